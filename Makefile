@@ -1,0 +1,48 @@
+# Everything runs from .venv, which `make install` makes with Python 3.11 or newer.
+PYTHON ?= python3
+BIN := .venv/bin
+STAMP := .venv/.installed
+
+.DEFAULT_GOAL := help
+.PHONY: help install demo test check ui soak bench clean
+
+help: ## List these targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "%-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+# Compiled here, not at the first start: with PYTHONDONTWRITEBYTECODE set, every start would compile.
+install: $(STAMP) ## Make .venv with everything that is needed here
+	@$(BIN)/python -m compileall -q opendataflow_dagster
+
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("Python 3.11 or newer is needed, \
+	$(PYTHON) is %d.%d: make PYTHON=/path/to/python3.11 install" % sys.version_info[:2])'
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check \
+		--constraint constraints.txt --editable '.[dev]'
+	@touch $@
+
+demo: install ## See a month of chunks run, fail and catch up, on SQLite
+	@$(BIN)/odf demo
+
+test: install ## Run the tests, on SQLite and on a PostgreSQL of their own
+	$(BIN)/python -m pytest
+
+check: install ## Check style, format, types and layers
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/pyright
+	$(BIN)/lint-imports
+
+ui: ## Open the Dagster UI (not in this version yet)
+	@echo "The Dagster UI isn't in this version yet: it comes with the Dagster issue." >&2; exit 1
+
+soak: install ## Run the tests that take minutes
+	$(BIN)/python -m pytest -m soak
+
+bench: install ## Measure claims and job starts against others
+	$(BIN)/python benchmarks/claims.py
+	$(BIN)/python benchmarks/runjob.py
+
+clean: ## Remove what make and the tools made; .dataflow/ stays, it is data
+	rm -rf .venv build dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,251 @@
+"""Encrypted values: the original's are read, versioned and salted ones are written.
+
+    odf1.scrypt.15-8-1.SALT.BOX
+
+The key is scrypt(passkey, SALT) with N=2^15, r=8, p=1; BOX is an IV of 12 bytes and what
+AES-256-GCM makes of the text, with the purpose as associated data; both in unpadded URL-safe
+base64, so that no shell, SQL literal or properties file gives a character a meaning.
+
+Errors are raised outside the `except` that saw the cause: its arguments may hold a secret.
+"""
+
+import os
+import re
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import NamedTuple
+
+from opendataflow_dagster.dataflow.errors import CredentialError
+
+SALT_BYTES = 16
+IV_BYTES = 12
+TAG_BYTES = 16
+COST = (15, 8, 1)  # log2 N, r, p: 32 MiB and about 60 ms
+MOST_WORK = 2**21  # N·r·p that a value may ask for: 256 MiB and half a second
+
+
+class Purpose(NamedTuple):
+    """What a value is for: decrypting it for anything else fails."""
+
+    label: str
+    bound: bytes
+    remake: str
+
+
+class Secret:
+    """A text that prints as `***` until it is asked to reveal itself."""
+
+    __slots__ = ("_text",)
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+
+    def __repr__(self) -> str:
+        return "***"
+
+    def reveal(self) -> str:
+        return self._text
+
+
+PROPERTIES = Purpose(
+    "`encrypted` of the properties file", b"properties\0encrypted", "`odf encrypt`"
+)
+
+
+def for_dataset(datasetid: str) -> Purpose:
+    """The purpose of one dataset's `encryptedpass`."""
+    return Purpose(
+        f"encryptedpass of dataset {datasetid!r}",
+        b"dataset\0" + datasetid.encode("utf-8", "surrogatepass") + b"\0encryptedpass",
+        f"`odf encrypt --dataset {datasetid!r}`",
+    )
+
+
+def find_passkey(environ: Mapping[str, str] = os.environ) -> str | None:
+    """The passkey from PASSKEY, or from the file that PASSKEY_FILE names."""
+    if passkey := environ.get("PASSKEY"):
+        return passkey
+    path = environ.get("PASSKEY_FILE")
+    if not path:
+        return None
+    reason = "it is empty"
+    passkey = ""
+    try:
+        with open(path, encoding="utf-8", errors="surrogateescape", newline="") as file:
+            passkey = file.read()
+    except OSError as error:
+        reason = error.strerror or type(error).__name__
+    passkey = passkey.removesuffix("\n").removesuffix("\r")
+    if not passkey:
+        raise CredentialError(
+            f"The passkey file {path!r}, which PASSKEY_FILE names, can't be used: {reason}. "
+            "Correct it, or set PASSKEY, then run `odf doctor`."
+        )
+    return passkey
+
+
+def decrypt(value: str, passkey: str | None, *, purpose: Purpose) -> str:
+    """Read a value of either kind; one that was made for another purpose is refused."""
+    secret = _bytes_of(passkey, purpose)
+    value = value.strip()
+    if version := re.match(r"odf([0-9]+)\.", value):
+        key, box = _open_envelope(value, version[1], secret, purpose)
+        bound = purpose.bound
+    else:
+        key, box, bound = _legacy_key(secret), _legacy_box(value), None
+    if box is None or len(box) < IV_BYTES + TAG_BYTES:
+        raise CredentialError(
+            f"{purpose.label} isn't an encrypted value: it is neither the original's base64 nor "
+            f"a whole odf1 envelope. Make one with {purpose.remake}."
+        )
+
+    plain = _unseal(key, box, bound)
+    if plain is None:
+        raise CredentialError(
+            f"{purpose.label} doesn't decrypt: the passkey is another one, or the value is "
+            "damaged or was made for another dataset or field. Check PASSKEY or PASSKEY_FILE, "
+            f"or make the value anew with {purpose.remake}."
+        )
+    text = _utf8(plain)
+    if text is None:
+        raise CredentialError(
+            f"{purpose.label} decrypts to something that isn't UTF-8 text. "
+            f"Make the value anew with {purpose.remake}."
+        )
+    return text
+
+
+def encrypt(text: str, passkey: str | None, *, purpose: Purpose, salt: bytes | None = None) -> str:
+    """Write a value for `purpose`; many values with one `salt` cost one key derivation."""
+    secret = _bytes_of(passkey, purpose)
+    plain = _encoded(text, "strict")
+    if plain is None:
+        raise CredentialError(
+            f"The text for {purpose.label} isn't valid Unicode, so it can't be encrypted. "
+            f"Type it again: {purpose.remake}."
+        )
+    salt = os.urandom(SALT_BYTES) if salt is None else salt
+    if len(salt) != SALT_BYTES:
+        raise ValueError(f"A salt has {SALT_BYTES} bytes, not {len(salt)}.")
+
+    from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+    iv = os.urandom(IV_BYTES)
+    box = iv + AESGCM(_derive(secret, salt, *COST)).encrypt(iv, plain, purpose.bound)
+    return ".".join(["odf1", "scrypt", "-".join(map(str, COST)), _base64(salt), _base64(box)])
+
+
+def is_legacy(value: str) -> bool:
+    """Whether the original made this value, so that `odf rotate` should make it anew."""
+    box = _legacy_box(value.strip())
+    return box is not None and len(box) >= IV_BYTES + TAG_BYTES
+
+
+def _bytes_of(passkey: str | None, purpose: Purpose) -> bytes:
+    if not passkey:
+        raise CredentialError(
+            f"{purpose.label} needs a passkey, and none is set. Set PASSKEY, or PASSKEY_FILE to "
+            "a file that holds it, then run the command again."
+        )
+    # A byte of the environment that isn't UTF-8 arrives as a lone surrogate.
+    secret = _encoded(passkey, "surrogateescape")
+    if secret is None:
+        raise CredentialError(
+            f"The passkey for {purpose.label} isn't valid Unicode. "
+            "Correct PASSKEY or PASSKEY_FILE, then run `odf doctor`."
+        )
+    return secret
+
+
+def _open_envelope(
+    value: str, version: str, secret: bytes, purpose: Purpose
+) -> tuple[bytes, bytes | None]:
+    """The key and the box of an envelope; no box when it isn't whole."""
+    if version != "1":
+        raise CredentialError(
+            f"{purpose.label} was made by a newer version, in an envelope that this one doesn't "
+            "know. Run `pip install --upgrade opendataflow_dagster`."
+        )
+    parts = re.fullmatch(
+        r"odf1\.scrypt\.([1-9][0-9]?)-([1-9][0-9]?)-([1-9][0-9]?)\.([\w-]+)\.([\w-]+)", value
+    )
+    salt = parts and _unbase64(parts[4], url_safe=True)
+    if not parts or not salt or len(salt) != SALT_BYTES:
+        return b"", None
+    log_n, r, p = int(parts[1]), int(parts[2]), int(parts[3])
+    key = _derived(secret, salt, log_n, r, p) if 2**log_n * r * p <= MOST_WORK else None
+    if key is None:
+        raise CredentialError(
+            f"{purpose.label} asks for a key derivation that this program doesn't do: too much "
+            "memory or time, or impossible. It was tampered with or made elsewhere. "
+            f"Make the value anew with {purpose.remake}."
+        )
+    return key, _unbase64(parts[5], url_safe=True)
+
+
+def _derived(secret: bytes, salt: bytes, log_n: int, r: int, p: int) -> bytes | None:
+    try:
+        return _derive(secret, salt, log_n, r, p)
+    except (ValueError, MemoryError):
+        return None
+
+
+@lru_cache(maxsize=64)
+def _derive(secret: bytes, salt: bytes, log_n: int, r: int, p: int) -> bytes:
+    from hashlib import scrypt
+
+    n = 2**log_n
+    room = 128 * r * (n + p + 2) + 2**16  # what OpenSSL asks for, with a margin
+    return scrypt(secret, salt=salt, n=n, r=r, p=p, maxmem=room, dklen=32)
+
+
+def _legacy_key(secret: bytes) -> bytes:
+    from hashlib import sha512
+
+    return sha512(secret).digest()[:32]
+
+
+def _legacy_box(value: str) -> bytes | None:
+    return _unbase64(value.rstrip("="), url_safe=False)
+
+
+def _unseal(key: bytes, box: bytes, bound: bytes | None) -> bytes | None:
+    from cryptography.exceptions import InvalidTag
+    from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+    try:
+        return AESGCM(key).decrypt(box[:IV_BYTES], box[IV_BYTES:], bound)
+    except InvalidTag:
+        return None
+
+
+def _encoded(text: str, errors: str) -> bytes | None:
+    try:
+        return text.encode("utf-8", errors)
+    except UnicodeEncodeError:
+        return None
+
+
+def _utf8(raw: bytes) -> str | None:
+    try:
+        return raw.decode("utf-8")
+    except UnicodeDecodeError:
+        return None
+
+
+def _base64(raw: bytes) -> str:
+    from base64 import urlsafe_b64encode
+
+    return urlsafe_b64encode(raw).rstrip(b"=").decode("ascii")
+
+
+def _unbase64(text: str, *, url_safe: bool) -> bytes | None:
+    """Read unpadded base64, as the one text that those bytes have; else None."""
+    from base64 import b64decode, b64encode
+
+    alphabet = b"-_" if url_safe else b"+/"
+    try:
+        raw = b64decode(text + "=" * (-len(text) % 4), alphabet, validate=True)
+    except ValueError:
+        return None
+    return raw if b64encode(raw, alphabet).decode("ascii").rstrip("=") == text else None

@@ -1,0 +1,127 @@
+"""One database seen through its named statements: what the two dialects share."""
+
+import time
+from _thread import _local
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+from . import sqlfiles
+from .errors import LostRace
+
+T = TypeVar("T")
+
+PATIENCE = 600.0
+"""Seconds that a running job waits for its database to come back before it gives up."""
+
+RACES = 50
+"""How often a transaction that lost a race is tried again before it is an error."""
+
+
+class Database:
+    """A connection per thread, statements by name, and the way through races and outages."""
+
+    dialect = ""
+    patience = PATIENCE
+
+    def __init__(self) -> None:
+        self._mine = _local()
+        self._topics: dict[str, dict[str, str]] = {}
+        self._met = False
+
+    def run(self, name: str, **params: Any) -> list[tuple]:
+        """The rows of the statement `topic.name`."""
+        return self.execute(self.statement(name), params)[0]
+
+    def change(self, name: str, **params: Any) -> int:
+        """How many rows the statement `topic.name` changed."""
+        return self.execute(self.statement(name), params)[1]
+
+    def records(self, name: str, **params: Any) -> list[dict[str, Any]]:
+        """The rows of the statement `topic.name`, as dictionaries."""
+        return self.query(self.statement(name), params)
+
+    def query(self, text: str, params: dict[str, Any] | None = None) -> list[dict[str, Any]]:
+        """The rows of a statement given as text, as dictionaries."""
+        rows, _, columns = self.execute(text, params)
+        return [dict(zip(columns, row, strict=True)) for row in rows]
+
+    def statement(self, name: str) -> str:
+        topic, _, short = name.partition(".")
+        if topic not in self._topics:
+            found = sqlfiles.statements(self.dialect, topic)
+            self._topics[topic] = {each: self.translate(text) for each, text in found.items()}
+        return self._topics[topic][short]
+
+    def insist(self, work: Callable[[], T], *, races: int = RACES) -> tuple[T, bool]:
+        """Do `work` until it is through; and tell whether the connection was lost on the way.
+
+        Races are run again. A connection that was there and went away is waited for, up to `patience`
+        seconds; one that never was is an error at once.
+        """
+        lost, raced, deadline = False, 0, 0.0
+        while True:
+            try:
+                return work(), lost
+            except Exception as error:
+                trouble = self.trouble(error)
+                if trouble == "race" and raced < races:
+                    raced += 1
+                    time.sleep(0.001 * raced)
+                elif trouble == "gone" and self._met:
+                    self.drop()
+                    deadline = deadline or time.monotonic() + self.patience
+                    if time.monotonic() > deadline:
+                        raise
+                    lost = True
+                    time.sleep(0.2)
+                elif trouble == "race":
+                    raise LostRace(
+                        f"A transaction lost {races} races in a row. Try again; if it goes on, "
+                        "`odf doctor` tells who holds locks."
+                    ) from error
+                else:
+                    raise
+
+    @contextmanager
+    def transaction(self, *, who: str = "", why: str = "", act: str = "") -> Iterator[None]:
+        """One transaction; history is signed with `who` and `why`.
+
+        Without `act` the triggers treat its changes as a person's: they void claims and locks as needed.
+        """
+        raise NotImplementedError
+        yield
+
+    def execute(
+        self, text: str, params: dict[str, Any] | None
+    ) -> tuple[list[tuple], int, list[str]]:
+        """Rows, row count and column names of one statement."""
+        raise NotImplementedError
+
+    def translate(self, text: str) -> str:
+        """A statement in the driver's own parameter style."""
+        return text
+
+    def trouble(self, error: Exception) -> str:
+        """`race`, `gone`, or nothing that trying again could mend."""
+        return "race" if isinstance(error, LostRace) else ""
+
+    def connect(self) -> Any:
+        """This thread's connection, opened on first use."""
+        raise NotImplementedError
+
+    def drop(self) -> None:
+        """Forget this thread's connection."""
+        connection = getattr(self._mine, "connection", None)
+        self._mine.connection = None
+        if connection is not None:
+            try:
+                connection.close()
+            except Exception:  # a broken connection may fail to close: it's gone either way
+                pass
+
+    close = drop
+
+
+def no_tables(where: str) -> str:
+    return f"There are no OpenDataFlow tables in {where}. Run `odf init` to create them."

@@ -1,0 +1,54 @@
+"""What can go wrong, and the exit code that `odf` gives it (DESIGN section 7).
+
+A message states the fact, the cause, and the next command to run.
+"""
+
+
+class DataflowError(Exception):
+    """The base of every error that this package raises on purpose."""
+
+    exit_code = 1
+
+
+class WrongUse(DataflowError):
+    """An argument or a setting is wrong: trying again can't help, changing it does."""
+
+    exit_code = 2
+
+
+class NoDatabase(DataflowError):
+    """The database can't be reached, or `odf init` hasn't been run on it."""
+
+
+class CredentialError(DataflowError):
+    """A credential can't be read or made; the message never holds a secret."""
+
+    exit_code = 4
+
+
+class Refused(DataflowError):
+    """The rows say no; `code` is one of DESIGN section 5, such as `LOCKED`."""
+
+    exit_code = 4
+    code = "REFUSED"
+
+    def __init__(self, message: str, *, code: str | None = None) -> None:
+        super().__init__(message)
+        if code is not None:
+            self.code = code
+
+
+class IllegalTransition(Refused):
+    """The status machine has no arrow from the status that was seen to the one asked for."""
+
+    code = "ILLEGAL_TRANSITION"
+
+
+class StaleClaim(Refused):
+    """The claim was taken over since: whoever holds it must change nothing more."""
+
+    code = "STALE_CLAIM"
+
+
+class LostRace(DataflowError):
+    """Another claimer was faster: internal, the transaction is rolled back and tried again."""

@@ -1,0 +1,137 @@
+"""What a script leaves behind: the rest of its process group, and daemons that left the group.
+
+A daemon is found on Linux only, where this process can ask to become the parent of its orphans.
+It is told from other scripts' daemons by its environment, so one that cleared or overwrote its
+environment is left alone, and so is every child that isn't a script's.
+"""
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Collection
+
+MARKS = ("dataflow_jobid", "dataflow_generation", "dataid")
+
+# A `tee` that still writes the last lines ends by itself: first it gets the time to.
+STAGES = ((0, 0.1), (signal.SIGTERM, 0.2), (signal.SIGKILL, 1.0))
+
+_SET_CHILD_SUBREAPER, _GET_CHILD_SUBREAPER = 36, 37  # linux/prctl.h
+
+
+def adopt_orphans(wanted: bool = True) -> bool:
+    """Become the parent of descendants that lose theirs, or stop being it; return what it was."""
+    if sys.platform != "linux":
+        return False
+    try:
+        import ctypes
+
+        prctl = ctypes.CDLL(None).prctl
+    except (ImportError, AttributeError):  # a Python without ctypes
+        return False
+    before = ctypes.c_int(0)
+    prctl(_GET_CHILD_SUBREAPER, ctypes.byref(before), 0, 0, 0)
+    if bool(before.value) != wanted:
+        prctl(_SET_CHILD_SUBREAPER, ctypes.c_ulong(wanted), 0, 0, 0)
+    return bool(before.value)
+
+
+def clear(group: int, env: dict[str, str], running: Collection[int]) -> None:
+    """End and reap whatever is left of the ended script `group`: gently, then by force.
+
+    `env` is the environment it was started with, `running` the scripts that still run.
+    """
+    marks = {os.fsencode(f"{name}={env[name]}") for name in MARKS if name in env}
+    if "dataflow_jobid" not in env:  # the rest wouldn't tell it from the scripts of other jobs
+        marks.clear()
+    orphans: set[int] = set()
+    for number, patience in STAGES:
+        deadline = time.monotonic() + patience
+        pause = 0.001
+        told: set[int] = set()
+        while True:
+            orphans |= _orphans(marks, running)
+            orphans -= {pid for pid in orphans if _is_gone(pid)}
+            group_left = not _is_empty(group)
+            if not orphans and not group_left:
+                return
+            targets = orphans | ({-group} if group_left else set())
+            if number:
+                for target in targets - told:
+                    send(target, number)
+                # A killed process can leave new orphans and a fork that was missed: kill again.
+                told = set() if number == signal.SIGKILL else told | targets
+            if time.monotonic() > deadline:
+                break
+            time.sleep(pause)
+            pause = min(pause * 2, 0.02)
+
+
+def send(target: int, number: int) -> bool:
+    """Signal a process, or a group by its negative id; wake what is stopped, so that it hears."""
+    try:
+        os.kill(target, number)
+        if number != signal.SIGKILL:
+            os.kill(target, signal.SIGCONT)
+    except (ProcessLookupError, PermissionError):
+        return False
+    return True
+
+
+def _is_empty(group: int) -> bool:
+    """Whether no member is left that we may signal; members that became our children are reaped."""
+    try:
+        while os.waitpid(-group, os.WNOHANG)[0]:
+            pass
+    except ChildProcessError:
+        pass
+    try:
+        os.killpg(group, 0)
+    except (ProcessLookupError, PermissionError):
+        return True
+    return False
+
+
+def _is_gone(orphan: int) -> bool:
+    try:
+        return os.waitpid(orphan, os.WNOHANG)[0] != 0
+    except ChildProcessError:
+        return True
+
+
+def _orphans(marks: set[bytes], running: Collection[int]) -> set[int]:
+    """Our children that carry the marks of the script, the running scripts aside."""
+    if not marks or sys.platform != "linux":
+        return set()
+    return {
+        child
+        for child in _children()
+        if child not in running and marks <= set(_read(f"/proc/{child}/environ").split(b"\0"))
+    }
+
+
+def _children() -> list[int]:
+    try:
+        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return []
+    if os.path.exists("/proc/thread-self/children"):
+        tasks = os.listdir("/proc/self/task")
+        return [int(pid) for t in tasks for pid in _read(f"/proc/self/task/{t}/children").split()]
+    # A kernel without CONFIG_PROC_CHILDREN: read the parent of every process.
+    parent = b"%d" % os.getpid()
+    processes = [name for name in os.listdir("/proc") if name.isdigit()]
+    return [int(pid) for pid in processes if _parent(_read(f"/proc/{pid}/stat")) == parent]
+
+
+def _parent(stat: bytes) -> bytes:
+    """The parent in `PID (any name) STATE PARENT …`."""
+    return b"".join(stat.rpartition(b")")[2].split()[1:2])
+
+
+def _read(path: str) -> bytes:
+    try:
+        with open(path, "rb", 0) as file:
+            return file.read()
+    except OSError:  # it ended meanwhile, or it is another user's
+        return b""

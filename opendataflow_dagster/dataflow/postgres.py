@@ -1,0 +1,158 @@
+"""The store on PostgreSQL: a claim is one statement, and no claimer waits for another."""
+
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+import psycopg
+
+from .config import redact
+from .database import Database, no_tables
+from .errors import NoDatabase
+from .model import Claim, Fact, Failure
+from .store import Store
+
+_PARAMETER = re.compile(r"(?<![:\w]):([a-z_]+)")
+
+SESSION = """
+select set_config('search_path', quote_ident(%(schema)s) || ', pg_temp', false),
+       set_config('enable_seqscan', 'off', false), set_config('enable_sort', 'off', false),
+       set_config('jit', 'off', false)
+"""
+"""Our statements go by index at every size: a plan that was made for small tables must not scan large ones."""
+
+
+class PostgresDatabase(Database):
+    """A schema of a PostgreSQL database."""
+
+    dialect = "postgres"
+
+    def __init__(self, url: str, schema: str, *, user: str | None = None, password: str | None = None) -> None:
+        super().__init__()
+        self.url, self.schema = url, schema
+        self.where = f"schema {schema!r} of {redact(url)}"
+        self._given = {"user": user, "password": password, "application_name": "odf"}
+
+    def connect(self) -> psycopg.Connection:
+        connection = getattr(self._mine, "connection", None)
+        if connection is not None:
+            return connection
+        given = psycopg.conninfo.conninfo_to_dict(self.url)
+        for key, value in self._given.items():
+            if value is not None:
+                given.setdefault(key, value)
+        given.setdefault("connect_timeout", "10")
+        try:
+            connection = psycopg.connect(**given, autocommit=True)  # type: ignore[arg-type]
+            connection.execute(SESSION, {"schema": self.schema})
+        except psycopg.Error as error:
+            raise NoDatabase(
+                f"Cannot connect to {redact(self.url)}: {_first_line(error)}. "
+                "Check `url`, `user` and `encrypted`, and run `odf doctor`."
+            ) from error
+        self._mine.connection = connection
+        self._met = True
+        return connection
+
+    def execute(
+        self, text: str, params: dict[str, Any] | None
+    ) -> tuple[list[tuple], int, list[str]]:
+        connection = self.connect()
+        try:
+            cursor = connection.execute(text, params)
+            rows = cursor.fetchall() if cursor.description else []
+        except psycopg.errors.UndefinedTable as error:
+            raise NoDatabase(no_tables(self.where)) from error
+        return rows, cursor.rowcount, [column.name for column in cursor.description or ()]
+
+    def translate(self, text: str) -> str:
+        return _PARAMETER.sub(r"%(\1)s", text.replace("%", "%%"))
+
+    def trouble(self, error: Exception) -> str:
+        cause = error.__cause__ if isinstance(error, NoDatabase) else error
+        if isinstance(cause, psycopg.Error):
+            state = cause.sqlstate or ""
+            if state in ("40001", "40P01", "ODF01"):
+                return "race"
+            connection = getattr(self._mine, "connection", None)
+            if state[:3] == "57P" or state[:2] == "08" or connection is None or connection.closed:
+                return "gone"
+        return super().trouble(error)
+
+    @contextmanager
+    def transaction(self, *, who: str = "", why: str = "", act: str = "") -> Iterator[None]:
+        with self.connect().transaction():
+            if who or why or act:
+                self.run("context.sign", who=who, why=why, act=act)
+            yield
+
+    def script(self, text: str) -> None:
+        connection = self.connect()
+        with connection.transaction():
+            connection.execute("select pg_advisory_xact_lock(hashtextextended('odf init', 79643))")
+            connection.execute(f"create schema if not exists {_quoted(self.schema)}")  # type: ignore[arg-type]
+            connection.execute(text)  # type: ignore[arg-type]
+
+
+class PostgresStore(Store):
+    """The tables on PostgreSQL."""
+
+    db: PostgresDatabase
+
+    def _take(
+        self, jobid: str, owner: str, k: int, runid: str | None, lease: float, only: str | None
+    ) -> list[Claim]:
+        plan = self.plan(jobid)
+        turns = plan.rivals or plan.limited or only is not None
+        with self.db.transaction() if turns else nullcontext():
+            for datasetid in plan.rivals:
+                self.db.run("claims.lock_output", datasetid=datasetid)
+            if plan.limited:
+                self.db.run("claims.lock_dial", jobid=jobid)
+            if only is not None:
+                self.db.run("claims.judge", jobid=jobid, dataid=only)
+            rows = self.db.run(
+                "claims.claim", jobid=jobid, owner=owner, k=k, runid=runid, lease=lease, only=only
+            )
+        return [
+            Claim(jobid, dataid, generation, owner, attempts, float(lease), time_limit)
+            for dataid, generation, attempts, lease, time_limit in rows
+        ]
+
+    def _finish(self, claims: Sequence[Claim], facts: Sequence[Fact]) -> dict[str, int]:
+        told = None
+        if facts:
+            import json
+
+            told = json.dumps([fact._asdict() for fact in facts])
+        rows = self.db.run(
+            "claims.finish", jobid=claims[0].jobid, owner=claims[0].owner, facts=told,
+            dataids=[claim.dataid for claim in claims],
+            generations=[claim.generation for claim in claims],
+        )  # fmt: skip
+        return dict(rows)
+
+    def _fail(self, claim: Claim, why: str, may_retry: bool) -> list[Failure]:
+        rows = self.db.run(
+            "claims.fail", jobid=claim.jobid, dataid=claim.dataid, generation=claim.generation,
+            owner=claim.owner, why=why, may_retry=may_retry,
+        )  # fmt: skip
+        return [Failure(status, float(delay) if again else None) for status, again, delay in rows]
+
+    def _beat(self, claims: Sequence[Claim]) -> set[str]:
+        first = claims[0]
+        rows = self.db.run(
+            "claims.heartbeat", jobid=first.jobid, owner=first.owner, lease=first.lease,
+            dataids=[claim.dataid for claim in claims],
+            generations=[claim.generation for claim in claims],
+        )  # fmt: skip
+        return {dataid for (dataid,) in rows}
+
+
+def _quoted(name: str) -> str:
+    return '"' + name.replace('"', '""') + '"'
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")

@@ -1,0 +1,184 @@
+"""The store on SQLite: one writer at a time, so a claim is a few plain statements in one transaction."""
+
+import os
+import sqlite3
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from .database import Database, no_tables
+from .errors import DataflowError, LostRace, NoDatabase
+from .model import Claim, Fact, Failure
+from .names import natural_key
+from .store import Store
+
+BUSY = 60.0
+"""Seconds to wait for another writer's turn to end."""
+
+
+class SqliteDatabase(Database):
+    """A SQLite file, with every commit on disk before it counts."""
+
+    dialect = "sqlite"
+
+    def __init__(self, path: str) -> None:
+        super().__init__()
+        self.path = path
+        self.where = f"SQLite file {path}"
+
+    def connect(self, *, create: bool = False) -> sqlite3.Connection:
+        connection = getattr(self._mine, "connection", None)
+        if connection is not None:
+            return connection
+        if not create and not os.path.exists(self.path):
+            raise NoDatabase(f"There is no database at {self.path}. Run `odf init` to create it.")
+        try:
+            if create and os.path.dirname(self.path):
+                os.makedirs(os.path.dirname(self.path), exist_ok=True)
+            connection = sqlite3.connect(
+                self.path, timeout=BUSY, isolation_level=None, check_same_thread=False
+            )
+            connection.execute("pragma synchronous = full")
+        except (sqlite3.Error, OSError) as error:
+            raise NoDatabase(f"Cannot open {self.where}: {error}. `odf doctor` tells more.") from None
+        connection.create_function("naturalkey", 1, natural_key, deterministic=True)
+        self._mine.connection = connection
+        self._met = True
+        return connection
+
+    def execute(
+        self, text: str, params: dict[str, Any] | None
+    ) -> tuple[list[tuple], int, list[str]]:
+        try:
+            cursor = self.connect().execute(text, params or {})
+            rows = cursor.fetchall()
+        except sqlite3.Error as error:
+            raise self.explained(error) from error
+        columns = [column[0] for column in cursor.description] if cursor.description else []
+        return rows, cursor.rowcount, columns
+
+    def explained(self, error: sqlite3.Error) -> DataflowError:
+        text = str(error)
+        if text.startswith("no such table"):
+            return NoDatabase(no_tables(self.where))
+        if "locked" in text:
+            return DataflowError(
+                f"{self.where} was locked by another writer for {BUSY:.0f} s. End that program and try again."
+            )
+        return DataflowError(f"{self.where}: {text}.")
+
+    @contextmanager
+    def transaction(self, *, who: str = "", why: str = "", act: str = "") -> Iterator[None]:
+        connection = self.connect()
+        self.execute("begin immediate", None)
+        try:
+            signed = bool(who or why or act)
+            if signed:
+                self.run("context.sign", act=act, who=who or None, why=why or None)
+            yield
+            if signed:
+                self.run("context.clear")
+            self.execute("commit", None)
+        except BaseException:
+            if connection.in_transaction:
+                connection.rollback()
+            raise
+
+    def script(self, text: str) -> None:
+        connection = self.connect(create=True)
+        try:
+            connection.execute("pragma journal_mode = wal")
+            connection.executescript(f"begin immediate;\n{text}\ncommit;")
+        except sqlite3.Error as error:
+            if connection.in_transaction:
+                connection.rollback()
+            raise self.explained(error) from error
+
+
+class SqliteStore(Store):
+    """The tables on SQLite."""
+
+    db: SqliteDatabase
+
+    def _take(
+        self, jobid: str, owner: str, k: int, runid: str | None, lease: float, only: str | None
+    ) -> list[Claim]:
+        db = self.db
+        with db.transaction(who=owner, act="claim"):
+            plan = self.read_plan(jobid)
+            if only is not None:
+                db.run("claims.judge", jobid=jobid, dataid=only)
+            db.change("claims.sort_pending", jobid=jobid)
+            [(free, lease, time_limit)] = db.run("claims.dial", jobid=jobid, k=k, lease=lease)
+            picked = db.run("claims.pick", jobid=jobid, only=only, free=free)
+            claims = []
+            for (dataid,) in picked:
+                [(generation,)] = db.run("claims.next_generation")
+                [(attempts,)] = db.run(
+                    "claims.open", jobid=jobid, dataid=dataid, generation=generation, owner=owner,
+                    runid=runid, lease=lease,
+                )  # fmt: skip
+                for name, datasets in (("claims.hold", plan.reads), ("claims.lock", plan.outputs)):
+                    for datasetid in datasets:
+                        changed = db.change(
+                            name, datasetid=datasetid, jobid=jobid, dataid=dataid, generation=generation
+                        )
+                        if not changed:
+                            raise LostRace(f"{datasetid}/{dataid} changed under a claim of {jobid}.")
+                claims.append(Claim(jobid, dataid, generation, owner, attempts, lease, time_limit))
+        return claims
+
+    def _finish(self, claims: Sequence[Claim], facts: Sequence[Fact]) -> dict[str, int]:
+        db = self.db
+        first = claims[0]
+        told = {(fact.datasetid, fact.dataid): fact for fact in facts}
+        settled: dict[str, int] = {}
+        with db.transaction(who=first.owner, act="finish"):
+            plan = self.read_plan(first.jobid)
+            for claim in claims:
+                mine = {"jobid": claim.jobid, "dataid": claim.dataid, "generation": claim.generation}
+                if not db.change("claims.close", owner=claim.owner, **mine):
+                    continue
+                consumed = db.run("claims.consumed", jobid=claim.jobid, dataid=claim.dataid)[0][0]
+                db.change("claims.release_inputs", jobid=claim.jobid, dataid=claim.dataid)
+                count = 0
+                for datasetid in plan.outputs:
+                    if db.change("claims.ready", datasetid=datasetid, **mine):
+                        fact = told.get((datasetid, claim.dataid)) or Fact(datasetid, claim.dataid)
+                        db.change(
+                            "claims.note", jobid=claim.jobid, generation=claim.generation, inputs=consumed,
+                            **fact._asdict(),
+                        )  # fmt: skip
+                        count += 1
+                if count:
+                    settled[claim.dataid] = count
+        return settled
+
+    def _fail(self, claim: Claim, why: str, may_retry: bool) -> list[Failure]:
+        db = self.db
+        mine = {"jobid": claim.jobid, "dataid": claim.dataid, "generation": claim.generation}
+        with db.transaction(who=claim.owner, why=why, act="finish"):
+            verdict = db.run("claims.verdict", owner=claim.owner, may_retry=may_retry, **mine)
+            if not verdict:
+                return []
+            [(again, delay)] = verdict
+            status = "RESUBMIT" if again and not delay else "FAILED"
+            if again:
+                db.change("claims.retry", delay=delay, **mine)
+            else:
+                db.change("claims.close", owner=claim.owner, **mine)
+            db.change("claims.release_inputs", jobid=claim.jobid, dataid=claim.dataid)
+            if not db.change("claims.settle_outputs", status=status, was="RUNNING", **mine):
+                return []
+        return [Failure(status, float(delay) if again else None)]
+
+    def _beat(self, claims: Sequence[Claim]) -> set[str]:
+        with self.db.transaction():
+            return {
+                claim.dataid
+                for claim in claims
+                if self.db.change(
+                    "claims.heartbeat", jobid=claim.jobid, dataid=claim.dataid, owner=claim.owner,
+                    generation=claim.generation, lease=claim.lease,
+                )
+            }  # fmt: skip

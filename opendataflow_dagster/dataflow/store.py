@@ -1,0 +1,234 @@
+"""The store: who may produce which chunk, and how it went. The tables are the only truth."""
+
+import os
+import time
+from collections.abc import Sequence
+
+from . import sqlfiles
+from .database import Database
+from .errors import LostRace, Refused, StaleClaim
+from .model import FAILED, HOLD, READY, RESUBMIT, RUNNING, Claim, Fact, Failure, Plan, Recovered
+
+LEASE = 120.0
+"""Seconds that a claim lasts without a heartbeat, unless the job's policy says otherwise."""
+
+MAX_LOSSES = 5
+"""Lost claims in a row after which a chunk is put on HOLD, unless the job's policy says otherwise."""
+
+PLAN_AGE = 1.0
+"""Seconds for which a worker believes what it read of a job's registration and dial."""
+
+
+class Store:
+    """The tables of one database; one object serves all threads of a process."""
+
+    def __init__(self, db: Database, *, timezone: str | None = None) -> None:
+        self.db = db
+        self.timezone = timezone
+        self._plans: dict[str, tuple[float, Plan]] = {}
+        self._idle: set[tuple[str, str]] = set()
+
+    def init(self) -> None:
+        """Create the tables, or upgrade in place those of the original or of an older version."""
+        self.db.script(sqlfiles.schema(self.db.dialect))  # type: ignore[attr-defined]
+        with self.db.transaction(who="odf init", why="found on init", act="init"):
+            self.db.run("upgrade.remember")
+            for (jobid,) in self.db.run("upgrade.jobs"):
+                self.db.run("upgrade.rebuild", jobid=jobid)
+            self.db.run("upgrade.stamp")
+
+    def close(self) -> None:
+        self.db.close()
+
+    def plan(self, jobid: str) -> Plan:
+        """What a job reads and writes, as of a second ago at most."""
+        aged, plan = self._plans.get(jobid, (0.0, None))
+        now = time.monotonic()
+        if plan is None or now - aged > PLAN_AGE:
+            plan = self.read_plan(jobid)
+            self._plans[jobid] = (now, plan)
+        return plan
+
+    def read_plan(self, jobid: str) -> Plan:
+        """What a job reads and writes now."""
+        return _plan(jobid, self.db.run("claims.plan", jobid=jobid))
+
+    def claim(
+        self,
+        jobid: str,
+        *,
+        owner: str,
+        k: int = 1,
+        runid: str | None = None,
+        lease: float = LEASE,
+        only: str | None = None,
+    ) -> list[Claim]:
+        """Take the next chunks of a job, up to `k`; `only` names the one chunk wanted.
+
+        After a lost connection the claims are returned that this owner had got without hearing of it,
+        so an owner's name belongs to one worker, which holds no other claim when it asks.
+        """
+        plan = self.plan(jobid)
+        if plan.flaw:
+            raise Refused(f"{plan.flaw}. See `odf job list`.", code="NOT_REGISTERED")
+        if plan.today:
+            today = self.today()
+            if only not in (None, today):
+                return []
+            only = today
+
+        def take() -> list[Claim]:
+            if (jobid, owner) in self._idle and not plan.today:
+                if not self.db.run("claims.anything_pending", jobid=jobid, only=only):
+                    return []
+            return self._take(jobid, owner, k, runid, lease, only)
+
+        for _ in range(100):
+            try:
+                claims, lost = self.db.insist(take, races=5)
+            except LostRace:
+                # The pending rows promise what datastatus doesn't keep: triggers were off for a while.
+                self.db.insist(lambda: self.db.run("claims.rejudge", jobid=jobid, only=only, k=k))
+                continue
+            break
+        else:
+            raise LostRace(f"The pending chunks of {jobid!r} don't agree with datastatus. Run `odf init`.")
+        if lost:
+            claims = self._adopt(jobid, owner, lease) or claims
+        self._idle.discard((jobid, owner)) if claims else self._idle.add((jobid, owner))
+        return claims
+
+    def finish(self, claims: Claim | Sequence[Claim], facts: Sequence[Fact] = ()) -> None:
+        """Make the outputs of claims READY; all must be one owner's, of one job.
+
+        Raises `StaleClaim`, naming the chunks, when some were taken over since; the others are settled.
+        """
+        claims = [claims] if isinstance(claims, Claim) else list(claims)
+        settled, lost = self.db.insist(lambda: self._finish(claims, facts))
+        stale = [claim for claim in claims if claim.dataid not in settled]
+        if stale and lost:
+            stale = [claim for claim in stale if self._outcome(claim) != {READY}]
+        if stale:
+            raise _stale(stale)
+
+    def fail(self, claim: Claim, why: str, *, may_retry: bool = True) -> Failure:
+        """Settle a claim whose work failed: FAILED, or another attempt if the job's policy grants one."""
+        settled, lost = self.db.insist(lambda: self._fail(claim, why, may_retry))
+        if settled:
+            return settled[0]
+        if lost and self._outcome(claim) == {FAILED}:
+            return Failure(FAILED, None)
+        raise _stale([claim])
+
+    def heartbeat(self, claims: Sequence[Claim]) -> list[Claim]:
+        """Renew the leases of claims of one owner and job; return those that are its own no more."""
+        alive = self._beat(claims)
+        return [claim for claim in claims if claim.dataid not in alive]
+
+    def recover(self, jobid: str | None = None, *, who: str = "recover") -> list[Recovered]:
+        """Settle the claims whose lease ran out, and grant the retries that are due."""
+        return self.db.insist(lambda: self._recover(jobid, who))[0]
+
+    def next_change(self, jobid: str, *, leases: bool = False) -> float | None:
+        """Seconds until a chunk of a job can be retried, or (with `leases`) recovered; None: never."""
+        [(seconds,)] = self.db.run("claims.next_retry", jobid=jobid, leases=leases)
+        return None if seconds is None else max(0.0, float(seconds))
+
+    def now(self) -> float:
+        """The database's clock, in seconds since 1970."""
+        return float(self.db.run("claims.now")[0][0])
+
+    def today(self) -> str:
+        """The current date of the database's clock, in the configured time zone or else the machine's."""
+        if not self.timezone:
+            return time.strftime("%Y-%m-%d", time.localtime(self.now()))
+        from datetime import datetime
+        from zoneinfo import ZoneInfo
+
+        return datetime.fromtimestamp(self.now(), ZoneInfo(self.timezone)).strftime("%Y-%m-%d")
+
+    def _recover(self, jobid: str | None, who: str) -> list[Recovered]:
+        db, done = self.db, []
+        with db.transaction(who=who, act="finish"):
+            lost = db.run("claims.lost_claims", jobid=jobid, max_losses=MAX_LOSSES)
+            due = db.run("claims.due_retries", jobid=jobid)
+            for job, dataid, generation, owner, losses, most in lost:
+                status = HOLD if losses >= most else RESUBMIT
+                reason = f"{owner} didn't come back: claim {losses} of {most} lost"
+                db.run("context.sign", who=who, why=reason, act="finish")
+                db.change("claims.disown", jobid=job, dataid=dataid, losses=losses)
+                db.change("claims.release_inputs", jobid=job, dataid=dataid)
+                if db.change(
+                    "claims.settle_outputs", jobid=job, dataid=dataid, generation=generation,
+                    was=RUNNING, status=status,
+                ):  # fmt: skip
+                    done.append(Recovered(job, dataid, status, reason))
+            for job, dataid, generation in due:
+                reason = "the retry delay is over"
+                db.run("context.sign", who=who, why=reason, act="finish")
+                db.change("claims.retried", jobid=job, dataid=dataid)
+                if db.change(
+                    "claims.settle_outputs", jobid=job, dataid=dataid, generation=generation,
+                    was=FAILED, status=RESUBMIT,
+                ):  # fmt: skip
+                    done.append(Recovered(job, dataid, RESUBMIT, reason))
+        return done
+
+    def _adopt(self, jobid: str, owner: str, lease: float) -> list[Claim]:
+        rows, _ = self.db.insist(lambda: self.db.run("claims.adopt", jobid=jobid, owner=owner, lease=lease))
+        return [Claim(jobid, row[0], row[1], owner, row[2], float(row[3]), row[4]) for row in rows]
+
+    def _outcome(self, claim: Claim) -> set[str]:
+        rows, _ = self.db.insist(
+            lambda: self.db.run(
+                "claims.outcome", jobid=claim.jobid, dataid=claim.dataid, generation=claim.generation
+            )
+        )
+        return {status for (status,) in rows}
+
+    def _take(
+        self, jobid: str, owner: str, k: int, runid: str | None, lease: float, only: str | None
+    ) -> list[Claim]:
+        raise NotImplementedError
+
+    def _finish(self, claims: Sequence[Claim], facts: Sequence[Fact]) -> dict[str, int]:
+        raise NotImplementedError
+
+    def _fail(self, claim: Claim, why: str, may_retry: bool) -> list[Failure]:
+        raise NotImplementedError
+
+    def _beat(self, claims: Sequence[Claim]) -> set[str]:
+        raise NotImplementedError
+
+
+def open_store(url: str, *, schema: str = "dataflow", user: str | None = None,
+               password: str | None = None, timezone: str | None = None) -> Store:  # fmt: skip
+    """The store at a `postgresql://` or `sqlite:///` address; it connects on first use."""
+    if url.startswith("sqlite:///"):
+        from .sqlite import SqliteDatabase, SqliteStore
+
+        return SqliteStore(SqliteDatabase(url.removeprefix("sqlite:///")), timezone=timezone)
+    from .postgres import PostgresDatabase, PostgresStore
+
+    return PostgresStore(PostgresDatabase(url, schema, user=user, password=password), timezone=timezone)
+
+
+def new_owner() -> str:
+    """A name for one worker that no other has had: where it runs, and a random part."""
+    return f"{os.environ.get('USER') or os.getuid()}@{os.uname().nodename}:{os.getpid()}:{os.urandom(4).hex()}"
+
+
+def _plan(jobid: str, rows: Sequence[tuple]) -> Plan:
+    inputs = tuple(sorted({row[1] for row in rows if row[0] == "IN" and row[1]}))
+    outputs = tuple(sorted({row[1] for row in rows if row[0] == "OUT" and row[1]}))
+    environment = tuple((row[0], row[2] or "") for row in rows if row[0] and row[0] not in ("IN", "OUT"))
+    rivals = tuple(sorted({row[1] for row in rows if row[0] == "OUT" and row[1] and row[3] > 1}))
+    return Plan(jobid, inputs, outputs, environment, rivals, any(row[4] is not None for row in rows))
+
+
+def _stale(claims: Sequence[Claim]) -> StaleClaim:
+    chunks = ", ".join(repr(claim.dataid) for claim in claims[:5])
+    return StaleClaim(
+        f"Chunk {chunks} of {claims[0].jobid!r} was taken over or changed since generation "
+        f"{claims[0].generation}: nothing was settled. See `odf history {claims[0].jobid}`."
+    )

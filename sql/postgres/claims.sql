@@ -1,0 +1,226 @@
+-- name: claim
+-- Take up to :k chunks of a job: every row of each is written, or the statement fails with ODF01.
+with stamp as materialized (
+    select set_config('dataflow.who', :owner, true) as who, set_config('dataflow.act', 'claim', true) as act
+),
+dial as materialized (
+    select coalesce(p.lease_seconds, :lease) as lease, p.time_limit,
+           case when p.paused_until > now() then 0
+                when p.concurrency is null then :k
+                else greatest(0, least(:k, p.concurrency - (
+                    select count(*) from claim where jobid = :jobid and owner is not null)))
+           end as free
+    from stamp left join jobpolicy p on p.jobid = :jobid
+),
+picked as materialized (
+    select dataid from pending
+    where jobid = :jobid and (cast(:only as text) is null or dataid = :only)
+    order by rank, sortkey, dataid
+    limit (select free from dial)
+    for update skip locked
+),
+taken as (
+    delete from pending p using picked where p.jobid = :jobid and p.dataid = picked.dataid
+    returning p.dataid
+),
+opened as (
+    insert into claim as c (jobid, dataid, generation, owner, runid, started, heartbeat, lease_end)
+    select :jobid, t.dataid, nextval('generation'), :owner, :runid, now(), now(),
+           now() + dial.lease * interval '1 second'
+    from taken t cross join dial
+    on conflict (jobid, dataid) do update
+        set generation = excluded.generation, owner = excluded.owner, runid = excluded.runid,
+            started = excluded.started, heartbeat = excluded.heartbeat, lease_end = excluded.lease_end,
+            attempts = c.attempts + 1, retry_at = null
+    returning dataid, generation, attempts
+),
+item as materialized (
+    select distinct itemtype, datasetid from job
+    where jobid = :jobid and itemtype in ('IN', 'OUT') and datasetid <> 'today'
+),
+written as (
+    insert into datastatus as d (datasetid, jobid, dataid, locktype, status, modified, generation)
+    select i.datasetid, :jobid, o.dataid, i.itemtype, 'RUNNING', now(),
+           case when i.itemtype = 'OUT' then o.generation else ready.generation end
+    from opened o cross join item i
+        left join lateral (
+            select true as found, max(s.generation) as generation from datastatus s
+            where i.itemtype = 'IN' and s.dataid = o.dataid and s.datasetid = i.datasetid
+              and s.locktype = 'OUT' and s.status in ('READY', 'RUNNING')
+            having bool_and(s.status = 'READY')) as ready on true
+    where i.itemtype = 'OUT' or ready.found
+    order by i.datasetid, o.dataid
+    on conflict (datasetid, jobid, dataid) do update
+        set locktype = excluded.locktype, status = 'RUNNING', modified = excluded.modified,
+            generation = excluded.generation
+        where d.status in ('RESUBMIT', 'RERUN')
+           or (excluded.locktype = 'OUT' and d.status = 'PENDING')
+           or (excluded.locktype = 'IN' and d.locktype = 'IN' and d.status in ('DONE', 'FAILED', 'ERROR'))
+    returning 1
+),
+whole as (
+    select case when (select count(*) from written)
+                   = (select count(*) from opened) * (select count(*) from item)
+                then 0 else lost_race() end as lost
+)
+select o.dataid, o.generation, o.attempts, dial.lease, dial.time_limit
+from opened o cross join dial cross join whole;
+
+-- name: anything_pending
+-- Whether an unpaused job has anything to claim: what an idle worker asks.
+select 1 from pending
+where jobid = :jobid and (cast(:only as text) is null or dataid = :only)
+limit 1;
+
+-- name: adopt
+-- The live claims of an owner: what a worker took just before it lost its connection.
+select c.dataid, c.generation, c.attempts, coalesce(p.lease_seconds, :lease), p.time_limit
+from claim c left join jobpolicy p on p.jobid = c.jobid
+where c.jobid = :jobid and c.owner = :owner;
+
+-- name: lock_dial
+-- Take turns with the other claimers of a job whose concurrency is limited.
+select concurrency from jobpolicy where jobid = :jobid for update;
+
+-- name: lock_output
+-- Take turns with the other producers of a dataset.
+select pg_advisory_xact_lock(hashtextextended(:datasetid, 79643));
+
+-- name: rejudge
+-- Judge again the first pending chunks of a job, whose rows didn't bear them out.
+select judge(array_agg(jobid), array_agg(dataid)) from (
+    select jobid, dataid from pending
+    where jobid = :jobid and (cast(:only as text) is null or dataid = :only)
+    order by rank, sortkey, dataid limit :k) as first;
+
+-- name: judge
+-- Judge one chunk of a job.
+select judge(array[cast(:jobid as text)], array[cast(:dataid as text)]);
+
+-- name: finish
+-- End claims well: IN rows go, OUT rows become READY, facts are kept. Only for the claim's own generation.
+with stamp as materialized (
+    select set_config('dataflow.who', :owner, true) as who, set_config('dataflow.act', 'finish', true) as act
+),
+done as materialized (
+    select u.dataid, u.generation
+    from stamp, unnest(cast(:dataids as text[]), cast(:generations as bigint[])) as u(dataid, generation)
+),
+closed as (
+    delete from claim c using done
+    where c.jobid = :jobid and c.dataid = done.dataid and c.generation = done.generation and c.owner = :owner
+    returning c.dataid, c.generation
+),
+item as materialized (
+    select distinct itemtype, datasetid from job where jobid = :jobid and itemtype in ('IN', 'OUT')
+),
+released as (
+    delete from datastatus s using closed c, item i
+    where i.itemtype = 'IN' and s.datasetid = i.datasetid and s.jobid = :jobid and s.dataid = c.dataid
+      and s.locktype = 'IN'
+    returning s.dataid, s.datasetid, s.generation
+),
+settled as (
+    update datastatus s set status = 'READY', modified = now()
+    from closed c, item i
+    where i.itemtype = 'OUT' and s.datasetid = i.datasetid and s.jobid = :jobid and s.dataid = c.dataid
+      and s.locktype = 'OUT' and s.status = 'RUNNING' and s.generation = c.generation
+    returning s.datasetid, s.dataid, s.generation
+),
+consumed as (
+    select dataid, cast(json_object_agg(datasetid, generation order by datasetid) as text) as inputs
+    from released group by dataid
+),
+told as (
+    select * from json_to_recordset(cast(:facts as json)) as f(
+        datasetid text, dataid text, location text, rows bigint, bytes bigint, fingerprint text,
+        validated boolean, checks text)
+),
+noted as (
+    insert into chunkfact (datasetid, dataid, generation, jobid, inputs, location, rows, bytes, fingerprint,
+                           validated, checks)
+    select s.datasetid, s.dataid, s.generation, :jobid, c.inputs, f.location, f.rows, f.bytes, f.fingerprint,
+           f.validated, f.checks
+    from settled s
+        left join consumed c on c.dataid = s.dataid
+        left join told f on f.datasetid = s.datasetid and f.dataid is not distinct from s.dataid
+    on conflict (datasetid, dataid, generation) do nothing
+)
+select dataid, count(*) from settled group by dataid;
+
+-- name: fail
+-- End a claim badly: FAILED, or RESUBMIT when the job's policy grants another attempt without delay.
+with stamp as materialized (
+    select set_config('dataflow.who', :owner, true) as who, set_config('dataflow.act', 'finish', true) as act,
+           set_config('dataflow.why', :why, true) as why
+),
+verdict as materialized (
+    select c.jobid, c.dataid, c.generation,
+           c.attempts < coalesce(p.max_attempts, 1) and :may_retry as again, coalesce(p.retry_delay, 0) as delay
+    from stamp cross join claim c left join jobpolicy p on p.jobid = c.jobid
+    where c.jobid = :jobid and c.dataid = :dataid and c.generation = :generation and c.owner = :owner
+    for update of c
+),
+retried as (
+    update claim c set owner = null, lease_end = null, heartbeat = null,
+                       retry_at = case when v.delay > 0 then now() + v.delay * interval '1 second' end
+    from verdict v where c.jobid = v.jobid and c.dataid = v.dataid and v.again
+),
+closed as (
+    delete from claim c using verdict v where c.jobid = v.jobid and c.dataid = v.dataid and not v.again
+),
+item as materialized (
+    select distinct itemtype, datasetid from job where jobid = :jobid and itemtype in ('IN', 'OUT')
+),
+released as (
+    delete from datastatus s using verdict v, item i
+    where i.itemtype = 'IN' and s.datasetid = i.datasetid and s.jobid = v.jobid and s.dataid = v.dataid
+      and s.locktype = 'IN'
+),
+settled as (
+    update datastatus s
+    set status = case when v.again and v.delay = 0 then 'RESUBMIT' else 'FAILED' end, modified = now(),
+        generation = case when v.again and v.delay = 0 then null else s.generation end
+    from verdict v, item i
+    where i.itemtype = 'OUT' and s.datasetid = i.datasetid and s.jobid = v.jobid and s.dataid = v.dataid
+      and s.locktype = 'OUT' and s.status = 'RUNNING' and s.generation = v.generation
+    returning s.status
+)
+select s.status, v.again, v.delay from settled s cross join verdict v;
+
+-- name: outcome
+-- How the outputs of one generation stand: what a worker asks that lost its connection while settling.
+select distinct status from datastatus
+where jobid = :jobid and dataid = :dataid and locktype = 'OUT' and generation = :generation;
+
+-- name: heartbeat
+-- Renew the leases of claims that are still their owner's.
+update claim c set heartbeat = now(), lease_end = now() + :lease * interval '1 second'
+from unnest(cast(:dataids as text[]), cast(:generations as bigint[])) as mine(dataid, generation)
+where c.jobid = :jobid and c.dataid = mine.dataid and c.generation = mine.generation and c.owner = :owner
+returning c.dataid;
+
+-- name: lost_claims
+-- Claims whose lease ran out, taken up one by one by whoever recovers them.
+select c.jobid, c.dataid, c.generation, c.owner, c.losses + 1, coalesce(p.max_attempts, :max_losses)
+from claim c left join jobpolicy p on p.jobid = c.jobid
+where c.owner is not null and c.lease_end < now() and (cast(:jobid as text) is null or c.jobid = :jobid)
+order by c.jobid, c.dataid
+for update of c skip locked;
+
+-- name: due_retries
+-- Failed chunks whose delay is over.
+select c.jobid, c.dataid, c.generation
+from claim c
+where c.owner is null and c.retry_at <= now() and (cast(:jobid as text) is null or c.jobid = :jobid)
+order by c.jobid, c.dataid
+for update skip locked;
+
+-- name: next_retry
+-- Seconds until the first delayed retry of a job, or until its first lost claim may be settled.
+select extract(epoch from min(case when owner is null then retry_at else lease_end end) - clock_timestamp())
+from claim where jobid = :jobid and (retry_at is not null or (owner is not null and :leases));
+
+-- name: now
+-- The database's clock, in seconds since 1970.
+select extract(epoch from clock_timestamp());

@@ -1,0 +1,3 @@
+-- name: rebuild
+-- Recompute what a job may claim.
+select rebuild(:jobid);

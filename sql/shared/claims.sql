@@ -1,0 +1,27 @@
+-- name: disown
+-- Void a claim but remember its attempts and losses.
+update claim set owner = null, lease_end = null, heartbeat = null, retry_at = null, losses = :losses
+where jobid = :jobid and dataid = :dataid;
+
+-- name: retried
+-- A delayed retry has been granted.
+update claim set retry_at = null where jobid = :jobid and dataid = :dataid;
+
+-- name: release_inputs
+-- Give up a job's locks on the inputs of one chunk.
+delete from datastatus where jobid = :jobid and dataid = :dataid and locktype = 'IN';
+
+-- name: settle_outputs
+-- Move the outputs of one generation from a named status to another.
+update datastatus set status = :status, modified = current_timestamp,
+    generation = case when :status = 'RESUBMIT' then null else generation end
+where jobid = :jobid and dataid = :dataid and locktype = 'OUT' and status = :was and generation = :generation;
+
+-- name: plan
+-- What a job reads, writes and sets; how many jobs write each dataset; whether its claims are counted.
+select distinct j.itemtype, j.datasetid, j.itemvalue,
+    case when j.itemtype = 'OUT' then (
+        select count(distinct o.jobid) from job o where o.itemtype = 'OUT' and o.datasetid = j.datasetid)
+    end as producers,
+    (select p.concurrency from jobpolicy p where p.jobid = j.jobid) as concurrency
+from job j where j.jobid = :jobid;

@@ -1,0 +1,144 @@
+-- name: anything_pending
+-- Whether a job has anything to claim: what an idle worker asks.
+select 1 from pending where jobid = :jobid and (:only is null or dataid = :only) limit 1;
+
+-- name: sort_pending
+-- Give new pending rows of a job their place in the natural order.
+update pending set sortkey = naturalkey(dataid) where jobid = :jobid and rank in (0, 1) and sortkey is null;
+
+-- name: dial
+-- How many chunks may be claimed now, for how long, and how long a script may take.
+select case when p.paused_until > strftime('%Y-%m-%d %H:%M:%f', 'now') then 0
+            when p.concurrency is null then :k
+            else max(0, min(:k, p.concurrency - (
+                select count(*) from claim where jobid = :jobid and owner is not null)))
+       end, coalesce(p.lease_seconds, :lease), p.time_limit
+from (select 1) left join jobpolicy p on p.jobid = :jobid;
+
+-- name: pick
+-- The next chunks of a job: first those to be made again, then the natural order.
+select dataid from pending
+where jobid = :jobid and (:only is null or dataid = :only)
+order by rank, sortkey, dataid limit :free;
+
+-- name: next_generation
+-- A number that no claim has had.
+update generation set last = last + 1 returning last;
+
+-- name: open
+-- Write a claim, over whatever was left of an earlier one.
+insert into claim (jobid, dataid, generation, owner, runid, started, heartbeat, lease_end)
+values (:jobid, :dataid, :generation, :owner, :runid, strftime('%Y-%m-%d %H:%M:%f', 'now'),
+        strftime('%Y-%m-%d %H:%M:%f', 'now'),
+        strftime('%Y-%m-%d %H:%M:%f', 'now', :lease || ' seconds'))
+on conflict (jobid, dataid) do update
+    set generation = excluded.generation, owner = excluded.owner, runid = excluded.runid,
+        started = excluded.started, heartbeat = excluded.heartbeat, lease_end = excluded.lease_end,
+        attempts = attempts + 1, retry_at = null
+returning attempts;
+
+-- name: hold
+-- Lock an input chunk for this job: only one that is READY, and that nobody rewrites.
+insert into datastatus (datasetid, jobid, dataid, locktype, status, modified, generation)
+select :datasetid, :jobid, :dataid, 'IN', 'RUNNING', strftime('%Y-%m-%d %H:%M:%f', 'now'), max(s.generation)
+from datastatus s
+where s.dataid = :dataid and s.datasetid = :datasetid and s.locktype = 'OUT' and s.status in ('READY', 'RUNNING')
+group by s.dataid having min(s.status) = 'READY' and max(s.status) = 'READY' and :generation is not null
+on conflict (datasetid, jobid, dataid) do update
+    set status = 'RUNNING', modified = excluded.modified, generation = excluded.generation
+    where datastatus.locktype = 'IN' and datastatus.status in ('DONE', 'FAILED', 'ERROR', 'RESUBMIT', 'RERUN');
+
+-- name: lock
+-- Take an output chunk: one that doesn't exist yet, or that may be made again.
+insert into datastatus (datasetid, jobid, dataid, locktype, status, modified, generation)
+values (:datasetid, :jobid, :dataid, 'OUT', 'RUNNING', strftime('%Y-%m-%d %H:%M:%f', 'now'), :generation)
+on conflict (datasetid, jobid, dataid) do update
+    set locktype = 'OUT', status = 'RUNNING', modified = excluded.modified, generation = excluded.generation
+    where datastatus.status in ('PENDING', 'RESUBMIT', 'RERUN');
+
+-- name: adopt
+-- The live claims of an owner.
+select c.dataid, c.generation, c.attempts, coalesce(p.lease_seconds, :lease), p.time_limit
+from claim c left join jobpolicy p on p.jobid = c.jobid
+where c.jobid = :jobid and c.owner = :owner;
+
+-- name: rejudge
+-- Judge again the first pending chunks of a job, whose rows didn't bear them out.
+insert into judge (jobid, dataid)
+select jobid, dataid from pending
+where jobid = :jobid and (:only is null or dataid = :only) order by rank, sortkey, dataid limit :k;
+
+-- name: judge
+-- Judge one chunk of a job.
+insert into judge (jobid, dataid) values (:jobid, :dataid);
+
+-- name: close
+-- Give up a claim, if it is still this generation's and this owner's.
+delete from claim where jobid = :jobid and dataid = :dataid and generation = :generation and owner = :owner;
+
+-- name: consumed
+-- The generations of the inputs that a chunk was made from.
+select json_group_object(datasetid, generation) from (
+    select datasetid, generation from datastatus
+    where jobid = :jobid and dataid = :dataid and locktype = 'IN' order by datasetid)
+having count(*) > 0;
+
+-- name: ready
+-- An output is complete.
+update datastatus set status = 'READY', modified = strftime('%Y-%m-%d %H:%M:%f', 'now')
+where datasetid = :datasetid and jobid = :jobid and dataid = :dataid and locktype = 'OUT'
+  and status = 'RUNNING' and generation = :generation;
+
+-- name: note
+-- What is known of a produced chunk.
+insert into chunkfact (datasetid, dataid, generation, jobid, inputs, location, rows, bytes, fingerprint,
+                       validated, checks)
+values (:datasetid, :dataid, :generation, :jobid, :inputs, :location, :rows, :bytes, :fingerprint,
+        :validated, :checks)
+on conflict (datasetid, dataid, generation) do nothing;
+
+-- name: verdict
+-- Whether a failed claim may be tried again, and after how long.
+select c.attempts < coalesce(p.max_attempts, 1) and :may_retry, coalesce(p.retry_delay, 0)
+from claim c left join jobpolicy p on p.jobid = c.jobid
+where c.jobid = :jobid and c.dataid = :dataid and c.generation = :generation and c.owner = :owner;
+
+-- name: retry
+-- Remember the attempts of a chunk that will be tried again.
+update claim set owner = null, lease_end = null, heartbeat = null,
+    retry_at = case when :delay > 0 then strftime('%Y-%m-%d %H:%M:%f', 'now', :delay || ' seconds') end
+where jobid = :jobid and dataid = :dataid and generation = :generation;
+
+-- name: outcome
+-- How the outputs of one generation stand.
+select distinct status from datastatus
+where jobid = :jobid and dataid = :dataid and locktype = 'OUT' and generation = :generation;
+
+-- name: heartbeat
+-- Renew the lease of a claim that is still its owner's.
+update claim set heartbeat = strftime('%Y-%m-%d %H:%M:%f', 'now'),
+    lease_end = strftime('%Y-%m-%d %H:%M:%f', 'now', :lease || ' seconds')
+where jobid = :jobid and dataid = :dataid and generation = :generation and owner = :owner;
+
+-- name: lost_claims
+-- Claims whose lease ran out.
+select c.jobid, c.dataid, c.generation, c.owner, c.losses + 1, coalesce(p.max_attempts, :max_losses)
+from claim c left join jobpolicy p on p.jobid = c.jobid
+where c.owner is not null and c.lease_end < strftime('%Y-%m-%d %H:%M:%f', 'now')
+  and (:jobid is null or c.jobid = :jobid)
+order by c.jobid, c.dataid;
+
+-- name: due_retries
+-- Failed chunks whose delay is over.
+select jobid, dataid, generation from claim
+where owner is null and retry_at <= strftime('%Y-%m-%d %H:%M:%f', 'now') and (:jobid is null or jobid = :jobid)
+order by jobid, dataid;
+
+-- name: next_retry
+-- Seconds until the first delayed retry of a job, or until its first lost claim may be settled.
+select (julianday(min(case when owner is null then retry_at else lease_end end)) - julianday('now')) * 86400.0
+from claim where jobid = :jobid and (retry_at is not null or (owner is not null and :leases));
+
+-- name: now
+-- The database's clock, in seconds since 1970.
+select (julianday('now') - 2440587.5) * 86400.0;

@@ -1,0 +1,3 @@
+-- name: rebuild
+-- Recompute what a job may claim.
+insert into rebuild (jobid) values (:jobid);

@@ -1,0 +1,42 @@
+"""Fixtures for every test: a clean environment, and an empty database of either kind."""
+
+import os
+from collections.abc import Iterator
+from itertools import count
+from pathlib import Path
+
+import pytest
+
+from tests.postgres import Server
+
+_numbers = count(1)
+
+
+@pytest.fixture(autouse=True)
+def isolated(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Run each test in an empty folder, without the configuration of whoever runs it."""
+    for name in list(os.environ):
+        if name.startswith("DATAFLOW_") or name in ("PASSKEY", "PASSKEY_FILE"):
+            monkeypatch.delenv(name)
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture(scope="session")
+def postgres_server() -> Iterator[Server]:
+    """A PostgreSQL 18 for this session; a test may stop it, the next `postgres_url` starts it."""
+    with Server() as server:
+        yield server
+
+
+@pytest.fixture
+def postgres_url(postgres_server: Server) -> Iterator[str]:
+    """The URL of an empty PostgreSQL database, for one test."""
+    name = f"test_{next(_numbers)}"
+    yield postgres_server.create_database(name)
+    postgres_server.drop_database(name)
+
+
+@pytest.fixture
+def sqlite_url(tmp_path: Path) -> str:
+    """The URL of a SQLite database that doesn't exist yet, for one test."""
+    return f"sqlite:///{tmp_path / 'dataflow.db'}"
