@@ -22,6 +22,7 @@ class Database:
     """A connection per thread, statements by name, and the way through races and outages."""
 
     dialect = ""
+    where = ""
     patience = PATIENCE
 
     def __init__(self) -> None:

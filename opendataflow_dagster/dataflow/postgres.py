@@ -18,7 +18,7 @@ _PARAMETER = re.compile(r"(?<![:\w]):([a-z_]+)")
 SESSION = """
 select set_config('search_path', quote_ident(%(schema)s) || ', pg_temp', false),
        set_config('enable_seqscan', 'off', false), set_config('enable_sort', 'off', false),
-       set_config('jit', 'off', false)
+       set_config('jit', 'off', false), set_config('plan_cache_mode', 'force_generic_plan', false)
 """
 """Our statements go by index at every size: a plan that was made for small tables must not scan large ones."""
 

@@ -18,16 +18,17 @@ class Terminal:
     @classmethod
     def to_lend(cls) -> "Terminal | None":
         """The terminal, if it is ours to lend: in `odf run x.sh | less` it is less's too."""
-        if _foreground() != os.getpgrp() or stat.S_ISFIFO(os.fstat(STDOUT).st_mode):
-            return None
-        return cls()
+        try:
+            piped = stat.S_ISFIFO(os.fstat(STDOUT).st_mode)
+        except OSError:  # closed
+            piped = False
+        return cls() if _foreground() == os.getpgrp() and not piped else None
 
     def lend(self, script: int) -> None:
-        """Make `script` the foreground, and wake it if it read or wrote too early."""
+        """Make `script` the foreground; if it read too early, `script_stopped` wakes it."""
         self._script = script
         self._is_lent = True
         _set_foreground(script)
-        _continue(script)
 
     def take_back(self) -> None:
         """Be the foreground again, unless the shell has sent us to the background meanwhile."""
@@ -45,13 +46,15 @@ class Terminal:
         After `bg` and `fg` the script may want the terminal that the shell gave to us: lend it.
         """
         wants_terminal = number in (signal.SIGTTIN, signal.SIGTTOU)
-        if not (wants_terminal and _foreground() == self._own):
+        if not (wants_terminal and _foreground() in (self._own, self._script)):
             self.take_back()
             os.kill(0, signal.SIGTSTP)
         if _foreground() == self._own:
             self.lend(self._script)
-        else:
-            _continue(self._script)
+        try:
+            os.killpg(self._script, signal.SIGCONT)
+        except OSError:  # it has ended
+            return
 
 
 def _foreground() -> int:
@@ -70,10 +73,3 @@ def _set_foreground(group: int) -> None:
         pass
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-def _continue(script: int) -> None:
-    try:
-        os.killpg(script, signal.SIGCONT)
-    except OSError:  # it has ended
-        return

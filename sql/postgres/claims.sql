@@ -20,8 +20,8 @@ picked as materialized (
     for update skip locked
 ),
 taken as (
-    delete from pending p using picked where p.jobid = :jobid and p.dataid = picked.dataid
-    returning p.dataid
+    delete from pending where jobid = :jobid and dataid = any(array(select dataid from picked))
+    returning dataid
 ),
 opened as (
     insert into claim as c (jobid, dataid, generation, owner, runid, started, heartbeat, lease_end)

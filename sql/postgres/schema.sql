@@ -23,6 +23,7 @@ create table if not exists datastatus (
     modified timestamp, primary key (datasetid, jobid, dataid)
 );
 alter table datastatus add column if not exists generation bigint;
+alter table datastatus set (fillfactor = 85);
 create index if not exists datastatus_by_chunk on datastatus (dataid, datasetid);
 
 create table if not exists jobpolicy (
@@ -46,7 +47,7 @@ create table if not exists claim (
     owner text, runid text, started timestamptz, heartbeat timestamptz, lease_end timestamptz,
     attempts integer not null default 1, losses integer not null default 0, retry_at timestamptz,
     primary key (jobid, dataid)
-) with (fillfactor = 70);
+);
 
 create table if not exists chunkfact (
     datasetid text not null, dataid text not null, generation bigint not null,
@@ -203,16 +204,28 @@ begin
       and s.status in ('READY', 'FAILED', 'ERROR', 'RUNNING');
 end $$;
 
+-- What our own transactions tell of themselves: `claim`, `finish`, or nothing for a person's change.
+create or replace function act() returns text language sql stable as $$
+    select coalesce(current_setting('dataflow.act', true), '')
+$$;
+create or replace function author() returns text language sql stable as $$
+    select coalesce(
+        nullif(current_setting('dataflow.who', true), ''),
+        session_user || coalesce(' (' || nullif(current_setting('application_name'), '') || ')', ''))
+$$;
+create or replace function reason() returns text language sql stable as $$
+    select nullif(current_setting('dataflow.why', true), '')
+$$;
+
 -- Act on what history has just recorded, from first_seq on: judge the pairs that it may allow or forbid.
 create or replace function follow(first_seq bigint) returns void
 language plpgsql security definer
 set search_path from current
 as $$
 declare
-    act text := coalesce(current_setting('dataflow.act', true), '');
     pairs record;
 begin
-    if act = '' then
+    if act() = '' then
         select array_agg(jobid) as jobids, array_agg(dataid) as dataids, array_agg(again) as again
         into pairs
         from (
@@ -236,16 +249,16 @@ begin
                 where c.xid = pg_current_xact_id() and c.seq >= first_seq and c.locktype = 'OUT'
                   and ((j.itemtype = 'IN'
                         and (coalesce(c.status_before = 'READY', false) <> coalesce(c.status_after = 'READY', false)
-                             or (act = '' and 'RUNNING' in (c.status_before, c.status_after))))
+                             or (act() = '' and 'RUNNING' in (c.status_before, c.status_after))))
                        or (j.itemtype = 'OUT'
-                           and not (act = 'claim' and j.jobid = c.jobid)
+                           and not (act() = 'claim' and j.jobid = c.jobid)
                            and (c.status_before in ('RUNNING', 'READY', 'FAILED')
                                 and c.status_after in ('RUNNING', 'READY', 'FAILED')) is not true))
                 union
                 select c.jobid, c.dataid
                 from dataevent c
                 where c.xid = pg_current_xact_id() and c.seq >= first_seq and c.locktype = 'IN'
-                  and act not in ('claim', 'finish')) as touched
+                  and act() not in ('claim', 'finish')) as touched
             order by jobid, dataid) as numbered
         group by batch order by batch
     loop
@@ -255,50 +268,83 @@ end $$;
 
 -- History of every change of a status, whoever made it; and what follows from the change.
 -- A row whose locktype changes is logged as one lock gone and another come.
-create or replace function datastatus_changed() returns trigger
+-- Our own claims and ends take short cuts: a claim has deleted its pending row itself, and one that
+-- ends READY or FAILED leaves its job nothing to claim.
+create or replace function datastatus_inserted() returns trigger
 language plpgsql security definer
 set search_path from current
 as $$
 declare
-    author text := coalesce(
-        nullif(current_setting('dataflow.who', true), ''),
-        session_user || coalesce(' (' || nullif(current_setting('application_name'), '') || ')', ''));
-    reason text := nullif(current_setting('dataflow.why', true), '');
     first_seq bigint;
 begin
-    if tg_op = 'INSERT' then
-        with logged as (
-            insert into dataevent (datasetid, jobid, dataid, locktype, status_after, generation, who, why)
-            select datasetid, jobid, dataid, locktype, status, generation, author, reason from newrows
-            returning seq)
-        select min(seq) into first_seq from logged;
-    elsif tg_op = 'DELETE' then
-        with logged as (
-            insert into dataevent (datasetid, jobid, dataid, locktype, status_before, generation, who, why)
-            select datasetid, jobid, dataid, locktype, status, generation, author, reason from oldrows
-            returning seq)
-        select min(seq) into first_seq from logged;
-    elsif exists (select 1 from newrows) then
-        with logged as (
-            insert into dataevent
-                (datasetid, jobid, dataid, locktype, status_before, status_after, generation, who, why)
-            select datasetid, jobid, dataid, locktype, o.status, n.status,
-                   coalesce(n.generation, o.generation), author, reason
-            from oldrows o full join newrows n using (datasetid, jobid, dataid, locktype)
-            where o.status is distinct from n.status
-            returning seq)
-        select min(seq) into first_seq from logged;
-        if first_seq is not null and coalesce(current_setting('dataflow.act', true), '') = '' then
-            update datastatus s
-            set modified = case when n.modified is distinct from o.modified then n.modified else now() end,
-                generation = case when n.status in ('RESUBMIT', 'RERUN', 'PENDING') then null
-                                  else n.generation end
-            from newrows n join oldrows o using (datasetid, jobid, dataid)
-            where s.datasetid = n.datasetid and s.jobid = n.jobid and s.dataid = n.dataid
-              and o.status is distinct from n.status;
-        end if;
+    with logged as (
+        insert into dataevent (datasetid, jobid, dataid, locktype, status_after, generation, who, why)
+        select datasetid, jobid, dataid, locktype, status, generation, author(), reason() from newrows
+        returning seq)
+    select min(seq) into first_seq from logged;
+    if first_seq is not null and (act() <> 'claim' or exists (
+        select 1 from newrows n join job j on j.datasetid = n.datasetid
+        where n.locktype = 'OUT' and j.itemtype = 'OUT' and j.jobid <> n.jobid))
+    then
+        perform follow(first_seq);
     end if;
-    if first_seq is not null then
+    return null;
+end $$;
+
+create or replace function datastatus_deleted() returns trigger
+language plpgsql security definer
+set search_path from current
+as $$
+declare
+    first_seq bigint;
+begin
+    with logged as (
+        insert into dataevent (datasetid, jobid, dataid, locktype, status_before, generation, who, why)
+        select datasetid, jobid, dataid, locktype, status, generation, author(), reason() from oldrows
+        returning seq)
+    select min(seq) into first_seq from logged;
+    if first_seq is not null and act() <> 'finish' then
+        perform follow(first_seq);
+    end if;
+    return null;
+end $$;
+
+create or replace function datastatus_updated() returns trigger
+language plpgsql security definer
+set search_path from current
+as $$
+declare
+    first_seq bigint;
+begin
+    if not exists (select 1 from newrows) then
+        return null;
+    end if;
+    with logged as (
+        insert into dataevent
+            (datasetid, jobid, dataid, locktype, status_before, status_after, generation, who, why)
+        select datasetid, jobid, dataid, locktype, o.status, n.status,
+               coalesce(n.generation, o.generation), author(), reason()
+        from oldrows o full join newrows n using (datasetid, jobid, dataid, locktype)
+        where o.status is distinct from n.status
+        returning seq)
+    select min(seq) into first_seq from logged;
+    if first_seq is null then
+        return null;
+    end if;
+    if act() = '' then
+        update datastatus s
+        set modified = case when n.modified is distinct from o.modified then n.modified else now() end,
+            generation = case when n.status in ('RESUBMIT', 'RERUN', 'PENDING') then null
+                              else n.generation end
+        from newrows n join oldrows o using (datasetid, jobid, dataid)
+        where s.datasetid = n.datasetid and s.jobid = n.jobid and s.dataid = n.dataid
+          and o.status is distinct from n.status;
+    end if;
+    if act() not in ('claim', 'finish') or exists (
+        select 1 from newrows n join job j on j.datasetid = n.datasetid
+        where n.locktype = 'OUT' and (j.itemtype = 'IN' or j.itemtype = 'OUT'
+              and (j.jobid <> n.jobid or n.status not in ('RUNNING', 'READY', 'FAILED'))))
+    then
         perform follow(first_seq);
     end if;
     return null;
@@ -339,12 +385,12 @@ begin
 end $$;
 
 create or replace trigger datastatus_inserted after insert on datastatus
-    referencing new table as newrows for each statement execute function datastatus_changed();
+    referencing new table as newrows for each statement execute function datastatus_inserted();
 create or replace trigger datastatus_updated after update on datastatus
     referencing old table as oldrows new table as newrows
-    for each statement execute function datastatus_changed();
+    for each statement execute function datastatus_updated();
 create or replace trigger datastatus_deleted after delete on datastatus
-    referencing old table as oldrows for each statement execute function datastatus_changed();
+    referencing old table as oldrows for each statement execute function datastatus_deleted();
 create or replace trigger datastatus_truncated before truncate on datastatus
     for each statement execute function datastatus_truncated();
 create or replace trigger job_inserted after insert on job

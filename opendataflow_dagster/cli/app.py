@@ -1,0 +1,68 @@
+"""The commands of `odf`; each one's module is imported when it is asked for."""
+
+from importlib import import_module
+from typing import Any
+
+import click
+
+from .. import __version__
+from ..dataflow.errors import DataflowError
+
+COMMANDS = {
+    "init": "setup:init",
+    "demo": "demo:demo",
+    "doctor": "doctor:doctor",
+    "dataset": "registry:dataset",
+    "job": "registry:job",
+    "split": "registry:split",
+    "policy": "registry:policy",
+    "run": "run:run",
+    "force": "run:force",
+    "start": "run:start",
+    "end": "run:end",
+    "ready": "recovery:ready",
+    "resubmit": "recovery:resubmit",
+    "hold": "recovery:hold",
+    "release": "recovery:release",
+    "delete-run": "recovery:delete_run",
+    "recover": "recovery:recover",
+    "status": "look:status",
+    "runs": "look:runs",
+    "history": "look:history",
+    "why": "why:why",
+    "encrypt": "credentials:encrypt",
+    "decrypt": "credentials:decrypt",
+    "rotate": "credentials:rotate",
+    "sql": "sql:sql",
+    "dml": "sql:dml",
+}
+"""Name → where its click command is, in the order in which `odf --help` lists them."""
+
+
+class Commands(click.Group):
+    """A group that imports a command's module on first use, and ends errors in one line."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        module, _, name = COMMANDS[cmd_name].partition(":")
+        return getattr(import_module(f"opendataflow_dagster.cli.{module}"), name)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except DataflowError as error:
+            click.echo(f"odf: {error}", err=True)
+            ctx.exit(error.exit_code)
+
+
+@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="odf")
+@click.option("--config", metavar="FILE", help="The properties file; else ./dataflow.properties.")
+@click.pass_context
+def app(ctx: click.Context, config: str | None) -> None:
+    """Run batch jobs chunk by chunk, on data that is ready, and know how each ended."""
+    ctx.obj = config
