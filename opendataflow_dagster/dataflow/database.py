@@ -24,6 +24,8 @@ class Database:
     dialect = ""
     where = ""
     patience = PATIENCE
+    failures: tuple[type[Exception], ...] = ()
+    """What the driver raises, for those who run a person's own SQL."""
 
     def __init__(self) -> None:
         self._mine = _local()
@@ -36,7 +38,7 @@ class Database:
 
     def change(self, name: str, **params: Any) -> int:
         """How many rows the statement `topic.name` changed."""
-        return self.execute(self.statement(name), params)[1]
+        return self.execute(self.statement(name), params)[1].rowcount
 
     def records(self, name: str, **params: Any) -> list[dict[str, Any]]:
         """The rows of the statement `topic.name`, as dictionaries."""
@@ -44,7 +46,8 @@ class Database:
 
     def query(self, text: str, params: dict[str, Any] | None = None) -> list[dict[str, Any]]:
         """The rows of a statement given as text, as dictionaries."""
-        rows, _, columns = self.execute(text, params)
+        rows, cursor = self.execute(text, params)
+        columns = [column[0] for column in cursor.description or ()]
         return [dict(zip(columns, row, strict=True)) for row in rows]
 
     def statement(self, name: str) -> str:
@@ -93,10 +96,18 @@ class Database:
         raise NotImplementedError
         yield
 
-    def execute(
-        self, text: str, params: dict[str, Any] | None
-    ) -> tuple[list[tuple], int, list[str]]:
-        """Rows, row count and column names of one statement."""
+    @contextmanager
+    def reading(self) -> Iterator[None]:
+        """One transaction that sees one state of the tables, and can't write."""
+        raise NotImplementedError
+        yield
+
+    def one(self, text: str) -> tuple[list[tuple], Any]:
+        """The rows and the cursor of a person's own statement: one, without parameters."""
+        return self.execute(text, None)
+
+    def execute(self, text: str, params: dict[str, Any] | None) -> tuple[list[tuple], Any]:
+        """The rows of one statement, and its cursor."""
         raise NotImplementedError
 
     def translate(self, text: str) -> str:

@@ -11,6 +11,7 @@ from .config import redact
 from .database import Database, no_tables
 from .errors import NoDatabase
 from .model import Claim, Fact, Failure
+from .names import natural_key
 from .store import Store
 
 _PARAMETER = re.compile(r"(?<![:\w]):([a-z_]+)")
@@ -22,11 +23,21 @@ select set_config('search_path', quote_ident(%(schema)s) || ', pg_temp', false),
 """
 """Our statements go by index at every size: a plan that was made for small tables must not scan large ones."""
 
+READING = """
+set transaction isolation level repeatable read, read only;
+set local enable_seqscan = on; set local enable_sort = on; set local plan_cache_mode = auto
+"""
+"""Looking at everything is another matter: there the planner knows better."""
+
+TIDY_EVERY = 10_000
+"""Claims of this process after which it clears away the rows that they left dead in the queue."""
+
 
 class PostgresDatabase(Database):
     """A schema of a PostgreSQL database."""
 
     dialect = "postgres"
+    failures = (psycopg.Error,)
 
     def __init__(self, url: str, schema: str, *, user: str | None = None, password: str | None = None) -> None:
         super().__init__()
@@ -55,16 +66,14 @@ class PostgresDatabase(Database):
         self._met = True
         return connection
 
-    def execute(
-        self, text: str, params: dict[str, Any] | None
-    ) -> tuple[list[tuple], int, list[str]]:
+    def execute(self, text: str, params: dict[str, Any] | None) -> tuple[list[tuple], Any]:
         connection = self.connect()
         try:
             cursor = connection.execute(text, params)
-            rows = cursor.fetchall() if cursor.description else []
+            rows = cursor.fetchall() if cursor.pgresult and cursor.pgresult.nfields else []
         except psycopg.errors.UndefinedTable as error:
             raise NoDatabase(no_tables(self.where)) from error
-        return rows, cursor.rowcount, [column.name for column in cursor.description or ()]
+        return rows, cursor
 
     def translate(self, text: str) -> str:
         return _PARAMETER.sub(r"%(\1)s", text.replace("%", "%%"))
@@ -73,7 +82,7 @@ class PostgresDatabase(Database):
         cause = error.__cause__ if isinstance(error, NoDatabase) else error
         if isinstance(cause, psycopg.Error):
             state = cause.sqlstate or ""
-            if state in ("40001", "40P01", "ODF01"):
+            if state in ("40001", "40P01", "55P03", "ODF01"):
                 return "race"
             connection = getattr(self._mine, "connection", None)
             if state[:3] == "57P" or state[:2] == "08" or connection is None or connection.closed:
@@ -87,6 +96,17 @@ class PostgresDatabase(Database):
                 self.run("context.sign", who=who, why=why, act=act)
             yield
 
+    @contextmanager
+    def reading(self) -> Iterator[None]:
+        with self.connect().transaction():
+            self.execute(READING, None)
+            yield
+
+    def one(self, text: str) -> tuple[list[tuple], Any]:
+        # What is prepared is one statement: no "; commit; delete from …" gets out of a transaction.
+        cursor = self.connect().execute(text, prepare=True)  # type: ignore[arg-type]
+        return cursor.fetchall() if cursor.description else [], cursor
+
     def script(self, text: str) -> None:
         connection = self.connect()
         with connection.transaction():
@@ -99,11 +119,13 @@ class PostgresStore(Store):
     """The tables on PostgreSQL."""
 
     db: PostgresDatabase
+    _untidy = 0
 
     def _take(
-        self, jobid: str, owner: str, k: int, runid: str | None, lease: float, only: str | None
+        self, jobid: str, owner: str, k: int, runid: str | None, lease: float, only: str | None, skip: int
     ) -> list[Claim]:
         plan = self.plan(jobid)
+        self._tidy()
         turns = plan.rivals or plan.limited or only is not None
         with self.db.transaction() if turns else nullcontext():
             for datasetid in plan.rivals:
@@ -113,12 +135,20 @@ class PostgresStore(Store):
             if only is not None:
                 self.db.run("claims.judge", jobid=jobid, dataid=only)
             rows = self.db.run(
-                "claims.claim", jobid=jobid, owner=owner, k=k, runid=runid, lease=lease, only=only
+                "claims.claim", jobid=jobid, owner=owner, k=k, runid=runid, lease=lease, only=only, skip=skip
             )
-        return [
+        self._untidy += len(rows)
+        claims = [
             Claim(jobid, dataid, generation, owner, attempts, float(lease), time_limit)
             for dataid, generation, attempts, lease, time_limit in rows
         ]
+        return claims if k == 1 else sorted(claims, key=lambda claim: natural_key(claim.dataid))
+
+    def _tidy(self) -> None:
+        """Vacuum the queue more often than autovacuum would: it comes once a minute at best."""
+        if self._untidy >= TIDY_EVERY:
+            self._untidy = 0
+            self.db.run("claims.tidy")
 
     def _finish(self, claims: Sequence[Claim], facts: Sequence[Fact]) -> dict[str, int]:
         told = None

@@ -20,6 +20,7 @@ class SqliteDatabase(Database):
     """A SQLite file, with every commit on disk before it counts."""
 
     dialect = "sqlite"
+    failures = (sqlite3.Error,)
 
     def __init__(self, path: str) -> None:
         super().__init__()
@@ -46,16 +47,13 @@ class SqliteDatabase(Database):
         self._met = True
         return connection
 
-    def execute(
-        self, text: str, params: dict[str, Any] | None
-    ) -> tuple[list[tuple], int, list[str]]:
+    def execute(self, text: str, params: dict[str, Any] | None) -> tuple[list[tuple], Any]:
         try:
             cursor = self.connect().execute(text, params or {})
             rows = cursor.fetchall()
         except sqlite3.Error as error:
             raise self.explained(error) from error
-        columns = [column[0] for column in cursor.description] if cursor.description else []
-        return rows, cursor.rowcount, columns
+        return rows, cursor
 
     def explained(self, error: sqlite3.Error) -> DataflowError:
         text = str(error)
@@ -84,6 +82,18 @@ class SqliteDatabase(Database):
                 connection.rollback()
             raise
 
+    @contextmanager
+    def reading(self) -> Iterator[None]:
+        connection = self.connect()
+        self.execute("pragma query_only = on", None)
+        try:
+            self.execute("begin", None)
+            yield
+        finally:
+            if connection.in_transaction:
+                connection.rollback()
+            self.execute("pragma query_only = off", None)
+
     def script(self, text: str) -> None:
         connection = self.connect(create=True)
         try:
@@ -101,7 +111,7 @@ class SqliteStore(Store):
     db: SqliteDatabase
 
     def _take(
-        self, jobid: str, owner: str, k: int, runid: str | None, lease: float, only: str | None
+        self, jobid: str, owner: str, k: int, runid: str | None, lease: float, only: str | None, skip: int
     ) -> list[Claim]:
         db = self.db
         with db.transaction(who=owner, act="claim"):

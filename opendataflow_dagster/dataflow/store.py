@@ -32,6 +32,7 @@ class Store:
         """Create the tables, or upgrade in place those of the original or of an older version."""
         self.db.script(sqlfiles.schema(self.db.dialect))  # type: ignore[attr-defined]
         with self.db.transaction(who="odf init", why="found on init", act="init"):
+            self.db.run("upgrade.rebase")
             self.db.run("upgrade.remember")
             for (jobid,) in self.db.run("upgrade.jobs"):
                 self.db.run("upgrade.rebuild", jobid=jobid)
@@ -77,11 +78,15 @@ class Store:
                 return []
             only = today
 
+        tries = 0
+
         def take() -> list[Claim]:
+            nonlocal tries
+            tries += 1
             if (jobid, owner) in self._idle and not plan.today:
                 if not self.db.run("claims.anything_pending", jobid=jobid, only=only):
                     return []
-            return self._take(jobid, owner, k, runid, lease, only)
+            return self._take(jobid, owner, k, runid, lease, only, (tries - 1) // 3 * k)
 
         for _ in range(100):
             try:
@@ -187,7 +192,7 @@ class Store:
         return {status for (status,) in rows}
 
     def _take(
-        self, jobid: str, owner: str, k: int, runid: str | None, lease: float, only: str | None
+        self, jobid: str, owner: str, k: int, runid: str | None, lease: float, only: str | None, skip: int
     ) -> list[Claim]:
         raise NotImplementedError
 

@@ -1,26 +1,24 @@
 -- name: claim
 -- Take up to :k chunks of a job: every row of each is written, or the statement fails with ODF01.
-with stamp as materialized (
-    select set_config('dataflow.who', :owner, true) as who, set_config('dataflow.act', 'claim', true) as act
-),
-dial as materialized (
-    select coalesce(p.lease_seconds, :lease) as lease, p.time_limit,
+-- It waits for nobody's row locks: :skip passes over chunks that somebody keeps locked.
+with dial as materialized (
+    select set_config('dataflow.who', :owner, true), set_config('dataflow.act', 'claim', true),
+           set_config('lock_timeout', '200ms', true),
+           coalesce(p.lease_seconds, :lease) as lease, p.time_limit,
            case when p.paused_until > now() then 0
                 when p.concurrency is null then :k
                 else greatest(0, least(:k, p.concurrency - (
                     select count(*) from claim where jobid = :jobid and owner is not null)))
            end as free
-    from stamp left join jobpolicy p on p.jobid = :jobid
-),
-picked as materialized (
-    select dataid from pending
-    where jobid = :jobid and (cast(:only as text) is null or dataid = :only)
-    order by rank, sortkey, dataid
-    limit (select free from dial)
-    for update skip locked
+    from (select) as always left join jobpolicy p on p.jobid = :jobid
 ),
 taken as (
-    delete from pending where jobid = :jobid and dataid = any(array(select dataid from picked))
+    delete from pending where jobid = :jobid and dataid = any(array(
+        select dataid from pending
+        where jobid = :jobid and (cast(:only as text) is null or dataid = :only)
+        order by rank, sortkey, dataid
+        limit (select free from dial) offset :skip
+        for update skip locked))
     returning dataid
 ),
 opened as (
@@ -49,7 +47,6 @@ written as (
               and s.locktype = 'OUT' and s.status in ('READY', 'RUNNING')
             having bool_and(s.status = 'READY')) as ready on true
     where i.itemtype = 'OUT' or ready.found
-    order by i.datasetid, o.dataid
     on conflict (datasetid, jobid, dataid) do update
         set locktype = excluded.locktype, status = 'RUNNING', modified = excluded.modified,
             generation = excluded.generation
@@ -57,14 +54,15 @@ written as (
            or (excluded.locktype = 'OUT' and d.status = 'PENDING')
            or (excluded.locktype = 'IN' and d.locktype = 'IN' and d.status in ('DONE', 'FAILED', 'ERROR'))
     returning 1
-),
-whole as (
-    select case when (select count(*) from written)
-                   = (select count(*) from opened) * (select count(*) from item)
-                then 0 else lost_race() end as lost
 )
 select o.dataid, o.generation, o.attempts, dial.lease, dial.time_limit
-from opened o cross join dial cross join whole;
+from opened o cross join dial
+where case when (select count(*) from written) = (select count(*) from opened cross join item)
+           then true else lost_race() end;
+
+-- name: tidy
+-- Clear away the claimed rows at the head of the queue, which every claim has to step over.
+vacuum (skip_locked, truncate off, index_cleanup on, parallel 0) pending;
 
 -- name: anything_pending
 -- Whether an unpaused job has anything to claim: what an idle worker asks.

@@ -92,7 +92,8 @@ language sql immutable strict parallel safe as $$
 $$;
 
 -- Undo a claim that found a row it needed in other hands.
-create or replace function lost_race() returns integer language plpgsql as $$
+drop function if exists lost_race();
+create function lost_race() returns boolean language plpgsql as $$
 begin
     raise exception 'a row of this claim changed under it' using errcode = 'ODF01';
 end $$;

@@ -1,3 +1,16 @@
 -- name: rebuild
 -- Recompute what a job may claim.
 select rebuild(:jobid);
+
+-- name: rebase
+-- After a restore into another server, put the restored log before everything that this one writes: its
+-- transactions were numbered by the other. Who reads the log by a cursor is told by the count in `log`.
+with restored as (
+    select max(seq) as last from dataevent
+    where xid >= pg_snapshot_xmax(pg_current_snapshot()) and xid is distinct from pg_current_xact_id_if_assigned()
+),
+renumbered as (
+    update dataevent e set xid = '0' from restored r where e.seq <= r.last and e.xid <> '0'
+)
+insert into dataflow_meta as m (name, value) select 'log', '1' from restored where last is not null
+on conflict (name) do update set value = cast(cast(m.value as bigint) + 1 as text);

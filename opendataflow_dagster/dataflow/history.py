@@ -1,0 +1,117 @@
+"""What happened, read from the log that the triggers write: listings, and a cursor that misses nothing."""
+
+import re
+from datetime import datetime
+from typing import Any, NamedTuple
+
+from .errors import WrongUse
+from .store import Store
+from .times import from_table, to_table
+
+NEWEST = 20
+"""Rows of a listing, unless told otherwise: as many as the original's `runs`."""
+
+_CURSOR = {
+    "postgres": re.compile(r"(\d{1,19}):(\d{1,18})(?:@(\d{1,9}))?", re.ASCII),
+    "sqlite": re.compile(r"(\d{1,18})", re.ASCII),
+}
+
+
+class Event(NamedTuple):
+    """One change of a status. No status before: the row is new; none after: it's gone."""
+
+    seq: int
+    at: datetime | None
+    datasetid: str
+    jobid: str
+    dataid: str
+    locktype: str
+    status_before: str | None
+    status_after: str | None
+    generation: int | None
+    who: str | None
+    why: str | None
+
+
+class LostCursor(WrongUse):
+    """The log was renumbered since this cursor was given out: read it again from its beginning."""
+
+
+def events_after(store: Store, cursor: str | None, limit: int = 1000) -> tuple[list[Event], str]:
+    """The next changes after a cursor (None: from the beginning), and the cursor after them.
+
+    Each change comes exactly once, also one whose transaction commits late: on PostgreSQL a change
+    waits until every older transaction has ended. They come in the order of transactions; of the
+    changes of one chunk, `seq` tells the true order, so believe the highest.
+    """
+    place = _parse(store, cursor)
+    if store.db.dialect == "sqlite":
+        rows = store.db.run("history.after", seq=place[0], limit=limit)
+        return [_event(store, row) for row in rows], str(rows[-1][0] if rows else place[0])
+
+    [(_, newest, epoch)] = store.db.run("history.end")
+    if cursor is not None and (place[2] != int(epoch) or place[0] > int(newest)):
+        raise LostCursor(
+            f"The cursor {cursor!r} is of a log that was restored from another server since. "
+            "Read the log again from its beginning, without a cursor."
+        )
+    rows = store.db.run("history.after", xid=str(place[0]), seq=place[1], limit=limit)
+    if len(rows) < limit and store.db.run("history.restored") == [(True,)]:
+        raise WrongUse(
+            f"The history in {store.db.where} was restored from another server, whose transactions were "
+            "numbered otherwise, so new changes can't be told from old ones. Run `odf init` to mend it."
+        )
+    xid, seq = (rows[-1][-1], rows[-1][0]) if rows else place[:2]
+    return [_event(store, row[:-1]) for row in rows], _cursor(xid, seq, epoch)
+
+
+def end_of_log(store: Store) -> str:
+    """A cursor after everything that is settled now."""
+    [found] = store.db.run("history.end")
+    return str(found[0]) if store.db.dialect == "sqlite" else _cursor(found[0], 0, found[2])
+
+
+def history(
+    store: Store,
+    *,
+    jobid: str | None = None,
+    dataid: str | None = None,
+    datasetid: str | None = None,
+    since: datetime | None = None,
+    limit: int = NEWEST,
+) -> list[Event]:
+    """The newest changes that match, the newest last."""
+    with store.db.reading():
+        rows = store.db.run(
+            "history.listing", jobid=jobid, dataid=dataid, datasetid=datasetid, limit=limit,
+            since=to_table(store, since),
+        )  # fmt: skip
+    return sorted((_event(store, row) for row in rows), key=lambda event: event.seq)
+
+
+def runs(store: Store, *, jobid: str | None = None, limit: int = NEWEST) -> list[dict[str, Any]]:
+    """The outputs that changed last, the newest first: the original's `runs`."""
+    with store.db.reading():
+        found = store.db.records("history.runs", jobid=jobid, limit=limit)
+    return [row | {"modified": from_table(store, row["modified"])} for row in found]
+
+
+def _event(store: Store, row: tuple) -> Event:
+    return Event(row[0], from_table(store, row[1]), *row[2:])
+
+
+def _parse(store: Store, cursor: str | None) -> tuple[int, int, int]:
+    if cursor is None:
+        return 0, 0, 0
+    found = _CURSOR[store.db.dialect].fullmatch(cursor)
+    if not found:
+        raise WrongUse(
+            f"{cursor[:60]!r} isn't a cursor into the history in {store.db.where}. "
+            "Pass on the one that was returned, or none to begin at the beginning."
+        )
+    xid, seq, epoch = (*found.groups(), None, None)[:3]
+    return int(xid), int(seq or 0), int(epoch or 0)
+
+
+def _cursor(xid: Any, seq: Any, epoch: str) -> str:
+    return f"{xid}:{seq}" + (f"@{epoch}" if epoch != "0" else "")

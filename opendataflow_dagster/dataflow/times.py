@@ -1,0 +1,57 @@
+"""Moments, as the tables keep them and as people write them."""
+
+from datetime import UTC, datetime, tzinfo
+from typing import Any
+
+from .errors import WrongUse
+from .store import Store
+
+STORED = "%Y-%m-%d %H:%M:%S.%f"
+"""How SQLite's columns tell a time: in UTC, to the millisecond, so that text order is time order."""
+
+
+def zone(store: Store) -> tzinfo | None:
+    """The configured time zone; None is the machine's."""
+    if not store.timezone:
+        return None
+    from zoneinfo import ZoneInfo
+
+    return ZoneInfo(store.timezone)
+
+
+def parse_time(store: Store, text: str) -> datetime:
+    """An ISO date or time; one without an offset is in the configured time zone."""
+    try:
+        moment = datetime.fromisoformat(text.strip())
+        return moment if moment.tzinfo else _placed(moment, zone(store))
+    except (ValueError, OverflowError):
+        raise WrongUse(
+            f"{text!r} isn't a time. Write it like 2026-03-01, 2026-03-01T14:30 or 2026-03-01T14:30Z."
+        ) from None
+
+
+def to_table(store: Store, moment: datetime | None) -> Any:
+    """A moment as a parameter to compare with a column."""
+    if moment is None or store.db.dialect == "postgres":
+        return moment
+    return moment.astimezone(UTC).strftime(STORED)[:-3]
+
+
+def from_table(store: Store, value: Any) -> datetime | None:
+    """A column's time, in the configured time zone; what isn't a time is None."""
+    if isinstance(value, str):
+        try:
+            value = datetime.fromisoformat(value)
+        except ValueError:
+            return None
+        value = value if value.tzinfo else value.replace(tzinfo=UTC)
+    return value.astimezone(zone(store)) if isinstance(value, datetime) else None
+
+
+def shown(moment: datetime | None) -> str:
+    """A time for a sentence."""
+    return moment.strftime("%Y-%m-%d %H:%M:%S") if moment else "an unknown time"
+
+
+def _placed(moment: datetime, where: tzinfo | None) -> datetime:
+    return moment.replace(tzinfo=where) if where else moment.astimezone()

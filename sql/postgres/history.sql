@@ -1,0 +1,41 @@
+-- name: after
+-- The next rows of the log that can't change any more: those of transactions older than all that run.
+select seq, at, datasetid, jobid, dataid, locktype, status_before, status_after, generation, who, why,
+       cast(xid as text)
+from dataevent
+where xid < pg_snapshot_xmin(pg_current_snapshot())
+  and (xid, seq) > (cast(cast(:xid as text) as xid8), cast(:seq as bigint))
+order by xid, seq
+limit :limit;
+
+-- name: restored
+-- Whether the log has rows of another server, whose transactions were numbered otherwise.
+select last.xid >= pg_snapshot_xmax(pg_current_snapshot())
+       and last.xid is distinct from pg_current_xact_id_if_assigned()
+from (select xid from dataevent order by xid desc limit 1) as last;
+
+-- name: end
+-- Where the log is settled up to, the next transaction's number, and how often it was renumbered.
+select cast(pg_snapshot_xmin(pg_current_snapshot()) as text),
+       cast(pg_snapshot_xmax(pg_current_snapshot()) as text),
+       coalesce((select value from dataflow_meta where name = 'log'), '0');
+
+-- name: listing
+-- The newest rows of history that match; the index tells them by transaction, the caller by `seq`.
+select seq, at, datasetid, jobid, dataid, locktype, status_before, status_after, generation, who, why
+from dataevent
+where (cast(:jobid as text) is null or jobid = :jobid)
+  and (cast(:dataid as text) is null or dataid = :dataid)
+  and (cast(:datasetid as text) is null or datasetid = :datasetid)
+  and (cast(:since as timestamptz) is null or at >= :since)
+order by xid desc, seq desc
+limit :limit;
+
+-- name: runs
+-- The newest outputs of jobs.
+select s.datasetid, s.jobid, s.dataid, s.locktype, s.status,
+       cast(s.modified as timestamptz) as modified, s.generation, c.attempts, c.owner
+from datastatus s left join claim c on c.jobid = s.jobid and c.dataid = s.dataid
+where s.locktype = 'OUT' and (cast(:jobid as text) is null or s.jobid = :jobid)
+order by s.modified desc nulls last, s.generation desc nulls last, s.dataid desc
+limit :limit;
