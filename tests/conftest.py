@@ -9,6 +9,8 @@ import pytest
 
 from tests.postgres import Server
 
+pytest_plugins = ["tests.stores"]
+
 _numbers = count(1)
 
 

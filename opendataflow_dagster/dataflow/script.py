@@ -122,6 +122,15 @@ def spawn(argv: list[str], env: dict[str, str], *, stdin_null: bool = False) -> 
         raise CannotStart(NOT_EXECUTABLE, f"{argv[0]!r}: {error}") from None
 
 
+def check(name: str, search_path: str) -> None:
+    """Raise the `CannotStart` that would await this program, as far as looking at it tells."""
+    path = _find(name, search_path)
+    if not os.path.exists(path):
+        raise _refusal(path, FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT)))
+    if os.path.isdir(path) or not os.access(path, os.X_OK):
+        raise _refusal(path, PermissionError(errno.EACCES, os.strerror(errno.EACCES)))
+
+
 def _posix_spawn(path: str, argv: list[str], env: dict[str, str], stdin_null: bool) -> int:
     return os.posix_spawn(
         path,

@@ -1,5 +1,6 @@
 """Moments, as the tables keep them and as people write them."""
 
+import re
 from datetime import UTC, datetime, tzinfo
 from typing import Any
 
@@ -55,3 +56,15 @@ def shown(moment: datetime | None) -> str:
 
 def _placed(moment: datetime, where: tzinfo | None) -> datetime:
     return moment.replace(tzinfo=where) if where else moment.astimezone()
+
+
+_PIECE = re.compile(r"(\d+(?:\.\d+)?)([smhdw]?)")
+_SECONDS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
+
+
+def parse_duration(text: str) -> float:
+    """Seconds from what a person writes: `90`, `90s`, `30m`, `2h`, `1h30m`, `7d`, `2w`."""
+    pieces = _PIECE.findall(text.strip().lower())
+    if not pieces or "".join(map("".join, pieces)) != text.strip().lower():
+        raise WrongUse(f"{text!r} isn't a duration. Write it like 90s, 30m, 2h, 1h30m or 7d.")
+    return sum(float(number) * _SECONDS[unit] for number, unit in pieces)

@@ -56,8 +56,10 @@ create table if not exists chunkfact (
     primary key (datasetid, dataid, generation)
 );
 
+-- A chunk's rows: lower_bound <= column < upper_bound; column = lower_bound without an upper bound; column
+-- modulo modulus = lower_bound with a modulus.
 create table if not exists chunkrange (
-    datasetid text not null, dataid text not null, lower_bound text, upper_bound text,
+    datasetid text not null, dataid text not null, lower_bound text, upper_bound text, modulus bigint,
     primary key (datasetid, dataid)
 );
 

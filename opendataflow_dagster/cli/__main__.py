@@ -1,0 +1,5 @@
+"""`python -m opendataflow_dagster.cli` is `odf`."""
+
+from . import main
+
+main()

@@ -1,0 +1,129 @@
+"""Running a job until nothing is left: several workers, retries, and what came of it."""
+
+import threading
+import time
+from collections.abc import Callable
+
+from .model import READY
+from .process import Scripts
+from .runjob import LOST, NOTHING, Outcome, Result, Runner, stop_code
+from .store import new_owner
+
+LOOK_AGAIN = 5.0
+"""Seconds after which an idle worker looks for new chunks while another one still works."""
+
+NAP = 0.2
+"""Seconds in which a signal is noticed by who waits."""
+
+
+def catch_up(
+    runner: Runner, scripts: Scripts, *, workers: int, progress: Callable[[int, int], object] | None
+) -> Outcome:
+    """Claim and run until nothing is left or a signal comes; a chunk that fails doesn't stop the others."""
+    runner.environment()  # what forbids to claim is said once, not by each worker
+    crew = _Crew(runner, scripts, workers, progress)
+    crew.work()
+    if not (crew.done or crew.failed or crew.lost):
+        runner.tell(NOTHING)
+        return Outcome(stop_code(scripts))
+    runner.tell(crew.summary())
+    code = stop_code(scripts) or int(bool(crew.failed or crew.lost))
+    return Outcome(code, crew.done, len(crew.failed) + crew.lost)
+
+
+class _Crew:
+    """The workers of one run: each has its own name and its own connection."""
+
+    def __init__(
+        self, runner: Runner, scripts: Scripts, workers: int, progress: Callable[[int, int], object] | None
+    ) -> None:
+        self.runner, self.scripts, self.workers, self.progress = runner, scripts, workers, progress
+        self.done = 0
+        self.lost = 0
+        self.failed: set[str] = set()
+        self._ended = 0
+        self._busy = workers
+        self._over = False
+        self._error: BaseException | None = None
+        self._changed = threading.Condition()
+
+    def work(self) -> None:
+        if self.workers == 1:
+            self._work()
+            return
+        threads = [threading.Thread(target=self._guarded) for _ in range(self.workers)]
+        for thread in threads:
+            thread.start()
+        try:
+            for thread in threads:
+                thread.join()
+        finally:
+            self._over = True
+        if self._error is not None:
+            raise self._error
+
+    def summary(self) -> str:
+        parts = [f"done {self.done}", f"failed {len(self.failed)}"]
+        if self.lost:
+            parts.append(f"taken over by others {self.lost}")
+        if self.scripts.stopping is not None:
+            parts.append("stopped by a signal")
+        [(left,)] = self.runner.store.db.run("runjob.left", jobid=self.runner.jobid)
+        if left:
+            parts.append(f"left {left}")
+        following = f"; next: odf status {self.runner.jobid}" if self.failed or self.lost or left else ""
+        return ", ".join(parts) + following
+
+    def _guarded(self) -> None:
+        """A worker's thread; an error of one ends all, each after its chunk."""
+        try:
+            self._work()
+        except BaseException as error:
+            with self._changed:
+                self._error = self._error or error
+                self._over = True
+                self._changed.notify_all()
+        finally:
+            self.runner.store.db.drop()
+
+    def _work(self) -> None:
+        owner = new_owner()
+        while not self._over and self.scripts.stopping is None:
+            ended = self._ended
+            taken = self.runner.claim(owner)
+            if taken:
+                result = self.runner.run(*taken, self.scripts, stdin_null=self.workers > 1)
+                self._count(taken[0].dataid, result)
+            elif not self._wait(ended, self.runner.store.next_change(self.runner.jobid)):
+                return
+
+    def _count(self, dataid: str, result: Result) -> None:
+        with self._changed:
+            self._ended += 1
+            self.failed.discard(dataid)
+            if result.status == READY:
+                self.done += 1
+            elif result.status == LOST:
+                self.lost += 1
+            else:
+                self.failed.add(dataid)
+            if self.progress:
+                self.progress(self.done, len(self.failed) + self.lost)
+            self._changed.notify_all()
+
+    def _wait(self, ended: int, retry_in: float | None) -> bool:
+        """Wait for a retry that is due, or for the end of another worker's chunk; False: nothing is left."""
+        with self._changed:
+            self._busy -= 1
+            if not self._busy and retry_in is None and ended == self._ended:
+                self._over = True
+                self._changed.notify_all()
+            patience = LOOK_AGAIN if self._busy else float("inf")
+            until = time.monotonic() + min(patience, max(retry_in or NAP / 4, NAP / 4) if retry_in is not None else patience)
+            while not self._over and self.scripts.stopping is None and ended == self._ended:
+                left = until - time.monotonic()
+                if left <= 0:
+                    break
+                self._changed.wait(min(left, NAP))
+            self._busy += 1
+            return not self._over

@@ -1,0 +1,218 @@
+"""RunJob: claim the next chunk of a job, run its script, settle."""
+
+import os
+import time
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+from .environment import JobEnvironment, job_environment
+from .errors import DataflowError, StaleClaim, WrongUse
+from .model import READY, Claim, Fact, Plan
+from .process import Ended, Scripts
+from .script import CannotStart, check
+from .store import PLAN_AGE, Store, new_owner
+
+Say = Callable[[str], object]
+
+LOST = "LOST"
+"""How a chunk ended that somebody else has taken over: nothing of it was settled."""
+
+NOTHING = "no suitable data available for job. Not running it"
+
+
+class Result(NamedTuple):
+    """How one chunk ended: the script's exit code, and what the chunk is now."""
+
+    code: int
+    status: str
+    retry_in: float | None = None
+
+
+class Outcome(NamedTuple):
+    """How a whole run ended: its exit code, and how many chunks ended how."""
+
+    code: int
+    done: int = 0
+    failed: int = 0
+
+    @property
+    def idle(self) -> bool:
+        """Whether there was nothing to do."""
+        return not (self.code or self.done or self.failed)
+
+
+class Runner:
+    """Runs one script for chunks of one job; threads may share it."""
+
+    def __init__(
+        self, store: Store, jobid: str, argv: list[str], *, say: Say,
+        environ: Mapping[str, str] = os.environ,
+    ) -> None:  # fmt: skip
+        self.store, self.jobid, self.argv = store, jobid, argv
+        self.environ = environ
+        self._say = say
+        self._environment: tuple[float, JobEnvironment] | None = None
+        try:
+            check(argv[0], environ.get("PATH", os.defpath))
+        except CannotStart as refusal:
+            error = WrongUse(f"{refusal}. Nothing was claimed.")
+            error.exit_code = refusal.code
+            raise error from None
+
+    def environment(self) -> JobEnvironment:
+        """What the scripts are told, as of a second ago at most; raises what forbids to claim."""
+        now = time.monotonic()
+        if self._environment is None or now - self._environment[0] > PLAN_AGE:
+            made = job_environment(self.store, self.store.plan(self.jobid), self.environ)
+            self._environment = now, made
+        return self._environment[1]
+
+    def claim(self, owner: str) -> tuple[Claim, JobEnvironment] | None:
+        """The next chunk, with what its script is told; lost claims are looked for only when idle."""
+        environment = self.environment()
+        claims = self.store.claim(self.jobid, owner=owner)
+        if not claims and self.store.recover(self.jobid):
+            claims = self.store.claim(self.jobid, owner=owner)
+        return (claims[0], environment) if claims else None
+
+    def run(
+        self, claim: Claim, environment: JobEnvironment, scripts: Scripts, *, stdin_null: bool = False
+    ) -> Result:
+        """Run the script for a claimed chunk, and settle it."""
+        try:
+            env = environment.for_chunk(claim)
+        except DataflowError as error:
+            return self.settle(claim, environment, Ended(1, str(error), 0.0), stopped=False)
+        self.tell(f"Launching {self.argv[0]} with dataid {printable(claim.dataid)}")
+        try:
+            ended = scripts.run(
+                self.argv, env, time_limit=claim.time_limit, beat=self._heart(claim),
+                beat_every=claim.lease / 3, stdin_null=stdin_null,
+            )  # fmt: skip
+        except BaseException as error:
+            self.store.fail(claim, f"{type(error).__name__} in odf itself", may_retry=False)
+            raise
+        return self.settle(claim, environment, ended, stopped=scripts.stopping is not None)
+
+    def settle(
+        self, claim: Claim, environment: JobEnvironment, ended: Ended, *, stopped: bool
+    ) -> Result:
+        """Write how a script ended; a chunk that was taken over meanwhile is left alone."""
+        retry_in = None
+        try:
+            if ended.code == 0:
+                self.tell(f"Job {self.argv[0]} is complete. Updating status")
+                status = READY
+                self.store.finish(claim, facts(claim, environment))
+            else:
+                self.tell(f"Job {self.argv[0]} has failed. Updating status")
+                self.tell(f"Reason: {printable(ended.reason)}")
+                status, retry_in = self.store.fail(claim, ended.reason, may_retry=not stopped)
+        except StaleClaim as error:
+            self.tell(str(error))
+            return Result(ended.code or 1, LOST)
+        self._say(settled(claim, environment.plan, status))
+        if retry_in:
+            self.tell(f"The next attempt is due in {retry_in:g} s")
+        return Result(ended.code, status, retry_in)
+
+    def tell(self, message: str) -> None:
+        self._say(f"{date()}: {message}")
+
+    def _heart(self, claim: Claim) -> Callable[[], bool]:
+        """What renews the lease; an outage is said once, and isn't the script's fault."""
+        said = False
+
+        def beat() -> bool:
+            nonlocal said
+            try:
+                return not self.store.heartbeat([claim])
+            except Exception as error:
+                if not said:
+                    self.tell(f"The claim can't be renewed now: {first_line(error)}. The script goes on")
+                said = True
+                if self.store.db.trouble(error) == "gone":
+                    self.store.db.drop()
+                return True
+
+        return beat
+
+
+def run_job(
+    store: Store, jobid: str, argv: list[str], *, say: Say, environ: Mapping[str, str] = os.environ,
+    all_chunks: bool = False, workers: int = 1, progress: Callable[[int, int], object] | None = None,
+) -> Outcome:  # fmt: skip
+    """Run a script for the next chunk of a job, or with `all_chunks` until nothing is left.
+
+    `progress` is told how many chunks are done and how many failed, after each.
+    """
+    runner = Runner(store, jobid, argv, say=say, environ=environ)
+    with Scripts() as scripts:
+        if all_chunks or workers > 1:
+            from .catchup import catch_up
+
+            return catch_up(runner, scripts, workers=workers, progress=progress)
+        taken = runner.claim(new_owner())
+        if taken is None:
+            runner.tell(NOTHING)
+            return Outcome(stop_code(scripts))
+        return _outcome(runner.run(*taken, scripts), scripts)
+
+
+def force_job(
+    store: Store, jobid: str, dataid: str, argv: list[str], *, say: Say,
+    environ: Mapping[str, str] = os.environ,
+) -> Outcome:  # fmt: skip
+    """Run a script for one chunk without the checks; only a chunk that is being produced is refused."""
+    from .forcing import force
+
+    runner = Runner(store, jobid, argv, say=say, environ=environ)
+    with Scripts() as scripts:
+        environment = runner.environment()
+        claim = force(store, jobid, dataid, owner=new_owner())
+        return _outcome(runner.run(claim, environment, scripts), scripts)
+
+
+def facts(claim: Claim, environment: JobEnvironment) -> list[Fact]:
+    """What is known of the outputs of a chunk: where they are."""
+    return [
+        Fact(datasetid, claim.dataid, location=environment.locations[datasetid])
+        for datasetid in environment.plan.outputs
+        if datasetid in environment.locations
+    ]
+
+
+def settled(claim: Claim, plan: Plan, status: str) -> str:
+    """The original's line about a chunk that has been settled."""
+    return (
+        f"{len(plan.outputs)} rows updated to {status} for {claim.jobid} and {printable(claim.dataid)} "
+        f"{len(plan.reads)} IN file-local locks released"
+    )
+
+
+def stop_code(scripts: Scripts) -> int:
+    """The exit code of a run that a signal has stopped; else 0."""
+    return 128 + scripts.stopping if scripts.stopping is not None else 0
+
+
+def date() -> str:
+    """The time, as `date` prints it."""
+    return time.strftime("%a %b %e %H:%M:%S %Z %Y")
+
+
+def printable(text: str) -> str:
+    """A text that can't move the cursor or begin a line of its own."""
+    if text.isprintable():
+        return text
+    return "".join(each if each.isprintable() else ascii(each)[1:-1] for each in text)
+
+
+def first_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
+
+
+def _outcome(result: Result, scripts: Scripts) -> Outcome:
+    if result.status == READY:
+        return Outcome(0, done=1)
+    return Outcome(stop_code(scripts) or result.code or 1, failed=1)
+

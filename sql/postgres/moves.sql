@@ -1,0 +1,83 @@
+-- name: outputs
+-- The OUT rows of some jobs for some chunks, locked until the move is through.
+select s.jobid, s.datasetid, s.dataid, s.status
+from json_array_elements_text(cast(:dataids as json)) as k(dataid)
+    join datastatus s on s.dataid = k.dataid
+where s.locktype = 'OUT' and s.jobid in (select json_array_elements_text(cast(:jobids as json)))
+order by s.dataid, s.datasetid, s.jobid
+for update of s;
+
+-- name: produced
+-- The OUT rows of a dataset for some chunks, whoever produced them, locked until the move is through.
+select s.jobid, s.datasetid, s.dataid, s.status
+from json_array_elements_text(cast(:dataids as json)) as k(dataid)
+    join datastatus s on s.dataid = k.dataid and s.datasetid = :datasetid
+where s.locktype = 'OUT'
+order by s.dataid, s.datasetid, s.jobid
+for update of s;
+
+-- name: move
+-- Move OUT rows from the status that was seen to another: a row that changed since stays as it is.
+update datastatus s
+set status = k.status_after, generation = coalesce(k.generation, s.generation)
+from json_to_recordset(cast(:rows as json)) as k(
+    datasetid text, jobid text, dataid text, status_before text, status_after text, generation bigint)
+where s.datasetid = k.datasetid and s.jobid = k.jobid and s.dataid = k.dataid and s.locktype = 'OUT'
+  and s.status is not distinct from k.status_before;
+
+-- name: add
+-- Write OUT rows of chunks that had none.
+insert into datastatus (datasetid, jobid, dataid, locktype, status, modified, generation)
+select k.datasetid, k.jobid, k.dataid, 'OUT', k.status_after, now(), k.generation
+from json_to_recordset(cast(:rows as json)) as k(
+    datasetid text, jobid text, dataid text, status_after text, generation bigint)
+on conflict (datasetid, jobid, dataid) do nothing;
+
+-- name: note
+-- Keep what is known of chunks that were produced outside: which generation came when.
+insert into chunkfact (datasetid, dataid, generation, jobid)
+select k.datasetid, k.dataid, k.generation, k.jobid
+from json_to_recordset(cast(:rows as json)) as k(datasetid text, jobid text, dataid text, generation bigint)
+on conflict (datasetid, dataid, generation) do nothing;
+
+-- name: generations
+-- As many numbers, as JSON, as no claim has had.
+select cast(json_agg(nextval('generation')) as text) from generate_series(1, cast(:count as bigint));
+
+-- name: before_hold
+-- What held rows were, by history: '' is absent, UNKNOWN is a row that was held when history began.
+select k.jobid, k.datasetid, k.dataid,
+       case when e.seq is null or e.why = 'found on init' and e.who = 'odf init' then 'UNKNOWN'
+            else coalesce(e.status_before, '') end
+from json_to_recordset(cast(:rows as json)) as k(datasetid text, jobid text, dataid text)
+    left join lateral (
+        select e.seq, e.status_before, e.who, e.why from dataevent e
+        where e.dataid = k.dataid and e.datasetid = k.datasetid and e.jobid = k.jobid and e.locktype = 'OUT'
+          and (e.status_before is null
+               or e.status_before in (select json_array_elements_text(cast(:words as json))))
+        order by e.seq desc limit 1) as e on true;
+
+-- name: holder
+-- Who holds a chunk of a job, since when, until when.
+select owner, to_char(started at time zone 'UTC', 'YYYY-MM-DD HH24:MI:SS "UTC"'),
+       to_char(lease_end at time zone 'UTC', 'YYYY-MM-DD HH24:MI:SS "UTC"'), lease_end < now()
+from claim where jobid = :jobid and dataid = :dataid and owner is not null;
+
+-- name: unclaimed
+-- What is RUNNING without a claim, since when, and whether that is longer than :age seconds.
+select s.jobid, s.datasetid, s.dataid, s.status,
+       to_char(began.at at time zone 'UTC', 'YYYY-MM-DD HH24:MI:SS "UTC"'),
+       coalesce(began.at < now() - cast(:age as float8) * interval '1 second', true)
+from datastatus s
+    left join lateral (
+        select case when e.who = 'odf init' and e.why = 'found on init'
+                    then least(e.at, cast(s.modified as timestamptz)) else e.at end as at
+        from dataevent e
+        where e.dataid = s.dataid and e.datasetid = s.datasetid and e.jobid = s.jobid
+          and e.locktype = 'OUT' and e.status_after = 'RUNNING'
+        order by e.seq desc limit 1) as event on true
+    cross join lateral (select coalesce(event.at, cast(s.modified as timestamptz)) as at) as began
+where s.locktype = 'OUT' and s.status = 'RUNNING' and (cast(:jobid as text) is null or s.jobid = :jobid)
+  and not exists (
+      select 1 from claim c where c.jobid = s.jobid and c.dataid = s.dataid and c.owner is not null)
+order by s.jobid, s.dataid, s.datasetid;

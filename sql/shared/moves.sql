@@ -1,0 +1,29 @@
+-- name: failed
+-- The chunks of a job that failed.
+select distinct dataid from datastatus
+where jobid = :jobid and locktype = 'OUT' and status in ('FAILED', 'ERROR');
+
+-- name: edges
+-- Which job reads and writes which dataset.
+select distinct jobid, itemtype, datasetid from job
+where itemtype in ('IN', 'OUT') and jobid is not null and datasetid is not null;
+
+-- name: is_registered
+-- Whether a dataset is registered.
+select 1 from dataset where datasetid = :datasetid limit 1;
+
+-- name: is_known
+-- Whether anything is known of a job: a registration or a run.
+select 1 from job where jobid = :jobid union select 1 from datastatus where jobid = :jobid limit 1;
+
+-- name: delete_run
+-- Forget a job's own rows of one chunk, unless it is being produced.
+delete from datastatus
+where jobid = :jobid and dataid = :dataid
+  and not exists (
+      select 1 from datastatus r
+      where r.jobid = :jobid and r.dataid = :dataid and r.locktype = 'OUT' and r.status = 'RUNNING');
+
+-- name: forget_claim
+-- Forget the attempts of a chunk that nobody holds.
+delete from claim where jobid = :jobid and dataid = :dataid and owner is null;
