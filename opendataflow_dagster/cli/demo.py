@@ -61,7 +61,7 @@ def demo(folder: str) -> None:
     tour.odf("status", "--grid")
 
     tour.say("Long after, it's all on record.")
-    tour.odf("history", "clean", BROKEN)
+    tour.odf("history", "--job", "clean", BROKEN)
     tour.say(f"That was it. Look around: cd {shlex.quote(folder)} && odf status")
 
 

@@ -2,11 +2,11 @@
 
 import threading
 import time
-from collections.abc import Callable
 
 from .model import READY
 from .process import Scripts
-from .runjob import LOST, NOTHING, Outcome, Result, Runner, stop_code
+from .runjob import LOST, NOTHING, Outcome, Result, Runner, Tell, stop_code
+from .script import NO_START
 from .store import new_owner
 
 LOOK_AGAIN = 5.0
@@ -16,10 +16,8 @@ NAP = 0.2
 """Seconds in which a signal is noticed by who waits."""
 
 
-def catch_up(
-    runner: Runner, scripts: Scripts, *, workers: int, progress: Callable[[int, int], object] | None
-) -> Outcome:
-    """Claim and run until nothing is left or a signal comes; a chunk that fails doesn't stop the others."""
+def catch_up(runner: Runner, scripts: Scripts, *, workers: int, progress: Tell | None) -> Outcome:
+    """Claim and run until nothing is left or a signal comes; failures don't stop the others."""
     runner.environment()  # what forbids to claim is said once, not by each worker
     crew = _Crew(runner, scripts, workers, progress)
     crew.work()
@@ -35,7 +33,7 @@ class _Crew:
     """The workers of one run: each has its own name and its own connection."""
 
     def __init__(
-        self, runner: Runner, scripts: Scripts, workers: int, progress: Callable[[int, int], object] | None
+        self, runner: Runner, scripts: Scripts, workers: int, progress: Tell | None
     ) -> None:
         self.runner, self.scripts, self.workers, self.progress = runner, scripts, workers, progress
         self.done = 0
@@ -57,8 +55,10 @@ class _Crew:
         try:
             for thread in threads:
                 thread.join()
-        finally:
+        finally:  # also when something unforeseen ends the wait: no chunk is left unsettled
             self._over = True
+            for thread in threads:
+                thread.join()
         if self._error is not None:
             raise self._error
 
@@ -68,10 +68,11 @@ class _Crew:
             parts.append(f"taken over by others {self.lost}")
         if self.scripts.stopping is not None:
             parts.append("stopped by a signal")
-        [(left,)] = self.runner.store.db.run("runjob.left", jobid=self.runner.jobid)
+        db, jobid = self.runner.store.db, self.runner.jobid
+        left = db.insist(lambda: db.run("runjob.left", jobid=jobid))[0][0][0]
         if left:
             parts.append(f"left {left}")
-        following = f"; next: odf status {self.runner.jobid}" if self.failed or self.lost or left else ""
+        following = f"; next: odf status {jobid}" if self.failed or self.lost or left else ""
         return ", ".join(parts) + following
 
     def _guarded(self) -> None:
@@ -107,19 +108,23 @@ class _Crew:
                 self.lost += 1
             else:
                 self.failed.add(dataid)
+                if result.reason.startswith(NO_START):
+                    self._over = True  # it would cost the other chunks too
             if self.progress:
                 self.progress(self.done, len(self.failed) + self.lost)
             self._changed.notify_all()
 
     def _wait(self, ended: int, retry_in: float | None) -> bool:
-        """Wait for a retry that is due, or for the end of another worker's chunk; False: nothing is left."""
+        """Wait until a claim may succeed again; False: nothing is left."""
         with self._changed:
             self._busy -= 1
             if not self._busy and retry_in is None and ended == self._ended:
                 self._over = True
                 self._changed.notify_all()
             patience = LOOK_AGAIN if self._busy else float("inf")
-            until = time.monotonic() + min(patience, max(retry_in or NAP / 4, NAP / 4) if retry_in is not None else patience)
+            if retry_in is not None:
+                patience = min(patience, max(retry_in, NAP / 4))
+            until = time.monotonic() + patience
             while not self._over and self.scripts.stopping is None and ended == self._ended:
                 left = until - time.monotonic()
                 if left <= 0:

@@ -61,11 +61,13 @@ def for_dataset(datasetid: str) -> Purpose:
     )
 
 
-def find_passkey(environ: Mapping[str, str] = os.environ) -> str | None:
+def find_passkey(
+    environ: Mapping[str, str] = os.environ, variable: str = "PASSKEY"
+) -> str | None:
     """The passkey from PASSKEY, or from the file that PASSKEY_FILE names."""
-    if passkey := environ.get("PASSKEY"):
+    if passkey := environ.get(variable):
         return passkey
-    path = environ.get("PASSKEY_FILE")
+    path = environ.get(f"{variable}_FILE")
     if not path:
         return None
     reason = "it is empty"
@@ -78,8 +80,8 @@ def find_passkey(environ: Mapping[str, str] = os.environ) -> str | None:
     passkey = passkey.removesuffix("\n").removesuffix("\r")
     if not passkey:
         raise CredentialError(
-            f"The passkey file {path!r}, which PASSKEY_FILE names, can't be used: {reason}. "
-            "Correct it, or set PASSKEY, then run `odf doctor`."
+            f"The passkey file {path!r}, which {variable}_FILE names, can't be used: {reason}. "
+            f"Correct it, or set {variable}, then run `odf doctor`."
         )
     return passkey
 

@@ -110,6 +110,10 @@ class Database:
         """The rows of one statement, and its cursor."""
         raise NotImplementedError
 
+    def script(self, text: str) -> None:
+        """Run the statements of a script, all or none."""
+        raise NotImplementedError
+
     def translate(self, text: str) -> str:
         """A statement in the driver's own parameter style."""
         return text

@@ -1,4 +1,4 @@
-"""The environment that a job's script gets: what it inherits, what the tables say, and its chunk."""
+"""The environment of a job's script: what it inherits, what the tables say, and its chunk."""
 
 import os
 from collections.abc import Mapping
@@ -16,8 +16,8 @@ SECRETS = ("PASSKEY", "PASSKEY_FILE", "DATAFLOW_ENCRYPTED")
 PASSWORDS = ("password", "encryptedpass")
 
 KNOWN = (
-    "datasetid", "hostname", "database", "schemaname", "tablename", "username", "encryptedpass", "format",
-    "chunkcolumn", "domain", "itemtype", "password", "chunklower", "chunkupper",
+    "datasetid", "hostname", "database", "schemaname", "tablename", "username", "encryptedpass",
+    "format", "chunkcolumn", "domain", "itemtype", "password", "chunklower", "chunkupper",
 )  # fmt: skip
 """What we call the properties of a dataset: none of them makes a dangerous name."""
 
@@ -28,8 +28,8 @@ class JobEnvironment:
     __slots__ = ("_base", "_ranged", "_store", "_told", "locations", "plan")
 
     def __init__(
-        self, store: Store, plan: Plan, base: dict[str, str], told: dict[str, str], ranged: set[str],
-        locations: dict[str, str],
+        self, store: Store, plan: Plan, base: dict[str, str], told: dict[str, str],
+        ranged: set[str], locations: dict[str, str],
     ) -> None:  # fmt: skip
         self._store, self.plan = store, plan
         self._base, self._told, self._ranged = base, told, ranged
@@ -47,14 +47,15 @@ class JobEnvironment:
 
     def context(self, claim: Claim, *, secrets: bool = False) -> list[dict[str, str]]:
         """The same for another language: the original's list of objects with one key each."""
-        told = self._told | {f"{key[0]}_{key[1]}": value for key, value in self._bounds(claim.dataid).items()}
+        told = self._told | _plain(self._bounds(claim.dataid))
         shown = {
             name: value
             for name, value in told.items()
             if secrets or not name.endswith(tuple(f"_{each}" for each in PASSWORDS))
         }
         chunk = self._chunk(claim)
-        return [{name: value} for name, value in ({"dataid": chunk["dataid"]} | shown | chunk).items()]
+        whole = {"dataid": chunk["dataid"]} | shown | chunk
+        return [{name: value} for name, value in whole.items()]
 
     def _chunk(self, claim: Claim) -> dict[str, str]:
         return {
@@ -95,12 +96,12 @@ def job_environment(
         for column, value in _properties(datasets[datasetid], environ, secrets).items()
     }
     variables = _named(values)
-    told = {f"{key[0]}_{key[1]}": value for key, value in values.items() if value is not None}
+    told = _plain(values)
     for name, value in plan.environment:
         if hijacks(name) or not _can_be_named(name):
             raise Refused(
-                f"Job {plan.jobid!r} is registered to set {name!r}, which would change what its process runs. "
-                f"Delete that row of the table `job`, and see `odf job list`.",
+                f"Job {plan.jobid!r} is registered to set {name!r}, which would change what its "
+                "process runs. Delete that row of the table `job`, and see `odf job list`.",
                 code="NOT_REGISTERED",
             )
         variables[name] = told[name] = _text(value, f"Item {name!r} of job {plan.jobid!r}")
@@ -118,14 +119,16 @@ def job_environment(
     )  # fmt: skip
 
 
-def _properties(row: dict[str, Any], environ: Mapping[str, str], secrets: bool) -> dict[str, str | None]:
+def _properties(
+    row: dict[str, Any], environ: Mapping[str, str], secrets: bool
+) -> dict[str, str | None]:
     """Column → value of one dataset; a value of None means that no such variable may exist."""
     datasetid = row["dataflow datasetid"]
     found: dict[str, str | None] = {}
     for column, value in row.items():
         if not column.startswith("dataflow "):
-            text = None if value is None else _text(value, f"Column {column} of dataset {datasetid!r}")
-            found[column.lower()] = text
+            what = f"Column {column} of dataset {datasetid!r}"
+            found[column.lower()] = None if value is None else _text(value, what)
     registered = found.get("datasetid") is not None
     found |= {"chunklower": None, "chunkupper": None, "password": None}
     found["itemtype"] = row["dataflow itemtype"] if registered else None
@@ -137,8 +140,8 @@ def _properties(row: dict[str, Any], environ: Mapping[str, str], secrets: bool) 
     for column in found:
         if column not in KNOWN and any(hijacks(name) for name in _exact(datasetid, column)):
             raise Refused(
-                f"Column {column!r} of dataset {datasetid!r} would set a variable that changes what the job's "
-                "process runs. Rename the column of the table `dataset`.",
+                f"Column {column!r} of dataset {datasetid!r} would set a variable that changes "
+                "what the job's process runs. Rename the column of the table `dataset`.",
                 code="NOT_REGISTERED",
             )
     return found
@@ -156,6 +159,11 @@ def _named(values: dict[tuple[str, str], str | None]) -> dict[str, str | None]:
             aliases[name] = value if owner.setdefault(name, datasetid) == datasetid else None
     exact = {name: value for key, value in values.items() for name in _exact(*key)}
     return aliases | exact
+
+
+def _plain(values: Mapping[tuple[str, str], str | None]) -> dict[str, str]:
+    """The values that there are, each by one name."""
+    return {f"{key[0]}_{key[1]}": value for key, value in values.items() if value is not None}
 
 
 def _exact(datasetid: str, column: str) -> list[str]:
@@ -179,7 +187,7 @@ def _inherited(environ: Mapping[str, str]) -> dict[str, str]:
     base = {
         name: value
         for name, value in environ.items()
-        if name not in SECRETS and name not in ("dataid", "jobid") and not name.startswith("dataflow_")
+        if name not in (*SECRETS, "dataid", "jobid") and not name.startswith("dataflow_")
     }
     if "DATAFLOW_URL" in base and redact(base["DATAFLOW_URL"]) != base["DATAFLOW_URL"]:
         del base["DATAFLOW_URL"]
@@ -205,7 +213,7 @@ def _text(value: Any, what: str) -> str:
     text = value.decode("utf-8", "surrogateescape") if isinstance(value, bytes) else str(value)
     if "\0" in text:
         raise Refused(
-            f"{what} has a NUL character, which no environment variable can hold. Correct that row.",
+            f"{what} has a NUL character, which no variable can hold. Correct that row.",
             code="NOT_REGISTERED",
         )
     return _encoded(text)

@@ -9,7 +9,7 @@ from .store import LEASE, Store
 def force(store: Store, jobid: str, dataid: str, *, owner: str, lease: float = LEASE) -> Claim:
     """Claim one chunk of a job without the checks; only one that is being produced is refused."""
     check_id("dataid", dataid)
-    claim, lost = store.db.insist(lambda: _force(store, jobid, dataid, owner, lease))
+    claim, _ = store.db.insist(lambda: _force(store, jobid, dataid, owner, lease))
     if claim is None:
         raise _locked(store, jobid, dataid)
     return claim
@@ -46,9 +46,10 @@ def _force(store: Store, jobid: str, dataid: str, owner: str, lease: float) -> C
 
 def _locked(store: Store, jobid: str, dataid: str) -> Refused:
     holders = store.db.run("forcing.holders", jobid=jobid, dataid=dataid)
-    _, since, holder = holders[0] if holders else ("", "just now", "another process")
+    _, since, holder = holders[0] if holders else ("", None, "another process")
     return Refused(
-        f"Chunk {dataid!r} of {jobid!r} is being produced by {holder} since {since}. "
-        f"Wait for its end, or send it back with `odf resubmit {jobid} {dataid}`.",
+        f"Chunk {dataid!r} of {jobid!r} is being produced by {holder}"
+        f"{f' since {since[:19]}' if since else ''}. "
+        "Wait for its end, or run `odf recover` if it is dead.",
         code="LOCKED",
     )

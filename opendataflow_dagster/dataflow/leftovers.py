@@ -23,16 +23,19 @@ def adopt_orphans(wanted: bool = True) -> bool:
     """Become the parent of descendants that lose theirs, or stop being it; return what it was."""
     if sys.platform != "linux":
         return False
-    try:
-        import ctypes
+    try:  # the core of ctypes: all of it takes longer to import than the rest of a run
+        from _ctypes import _SimpleCData, byref, call_function, dlopen, dlsym
 
-        prctl = ctypes.CDLL(None).prctl
-    except (ImportError, AttributeError):  # a Python without ctypes
+        class Int(_SimpleCData):  # type: ignore[type-arg]
+            _type_ = "i"
+
+        prctl = dlsym(dlopen(None, 0), "prctl")  # type: ignore[arg-type]
+    except (ImportError, OSError):  # a Python without ctypes
         return False
-    before = ctypes.c_int(0)
-    prctl(_GET_CHILD_SUBREAPER, ctypes.byref(before), 0, 0, 0)
+    before = Int(0)
+    call_function(prctl, (_GET_CHILD_SUBREAPER, byref(before), 0, 0, 0))
     if bool(before.value) != wanted:
-        prctl(_SET_CHILD_SUBREAPER, ctypes.c_ulong(wanted), 0, 0, 0)
+        call_function(prctl, (_SET_CHILD_SUBREAPER, int(wanted), 0, 0, 0))
     return bool(before.value)
 
 

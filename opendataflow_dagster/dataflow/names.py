@@ -4,8 +4,8 @@ import re
 
 from .errors import WrongUse
 
-LONGEST = 800
-"""Bytes of an id: three of them must fit one index row of PostgreSQL."""
+LONGEST = 500
+"""Bytes of an id: a job's, a chunk's and its natural key must fit one index row of PostgreSQL."""
 
 _DIGITS = re.compile("[0-9]+")
 _HIJACKS = re.compile(
@@ -48,6 +48,18 @@ def check_variable(name: str) -> str:
             "Choose another name and read it in the script."
         )
     return check_id("environment item", name)
+
+
+def check_text(kind: str, value: str | None) -> None:
+    """Refuse a text that no database keeps, or no process gets, as it is; `kind` is a word for messages."""
+    if value is None:
+        return
+    if "\0" in value:
+        raise WrongUse(f"The {kind} has a NUL character, which no database keeps. Leave it out.")
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise WrongUse(f"The {kind} isn't valid Unicode. Give it in UTF-8.") from None
 
 
 def hijacks(name: str) -> bool:

@@ -138,11 +138,12 @@ class PostgresStore(Store):
                 "claims.claim", jobid=jobid, owner=owner, k=k, runid=runid, lease=lease, only=only, skip=skip
             )
         self._untidy += len(rows)
-        claims = [
+        if len(rows) > 1:
+            rows.sort(key=lambda row: (row[5], natural_key(row[0]), row[0]))
+        return [
             Claim(jobid, dataid, generation, owner, attempts, float(lease), time_limit)
-            for dataid, generation, attempts, lease, time_limit in rows
+            for dataid, generation, attempts, lease, time_limit, _ in rows
         ]
-        return claims if k == 1 else sorted(claims, key=lambda claim: natural_key(claim.dataid))
 
     def _tidy(self) -> None:
         """Vacuum the queue more often than autovacuum would: it comes once a minute at best."""

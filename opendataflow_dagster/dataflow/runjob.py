@@ -13,6 +13,7 @@ from .script import CannotStart, check
 from .store import PLAN_AGE, Store, new_owner
 
 Say = Callable[[str], object]
+Tell = Callable[[int, int], object]
 
 LOST = "LOST"
 """How a chunk ended that somebody else has taken over: nothing of it was settled."""
@@ -26,6 +27,7 @@ class Result(NamedTuple):
     code: int
     status: str
     retry_in: float | None = None
+    reason: str = ""
 
 
 class Outcome(NamedTuple):
@@ -63,12 +65,13 @@ class Runner:
         """What the scripts are told, as of a second ago at most; raises what forbids to claim."""
         now = time.monotonic()
         if self._environment is None or now - self._environment[0] > PLAN_AGE:
-            made = job_environment(self.store, self.store.plan(self.jobid), self.environ)
+            plan = self.store.plan(self.jobid)
+            made, _ = self.store.db.insist(lambda: job_environment(self.store, plan, self.environ))
             self._environment = now, made
         return self._environment[1]
 
     def claim(self, owner: str) -> tuple[Claim, JobEnvironment] | None:
-        """The next chunk, with what its script is told; lost claims are looked for only when idle."""
+        """The next chunk, and what its script is told; lost claims are looked for when idle."""
         environment = self.environment()
         claims = self.store.claim(self.jobid, owner=owner)
         if not claims and self.store.recover(self.jobid):
@@ -76,7 +79,12 @@ class Runner:
         return (claims[0], environment) if claims else None
 
     def run(
-        self, claim: Claim, environment: JobEnvironment, scripts: Scripts, *, stdin_null: bool = False
+        self,
+        claim: Claim,
+        environment: JobEnvironment,
+        scripts: Scripts,
+        *,
+        stdin_null: bool = False,
     ) -> Result:
         """Run the script for a claimed chunk, and settle it."""
         try:
@@ -110,11 +118,11 @@ class Runner:
                 status, retry_in = self.store.fail(claim, ended.reason, may_retry=not stopped)
         except StaleClaim as error:
             self.tell(str(error))
-            return Result(ended.code or 1, LOST)
+            return Result(ended.code or 1, LOST, None, ended.reason)
         self._say(settled(claim, environment.plan, status))
         if retry_in:
             self.tell(f"The next attempt is due in {retry_in:g} s")
-        return Result(ended.code, status, retry_in)
+        return Result(ended.code, status, retry_in, ended.reason)
 
     def tell(self, message: str) -> None:
         self._say(f"{date()}: {message}")
@@ -129,7 +137,9 @@ class Runner:
                 return not self.store.heartbeat([claim])
             except Exception as error:
                 if not said:
-                    self.tell(f"The claim can't be renewed now: {first_line(error)}. The script goes on")
+                    self.tell(
+                        f"The claim can't be renewed: {first_line(error)}. The script goes on"
+                    )
                 said = True
                 if self.store.db.trouble(error) == "gone":
                     self.store.db.drop()
@@ -140,7 +150,7 @@ class Runner:
 
 def run_job(
     store: Store, jobid: str, argv: list[str], *, say: Say, environ: Mapping[str, str] = os.environ,
-    all_chunks: bool = False, workers: int = 1, progress: Callable[[int, int], object] | None = None,
+    all_chunks: bool = False, workers: int = 1, progress: Tell | None = None,
 ) -> Outcome:  # fmt: skip
     """Run a script for the next chunk of a job, or with `all_chunks` until nothing is left.
 
@@ -163,7 +173,7 @@ def force_job(
     store: Store, jobid: str, dataid: str, argv: list[str], *, say: Say,
     environ: Mapping[str, str] = os.environ,
 ) -> Outcome:  # fmt: skip
-    """Run a script for one chunk without the checks; only a chunk that is being produced is refused."""
+    """Run a script for one chunk without the checks, unless it is being produced."""
     from .forcing import force
 
     runner = Runner(store, jobid, argv, say=say, environ=environ)
@@ -184,8 +194,9 @@ def facts(claim: Claim, environment: JobEnvironment) -> list[Fact]:
 
 def settled(claim: Claim, plan: Plan, status: str) -> str:
     """The original's line about a chunk that has been settled."""
+    chunk = f"{claim.jobid} and {printable(claim.dataid)}"
     return (
-        f"{len(plan.outputs)} rows updated to {status} for {claim.jobid} and {printable(claim.dataid)} "
+        f"{len(plan.outputs)} rows updated to {status} for {chunk} "
         f"{len(plan.reads)} IN file-local locks released"
     )
 
@@ -215,4 +226,3 @@ def _outcome(result: Result, scripts: Scripts) -> Outcome:
     if result.status == READY:
         return Outcome(0, done=1)
     return Outcome(stop_code(scripts) or result.code or 1, failed=1)
-

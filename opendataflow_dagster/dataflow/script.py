@@ -12,6 +12,7 @@ from opendataflow_dagster.dataflow.leftovers import send
 if TYPE_CHECKING:
     from opendataflow_dagster.dataflow.terminal import Terminal
 
+NO_START = "cannot start:"
 NOT_EXECUTABLE, NOT_FOUND = 126, 127  # a shell's exit codes
 NEVER = float("inf")
 
@@ -31,7 +32,7 @@ class CannotStart(Exception):
     """The program didn't start; `code` is what a shell would exit with."""
 
     def __init__(self, code: int, cause: str) -> None:
-        super().__init__(f"cannot start: {cause}")
+        super().__init__(f"{NO_START} {cause}")
         self.code = code
 
 
@@ -71,8 +72,9 @@ class Script:
 
     def send(self, number: int) -> None:
         """Signal the script's whole group."""
-        if send(-self.pid, number):
-            self.sent = number
+        before, self.sent = self.sent, number  # first: the thread that waits may hear of the end now
+        if not send(-self.pid, number):
+            self.sent = before
 
     def end(self, grace: float) -> None:
         """End the script, whatever it takes."""

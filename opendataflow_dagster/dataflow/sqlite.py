@@ -144,24 +144,21 @@ class SqliteStore(Store):
         told = {(fact.datasetid, fact.dataid): fact for fact in facts}
         settled: dict[str, int] = {}
         with db.transaction(who=first.owner, act="finish"):
-            plan = self.read_plan(first.jobid)
             for claim in claims:
                 mine = {"jobid": claim.jobid, "dataid": claim.dataid, "generation": claim.generation}
                 if not db.change("claims.close", owner=claim.owner, **mine):
                     continue
                 consumed = db.run("claims.consumed", jobid=claim.jobid, dataid=claim.dataid)[0][0]
                 db.change("claims.release_inputs", jobid=claim.jobid, dataid=claim.dataid)
-                count = 0
-                for datasetid in plan.outputs:
-                    if db.change("claims.ready", datasetid=datasetid, **mine):
-                        fact = told.get((datasetid, claim.dataid)) or Fact(datasetid, claim.dataid)
-                        db.change(
-                            "claims.note", jobid=claim.jobid, generation=claim.generation, inputs=consumed,
-                            **fact._asdict(),
-                        )  # fmt: skip
-                        count += 1
-                if count:
-                    settled[claim.dataid] = count
+                made = db.run("claims.ready", **mine)
+                for (datasetid,) in made:
+                    fact = told.get((datasetid, claim.dataid)) or Fact(datasetid, claim.dataid)
+                    db.change(
+                        "claims.note", jobid=claim.jobid, generation=claim.generation, inputs=consumed,
+                        **fact._asdict(),
+                    )  # fmt: skip
+                if made:
+                    settled[claim.dataid] = len(made)
         return settled
 
     def _fail(self, claim: Claim, why: str, may_retry: bool) -> list[Failure]:

@@ -30,7 +30,10 @@ class Store:
 
     def init(self) -> None:
         """Create the tables, or upgrade in place those of the original or of an older version."""
-        self.db.script(sqlfiles.schema(self.db.dialect))  # type: ignore[attr-defined]
+        self.db.insist(self._init)
+
+    def _init(self) -> None:
+        self.db.script(sqlfiles.schema(self.db.dialect))
         with self.db.transaction(who="odf init", why="found on init", act="init"):
             self.db.run("upgrade.rebase")
             self.db.run("upgrade.remember")
@@ -46,7 +49,7 @@ class Store:
         aged, plan = self._plans.get(jobid, (0.0, None))
         now = time.monotonic()
         if plan is None or now - aged > PLAN_AGE:
-            plan = self.read_plan(jobid)
+            plan, _ = self.db.insist(lambda: self.read_plan(jobid))
             self._plans[jobid] = (now, plan)
         return plan
 
@@ -136,12 +139,13 @@ class Store:
 
     def next_change(self, jobid: str, *, leases: bool = False) -> float | None:
         """Seconds until a chunk of a job can be retried, or (with `leases`) recovered; None: never."""
-        [(seconds,)] = self.db.run("claims.next_retry", jobid=jobid, leases=leases)
+        rows, _ = self.db.insist(lambda: self.db.run("claims.next_retry", jobid=jobid, leases=leases))
+        seconds = rows[0][0]
         return None if seconds is None else max(0.0, float(seconds))
 
     def now(self) -> float:
         """The database's clock, in seconds since 1970."""
-        return float(self.db.run("claims.now")[0][0])
+        return float(self.db.insist(lambda: self.db.run("claims.now"))[0][0][0])
 
     def today(self) -> str:
         """The current date of the database's clock, in the configured time zone or else the machine's."""

@@ -19,7 +19,7 @@ taken as (
         order by rank, sortkey, dataid
         limit (select free from dial) offset :skip
         for update skip locked))
-    returning dataid
+    returning dataid, rank
 ),
 opened as (
     insert into claim as c (jobid, dataid, generation, owner, runid, started, heartbeat, lease_end)
@@ -55,8 +55,8 @@ written as (
            or (excluded.locktype = 'IN' and d.locktype = 'IN' and d.status in ('DONE', 'FAILED', 'ERROR'))
     returning 1
 )
-select o.dataid, o.generation, o.attempts, dial.lease, dial.time_limit
-from opened o cross join dial
+select o.dataid, o.generation, o.attempts, dial.lease, dial.time_limit, taken.rank
+from opened o join taken using (dataid) cross join dial
 where case when (select count(*) from written) = (select count(*) from opened cross join item)
            then true else lost_race() end;
 
@@ -109,19 +109,15 @@ closed as (
     where c.jobid = :jobid and c.dataid = done.dataid and c.generation = done.generation and c.owner = :owner
     returning c.dataid, c.generation
 ),
-item as materialized (
-    select distinct itemtype, datasetid from job where jobid = :jobid and itemtype in ('IN', 'OUT')
-),
 released as (
-    delete from datastatus s using closed c, item i
-    where i.itemtype = 'IN' and s.datasetid = i.datasetid and s.jobid = :jobid and s.dataid = c.dataid
-      and s.locktype = 'IN'
+    delete from datastatus s using closed c
+    where s.jobid = :jobid and s.dataid = c.dataid and s.locktype = 'IN'
     returning s.dataid, s.datasetid, s.generation
 ),
 settled as (
     update datastatus s set status = 'READY', modified = now()
-    from closed c, item i
-    where i.itemtype = 'OUT' and s.datasetid = i.datasetid and s.jobid = :jobid and s.dataid = c.dataid
+    from closed c
+    where s.jobid = :jobid and s.dataid = c.dataid
       and s.locktype = 'OUT' and s.status = 'RUNNING' and s.generation = c.generation
     returning s.datasetid, s.dataid, s.generation
 ),
@@ -167,20 +163,16 @@ retried as (
 closed as (
     delete from claim c using verdict v where c.jobid = v.jobid and c.dataid = v.dataid and not v.again
 ),
-item as materialized (
-    select distinct itemtype, datasetid from job where jobid = :jobid and itemtype in ('IN', 'OUT')
-),
 released as (
-    delete from datastatus s using verdict v, item i
-    where i.itemtype = 'IN' and s.datasetid = i.datasetid and s.jobid = v.jobid and s.dataid = v.dataid
-      and s.locktype = 'IN'
+    delete from datastatus s using verdict v
+    where s.jobid = v.jobid and s.dataid = v.dataid and s.locktype = 'IN'
 ),
 settled as (
     update datastatus s
     set status = case when v.again and v.delay = 0 then 'RESUBMIT' else 'FAILED' end, modified = now(),
         generation = case when v.again and v.delay = 0 then null else s.generation end
-    from verdict v, item i
-    where i.itemtype = 'OUT' and s.datasetid = i.datasetid and s.jobid = v.jobid and s.dataid = v.dataid
+    from verdict v
+    where s.jobid = v.jobid and s.dataid = v.dataid
       and s.locktype = 'OUT' and s.status = 'RUNNING' and s.generation = v.generation
     returning s.status
 )

@@ -20,14 +20,14 @@ returning generation, attempts;
 -- name: lock
 -- Lock inputs and outputs of a chunk, whatever they are now: only a RUNNING output is left alone.
 insert into datastatus as d (datasetid, jobid, dataid, locktype, status, modified, generation)
-select i.datasetid, :jobid, :dataid, i.itemtype, 'RUNNING', now(),
+select i.datasetid, cast(:jobid as text), cast(:dataid as text), i.itemtype, 'RUNNING', now(),
        case when i.itemtype = 'OUT' then cast(:generation as bigint) else (
            select max(s.generation) from datastatus s
-           where s.dataid = :dataid and s.datasetid = i.datasetid and s.locktype = 'OUT'
+           where s.dataid = cast(:dataid as text) and s.datasetid = i.datasetid and s.locktype = 'OUT'
              and s.status = 'READY')
        end
 from (select distinct itemtype, datasetid from job
-      where jobid = :jobid and itemtype in ('IN', 'OUT') and datasetid <> 'today') as i
+      where jobid = cast(:jobid as text) and itemtype in ('IN', 'OUT') and datasetid <> 'today') as i
 order by i.datasetid
 on conflict (datasetid, jobid, dataid) do update
     set locktype = excluded.locktype, status = 'RUNNING', modified = excluded.modified,

@@ -1,11 +1,11 @@
 -- name: after
 -- The next rows of the log that can't change any more: those of transactions older than all that run.
 select seq, at, datasetid, jobid, dataid, locktype, status_before, status_after, generation, who, why,
-       cast(xid as text)
-from dataevent
-where xid < pg_snapshot_xmin(pg_current_snapshot())
-  and (xid, seq) > (cast(cast(:xid as text) as xid8), cast(:seq as bigint))
-order by xid, seq
+       cast(xid as text) as transaction
+from dataevent e
+where e.xid < pg_snapshot_xmin(pg_current_snapshot())
+  and (e.xid, e.seq) > (cast(cast(:xid as text) as xid8), cast(:seq as bigint))
+order by e.xid, e.seq
 limit :limit;
 
 -- name: restored

@@ -1,29 +1,38 @@
 -- name: outputs
 -- The OUT rows of some jobs for some chunks, locked until the move is through.
+-- The lock keeps each subquery apart, so that the planner can't but go chunk by chunk.
 select s.jobid, s.datasetid, s.dataid, s.status
 from json_array_elements_text(cast(:dataids as json)) as k(dataid)
-    join datastatus s on s.dataid = k.dataid
-where s.locktype = 'OUT' and s.jobid in (select json_array_elements_text(cast(:jobids as json)))
-order by s.dataid, s.datasetid, s.jobid
-for update of s;
+    cross join lateral (
+        select * from datastatus d
+        where d.dataid = k.dataid and d.locktype = 'OUT'
+          and d.jobid = any(array(select json_array_elements_text(cast(:jobids as json))))
+        for update of d) as s;
 
 -- name: produced
 -- The OUT rows of a dataset for some chunks, whoever produced them, locked until the move is through.
 select s.jobid, s.datasetid, s.dataid, s.status
 from json_array_elements_text(cast(:dataids as json)) as k(dataid)
-    join datastatus s on s.dataid = k.dataid and s.datasetid = :datasetid
-where s.locktype = 'OUT'
-order by s.dataid, s.datasetid, s.jobid
-for update of s;
+    cross join lateral (
+        select * from datastatus d
+        where d.dataid = k.dataid and d.datasetid = :datasetid and d.locktype = 'OUT'
+        for update of d) as s;
 
 -- name: move
 -- Move OUT rows from the status that was seen to another: a row that changed since stays as it is.
+with target as materialized (
+    select s.place, k.status_before, k.status_after, k.generation
+    from json_to_recordset(cast(:rows as json)) as k(
+            datasetid text, jobid text, dataid text, status_before text, status_after text, generation bigint)
+        cross join lateral (
+            select d.ctid as place from datastatus d
+            where d.datasetid = k.datasetid and d.jobid = k.jobid and d.dataid = k.dataid and d.locktype = 'OUT'
+            for update of d) as s
+)
 update datastatus s
-set status = k.status_after, generation = coalesce(k.generation, s.generation)
-from json_to_recordset(cast(:rows as json)) as k(
-    datasetid text, jobid text, dataid text, status_before text, status_after text, generation bigint)
-where s.datasetid = k.datasetid and s.jobid = k.jobid and s.dataid = k.dataid and s.locktype = 'OUT'
-  and s.status is not distinct from k.status_before;
+set status = target.status_after, generation = coalesce(target.generation, s.generation)
+from target
+where s.ctid = target.place and s.status is not distinct from target.status_before;
 
 -- name: add
 -- Write OUT rows of chunks that had none.

@@ -146,13 +146,19 @@ begin
                 on s.dataid = k.dataid and s.datasetid = o.datasetid
             where o.jobid = k.jobid and o.itemtype = 'OUT' and s.locktype = 'OUT'
               and (s.status is null or s.status not in ('PENDING', 'RESUBMIT', 'RERUN')))
-        -- this job isn't consuming the chunk, nor has it (DONE) unless it is to run again
+        -- this job isn't consuming the chunk, nor has it (DONE) unless it is to run again; and no lock
+        -- of another type, from when the job was another one, has the key of a row that it would write
         and not exists (
             select 1 from job i join datastatus s
                 on s.datasetid = i.datasetid and s.jobid = i.jobid and s.dataid = k.dataid
-            where i.jobid = k.jobid and i.itemtype = 'IN' and s.locktype = 'IN'
-              and (s.status is null or s.status not in ('DONE', 'FAILED', 'ERROR', 'RESUBMIT', 'RERUN')
-                   or (s.status = 'DONE' and p.rank = 1)))
+            where i.jobid = k.jobid and i.itemtype in ('IN', 'OUT')
+              and (s.status is null or s.status not in ('RESUBMIT', 'RERUN'))
+              and case when i.itemtype = 'OUT'
+                       then s.locktype is distinct from 'OUT' and s.status is distinct from 'PENDING'
+                       when s.locktype = 'IN'
+                       then s.status is null or s.status not in ('DONE', 'FAILED', 'ERROR')
+                            or (s.status = 'DONE' and p.rank = 1)
+                       else true end)
         -- something says that the chunk exists: an input, or a row of the job's own
         and (exists (select 1 from job i where i.jobid = k.jobid and i.itemtype = 'IN')
              or exists (
@@ -202,9 +208,10 @@ begin
 
     update datastatus s set status = 'RESUBMIT', modified = now(), generation = null
     from unnest(jobids, dataids, again) as k(jobid, dataid, again), job o
-    where k.again and o.jobid = k.jobid and o.itemtype = 'OUT' and s.datasetid = o.datasetid
+    where o.jobid = k.jobid and o.itemtype = 'OUT' and s.datasetid = o.datasetid
       and s.jobid = k.jobid and s.dataid = k.dataid and s.locktype = 'OUT'
-      and s.status in ('READY', 'FAILED', 'ERROR', 'RUNNING');
+      and ((k.again and s.status in ('READY', 'FAILED', 'ERROR', 'RUNNING'))
+           or (s.status = 'RUNNING' and s.generation is not null));
 end $$;
 
 -- What our own transactions tell of themselves: `claim`, `finish`, or nothing for a person's change.
@@ -237,7 +244,8 @@ begin
             where xid = pg_current_xact_id() and seq >= first_seq and locktype = 'OUT'
               and ((status_after in ('RESUBMIT', 'RERUN')
                     and status_before is distinct from 'RESUBMIT' and status_before is distinct from 'RERUN')
-                   or (status_before = 'RUNNING' and (status_after is null or status_after = 'PENDING')))
+                   or (status_before = 'RUNNING' and status_after is null)
+                   or (status_before is not null and status_after = 'PENDING'))
             group by jobid, dataid) as back;
         if pairs.jobids is not null then
             perform sent_back(pairs.jobids, pairs.dataids, pairs.again);
@@ -252,7 +260,7 @@ begin
                 where c.xid = pg_current_xact_id() and c.seq >= first_seq and c.locktype = 'OUT'
                   and ((j.itemtype = 'IN'
                         and (coalesce(c.status_before = 'READY', false) <> coalesce(c.status_after = 'READY', false)
-                             or (act() = '' and 'RUNNING' in (c.status_before, c.status_after))))
+                             or (act() <> 'claim' and 'RUNNING' in (c.status_before, c.status_after))))
                        or (j.itemtype = 'OUT'
                            and not (act() = 'claim' and j.jobid = c.jobid)
                            and (c.status_before in ('RUNNING', 'READY', 'FAILED')
@@ -260,8 +268,12 @@ begin
                 union
                 select c.jobid, c.dataid
                 from dataevent c
-                where c.xid = pg_current_xact_id() and c.seq >= first_seq and c.locktype = 'IN'
-                  and act() not in ('claim', 'finish')) as touched
+                where c.xid = pg_current_xact_id() and c.seq >= first_seq
+                  and ((c.locktype = 'IN' and act() not in ('claim', 'finish'))
+                       or (act() = '' and exists (
+                           select 1 from job j where j.jobid = c.jobid and j.datasetid = c.datasetid
+                             and j.itemtype in ('IN', 'OUT') and j.itemtype is distinct from c.locktype)))
+                ) as touched
             order by jobid, dataid) as numbered
         group by batch order by batch
     loop
@@ -387,6 +399,15 @@ begin
     return null;
 end $$;
 
+create or replace function job_truncated() returns trigger
+language plpgsql security definer
+set search_path from current
+as $$
+begin
+    delete from pending;
+    return null;
+end $$;
+
 create or replace trigger datastatus_inserted after insert on datastatus
     referencing new table as newrows for each statement execute function datastatus_inserted();
 create or replace trigger datastatus_updated after update on datastatus
@@ -402,3 +423,5 @@ create or replace trigger job_updated after update on job
     referencing old table as oldrows new table as newrows for each statement execute function job_changed();
 create or replace trigger job_deleted after delete on job
     referencing old table as oldrows for each statement execute function job_changed();
+create or replace trigger job_truncated before truncate on job
+    for each statement execute function job_truncated();

@@ -13,8 +13,8 @@ delete from datastatus where jobid = :jobid and dataid = :dataid and locktype = 
 
 -- name: settle_outputs
 -- Move the outputs of one generation from a named status to another.
-update datastatus set status = :status, modified = current_timestamp,
-    generation = case when :status = 'RESUBMIT' then null else generation end
+update datastatus set status = cast(:status as varchar(20)), modified = current_timestamp,
+    generation = case when cast(:status as varchar(20)) = 'RESUBMIT' then null else generation end
 where jobid = :jobid and dataid = :dataid and locktype = 'OUT' and status = :was and generation = :generation;
 
 -- name: plan

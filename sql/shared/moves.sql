@@ -14,7 +14,7 @@ select 1 from dataset where datasetid = :datasetid limit 1;
 
 -- name: is_known
 -- Whether anything is known of a job: a registration or a run.
-select 1 from job where jobid = :jobid union select 1 from datastatus where jobid = :jobid limit 1;
+select 1 from job where jobid = :jobid union all select 1 from datastatus where jobid = :jobid limit 1;
 
 -- name: delete_run
 -- Forget a job's own rows of one chunk, unless it is being produced.

@@ -45,8 +45,9 @@ from datastatus s
 where s.dataid = :dataid and s.datasetid = :datasetid and s.locktype = 'OUT' and s.status in ('READY', 'RUNNING')
 group by s.dataid having min(s.status) = 'READY' and max(s.status) = 'READY' and :generation is not null
 on conflict (datasetid, jobid, dataid) do update
-    set status = 'RUNNING', modified = excluded.modified, generation = excluded.generation
-    where datastatus.locktype = 'IN' and datastatus.status in ('DONE', 'FAILED', 'ERROR', 'RESUBMIT', 'RERUN');
+    set locktype = 'IN', status = 'RUNNING', modified = excluded.modified, generation = excluded.generation
+    where datastatus.status in ('RESUBMIT', 'RERUN')
+       or (datastatus.locktype = 'IN' and datastatus.status in ('DONE', 'FAILED', 'ERROR'));
 
 -- name: lock
 -- Take an output chunk: one that doesn't exist yet, or that may be made again.
@@ -78,16 +79,15 @@ delete from claim where jobid = :jobid and dataid = :dataid and generation = :ge
 
 -- name: consumed
 -- The generations of the inputs that a chunk was made from.
-select json_group_object(datasetid, generation) from (
+select case when count(*) > 0 then json_group_object(datasetid, generation) end from (
     select datasetid, generation from datastatus
-    where jobid = :jobid and dataid = :dataid and locktype = 'IN' order by datasetid)
-having count(*) > 0;
+    where jobid = :jobid and dataid = :dataid and locktype = 'IN' order by datasetid);
 
 -- name: ready
--- An output is complete.
+-- The outputs of a claim are complete.
 update datastatus set status = 'READY', modified = strftime('%Y-%m-%d %H:%M:%f', 'now')
-where datasetid = :datasetid and jobid = :jobid and dataid = :dataid and locktype = 'OUT'
-  and status = 'RUNNING' and generation = :generation;
+where jobid = :jobid and dataid = :dataid and locktype = 'OUT' and status = 'RUNNING' and generation = :generation
+returning datasetid;
 
 -- name: note
 -- What is known of a produced chunk.

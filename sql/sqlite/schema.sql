@@ -110,13 +110,18 @@ create trigger judge_pair instead of insert on judge begin
           select 1 from job o join datastatus s on s.dataid = new.dataid and s.datasetid = o.datasetid
           where o.jobid = new.jobid and o.itemtype = 'OUT' and s.locktype = 'OUT'
             and (s.status is null or s.status not in ('PENDING', 'RESUBMIT', 'RERUN')))
-      -- this job isn't consuming the chunk, nor has it (DONE) unless it is to run again
+      -- this job isn't consuming the chunk, nor has it (DONE) unless it is to run again; and no lock
+      -- of another type, from when the job was another one, has the key of a row that it would write
       and not exists (
           select 1 from job i join datastatus s
               on s.datasetid = i.datasetid and s.jobid = i.jobid and s.dataid = new.dataid
-          where i.jobid = new.jobid and i.itemtype = 'IN' and s.locktype = 'IN'
-            and (s.status is null or s.status not in ('DONE', 'FAILED', 'ERROR', 'RESUBMIT', 'RERUN')
-                 or (s.status = 'DONE' and again.rank = 1)))
+          where i.jobid = new.jobid and i.itemtype in ('IN', 'OUT')
+            and (s.status is null or s.status not in ('RESUBMIT', 'RERUN'))
+            and case when i.itemtype = 'OUT' then s.locktype is not 'OUT' and s.status is not 'PENDING'
+                     when s.locktype = 'IN'
+                     then s.status is null or s.status not in ('DONE', 'FAILED', 'ERROR')
+                          or (s.status = 'DONE' and again.rank = 1)
+                     else true end)
       -- something says that the chunk exists: an input, or a row of the job's own
       and (exists (select 1 from job i where i.jobid = new.jobid and i.itemtype = 'IN')
            or exists (
@@ -141,7 +146,7 @@ create trigger event_for_readers after insert on dataevent
 when new.locktype = 'OUT'
     and ((new.status_before is 'READY') <> (new.status_after is 'READY')
          or ((new.status_before is 'RUNNING' or new.status_after is 'RUNNING')
-             and (select act from dataflow_context) = ''))
+             and (select act from dataflow_context) <> 'claim'))
 begin
     insert into judge (jobid, dataid)
     select distinct jobid, new.dataid from job where datasetid = new.datasetid and itemtype = 'IN';
@@ -159,13 +164,23 @@ end;
 
 drop trigger if exists event_for_consumer;
 create trigger event_for_consumer after insert on dataevent
-when new.locktype = 'IN' and (select act from dataflow_context) not in ('claim', 'finish')
+when (new.locktype = 'IN' and (select act from dataflow_context) not in ('claim', 'finish'))
+    or ((select act from dataflow_context) = '' and exists (
+        select 1 from job where jobid = new.jobid and datasetid = new.datasetid
+          and itemtype in ('IN', 'OUT') and itemtype is not new.locktype))
 begin
     insert into judge (jobid, dataid) values (new.jobid, new.dataid);
 end;
 
+-- "insert or replace" fires no delete trigger: history knows of the row that is gone.
 drop trigger if exists datastatus_inserted;
 create trigger datastatus_inserted after insert on datastatus begin
+    insert into dataevent (datasetid, jobid, dataid, locktype, status_before, generation, who, why)
+    select e.datasetid, e.jobid, e.dataid, e.locktype, e.status_after, e.generation, coalesce(c.who, 'sql'), c.why
+    from dataflow_context c join dataevent e on e.seq = (
+        select max(seq) from dataevent
+        where dataid = new.dataid and datasetid = new.datasetid and jobid = new.jobid)
+    where c.act = '' and e.status_after is not null;
     insert into dataevent (datasetid, jobid, dataid, locktype, status_after, generation, who, why)
     select new.datasetid, new.jobid, new.dataid, new.locktype, new.status, new.generation,
            coalesce(who, 'sql'), why from dataflow_context;
@@ -201,49 +216,50 @@ begin
     insert into dataevent (datasetid, jobid, dataid, locktype, status_after, generation, who, why)
     select new.datasetid, new.jobid, new.dataid, new.locktype, new.status, new.generation,
            coalesce(who, 'sql'), why from dataflow_context;
+    insert into sent_back select old.jobid, old.dataid, false from dataflow_context
+    where act = '' and old.locktype = 'OUT' and old.status = 'RUNNING';
 end;
 
--- What follows when a person, not we, sends a chunk back: whoever still runs it loses its claim and its
--- locks, and the job's other outputs are made again with it.
-drop trigger if exists datastatus_sent_back;
-create trigger datastatus_sent_back after update of status on datastatus
-when (select act from dataflow_context) = '' and new.locktype = 'OUT' and new.status is not old.status
-    and (new.status in ('RESUBMIT', 'RERUN') or (old.status = 'RUNNING' and new.status = 'PENDING'))
-begin
+-- What follows when a person, not we, sends a chunk back or takes it away: whoever still runs it loses
+-- its claim and its locks, and the job's other outputs are made again with it.
+drop view if exists sent_back;
+create view sent_back as select null as jobid, null as dataid, null as again where false;
+create trigger sent_back_chunk instead of insert on sent_back begin
     delete from claim where jobid = new.jobid and dataid = new.dataid;
     update datastatus set status = 'RESUBMIT', generation = null,
         modified = strftime('%Y-%m-%d %H:%M:%f', 'now')
-    where new.status in ('RESUBMIT', 'RERUN') and jobid = new.jobid and dataid = new.dataid
-      and locktype = 'OUT' and status in ('READY', 'FAILED', 'ERROR', 'RUNNING')
+    where jobid = new.jobid and dataid = new.dataid and locktype = 'OUT'
+      and ((new.again and status in ('READY', 'FAILED', 'ERROR', 'RUNNING'))
+           or (status = 'RUNNING' and generation is not null))
       and datasetid in (select datasetid from job where jobid = new.jobid and itemtype = 'OUT');
     delete from datastatus
     where jobid = new.jobid and dataid = new.dataid and locktype = 'IN'
       and datasetid in (select datasetid from job where jobid = new.jobid and itemtype = 'IN');
+end;
+
+drop trigger if exists datastatus_sent_back;
+create trigger datastatus_sent_back after update on datastatus
+when (select act from dataflow_context) = '' and new.locktype = 'OUT'
+    and ((new.status in ('RESUBMIT', 'RERUN') and (old.status is null or old.status not in ('RESUBMIT', 'RERUN')
+                                                   or old.locktype is not 'OUT' or new.jobid is not old.jobid
+                                                   or new.dataid is not old.dataid))
+         or (new.status = 'PENDING' and old.status <> 'PENDING'))
+begin
+    insert into sent_back values (new.jobid, new.dataid, new.status <> 'PENDING');
 end;
 
 drop trigger if exists datastatus_inserted_back;
 create trigger datastatus_inserted_back after insert on datastatus
 when (select act from dataflow_context) = '' and new.locktype = 'OUT' and new.status in ('RESUBMIT', 'RERUN')
 begin
-    delete from claim where jobid = new.jobid and dataid = new.dataid;
-    update datastatus set status = 'RESUBMIT', generation = null,
-        modified = strftime('%Y-%m-%d %H:%M:%f', 'now')
-    where jobid = new.jobid and dataid = new.dataid
-      and locktype = 'OUT' and status in ('READY', 'FAILED', 'ERROR', 'RUNNING')
-      and datasetid in (select datasetid from job where jobid = new.jobid and itemtype = 'OUT');
-    delete from datastatus
-    where jobid = new.jobid and dataid = new.dataid and locktype = 'IN'
-      and datasetid in (select datasetid from job where jobid = new.jobid and itemtype = 'IN');
+    insert into sent_back values (new.jobid, new.dataid, true);
 end;
 
 drop trigger if exists datastatus_taken_away;
 create trigger datastatus_taken_away after delete on datastatus
 when (select act from dataflow_context) = '' and old.locktype = 'OUT' and old.status = 'RUNNING'
 begin
-    delete from claim where jobid = old.jobid and dataid = old.dataid;
-    delete from datastatus
-    where jobid = old.jobid and dataid = old.dataid and locktype = 'IN'
-      and datasetid in (select datasetid from job where jobid = old.jobid and itemtype = 'IN');
+    insert into sent_back values (old.jobid, old.dataid, false);
 end;
 
 -- A change by hand seldom names the columns that tell when, and of which generation.

@@ -1,0 +1,174 @@
+"""`odf status`, `odf runs` and `odf history`: how things stand, and how they came to."""
+
+import json
+import os
+import shutil
+import sys
+import time
+from collections.abc import Iterable, Sequence
+from datetime import datetime
+from typing import Any
+
+import click
+
+from ..dataflow.errors import WrongUse
+from ..dataflow.history import NEWEST, Event, end_of_log, events_after, history as past, runs as newest
+from ..dataflow.look import Strip, grid as squares, running, status as rows_of, summary
+from ..dataflow.model import ABSENT, FAILED, HOLD, PENDING, READY, RESUBMIT, RUNNING
+from ..dataflow.times import parse_time
+from .output import as_json, show, store_of
+
+MANY = 100_000
+"""Chunks above which a grid is drawn only when it is asked for: all of them have to be read and sorted."""
+
+LOOKS = {
+    READY: ("■", "green", "R", "READY"),
+    RUNNING: ("■", "blue", ">", "RUNNING"),
+    FAILED: ("■", "red", "F", "FAILED"),
+    RESUBMIT: ("■", "yellow", "S", "RESUBMIT"),
+    HOLD: ("■", "magenta", "H", "HOLD"),
+    PENDING: ("□", "white", "P", "PENDING"),
+    ABSENT: ("□", "cyan", ".", "may be claimed"),
+}
+"""How each status is drawn: a coloured square, or a letter."""
+
+POLL = 1.0
+
+
+@click.command(epilog="Example: odf status loadbob --json")
+@click.argument("name", required=False, metavar="[JOB/DATASET]")
+@click.option("--grid", is_flag=True, help="Draw a square for each chunk, also where it isn't a terminal.")
+@click.option("--running", "only_running", is_flag=True, help="List who runs what, and until when they may.")
+@as_json
+@click.pass_context
+def status(ctx: click.Context, name: str | None, grid: bool, only_running: bool, as_json: bool) -> None:
+    """Show how many chunks of each job are in which status; with a name, its chunks one by one.
+
+    On a terminal, a coloured square for each chunk, in natural order, comes with the counts.
+    """
+    store = store_of(ctx)
+    if only_running:
+        show(shown_rows(running(store, name), as_json=as_json), as_json=as_json, empty="Nothing is running.")
+        return
+    if name is not None and not grid:
+        empty = f"{name!r} has no chunks yet."
+        show(shown_rows(rows_of(store, name), as_json=as_json), as_json=as_json, empty=empty)
+        return
+    counts = summary(store, name)
+    if as_json:
+        show(counts, as_json=True)
+        return
+    chunks = sum(row[word.lower()] for row in counts for word in LOOKS if word) + sum(
+        row["claimable"] for row in counts
+    )
+    if grid or (sys.stdout.isatty() and 0 < chunks <= MANY):
+        draw(squares(store, name))
+    elif sys.stdout.isatty() and chunks:
+        click.echo(f"{chunks:,} chunks: `odf status --grid` draws them.", err=True)
+    show(counts, as_json=False, empty="No jobs yet. Next: `odf dataset add`, `odf job add`.")
+    if sys.stdout.isatty() and (live := running(store, name)):
+        click.echo("\nrunning")
+        show(shown_rows(live, as_json=False), as_json=False)
+
+
+@click.command(epilog="Example: odf runs loadbob --limit 5")
+@click.argument("job", required=False)
+@click.option("--limit", type=click.IntRange(min=1), default=NEWEST, show_default=True, help="Rows to show.")
+@as_json
+@click.pass_context
+def runs(ctx: click.Context, job: str | None, limit: int, as_json: bool) -> None:
+    """Show the outputs that changed last, the newest first."""
+    found = newest(store_of(ctx), jobid=job, limit=limit)
+    show(shown_rows(found, as_json=as_json), as_json=as_json, empty="Nothing has run yet.")
+
+
+@click.command(epilog="Example: odf history loadbob 2026-03-01")
+@click.argument("job", required=False)
+@click.argument("dataid", required=False)
+@click.option("--job", "named_job", metavar="ID", help="The same as JOB, for a job called `clean`.")
+@click.option("--dataset", metavar="ID", help="Only changes of this dataset.")
+@click.option("--since", metavar="TIME", help="Only changes since a time, like 2026-03-01T14:30.")
+@click.option("--limit", type=click.IntRange(min=1), default=100, show_default=True, help="Rows to show.")
+@click.option("--follow", is_flag=True, help="Go on showing changes as they come, until Ctrl-C.")
+@as_json
+@click.pass_context
+def history(
+    ctx: click.Context, job: str | None, dataid: str | None, named_job: str | None, dataset: str | None,
+    since: str | None, limit: int, follow: bool, as_json: bool,
+) -> None:  # fmt: skip
+    """Show every change of a status, the newest last: when, from what to what, by whom and why.
+
+    With --follow and --json, each change is an object on a line of its own.
+    """
+    if job == "clean" and named_job is None:
+        raise WrongUse("`odf history clean` isn't there yet. For the history of a job `clean`: --job clean.")
+    if named_job is not None:
+        if job is not None and dataid is not None:
+            raise WrongUse("The job is named twice. Give it as JOB or by --job.")
+        job, dataid = named_job, job
+    store = store_of(ctx)
+    wanted = {"jobid": job, "dataid": dataid, "datasetid": dataset}
+    cursor = end_of_log(store) if follow else None
+    found = past(store, **wanted, since=parse_time(store, since) if since else None, limit=limit)
+    if not follow:
+        rows = shown_rows([event._asdict() for event in found], as_json=as_json)
+        show(rows, as_json=as_json, empty="History has nothing of it.")
+        return
+    seen = {event.seq for event in found}
+    for event in found:
+        tell(event, as_json=as_json)
+    while True:
+        events, cursor = events_after(store, cursor)
+        for event in events:
+            if event.seq not in seen and all(getattr(event, key) == value for key, value in wanted.items() if value):
+                tell(event, as_json=as_json)
+        if not events:
+            time.sleep(POLL)
+
+
+def tell(event: Event, *, as_json: bool) -> None:
+    """Print one change as it comes."""
+    [row] = shown_rows([event._asdict()], as_json=as_json)
+    if as_json:
+        print(json.dumps(row, default=str, ensure_ascii=False), flush=True)
+        return
+    change = f"{row['status_before'] or '–'} → {row['status_after'] or '–'}"
+    by = " ".join(str(row[key]) for key in ("who", "why") if row[key])
+    print(row["at"], row["jobid"], row["locktype"], f"{row['datasetid']}/{row['dataid']}", change, by, sep="  ", flush=True)
+
+
+def shown_rows(rows: Iterable[dict[str, Any]], *, as_json: bool) -> list[dict[str, Any]]:
+    """Rows whose times are ISO texts: exact for programs, to the second for people."""
+    precision = "microseconds" if as_json else "seconds"
+    separator = "T" if as_json else " "
+
+    def text(value: Any) -> Any:
+        if not isinstance(value, datetime):
+            return value
+        return (value if as_json else value.replace(tzinfo=None)).isoformat(separator, precision)
+
+    return [{key: text(value) for key, value in row.items()} for row in rows]
+
+
+def draw(strips: Sequence[Strip], width: int | None = None) -> None:
+    """Draw a strip for each output of each job, and what the colours or letters mean."""
+    colours = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
+    width = width or shutil.get_terminal_size().columns
+    for strip in strips:
+        each = f", {strip.each} to a square" if strip.each > 1 else ""
+        title = f"{strip.jobid} → {strip.datasetid}: {strip.chunks} chunks{each}"
+        click.echo(click.style(title, bold=True) if colours else title)
+        for at in range(0, len(strip.squares), width - 2):
+            line = strip.squares[at : at + width - 2]
+            click.echo("  " + "".join(_square(word, colours) for word in line), color=colours)
+    used = {word for strip in strips for word in strip.squares}
+    if used:
+        legend = "   ".join(f"{_square(word, colours)} {LOOKS[word][3]}" for word in LOOKS if word in used)
+        click.echo(legend + "\n", color=colours)
+
+
+def _square(word: str, colours: bool) -> str:
+    square, colour, letter, _ = LOOKS[word]
+    return click.style(square, fg=colour) if colours else letter
+
+

@@ -1,0 +1,270 @@
+"""`odf dataset`, `job`, `policy`, `split`: what is registered."""
+
+import sys
+from typing import Any
+
+import click
+
+from ..dataflow import registry
+from ..dataflow.errors import WrongUse
+from .output import as_json, show, store_of
+
+
+@click.group()
+def dataset() -> None:
+    """Register datasets, and list them.
+
+    \b
+    Example: odf dataset add bobout --hostname db1 --database sales --tablename bob
+    """
+
+
+@dataset.command("add")
+@click.argument("datasetid")
+@click.option("--hostname", "--host", help="The machine that the data is on.")
+@click.option("--database", help="The database, or the folder.")
+@click.option("--schemaname", "--schema", help="The schema in the database.")
+@click.option("--tablename", "--table", help="The table, or the file.")
+@click.option("--username", "--user", help="Who reads and writes it.")
+@click.option(
+    "--password",
+    is_flag=True,
+    help="Ask for the password (or read a line of stdin) and encrypt it.",
+)
+@click.option(
+    "--encryptedpass", metavar="VALUE", help="The password as `odf encrypt --dataset` printed it."
+)
+@click.option("--format", help="What the data is in, such as csv or parquet.")
+@click.option("--chunkcolumn", help="The column that tells a row's chunk.")
+@click.option("--domain", help="The name of the group of datasets that share their dataids.")
+@click.pass_context
+def dataset_add(ctx: click.Context, datasetid: str, password: bool, **columns: str | None) -> None:
+    """Register a dataset, or change what is told of it.
+
+    Options that are left out change nothing; an empty value clears.
+
+    \b
+    Example: odf dataset add bobout --host db1 --database sales --table bob --user etl --password
+    """
+    secret = _password(datasetid) if password else None
+    new = registry.add_dataset(store_of(ctx), datasetid, password=secret, **columns)
+    click.echo(f"Dataset {datasetid!r} is {'registered' if new else 'changed'}.", err=True)
+
+
+@dataset.command("list")
+@as_json
+@click.pass_context
+def dataset_list(ctx: click.Context, as_json: bool) -> None:
+    """List the datasets; of an encrypted password only the start is shown.
+
+    \b
+    Example: odf dataset list --json
+    """
+    rows = registry.datasets(store_of(ctx))
+    show(rows, as_json=as_json, empty="No dataset is registered. Run `odf dataset add`.")
+
+
+@click.group()
+def job() -> None:
+    """Register jobs, and list them.
+
+    \b
+    Example: odf job add loadbob --in bobin --out bobout
+    """
+
+
+@job.command("add")
+@click.argument("jobid")
+@click.option("--in", "inputs", multiple=True, metavar="DATASET", help="A dataset that it reads.")
+@click.option(
+    "--out", "outputs", multiple=True, metavar="DATASET", help="A dataset that it writes."
+)
+@click.option("--env", multiple=True, metavar="NAME=VALUE", help="A variable that its script gets.")
+@click.option("--replace", is_flag=True, help="The job has these items and no others from now on.")
+@click.pass_context
+def job_add(
+    ctx: click.Context,
+    jobid: str,
+    inputs: tuple[str, ...],
+    outputs: tuple[str, ...],
+    env: tuple[str, ...],
+    replace: bool,
+) -> None:
+    """Register what a job reads, writes and sets, or add to it.
+
+    JOBID is the base name of its script. The dataset `today` stands for the current date.
+
+    \b
+    Example: odf job add loadbob --in bobin --out bobout --env MODE=fast
+    """
+    environment = dict(_pair(each, "--env") for each in env)
+    added = registry.add_job(store_of(ctx), jobid, inputs, outputs, environment, replace=replace)
+    for note in added.notes:
+        click.echo(note, err=True)
+    click.echo(
+        f"Job {jobid!r} is registered: {added.rows} new rows. Next: `odf run --job`, `odf why`.",
+        err=True,
+    )
+
+
+@job.command("list")
+@click.argument("jobid", required=False)
+@as_json
+@click.pass_context
+def job_list(ctx: click.Context, jobid: str | None, as_json: bool) -> None:
+    """List what jobs read, write and set.
+
+    \b
+    Example: odf job list loadbob
+    """
+    rows = registry.jobs(store_of(ctx), jobid)
+    show(rows, as_json=as_json, empty="No such job is registered. Run `odf job add`.")
+
+
+@click.command()
+@click.argument("jobid")
+@click.argument("dials", nargs=-1, metavar="[KEY=VALUE]...")
+@as_json
+@click.pass_context
+def policy(ctx: click.Context, jobid: str, dials: tuple[str, ...], as_json: bool) -> None:
+    """Turn a job's dials while everything runs; without any, show them.
+
+    `none` resets a dial. paused_until takes a time, +2h, forever, or no; delays and limits take
+    seconds, or 30m, 2h.
+
+    \b
+    Example: odf policy loadbob concurrency=4 max_attempts=3 retry_delay=5m
+    Example: odf policy loadbob paused_until=+2h
+    """
+    store = store_of(ctx)
+    if dials:
+        row = registry.set_policy(store, jobid, dict(_pair(each, "a dial") for each in dials))
+    else:
+        row = registry.policy(store, jobid)
+    if as_json:
+        show([row], as_json=True)
+    else:
+        show([_dial(key, row[key]) for key in registry.DIALS], as_json=False)
+
+
+@click.command()
+@click.argument("datasetid")
+@click.option("--column", metavar="C", help="The column that tells a row's chunk.")
+@click.option("--from", "lower", metavar="X", help="The first date, or the least number.")
+@click.option(
+    "--to", "upper", metavar="X", help="The last date, included; or the number to stop before."
+)
+@click.option("--by", type=click.Choice(["day", "week", "month", "year"]), help="A chunk for each.")
+@click.option("--size", type=int, help="How many numbers are in a chunk.")
+@click.option("--chunks", type=int, help="How many chunks of about one size to make.")
+@click.option(
+    "--shards", type=int, metavar="N", help="A chunk for each remainder of the column divided by N."
+)
+@click.option(
+    "--values", metavar="A,B,...", help="A chunk for each value; - reads one per line from stdin."
+)
+@click.option("--pending", is_flag=True, help="The data isn't there yet: PENDING instead of READY.")
+@click.option(
+    "--job", "jobid", metavar="JOB", help="With --pending, the job that is to produce the chunks."
+)
+@click.option("--plan", is_flag=True, help="Say what would be registered, and change nothing.")
+@as_json
+@click.pass_context
+def split(
+    ctx: click.Context,
+    datasetid: str,
+    column: str | None,
+    lower: str | None,
+    upper: str | None,
+    by: str | None,
+    size: int | None,
+    chunks: int | None,
+    shards: int | None,
+    values: str | None,
+    pending: bool,
+    jobid: str | None,
+    plan: bool,
+    as_json: bool,
+) -> None:
+    """Register the chunks of a large table, READY for the jobs that read it.
+
+    Run again, it adds what is missing and touches nothing else. Calendar chunks are whole periods,
+    called 2026-01-05 (a day, or the week from that Monday), 2026-01, 2026. Number chunks are called
+    by their lower bound, shards by their remainder, values by themselves. NULLs are in no chunk.
+
+    \b
+    Example: odf split orders --column day --from 2026-01-01 --to 2026-12-31 --by month
+    Example: odf split orders --column id --from 0 --to 1000000 --size 100000
+    Example: odf split orders --column id --shards 64 --plan
+    Example: odf split orders --column country --values at,de,ch
+    """
+    from ..dataflow import split as splitting
+
+    given = {"--by": by, "--size": size, "--chunks": chunks, "--shards": shards, "--values": values}
+    ways = [option for option, value in given.items() if value is not None]
+    if len(ways) != 1:
+        raise WrongUse(
+            "Split in one way: --by, --size, --chunks, --shards, --values. See `odf split --help`."
+        )
+    if by or size is not None or chunks is not None:
+        if lower is None or upper is None:
+            raise WrongUse(f"{ways[0]} needs --from and --to.")
+        if by:
+            pieces = splitting.by_date(lower, upper, by)
+        else:
+            pieces = splitting.by_number(
+                _number("--from", lower), _number("--to", upper), size=size, count=chunks
+            )
+    elif lower is not None or upper is not None:
+        raise WrongUse(f"--from and --to don't go with {ways[0]}: use --by, --size or --chunks.")
+    elif shards is not None:
+        pieces = splitting.by_shards(shards)
+    else:
+        listed = sys.stdin.read().splitlines() if values == "-" else (values or "").split(",")
+        pieces = splitting.by_value(listed)
+    done = splitting.split(
+        store_of(ctx), datasetid, pieces, column=column, pending=pending, jobid=jobid, plan=plan
+    )
+    rows = [{"datasetid": datasetid} | chunk._asdict() for chunk in done.new]
+    if as_json:
+        show(rows, as_json=True)
+    elif plan and rows:
+        show(rows if len(rows) <= 6 else rows[:3] + rows[-3:], as_json=False)
+    words = "would be registered" if plan else "are registered"
+    click.echo(
+        f"{len(rows)} chunks of {datasetid!r} {words} as {done.status}; "
+        f"{len(done.chunks) - len(rows)} of these {len(done.chunks)} were there already.",
+        err=True,
+    )
+
+
+def _password(datasetid: str) -> str:
+    if sys.stdin.isatty():
+        return click.prompt(f"Password of {datasetid!r}", hide_input=True, err=True)
+    secret = sys.stdin.readline().rstrip("\r\n")
+    if not secret:
+        raise WrongUse(
+            "There is no password on standard input. Pipe it in, or run this at a terminal."
+        )
+    return secret
+
+
+def _pair(text: str, what: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not (name and equals):
+        raise WrongUse(f"{text[:40]!r} isn't {what}. Write NAME=VALUE.")
+    return name, value
+
+
+def _number(option: str, text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise WrongUse(
+            f"{option} {text[:40]!r} isn't a whole number. For dates, say --by month."
+        ) from None
+
+
+def _dial(key: str, value: Any) -> dict[str, Any]:
+    _, meaning, default = registry.DIALS[key]
+    return {"key": key, "value": value, "default": default, "meaning": meaning}

@@ -1,0 +1,91 @@
+"""`odf run`, `force`, `start` and `end`: running a job's script, or another language's program."""
+
+import json
+import sys
+
+import click
+
+from ..dataflow.runjob import NOTHING, force_job
+from .output import store_of
+from .runline import IDLE, RunLine, execute, exit_code, narrator
+
+SCRIPT_LINE = {"allow_interspersed_args": False, "ignore_unknown_options": False}
+"""Everything after the script belongs to the script."""
+
+
+@click.command(context_settings=SCRIPT_LINE)
+@click.option("--job", metavar="ID", help="The job; else the script's name without its extension.")
+@click.option("--all", "all_chunks", is_flag=True, help="Run until nothing is left.")
+@click.option(
+    "--workers", type=click.IntRange(min=1), default=1, help="So many at once; implies --all."
+)
+@click.option("--strict", is_flag=True, help="Exit with 3 if there was nothing to do.")
+@click.option("--config", metavar="FILE", help="The properties file; else ./dataflow.properties.")
+@click.argument("script")
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="[ARG]...")
+@click.pass_context
+def run(
+    ctx: click.Context, job: str | None, all_chunks: bool, workers: int, strict: bool,
+    config: str | None, script: str, arguments: tuple[str, ...],
+) -> None:  # fmt: skip
+    """Claim the next chunk that is ready, run SCRIPT for it, and settle it.
+
+    The exit code is the script's, or 128+n if it died by signal n.
+    """
+    config = config or ctx.find_root().obj
+    ctx.exit(execute(RunLine(script, arguments, job, all_chunks, workers, strict, config)))
+
+
+@click.command(context_settings=SCRIPT_LINE)
+@click.argument("job")
+@click.argument("dataid")
+@click.argument("script")
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="[ARG]...")
+@click.pass_context
+def force(
+    ctx: click.Context, job: str, dataid: str, script: str, arguments: tuple[str, ...]
+) -> None:
+    """Run SCRIPT for one chunk of JOB whatever its inputs say; history calls it forced."""
+    store = store_of(ctx)
+    try:
+        outcome = force_job(store, job, dataid, [script, *arguments], say=narrator(sys.stderr))
+    finally:
+        store.close()
+    ctx.exit(exit_code(outcome, strict=False))
+
+
+@click.command()
+@click.argument("job")
+@click.option(
+    "--lease",
+    type=click.FloatRange(min=1),
+    default=24 * 3600.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="How long the claim lasts if nobody ends it.",
+)
+@click.option("--secrets", is_flag=True, help="Print the passwords too, decrypted.")
+@click.option("--strict", is_flag=True, help="Exit with 3 if there was nothing to do.")
+@click.pass_context
+def start(ctx: click.Context, job: str, lease: float, secrets: bool, strict: bool) -> None:
+    """Claim the next chunk of JOB for a program that settles it by `odf end`; print its context."""
+    from ..dataflow.handover import start as claim
+
+    started = claim(store_of(ctx), job, lease=lease, secrets=secrets)
+    print(json.dumps(started[1] if started else [], ensure_ascii=False))
+    if started is None:
+        click.echo(NOTHING, err=True)
+        ctx.exit(IDLE if strict else 0)
+
+
+@click.command()
+@click.argument("job")
+@click.argument("dataid")
+@click.argument("status", metavar="READY|FAILED")
+@click.option("--generation", type=int, help="Only this claim: dataflow_generation of the context.")
+@click.pass_context
+def end(ctx: click.Context, job: str, dataid: str, status: str, generation: int | None) -> None:
+    """Settle a chunk of JOB that `odf start` has claimed."""
+    from ..dataflow.handover import end as settle
+
+    click.echo(settle(store_of(ctx), job, dataid, status, generation=generation), err=True)

@@ -1,0 +1,120 @@
+"""`odf run` without click: what a cron line runs a thousand times a day starts in milliseconds."""
+
+import gc
+import os
+import sys
+from collections.abc import Callable
+from signal import SIGINT
+from typing import NamedTuple, TextIO
+
+from ..dataflow.errors import DataflowError
+from ..dataflow.opening import open_configured
+from ..dataflow.runjob import Outcome, Say, run_job
+
+IDLE = 3
+"""The exit code of `--strict` when there was nothing to do."""
+
+
+class RunLine(NamedTuple):
+    """What a command line of `odf run` asks for."""
+
+    script: str
+    arguments: tuple[str, ...] = ()
+    job: str | None = None
+    all_chunks: bool = False
+    workers: int = 1
+    strict: bool = False
+    config: str | None = None
+
+
+def parse(words: list[str]) -> RunLine | None:
+    """Read the words after `odf run`; None for what click had better explain, or refuse."""
+    given: dict[str, str] = {}
+    flags: set[str] = set()
+    at = 0
+    while at < len(words) and words[at].startswith("-"):
+        name, equals, value = words[at].partition("=")
+        at += 1
+        if name in ("--all", "--strict") and not equals:
+            flags.add(name)
+        elif name in ("--job", "--workers", "--config") and (equals or at < len(words)):
+            given[name] = value if equals else words[at]
+            at += not equals
+        else:
+            return None
+    workers = given.get("--workers", "1")
+    if at == len(words) or not (workers.isascii() and workers.isdigit() and int(workers)):
+        return None
+    return RunLine(
+        words[at], tuple(words[at + 1 :]), given.get("--job"), "--all" in flags, int(workers),
+        "--strict" in flags, given.get("--config"),
+    )  # fmt: skip
+
+
+def execute(line: RunLine) -> int:
+    """Run, and return the exit code."""
+    store = open_configured(line.config)
+    jobid = line.job or job_of(line.script)
+    progress, say = None, narrator(sys.stderr)
+    many = line.all_chunks or line.workers > 1
+    if many:
+        gc.enable()
+        if sys.stderr is not None and sys.stderr.isatty():
+            from .progress import Progress
+
+            progress = Progress(sys.stderr, store, jobid)
+            say = progress.say
+    try:
+        outcome = run_job(
+            store, jobid, [line.script, *line.arguments], say=say,
+            all_chunks=many, workers=line.workers, progress=progress,
+        )  # fmt: skip
+        if progress:
+            progress.end()
+    finally:
+        store.close()
+    return exit_code(outcome, strict=line.strict)
+
+
+def exit_code(outcome: Outcome, *, strict: bool) -> int:
+    return IDLE if strict and outcome.idle else outcome.code
+
+
+def job_of(script: str) -> str:
+    """A script's job: its base name without the last extension."""
+    return os.path.splitext(os.path.basename(script))[0]
+
+
+def narrator(stream: TextIO | None) -> Say:
+    """What prints a line at once; a stream that is closed or can't show a letter stops nothing."""
+
+    def say(line: str) -> None:
+        if stream is None:
+            return
+        try:
+            try:
+                stream.write(line + "\n")
+            except UnicodeEncodeError:
+                stream.write(line.encode("ascii", "backslashreplace").decode() + "\n")
+            stream.flush()
+        except (OSError, ValueError):
+            return
+
+    return say
+
+
+def concluded(work: Callable[[], int]) -> int:
+    """The exit code of some work; an error of ours, or of the database, ends it in one line."""
+    try:
+        return work()
+    except DataflowError as error:
+        narrator(sys.stderr)(f"odf: {error}")
+        return error.exit_code
+    except KeyboardInterrupt:
+        return 128 + SIGINT
+    except Exception as error:
+        if type(error).__module__.partition(".")[0] not in ("psycopg", "sqlite3"):
+            raise
+        message = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        narrator(sys.stderr)(f"odf: The database says: {message}. `odf doctor` tells more.")
+        return 1

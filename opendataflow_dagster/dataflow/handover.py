@@ -1,0 +1,74 @@
+"""Claiming and settling for a program in another language, which does the work between the two."""
+
+import os
+from collections.abc import Mapping
+
+from .environment import job_environment
+from .errors import Refused, StaleClaim, WrongUse
+from .model import FAILED, READY, Claim
+from .runjob import facts, settled
+from .store import Store, new_owner
+
+LEASE = 24 * 3600.0
+"""Seconds: nobody renews such a claim, so it lasts longer than any work."""
+
+STARTED = "start:"
+"""What the owner's name of such a claim begins with: others aren't ended by hand unawares."""
+
+
+def start(
+    store: Store, jobid: str, *, lease: float = LEASE, secrets: bool = False,
+    environ: Mapping[str, str] = os.environ,
+) -> tuple[Claim, list[dict[str, str]]] | None:  # fmt: skip
+    """Claim the next chunk of a job; return it with its context, or None if nothing is ready.
+
+    The context is the original's list of objects with one key each, without passwords unless
+    `secrets` asks for them.
+    """
+    environment = job_environment(store, store.plan(jobid), environ, secrets=secrets)
+    owner = STARTED + new_owner()
+    claims = store.claim(jobid, owner=owner, lease=lease)
+    if not claims and store.recover(jobid):
+        claims = store.claim(jobid, owner=owner, lease=lease)
+    if not claims:
+        return None
+    [claim] = claims
+    if claim.lease != lease:  # the job's policy is for claims that are renewed
+        claim = claim._replace(lease=lease)
+        if store.heartbeat([claim]):
+            raise StaleClaim(f"Chunk {claim.dataid!r} of {jobid!r} was taken over. Start again.")
+    return claim, environment.context(claim, secrets=secrets)
+
+
+def end(
+    store: Store, jobid: str, dataid: str, status: str, *, generation: int | None = None
+) -> str:
+    """Settle a claim that `start` made, READY or FAILED; return the original's line about it.
+
+    With `generation`, any claim of the chunk, and only that one.
+    """
+    if status not in (READY, FAILED):
+        raise WrongUse(f"A chunk ends {READY} or {FAILED}, not {status!r}. See `odf end --help`.")
+    rows = store.db.run("runjob.live_claim", jobid=jobid, dataid=dataid)
+    if not rows:
+        raise Refused(
+            f"Chunk {dataid!r} of {jobid!r} isn't claimed, so there is nothing to end. "
+            f"Claim it with `odf start {jobid}`; see `odf history {jobid}`.",
+            code="NOT_CLAIMED",
+        )
+    [(current, owner, attempts)] = rows
+    if generation is None and not owner.startswith(STARTED):
+        raise Refused(
+            f"Chunk {dataid!r} of {jobid!r} is being run by {owner}, which will end it. "
+            f"To end it all the same, add --generation {current}.",
+            code="LOCKED",
+        )
+    if generation is not None:
+        current = generation
+    claim = Claim(jobid, dataid, current, owner, attempts, LEASE, None)
+    environment = job_environment(store, store.plan(jobid), secrets=False)
+    if status == READY:
+        store.finish(claim, facts(claim, environment))
+    else:
+        status = store.fail(claim, "odf end").status
+    return settled(claim, environment.plan, status)

@@ -1,0 +1,100 @@
+"""How things stand: rows, counts, and who runs what."""
+
+from datetime import datetime
+from itertools import groupby
+from typing import Any, NamedTuple
+
+from .errors import WrongUse
+from .model import ABSENT, FAILED, HOLD, PENDING, READY, RESUBMIT, RUNNING, read_status
+from .names import natural_key
+from .store import Store
+from .times import from_table, shown
+
+STATUSES = (RUNNING, READY, FAILED, RESUBMIT, HOLD, PENDING)
+URGENCY = (READY, ABSENT, PENDING, RESUBMIT, RUNNING, HOLD, FAILED)
+"""Which status a square shows that stands for several chunks: the last of these that is there."""
+
+TIMES = ("modified", "started", "heartbeat", "lease_end", "paused_until")
+
+
+class Strip(NamedTuple):
+    """The chunks of one output of one job in natural order, `each` of them to a square."""
+
+    jobid: str
+    datasetid: str
+    chunks: int
+    each: int
+    squares: list[str]
+
+
+def status(store: Store, name: str | None = None) -> list[dict[str, Any]]:
+    """The rows of a job or a dataset, in natural order of dataid."""
+    with store.db.reading():
+        rows = store.db.records("look.rows", name=name)
+        if not rows and name is not None and not store.db.run("look.known", name=name):
+            raise WrongUse(
+                f"There is no job or dataset {name!r}. `odf job list` and `odf dataset list` tell what there is."
+            )
+    rows.sort(
+        key=lambda row: (natural_key(row["dataid"] or ""), row["dataid"] or "", row["datasetid"], row["jobid"])
+    )
+    return [_timed(store, row) for row in rows]
+
+
+def summary(store: Store, name: str | None = None) -> list[dict[str, Any]]:
+    """A row for each output of each job: what may be claimed now, and how many chunks are in each status.
+
+    The database counts, so that a million chunks are as good as ten.
+    """
+    today = store.today()
+    with store.db.reading():
+        claimable = dict(store.db.run("look.claimable", name=name, today=today))
+        outputs = set(store.db.run("look.outputs", name=name))
+        counts = store.db.run("look.counts", name=name)
+        policies = {row["jobid"]: _timed(store, row) for row in store.db.records("look.policies")}
+        now = from_table(store, datetime.fromtimestamp(store.now()).astimezone())
+    found = {key: dict.fromkeys(STATUSES, 0) for key in outputs}
+    for jobid, datasetid, word, chunks in counts:
+        found.setdefault((jobid, datasetid), dict.fromkeys(STATUSES, 0))[read_status(word or "?")] += chunks
+    return [
+        {"jobid": jobid, "datasetid": datasetid}
+        | {"claimable": claimable.get(jobid, 0) if (jobid, datasetid) in outputs else 0}
+        | {word.lower(): chunks for word, chunks in found[jobid, datasetid].items()}
+        | {"note": _note(policies.get(jobid), now)}
+        for jobid, datasetid in sorted(found, key=lambda key: (key[0] or "", key[1] or ""))
+    ]
+
+
+def running(store: Store, name: str | None = None) -> list[dict[str, Any]]:
+    """The live claims, the oldest first."""
+    with store.db.reading():
+        return [_timed(store, row) for row in store.db.records("look.claims", name=name)]
+
+
+def grid(store: Store, name: str | None = None, *, most: int = 2000) -> list[Strip]:
+    """A square for each chunk, also for those that wait to be claimed; at most `most` in a strip."""
+    with store.db.reading():
+        rows = store.db.run("look.squares", name=name, today=store.today())
+    rows.sort(key=lambda row: (row[0], row[1], natural_key(row[2] or ""), row[2] or ""))
+    strips = []
+    for (jobid, datasetid), group in groupby(rows, key=lambda row: row[:2]):
+        words = [read_status(word) if word != "" else ABSENT for *_, word in group]
+        each = -(-len(words) // most)
+        squares = [
+            max(words[at : at + each], key=URGENCY.index) for at in range(0, len(words), each)
+        ]
+        strips.append(Strip(jobid, datasetid, len(words), each, squares))
+    return strips
+
+
+def _timed(store: Store, row: dict[str, Any]) -> dict[str, Any]:
+    return row | {name: from_table(store, row[name]) for name in TIMES if name in row}
+
+
+def _note(policy: dict[str, Any] | None, now: datetime | None) -> str:
+    until = policy and policy["paused_until"]
+    if until and now and until > now:
+        return f"paused until {shown(until)}"
+    if policy and policy["concurrency"] is not None:
+        return f"at most {policy['concurrency']} at once"
+    return ""

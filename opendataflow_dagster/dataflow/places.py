@@ -1,0 +1,35 @@
+"""Where a dataset is, as far as its registration tells, and whether that can be seen from here."""
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+PARTS = ("hostname", "database", "schemaname", "tablename")
+
+
+def location(row: Mapping[str, Any]) -> str | None:
+    """`host/database/schema.table`, or a folder, of the parts that a row of `dataset` has."""
+    host, database, schema, table = (str(row[part]) if row.get(part) else "" for part in PARTS)
+    name = ".".join(part for part in (schema, table) if part)
+    return "/".join(part for part in (host, database, name) if part) or None
+
+
+def path_of(place: str) -> str | None:
+    """The path on this machine that a place is, if it is one."""
+    if place.startswith("file:"):
+        return "/" + place.removeprefix("file:").lstrip("/")
+    if place.startswith(("/", "./", "../", "~/")) or place in (".", "..", "~"):
+        return os.path.expanduser(place)
+    return None
+
+
+def is_missing(place: str) -> bool:
+    """Whether a place is on this machine and isn't there."""
+    path = path_of(place)
+    return path is not None and not os.path.exists(path)
+
+
+def is_within(produced: str, configured: str) -> bool:
+    """Whether a chunk was produced in the place that is configured now."""
+    produced, configured = path_of(produced) or produced, path_of(configured) or configured
+    return produced.rstrip("/") == configured.rstrip("/") or produced.startswith(configured.rstrip("/") + "/")

@@ -1,0 +1,297 @@
+"""What is registered: datasets, the jobs that read and write them, and each job's dials."""
+
+import json
+from collections.abc import Iterable, Mapping
+from datetime import UTC, datetime
+from shlex import quote
+from typing import Any, NamedTuple
+
+from .errors import Refused, WrongUse
+from .moves import EXTERNAL, is_registered
+from .names import check_id, check_text, check_variable
+from .outputs import person
+from .store import LEASE, MAX_LOSSES, Store
+from .times import parse_duration, parse_time, to_table
+
+SPLIT = "split"
+"""The job id of chunks that `odf split` registered."""
+
+COLUMNS = (
+    "hostname", "database", "schemaname", "tablename", "username", "encryptedpass", "format",
+    "chunkcolumn", "domain",
+)  # fmt: skip
+
+FOREVER = datetime(9999, 1, 1, tzinfo=UTC)
+
+DIALS = {
+    "concurrency": (0, "chunks of this job that run at once", "as many as there are workers"),
+    "max_attempts": (1, "attempts before a chunk is FAILED, or on HOLD if its workers are lost",
+                     f"1, and {MAX_LOSSES} losses"),
+    "retry_delay": (0, "seconds before another attempt", "0"),
+    "lease_seconds": (1, "seconds without a heartbeat until a worker is lost", f"{LEASE:.0f}"),
+    "batch_size": (1, "chunks that a worker claims at once", "1"),
+    "time_limit": (1, "seconds after which a script is ended", "none"),
+    "paused_until": (None, "nothing is claimed before", "not paused"),
+    "every_minutes": (1, "minutes between two launches by a schedule", "whenever there is work"),
+}  # fmt: skip
+"""Each dial of a job: its least value, what it is, and what holds when it isn't set."""
+
+IN_SECONDS = ("retry_delay", "lease_seconds", "time_limit")
+MOST = 2**31 - 1
+
+
+class Added(NamedTuple):
+    """What a registration wrote, and what is worth knowing about it."""
+
+    rows: int
+    notes: list[str]
+
+
+def add_dataset(
+    store: Store,
+    datasetid: str,
+    *,
+    password: str | None = None,
+    **columns: str | None,
+) -> bool:
+    """Register a dataset, or change the columns named here; whether it is new.
+
+    None leaves a column as it is, an empty text clears it. The password is encrypted on the way.
+    """
+    check_id("datasetid", datasetid)
+    if datasetid == "today":
+        raise WrongUse(
+            "'today' is reserved: it is READY by itself, on each date. Choose another name."
+        )
+    unknown = sorted(set(columns) - set(COLUMNS))
+    if unknown:
+        raise WrongUse(f"A dataset has no column {unknown[0]!r}. It has {', '.join(COLUMNS)}.")
+    for name, value in columns.items():
+        check_text(f"value of {name}", value)
+    encrypted = columns.get("encryptedpass")
+    if encrypted and not _is_encrypted(encrypted):
+        raise WrongUse(
+            f"encryptedpass of dataset {datasetid!r} isn't an encrypted value. Make one with "
+            f"`odf encrypt --dataset {quote(datasetid)}`, or use --password."
+        )
+    check_text("password", password)
+    if password:
+        from .credentials import encrypt, find_passkey, for_dataset
+
+        columns["encryptedpass"] = encrypt(password, find_passkey(), purpose=for_dataset(datasetid))
+    values = {name: columns.get(name) for name in COLUMNS}
+
+    def work() -> bool:
+        with store.db.transaction(who=person()):
+            store.db.run("registry.lock_datasets")
+            if is_registered(store, datasetid):
+                store.db.change("registry.change_dataset", datasetid=datasetid, **values)
+                return False
+            store.db.change("registry.add_dataset", datasetid=datasetid, **values)
+            return True
+
+    return store.db.insist(work)[0]
+
+
+def datasets(store: Store) -> list[dict[str, Any]]:
+    """The rows of `dataset`; of an encrypted password only so much that one can tell it apart."""
+    rows = store.db.records("registry.datasets")
+    return [row | {"encryptedpass": _shortened(row["encryptedpass"])} for row in rows]
+
+
+def add_job(
+    store: Store,
+    jobid: str,
+    inputs: Iterable[str] = (),
+    outputs: Iterable[str] = (),
+    environment: Mapping[str, str] | None = None,
+    *,
+    replace: bool = False,
+) -> Added:
+    """Register a job, or add to it; with `replace`, it has these items and no others from now on.
+
+    A variable that the job sets already gets the new value.
+    """
+    environment = environment or {}
+    wanted = _items(jobid, inputs, outputs, environment)
+
+    def work() -> Added:
+        db = store.db
+        with db.transaction(who=person()):
+            db.run("registry.lock_jobs")
+            rows = db.run("registry.items", jobid=jobid)
+            there = set(rows)
+            links = {
+                (kind, datasetid)
+                for kind, datasetid, _ in there
+                if kind in ("IN", "OUT") and datasetid
+            }
+            new_links = {(kind, datasetid) for kind, datasetid, _ in wanted if datasetid}
+            _check_links(jobid, new_links if replace else links | new_links)
+            if replace:
+                if links - new_links:
+                    _refuse_live(store, jobid)
+                db.change("registry.remove_job", jobid=jobid)
+                new = wanted
+            else:
+                set_here = {kind for kind, _, _ in there if kind not in ("IN", "OUT")}
+                new = [
+                    item
+                    for item in wanted
+                    if (item[:2] not in links if item[1] else item[0] not in set_here)
+                ]
+                for name, value in environment.items():
+                    if name in set_here:
+                        db.change("registry.change_item", jobid=jobid, variable=name, value=value)
+            if new:
+                items = [
+                    dict(zip(("itemtype", "datasetid", "itemvalue"), item, strict=True))
+                    for item in new
+                ]
+                db.change("registry.add_items", jobid=jobid, items=json.dumps(items))
+            named = dict.fromkeys(item[1] for item in wanted if item[1] and item[1] != "today")
+            notes = [
+                f"Dataset {each!r} isn't registered: its chunks are tracked, but the job gets no "
+                f"variables of it. To change that: `odf dataset add {quote(each)}`."
+                for each in named
+                if not is_registered(store, each)
+            ]
+        store._plans.pop(jobid, None)
+        return Added(len(new), notes)
+
+    return store.db.insist(work)[0]
+
+
+def jobs(store: Store, jobid: str | None = None) -> list[dict[str, Any]]:
+    """The rows of `job`, or those of one job."""
+    if jobid is not None:
+        check_id("jobid", jobid)
+    return store.db.records("registry.jobs", jobid=jobid)
+
+
+def policy(store: Store, jobid: str) -> dict[str, Any]:
+    """The dials of a job; None where the default holds."""
+    _refuse_unregistered(store, jobid)
+    found = store.db.records("registry.policy", jobid=jobid)
+    return found[0] if found else {"jobid": jobid} | dict.fromkeys(DIALS)
+
+
+def set_policy(store: Store, jobid: str, dials: Mapping[str, str]) -> dict[str, Any]:
+    """Turn dials of a job; `none` or nothing resets one. The row as it is then."""
+    for key in dials:
+        if key not in DIALS:
+            raise WrongUse(f"There is no dial {key!r}. Choose from {', '.join(DIALS)}.")
+    values = {key: _dial(store, key, value) for key, value in dials.items()}
+
+    def work() -> None:
+        with store.db.transaction(who=person()):
+            _refuse_unregistered(store, jobid)
+            store.db.change("registry.add_policy", jobid=jobid)
+            for key, value in values.items():
+                store.db.change(f"registry.set_{key}", jobid=jobid, value=value)
+
+    store.db.insist(work)
+    store._plans.pop(jobid, None)
+    return policy(store, jobid)
+
+
+def _items(
+    jobid: str, inputs: Iterable[str], outputs: Iterable[str], environment: Mapping[str, str]
+) -> list[tuple[str, str | None, str | None]]:
+    """The rows of a registration, each checked and none twice."""
+    check_id("jobid", jobid)
+    if jobid in (EXTERNAL, SPLIT):
+        raise WrongUse(
+            f"{jobid!r} is the job id of chunks that no job produced. Choose another name."
+        )
+    items: list[tuple[str, str | None, str | None]] = []
+    for kind, datasetids in (("IN", inputs), ("OUT", outputs)):
+        items += [(kind, check_id("datasetid", each), None) for each in dict.fromkeys(datasetids)]
+    if ("OUT", "today", None) in items:
+        raise WrongUse(
+            "'today' can't be written: it is READY by itself, on each date. Use it as an input."
+        )
+    for name, value in environment.items():
+        check_variable(name)
+        if name.upper() in ("IN", "OUT"):
+            raise WrongUse(
+                f"A variable can't be called {name!r}: IN and OUT are what a job reads and writes."
+            )
+        check_text(f"value of {name}", value)
+        items.append((name, None, value))
+    return items
+
+
+def _check_links(jobid: str, links: set[tuple[str, str]]) -> None:
+    inputs = {datasetid for kind, datasetid in links if kind == "IN"}
+    outputs = {datasetid for kind, datasetid in links if kind == "OUT"}
+    if not outputs:
+        raise WrongUse(
+            f"Job {jobid!r} would write no dataset, so nothing could tell which chunks it has "
+            "done. Give it an output with --out DATASET."
+        )
+    for both in sorted(inputs & outputs):
+        raise WrongUse(
+            f"Job {jobid!r} would both read and write {both!r}, and so run on its own result for "
+            "ever. Give what it writes another dataset's id."
+        )
+
+
+def _refuse_live(store: Store, jobid: str) -> None:
+    [(count, owner)] = store.db.run("registry.live_claims", jobid=jobid)
+    if count:
+        raise Refused(
+            f"Job {jobid!r} is running on {count} chunks ({owner} holds one), so its datasets "
+            f"can't be taken away now. Run `odf policy {quote(jobid)} paused_until=forever`, and try "
+            "again when it is done.",
+            code="LOCKED",
+        )
+
+
+def _refuse_unregistered(store: Store, jobid: str) -> None:
+    check_id("jobid", jobid)
+    if not store.db.run("registry.items", jobid=jobid):
+        raise Refused(
+            f"Job {jobid!r} isn't registered. "
+            f"Run `odf job add {quote(jobid)} --in DATASET --out DATASET`.",
+            code="NOT_REGISTERED",
+        )
+
+
+def _dial(store: Store, key: str, text: str) -> Any:
+    """The value of a dial from what a person wrote."""
+    text = text.strip()
+    least, _, _ = DIALS[key]
+    if text.lower() in ("", "none") or (key == "paused_until" and text.lower() == "no"):
+        return None
+    if least is None:
+        if text.lower() == "forever":
+            return to_table(store, FOREVER)
+        if text.startswith("+"):
+            seconds = min(store.now() + parse_duration(text[1:]), FOREVER.timestamp())
+            return to_table(store, datetime.fromtimestamp(seconds, UTC))
+        try:
+            return to_table(store, min(parse_time(store, text), FOREVER))
+        except WrongUse as error:
+            raise WrongUse(f"paused_until: {error} Or +2h, +30m, forever, no.") from None
+    try:
+        number = round(parse_duration(text)) if key in IN_SECONDS else int(text)
+    except (WrongUse, ValueError):
+        number = -1
+    if not least <= number <= MOST:
+        what = "a number of seconds (or 30m, 2h)" if key in IN_SECONDS else "a whole number"
+        raise WrongUse(f"{key}={text[:40]!r}: it is {what}, at least {least}; `none` resets it.")
+    return number
+
+
+def _is_encrypted(value: str) -> bool:
+    from .credentials import is_legacy
+
+    return value.startswith("odf1.") or is_legacy(value)
+
+
+def _shortened(value: str | None) -> str | None:
+    """The start of an encrypted value; nothing of a password that somebody stored in the clear."""
+    if not value:
+        return value
+    return (value[:10] if _is_encrypted(value) else "") + "..."

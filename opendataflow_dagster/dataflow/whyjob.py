@@ -1,0 +1,73 @@
+"""Why a job as a whole may run or not: its registration, its dials, and its chunks by what they wait for."""
+
+from datetime import datetime
+
+from .store import Store
+from .times import from_table, to_table
+from .why import (
+    ADVICE, CODES, Answer, Explanation, Reason, dial_reasons, explain_chunk, in_order, quoted, unregistered,
+)  # fmt: skip
+
+FEW = 3
+"""Blocked chunks of one kind that are looked at closely."""
+
+
+def explain_job(store: Store, jobid: str, at: datetime | None) -> Explanation:
+    """What may be claimed next and how much of it; if nothing, what the first chunks wait for."""
+    plan = store.read_plan(jobid)
+    if plan.flaw:
+        return unregistered(plan, None, at)
+    if plan.today:
+        now = from_table(store, datetime.fromtimestamp(store.now()).astimezone())
+        today = at.astimezone(now.tzinfo).strftime("%Y-%m-%d") if at and now else store.today()
+        found = explain_chunk(store, jobid, today, at)
+        counts = {"" if found.may_run else found.code: 1}
+        return found._replace(counts=counts, next_chunk=today if found.may_run else None)
+
+    counts: dict[str, int] = {}
+    firsts: dict[str, list[str]] = {}
+    rows = store.db.run(
+        "why.chunks", jobid=jobid, now=int(at is None), at=to_table(store, at), few=FEW
+    )
+    for code, chunks, dataid in rows:
+        counts[code] = chunks
+        firsts.setdefault(code, []).append(dataid)
+    if at is None:
+        [(claimable,)] = store.db.run("why.claimable", jobid=jobid)
+        upcoming = [dataid for (dataid,) in store.db.run("why.next", jobid=jobid)]
+        counts = ({"": claimable} if claimable else {}) | {code: n for code, n in counts.items() if code}
+    else:
+        upcoming = firsts.get("", [])[:1]
+
+    now = from_table(store, datetime.fromtimestamp(store.now()).astimezone())
+    dials = dial_reasons(store, jobid, now) if at is None else []
+    reasons, answers, notes = list(dials), list[Answer](), list[str]()
+    if upcoming:
+        first = explain_chunk(store, jobid, upcoming[0], at)
+        reasons += [reason for reason in first.reasons if reason.code in ADVICE]
+        answers, notes = first.answers, first.notes
+    else:
+        for code in (code for code in CODES if code in counts):
+            first = explain_chunk(store, jobid, firsts[code][0], at)
+            notes = notes or first.notes
+            cause = next((each for each in first.reasons if each.code == code), first.reasons[0])
+            reasons.append(cause._replace(text=f"{_of(counts[code], firsts[code])}: {cause.text}"))
+        if not counts:
+            reasons.append(_nothing_yet(plan.jobid, plan.reads))
+    may_run = bool(upcoming) and not dials
+    return Explanation(
+        jobid, None, at, may_run, in_order(reasons), answers, notes, counts,
+        upcoming[0] if upcoming else None,
+    )  # fmt: skip
+
+
+def _of(count: int, firsts: list[str]) -> str:
+    names = ", ".join(map(repr, firsts[:FEW]))
+    return f"{count} chunks ({names}{', …' if count > FEW else ''})" if count > 1 else f"1 chunk ({names})"
+
+
+def _nothing_yet(jobid: str, reads: tuple[str, ...]) -> Reason:
+    if reads:
+        return Reason("DATA_NOT_READY", f"No chunk of {reads[0]!r} is known yet", f"odf why {quoted(jobid)} DATAID")
+    return Reason("DATA_NOT_READY", f"{jobid!r} reads nothing, and no row says which chunks there are",
+                  f"odf hold {quoted(jobid)} DATAID && odf release {quoted(jobid)} DATAID")  # fmt: skip

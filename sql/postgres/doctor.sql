@@ -1,0 +1,30 @@
+-- name: server
+-- The server's version.
+select cast(current_setting('server_version_num') as integer) / 10000, current_setting('server_version');
+
+-- name: tables
+-- The tables in our schema.
+select table_name from information_schema.tables where table_schema = current_schema();
+
+-- name: triggers
+-- Our triggers, and whether they fire.
+select t.tgname, t.tgenabled in ('O', 'A')
+from pg_trigger t join pg_class c on c.oid = t.tgrelid
+where not t.tgisinternal and c.relnamespace = cast(current_schema() as regnamespace);
+
+-- name: owns_queue
+-- Whether we may vacuum `pending`.
+select pg_has_role(c.relowner, 'usage') from pg_class c
+where c.relname = 'pending' and c.relnamespace = cast(current_schema() as regnamespace);
+
+-- name: holding_back
+-- Transactions that have written for more than a minute: the log waits for them.
+select pid, coalesce(usename, '?'), coalesce(application_name, ''), cast(extract(epoch from now() - xact_start) as integer)
+from pg_stat_activity
+where backend_xid is not null and xact_start < now() - interval '1 minute' and pid <> pg_backend_pid()
+order by xact_start;
+
+-- name: prepared
+-- Prepared transactions that nobody has ended.
+select gid, cast(extract(epoch from now() - prepared) as integer) from pg_prepared_xacts
+where prepared < now() - interval '1 minute';

@@ -1,0 +1,4 @@
+-- name: next
+-- The chunk that a job would claim first.
+select dataid from pending where jobid = :jobid
+order by rank, coalesce(sortkey, naturalkey(dataid)), dataid limit 1;

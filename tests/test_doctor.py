@@ -1,0 +1,204 @@
+"""`odf doctor`: says what is wrong, what to run, and no secret."""
+
+import json
+import os
+from pathlib import Path
+
+import psycopg
+import pytest
+from click.testing import CliRunner, Result
+
+from opendataflow_dagster.cli.app import app
+from opendataflow_dagster.dataflow import checkup, credentials
+from opendataflow_dagster.dataflow.checkup import java
+from opendataflow_dagster.dataflow.credentials import PROPERTIES, encrypt, for_dataset
+from opendataflow_dagster.dataflow.store import Store
+
+
+@pytest.fixture(autouse=True)
+def cheap(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(credentials, "COST", (4, 8, 1))
+
+
+def doctor(url: str | None, *words: str, **env: str) -> tuple[Result, dict[str, dict[str, str]]]:
+    environ = env | ({"DATAFLOW_URL": url} if url else {})
+    done = CliRunner().invoke(app, ["doctor", "--json", *words], env=environ, prog_name="odf")
+    return done, {each["check"]: each for each in json.loads(done.stdout)}
+
+
+def test_all_is_well_after_init(store: Store, url: str) -> None:
+    done, found = doctor(url)
+    assert done.exit_code == 0
+    assert {each["result"] for name, each in found.items() if name != "java"} == {"ok"}
+    assert set(found) >= {
+        "python", "java", "configuration", "database", "tables", "triggers", "clock", "permissions", "log",
+        "queue", "leases", "passkey", "passwords",
+    }  # fmt: skip
+    assert store.db.execute("select count(*) from datastatus", {})[0] == [(0,)], "the probe is taken back"
+    assert store.db.execute("select count(*) from dataevent", {})[0] == [(0,)]
+
+
+def test_without_tables_it_says_init(url: str, tmp_path: Path) -> None:
+    done, found = doctor(url)
+    assert done.exit_code == 1
+    failed = [each for each in found.values() if each["result"] == "fail"]
+    assert [each["action"] for each in failed] == ["odf init"]
+    assert not list(tmp_path.glob("*.db")), "looking creates nothing"
+
+
+def test_for_people_it_is_a_line_each(store: Store, url: str) -> None:
+    done = CliRunner().invoke(app, ["doctor"], env={"DATAFLOW_URL": url})
+    lines = done.stdout.splitlines()
+    assert lines[0].startswith("ok   python")
+    assert len(lines) == len(doctor(url)[1])
+
+
+def test_nobody_listens(tmp_path: Path) -> None:
+    done, found = doctor("postgresql://u:hunter2@127.0.0.1:1/x")
+    assert done.exit_code == 1
+    assert found["database"]["result"] == "fail"
+    assert "hunter2" not in done.output
+
+
+def test_an_older_version_of_the_tables(store: Store, url: str) -> None:
+    store.db.execute("update dataflow_meta set value = '0' where name = 'schema'", {})
+    assert doctor(url)[1]["tables"]["action"] == "odf init"
+    store.db.execute("update dataflow_meta set value = '99' where name = 'schema'", {})
+    assert "pip install" in doctor(url)[1]["tables"]["action"]
+    store.init()
+    store.db.execute("drop table chunkrange", {})
+    assert "chunkrange" in doctor(url)[1]["tables"]["detail"]
+
+
+def test_a_trigger_that_is_gone_or_off(store: Store, url: str) -> None:
+    on = "" if store.db.dialect == "sqlite" else " on datastatus"
+    store.db.execute(f"drop trigger datastatus_inserted{on}", {})
+    _, found = doctor(url)
+    assert (found["triggers"]["result"], found["triggers"]["action"]) == ("fail", "odf init")
+    assert "datastatus_inserted" in found["triggers"]["detail"]
+    if store.db.dialect == "postgres":
+        store.init()
+        store.db.execute("alter table datastatus disable trigger datastatus_updated", {})
+        _, found = doctor(url)
+        assert "switched off: datastatus_updated" in found["triggers"]["detail"]
+
+
+def test_a_queue_that_lies(store: Store, url: str) -> None:
+    store.db.execute("insert into job (jobid, itemtype, datasetid) values ('j', 'IN', 'a'), ('j', 'OUT', 'b')", {})
+    store.db.execute(
+        "insert into datastatus (datasetid, jobid, dataid, locktype, status) values ('a', 'x', '1', 'OUT', 'READY')", {}
+    )
+    assert doctor(url)[1]["queue"]["result"] == "ok"
+    store.db.execute("delete from pending", {})
+    assert doctor(url)[1]["queue"]["detail"].endswith("'j' (0 instead of 1)")
+    store.init()
+    assert doctor(url)[1]["queue"]["result"] == "ok"
+
+
+def test_a_claim_that_ran_out(store: Store, url: str) -> None:
+    store.db.execute(
+        "insert into claim (jobid, dataid, generation, owner, lease_end) values ('j', '1', 1, 'me', '2020-01-01 00:00:00')",
+        {},
+    )
+    found = doctor(url)[1]["leases"]
+    assert (found["result"], found["action"]) == ("warn", "odf recover")
+
+
+def test_passwords_that_the_passkey_does_not_decrypt_are_named(store: Store, url: str) -> None:
+    for datasetid, key in (("good", "plugh"), ("bad", "other")):
+        value = encrypt("hunter2", key, purpose=for_dataset(datasetid))
+        store.db.execute(f"insert into dataset (datasetid, encryptedpass) values ('{datasetid}', '{value}')", {})
+    done, found = doctor(url, PASSKEY="plugh")
+    assert found["passwords"]["detail"] == "the passkey doesn't decrypt: 'bad'"
+    assert "hunter2" not in done.output
+    assert "plugh" not in done.output
+    assert done.exit_code == 1
+    assert doctor(url)[1]["passwords"]["action"] == "Set PASSKEY or PASSKEY_FILE"
+
+
+def test_the_passkey_of_the_properties(store: Store, url: str) -> None:
+    secret = encrypt("x", "plugh", purpose=PROPERTIES)
+    Path("dataflow.properties").write_text(f"url={url}\nencrypted={secret}\nspark.master=local\n")
+    assert doctor(None, PASSKEY="plugh")[1]["passkey"]["result"] == "ok"
+    assert doctor(None, PASSKEY="other")[1]["passkey"]["result"] == "fail"
+    assert doctor(None)[1]["passkey"]["result"] == "fail"
+    assert doctor(None, PASSKEY_FILE="/nowhere")[1]["passkey"]["result"] == "fail"
+    done, found = doctor(None, PASSKEY="plugh")
+    assert "encrypted, spark.master, url" in found["configuration"]["detail"]
+    assert secret not in done.output
+
+
+def test_a_folder_that_cannot_be_written(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    assert doctor(f"sqlite:///{tmp_path}/file/x.db")[1]["folder"]["result"] == "fail"
+    assert doctor(f"sqlite:///{tmp_path}/a/b/x.db")[1]["folder"]["detail"].endswith("can be made")
+
+
+def test_a_clock_that_is_off(store: Store, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Store, "now", lambda self: 0.0)
+    found = doctor(url)[1]["clock"]
+    assert found["result"] == "warn"
+    assert "behind" in found["detail"]
+
+
+def test_java(tmp_path: Path) -> None:
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    assert java({"PATH": str(folder)}).result in ("ok", "warn")
+    assert java({"JAVA_HOME": "/nowhere"}).result == "warn"
+    (folder / "java").write_text("#!/bin/sh\n")
+    os.chmod(folder / "java", 0o755)
+    assert java({"PATH": str(folder)}).detail == str(folder / "java")
+    assert java({"JAVA_HOME": str(tmp_path)}).result == "ok"
+
+
+def test_wrong_settings_end_the_list(tmp_path: Path) -> None:
+    done, found = doctor("mysql://x")
+    assert (done.exit_code, found["configuration"]["result"]) == (1, "fail")
+    assert "database" not in found
+
+
+# --- PostgreSQL ---
+
+
+def test_a_transaction_that_holds_back_the_log(
+    postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from opendataflow_dagster.dataflow.store import open_store
+
+    store = open_store(postgres_url)
+    store.init()
+    text = store.db.statement("doctor.holding_back").replace("1 minute", "0 seconds")
+    store.db._topics["doctor"]["holding_back"] = text
+    with psycopg.connect(postgres_url) as other:
+        other.execute("insert into dataflow.job (jobid) values ('x')")
+        found = checkup._log(store)
+        assert found.result == "warn"
+        assert "process" in found.detail
+        other.rollback()
+    assert checkup._log(store).result == "ok"
+    store.close()
+
+
+def test_a_user_who_may_only_read(postgres_url: str) -> None:
+    from opendataflow_dagster.dataflow.store import open_store
+
+    store = open_store(postgres_url)
+    store.init()
+    for statement in (
+        "drop role if exists reader",
+        "create role reader login",
+        "grant usage on schema dataflow to reader",
+        "grant select on all tables in schema dataflow to reader",
+    ):
+        store.db.execute(statement, {})
+    url = postgres_url.replace("postgres@", "reader@")
+    done, found = doctor(url)
+    assert (done.exit_code, found["permissions"]["result"]) == (1, "fail")
+    assert "permission denied" in found["permissions"]["detail"]
+    store.db.execute("grant all on all tables in schema dataflow to reader", {})
+    found = doctor(url)[1]
+    assert found["permissions"]["result"] == "warn"
+    for statement in ("drop owned by reader", "drop role reader"):
+        store.db.execute(statement, {})
+    store.close()

@@ -1,0 +1,264 @@
+"""`init`: on a database that the original made, on our own again, while workers run, twice at once."""
+
+import threading
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+
+import psycopg
+import pytest
+
+from opendataflow_dagster.dataflow.store import Store, new_owner, open_store
+from tests.java import DDL, Java
+from tests.stores import (
+    check, claimable, close, everything, pending, put, register, sql, statuses, take,
+)  # fmt: skip
+
+ROWS = """
+insert into dataset values
+    ('bobin', 'host', 'db', 's', 't', 'u', 'ZpLfE+uTYE2mdmjOPrukol3yu+cpAHBnmL6trHa9PHGj'),
+    ('bobin', 'host', 'db', 's', 't', 'u', 'ZpLfE+uTYE2mdmjOPrukol3yu+cpAHBnmL6trHa9PHGj'),
+    ('bobout', null, null, null, null, null, null), (null, 'x', null, null, null, null, null),
+    ('', '', '', '', '', '', '');
+insert into job values
+    ('loadbob', 'IN', 'bobin', null, '2019-05-05'), ('loadbob', 'IN', 'bobin', null, null),
+    ('loadbob', 'OUT', 'bobout', null, now()), ('loadbob', 'MODE', null, 'full', now()),
+    (null, 'IN', 'bobin', null, null), ('half', 'OUT', null, null, null), ('half', null, 'bobin', null, null);
+insert into datastatus values
+    ('bobin', 'hand', '1.0', 'OUT', 'READY', '2019-05-05'), ('bobin', 'hand', '2', 'OUT', 'READY', null),
+    ('bobin', 'hand', '10', 'OUT', 'READY', null), ('bobin', 'other', '10', 'OUT', 'READY', null),
+    ('bobin', 'loadbob', '1.0', 'IN', 'DONE', null), ('bobout', 'loadbob', '1.0', 'OUT', 'READY', null),
+    ('bobin', 'hand', '3', 'OUT', 'READY', null), ('bobout', 'loadbob', '3', 'OUT', 'FAILED', null),
+    ('bobin', 'hand', '4', 'OUT', 'READY', null), ('bobout', 'loadbob', '4', 'OUT', 'RESUBMIT', null),
+    ('bobin', 'hand', '5', 'OUT', 'READY', null), ('bobout', 'loadbob', '5', 'OUT', 'RUNNING', null),
+    ('bobin', 'loadbob', '5', 'IN', 'RUNNING', null), ('bobin', 'hand', '', 'OUT', 'READY', null),
+    ('', '', '', '', '', null), ('bobin', 'hand', 'odd', null, null, null),
+    ('bobin', 'hand', '6', 'OUT', null, null), ('bobout', 'loadbob', '7', 'out', 'ready', null),
+    ('bobin', 'hand', '7', 'OUT', 'READY', null), ('bobin', 'hand', '8', 'OUT', 'READY', '1969-01-01');
+"""
+
+OLD_COLUMNS = {
+    "dataset": "datasetid, hostname, database, schemaname, tablename, username, encryptedpass",
+    "job": "jobid, itemtype, datasetid, itemvalue, modified",
+    "datastatus": "datasetid, jobid, dataid, locktype, status, modified",
+}
+
+CATALOG = [
+    "select table_name, column_name, ordinal_position, data_type, column_default, is_nullable "
+    "from information_schema.columns where table_schema = 'dataflow'",
+    "select tablename, indexname, indexdef from pg_indexes where schemaname = 'dataflow'",
+    "select conrelid::regclass::text, conname, pg_get_constraintdef(oid) from pg_constraint "
+    "where connamespace = 'dataflow'::regnamespace",
+    "select tgrelid::regclass::text, tgname, pg_get_triggerdef(oid) from pg_trigger "
+    "where not tgisinternal",
+    "select proname, pg_get_functiondef(oid) from pg_proc where pronamespace = 'dataflow'::regnamespace",
+    "select relname, relkind::text, reloptions from pg_class where relnamespace = 'dataflow'::regnamespace",
+]
+
+
+def original(url: str) -> Store:
+    """A database that the original made and people used; and a store that wasn't initialised."""
+    with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute(DDL)
+        connection.execute(ROWS)
+    return open_store(url)
+
+
+def old_rows(store: Store) -> dict[str, list[tuple]]:
+    return {
+        table: sorted(sql(store, f"select {columns} from {table}"), key=repr)
+        for table, columns in OLD_COLUMNS.items()
+    }
+
+
+def test_init_keeps_every_row_of_the_original(postgres_url: str) -> None:
+    store = original(postgres_url)
+    before = old_rows(store)
+    store.init()
+    assert old_rows(store) == before
+    assert pending(store) == {
+        ("loadbob", "2"): 1, ("loadbob", "4"): 0, ("loadbob", "8"): 1, ("loadbob", "10"): 1,
+    }  # fmt: skip
+    check(store)
+    assert {who for (who,) in sql(store, "select who from dataevent")} == {"odf init"}
+
+    assert [claim.dataid for claim in take(store, "loadbob", k=9)] == ["4", "2", "8", "10"]
+    sql(store, "update datastatus set status = 'RESUBMIT' where dataid = '5' and jobid = 'loadbob'")
+    assert [claim.dataid for claim in take(store, "loadbob", "w2", k=9)] == ["5"]
+    check(store)
+    close(store)
+
+
+def test_init_again_changes_nothing(store: Store) -> None:
+    register(store, "job", ["a"], ["b"])
+    for dataid in "1234":
+        put(store, "a", dataid)
+    claims = take(store, "job", k=2)
+    store.finish(claims[0])
+    before, queue = everything(store), pending(store)
+    store.init()
+    store.init()
+    after = everything(store)
+    assert after.pop("pending") or before.pop("pending")  # SQLite sorts it anew at the next claim
+    assert after == {table: rows for table, rows in before.items() if table != "pending"}
+    assert pending(store) == queue
+    store.finish(claims[1])
+    check(store)
+
+
+def test_init_again_repairs_the_queue(store: Store) -> None:
+    register(store, "job", ["a"], ["b"])
+    for dataid in "12":
+        put(store, "a", dataid)
+    sql(store, "delete from pending where dataid = '1'")
+    sql(store, "insert into pending (jobid, dataid, rank, sortkey) values ('job', '9', 1, '9')")
+    store.init()
+    check(store)
+
+
+def test_an_upgrade_gives_the_same_tables_as_a_fresh_start(
+    postgres_server: object, postgres_url: str
+) -> None:
+    upgraded = original(postgres_url)
+    upgraded.init()
+    fresh_url = postgres_server.create_database("fresh")  # type: ignore[attr-defined]
+    fresh = open_store(fresh_url)
+    fresh.init()
+    for query in CATALOG:
+        assert sorted(sql(upgraded, query), key=repr) == sorted(sql(fresh, query), key=repr)
+    upgraded.init()
+    for query in CATALOG:
+        assert sorted(sql(upgraded, query), key=repr) == sorted(sql(fresh, query), key=repr)
+    close(upgraded)
+    close(fresh)
+    postgres_server.drop_database("fresh")  # type: ignore[attr-defined]
+
+
+def test_the_originals_statements_go_on_working(postgres_url: str) -> None:
+    store = original(postgres_url)
+    store.init()
+    for statement in (
+        "insert into dataset values ('new', 'h', 'd', 's', 't', 'u', 'p')",
+        "insert into job values ('newjob', 'IN', 'new', null, now())",
+        "insert into job values ('newjob', 'OUT', 'newout', null, now())",
+        "insert into datastatus values ('new', 'hand', '1', 'OUT', 'READY', now())",
+        "delete from datastatus where dataid = ''",
+        "update datastatus set status = 'READY' where datasetid = 'bobin'",
+        "select * from datastatus where status = 'READY' order by modified desc",
+    ):
+        sql(store, statement)
+    assert ("newjob", "1") in pending(store)
+    check(store)
+    java = Java(postgres_url)
+    assert java.claim("loadbob") == "10"
+    java.end("loadbob", "10")
+    check(store)
+    java.close()
+    close(store)
+
+
+@pytest.mark.parametrize("times", [1, 4])
+def test_init_while_workers_run(store: Store, times: int) -> None:
+    """Nobody fails, nothing is done twice or missed: a rolling upgrade is an init by each machine."""
+    register(store, "job", ["a"], ["b"])
+    chunks = [str(n) for n in range(300)]
+    for dataid in chunks:
+        put(store, "a", dataid)
+    done: Counter[str] = Counter()
+    started, over = threading.Event(), threading.Event()
+
+    def work(number: int) -> None:
+        owner = new_owner()
+        while claims := store.claim("job", owner=owner):
+            done.update(claim.dataid for claim in claims)
+            store.finish(claims)
+            started.set()
+        store.db.drop()
+
+    def upgrade(_: int) -> None:
+        started.wait(30)
+        for _ in range(2):
+            store.init()
+            if over.is_set():
+                break
+        store.db.drop()
+
+    with ThreadPoolExecutor(8) as pool:
+        workers = [pool.submit(work, number) for number in range(3)]
+        upgrades = [pool.submit(upgrade, number) for number in range(times)]
+        for worker in workers:
+            worker.result()
+        over.set()
+        for each in upgrades:
+            each.result()
+
+    assert done == Counter(chunks)
+    assert {row[1] for key, row in statuses(store).items() if key[0] == "b"} == {"READY"}
+    check(store)
+
+
+def test_many_inits_at_once_on_an_empty_database(url: str) -> None:
+    start = threading.Barrier(6)
+
+    def init(_: int) -> None:
+        store = open_store(url)
+        start.wait()
+        store.init()
+        close(store)
+
+    with ThreadPoolExecutor(6) as pool:
+        list(pool.map(init, range(6)))
+    store = open_store(url)
+    register(store, "job", ["a"], ["b"])
+    put(store, "a", "1")
+    store.finish(take(store, "job"))
+    check(store)
+    close(store)
+
+
+def test_two_inits_at_once_on_the_originals_database(postgres_url: str) -> None:
+    stores = [original(postgres_url), open_store(postgres_url)]
+    before = old_rows(stores[0])
+    start = threading.Barrier(2)
+
+    def init(store: Store) -> None:
+        start.wait()
+        store.init()
+        store.db.drop()
+
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(init, stores))
+    assert old_rows(stores[0]) == before
+    check(stores[0])
+    assert sql(stores[0], "select count(*) from dataevent") == [(20,)]
+    for store in stores:
+        close(store)
+
+
+def test_a_schema_of_any_name(postgres_url: str) -> None:
+    store = open_store(postgres_url, schema='My "odd" schema, 100%')
+    store.init()
+    store.init()
+    statements = (
+        "insert into job (jobid, itemtype, datasetid) values ('job', 'IN', 'a'), ('job', 'OUT', 'b')",
+        "insert into datastatus (datasetid, jobid, dataid, locktype, status) "
+        "values ('a', 'hand', '1', 'OUT', 'READY')",
+    )
+    for statement in statements:
+        store.db.execute(statement, {})
+    with psycopg.connect(postgres_url, autocommit=True) as other:  # with a search_path of its own
+        other.execute(
+            'insert into "My ""odd"" schema, 100%".datastatus '
+            "values ('a', 'hand', '2', 'OUT', 'READY', now())"
+        )
+    claims = take(store, "job", k=5)
+    assert [claim.dataid for claim in claims] == ["1", "2"]
+    store.finish(claims)
+    assert store.db.execute("select count(*) from datastatus where status = 'READY'", {})[0] == [(4,)]
+    close(store)
+
+
+def test_the_oracle_reads_the_originals_rows(postgres_url: str) -> None:
+    store = original(postgres_url)
+    store.init()
+    assert claimable(store) == pending(store) != {}
+    close(store)
