@@ -23,6 +23,7 @@ def cheap(monkeypatch: pytest.MonkeyPatch) -> None:
 def doctor(url: str | None, *words: str, **env: str) -> tuple[Result, dict[str, dict[str, str]]]:
     environ = env | ({"DATAFLOW_URL": url} if url else {})
     done = CliRunner().invoke(app, ["doctor", "--json", *words], env=environ, prog_name="odf")
+    assert done.stdout, repr(done.exception)
     return done, {each["check"]: each for each in json.loads(done.stdout)}
 
 

@@ -171,7 +171,7 @@ def test_dials(odf: Odf) -> None:
     odf("job", "add", "j", "--out", "b")
     assert "as many as there are workers" in odf("policy", "j").stdout
     assert (
-        "seconds after its last heartbeat"
+        "seconds without a heartbeat"
         in odf("policy", "j", "concurrency=4", "retry_delay=5m").stdout
     )
     [row] = objects(odf("policy", "j", "paused_until=forever", "--json"))

@@ -29,16 +29,16 @@ def demo(folder: str) -> None:
     tour = Tour(_fresh(Path(folder)))
     tour.say("A month of sales will arrive, a file a day. Two scripts turn each day into a report.")
     tour.odf("init")
-    for name, kind in (("sales", "as it arrives"), ("clean", "checked"), ("report", "per shop")):
+    for name, kind in (("sales", "as it arrives"), ("checked", "no bad rows"), ("report", "per shop")):
         (tour.folder / name).mkdir()
         tour.odf("dataset", "add", name, "--hostname", f"{tour.folder}/{name}", note=kind)
-    tour.odf("job", "add", "clean", "--in", "sales", "--out", "clean")
-    tour.odf("job", "add", "report", "--in", "clean", "--out", "report")
+    tour.odf("job", "add", "check", "--in", "sales", "--out", "checked")
+    tour.odf("job", "add", "report", "--in", "checked", "--out", "report")
 
     tour.say("The first ten days arrive. One of them is broken, and nobody knows yet.")
     tour.receive(DAYS[:10])
-    tour.odf("run", "--all", "./clean.sh", may_fail=True)
-    tour.odf("run", "--all", "./report.sh")
+    tour.odf("run", "--all", "./check.sh", may_fail=True)
+    tour.odf("run", "--all", "./report.sh", quiet=True)
     tour.odf("status", "--grid")
 
     tour.say("One day failed alone; its report waits. Why?")
@@ -49,19 +49,19 @@ def demo(folder: str) -> None:
     tour.odf("status", "--grid")
 
     tour.say("Catching up is the same two commands, run again. Four workers make it quick.")
-    tour.odf("run", "--all", "--workers", "4", "./clean.sh", quiet=True)
+    tour.odf("run", "--all", "--workers", "4", "./check.sh", quiet=True)
     tour.odf("run", "--all", "--workers", "4", "./report.sh", quiet=True)
     tour.odf("status", "--grid")
 
     tour.say("The broken file is mended. RESUBMIT it, and run the same commands.")
     tour.mend()
-    tour.odf("resubmit", "clean", BROKEN)
-    tour.odf("run", "--all", "./clean.sh")
-    tour.odf("run", "--all", "./report.sh")
+    tour.odf("resubmit", "check", BROKEN)
+    tour.odf("run", "--all", "./check.sh", quiet=True)
+    tour.odf("run", "--all", "./report.sh", quiet=True)
     tour.odf("status", "--grid")
 
     tour.say("Long after, it's all on record.")
-    tour.odf("history", "--job", "clean", BROKEN)
+    tour.odf("history", "check", BROKEN)
     tour.say(f"That was it. Look around: cd {shlex.quote(folder)} && odf status")
 
 
@@ -102,7 +102,7 @@ class Tour:
         for day in days:
             rows = list(_sales(day))
             if day == BROKEN:
-                rows[2] = rows[2].replace(FIXED, "12,5O")
+                rows[2] = rows[2].replace(FIXED, "12.5O")
             (self.folder / "sales" / f"{day}.csv").write_text("".join(rows))
         click.secho(f"$ odf ready sales {days[0]} ... {days[-1]}", bold=True)
         subprocess.run(

@@ -32,15 +32,15 @@ class Database:
         self._topics: dict[str, dict[str, str]] = {}
         self._met = False
 
-    def run(self, name: str, **params: Any) -> list[tuple]:
+    def run(self, name: str, /, **params: Any) -> list[tuple]:
         """The rows of the statement `topic.name`."""
         return self.execute(self.statement(name), params)[0]
 
-    def change(self, name: str, **params: Any) -> int:
+    def change(self, name: str, /, **params: Any) -> int:
         """How many rows the statement `topic.name` changed."""
         return self.execute(self.statement(name), params)[1].rowcount
 
-    def records(self, name: str, **params: Any) -> list[dict[str, Any]]:
+    def records(self, name: str, /, **params: Any) -> list[dict[str, Any]]:
         """The rows of the statement `topic.name`, as dictionaries."""
         return self.query(self.statement(name), params)
 

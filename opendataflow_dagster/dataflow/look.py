@@ -30,8 +30,8 @@ class Strip(NamedTuple):
 def status(store: Store, name: str | None = None) -> list[dict[str, Any]]:
     """The rows of a job or a dataset, in natural order of dataid."""
     with store.db.reading():
-        rows = store.db.records("look.rows", name=name)
-        if not rows and name is not None and not store.db.run("look.known", name=name):
+        rows = store.db.records("look.rows", which=name)
+        if not rows and name is not None and not store.db.run("look.known", which=name):
             raise WrongUse(
                 f"There is no job or dataset {name!r}. `odf job list` and `odf dataset list` tell what there is."
             )
@@ -48,9 +48,9 @@ def summary(store: Store, name: str | None = None) -> list[dict[str, Any]]:
     """
     today = store.today()
     with store.db.reading():
-        claimable = dict(store.db.run("look.claimable", name=name, today=today))
-        outputs = set(store.db.run("look.outputs", name=name))
-        counts = store.db.run("look.counts", name=name)
+        claimable = dict(store.db.run("look.claimable", which=name, today=today))
+        outputs = set(store.db.run("look.outputs", which=name))
+        counts = store.db.run("look.counts", which=name)
         policies = {row["jobid"]: _timed(store, row) for row in store.db.records("look.policies")}
         now = from_table(store, datetime.fromtimestamp(store.now()).astimezone())
     found = {key: dict.fromkeys(STATUSES, 0) for key in outputs}
@@ -68,13 +68,13 @@ def summary(store: Store, name: str | None = None) -> list[dict[str, Any]]:
 def running(store: Store, name: str | None = None) -> list[dict[str, Any]]:
     """The live claims, the oldest first."""
     with store.db.reading():
-        return [_timed(store, row) for row in store.db.records("look.claims", name=name)]
+        return [_timed(store, row) for row in store.db.records("look.claims", which=name)]
 
 
 def grid(store: Store, name: str | None = None, *, most: int = 2000) -> list[Strip]:
     """A square for each chunk, also for those that wait to be claimed; at most `most` in a strip."""
     with store.db.reading():
-        rows = store.db.run("look.squares", name=name, today=store.today())
+        rows = store.db.run("look.squares", which=name, today=store.today())
     rows.sort(key=lambda row: (row[0], row[1], natural_key(row[2] or ""), row[2] or ""))
     strips = []
     for (jobid, datasetid), group in groupby(rows, key=lambda row: row[:2]):

@@ -242,8 +242,8 @@ def _refuse_live(store: Store, jobid: str) -> None:
     if count:
         raise Refused(
             f"Job {jobid!r} is running on {count} chunks ({owner} holds one), so its datasets "
-            f"can't be taken away now. Run `odf policy {quote(jobid)} paused_until=forever`, and try "
-            "again when it is done.",
+            f"can't be taken away now. Run `odf policy {quote(jobid)} paused_until=forever`, and "
+            "try again when it is done.",
             code="LOCKED",
         )
 

@@ -2,26 +2,26 @@
 -- The rows of a job or a dataset, in no order: the natural one is the caller's.
 select datasetid, jobid, dataid, locktype, status, modified, generation
 from datastatus
-where cast(:name as text) is null or jobid = :name or datasetid = :name;
+where cast(:which as text) is null or jobid = :which or datasetid = :which;
 
 -- name: counts
 -- How many chunks each job has made, of each output and status.
 select jobid, datasetid, status, count(*) as chunks
 from datastatus
-where locktype = 'OUT' and (cast(:name as text) is null or jobid = :name or datasetid = :name)
+where locktype = 'OUT' and (cast(:which as text) is null or jobid = :which or datasetid = :which)
 group by jobid, datasetid, status;
 
 -- name: outputs
 -- What jobs write, whether or not it has been written yet.
 select distinct jobid, datasetid from job
 where itemtype = 'OUT' and jobid is not null and datasetid is not null
-  and (cast(:name as text) is null or jobid = :name or datasetid = :name);
+  and (cast(:which as text) is null or jobid = :which or datasetid = :which);
 
 -- name: claimable
 -- How many chunks each job may claim now; of a job that reads today, only today's.
 select p.jobid, count(*) as chunks from pending p
-where (cast(:name as text) is null or p.jobid = :name
-       or exists (select 1 from job o where o.jobid = p.jobid and o.itemtype = 'OUT' and o.datasetid = :name))
+where (cast(:which as text) is null or p.jobid = :which
+       or exists (select 1 from job o where o.jobid = p.jobid and o.itemtype = 'OUT' and o.datasetid = :which))
   and (p.dataid = :today or not exists (
       select 1 from job t where t.jobid = p.jobid and t.itemtype = 'IN' and t.datasetid = 'today'))
 group by p.jobid;
@@ -31,8 +31,8 @@ group by p.jobid;
 select c.jobid, c.dataid, c.generation, c.owner, c.runid, c.started, c.heartbeat, c.lease_end, c.attempts
 from claim c
 where c.owner is not null
-  and (cast(:name as text) is null or c.jobid = :name
-       or exists (select 1 from job o where o.jobid = c.jobid and o.itemtype = 'OUT' and o.datasetid = :name))
+  and (cast(:which as text) is null or c.jobid = :which
+       or exists (select 1 from job o where o.jobid = c.jobid and o.itemtype = 'OUT' and o.datasetid = :which))
 order by c.started, c.jobid, c.dataid;
 
 -- name: policies
@@ -42,11 +42,11 @@ select jobid, concurrency, paused_until from jobpolicy;
 -- name: squares
 -- The outputs of jobs, a row for each chunk, in no order.
 select jobid, datasetid, dataid, status from datastatus
-where locktype = 'OUT' and (cast(:name as text) is null or jobid = :name or datasetid = :name)
+where locktype = 'OUT' and (cast(:which as text) is null or jobid = :which or datasetid = :which)
 union all
 select p.jobid, o.datasetid, p.dataid, '' from pending p
     join (select distinct jobid, datasetid from job where itemtype = 'OUT') o on o.jobid = p.jobid
-where (cast(:name as text) is null or p.jobid = :name or o.datasetid = :name)
+where (cast(:which as text) is null or p.jobid = :which or o.datasetid = :which)
   and (p.dataid = :today or not exists (
       select 1 from job t where t.jobid = p.jobid and t.itemtype = 'IN' and t.datasetid = 'today'))
   and not exists (select 1 from datastatus s
@@ -54,6 +54,6 @@ where (cast(:name as text) is null or p.jobid = :name or o.datasetid = :name)
 
 -- name: known
 -- Whether a name is a job's or a dataset's at all.
-select 1 from job where jobid = :name or datasetid = :name
-union all select 1 from dataset where datasetid = :name
+select 1 from job where jobid = :which or datasetid = :which
+union all select 1 from dataset where datasetid = :which
 limit 1;

@@ -5,5 +5,5 @@ set -eu
 awk -F, -v day="$dataid" '
     $3 !~ /^[0-9.]+$/ { print day ": not an amount in line " NR ": " $0 > "/dev/stderr"; exit 1 }
     { print }
-' "$sales_hostname/$dataid.csv" > "$clean_hostname/$dataid.csv.new"
-mv "$clean_hostname/$dataid.csv.new" "$clean_hostname/$dataid.csv"
+' "$sales_hostname/$dataid.csv" > "$checked_hostname/$dataid.csv.new"
+mv "$checked_hostname/$dataid.csv.new" "$checked_hostname/$dataid.csv"
