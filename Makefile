@@ -4,7 +4,7 @@ BIN := .venv/bin
 STAMP := .venv/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test check ui soak bench clean
+.PHONY: help install demo test check ui soak bench docs clean
 
 help: ## List these targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "%-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -42,6 +42,9 @@ soak: install ## Run the tests that take minutes
 bench: install ## Measure claims and job starts against others
 	$(BIN)/python benchmarks/claims.py
 	$(BIN)/python benchmarks/runjob.py
+
+docs: install ## Write docs/commands.md from the commands' help
+	$(BIN)/python docs/commands.py > docs/commands.md
 
 clean: ## Remove what make and the tools made; .dataflow/ stays, it is data
 	rm -rf .venv build dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache

@@ -1,4 +1,4 @@
-"""Claims per second, of ours and of others: `python benchmarks/claims.py [--quick] [--only postgres|sqlite|poll]`.
+"""Claims per second, of ours and of others: `python benchmarks/claims.py [--quick] [--only PART]`.
 
 One cycle is claim + finish, on a job with one input and one output: history, fencing, facts and
 triggers as in production. All that is compared is measured in the same run, in slices that take
@@ -19,7 +19,17 @@ sys.path.insert(0, str(ROOT))
 
 from lite import LiteBare, LiteOurs  # noqa: E402
 from measure import WARM_UP, Clients, Report, Samples, amount, concluded, progress, spread  # noqa: E402
-from rivals import Bare, BareTake, Ours, PgQueuer, PgQueuerLimited, Procrastinate, connect, register, settle  # noqa: E402
+from rivals import (  # noqa: E402
+    Bare,
+    BareTake,
+    Ours,
+    PgQueuer,
+    PgQueuerLimited,
+    Procrastinate,
+    connect,
+    register,
+    settle,
+)
 
 from opendataflow_dagster.dataflow.store import Store, new_owner, open_store  # noqa: E402
 from tests.postgres import Server  # noqa: E402
@@ -56,8 +66,12 @@ SQLITE: tuple[tuple[Any, tuple], ...] = (
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="a minute: up to 100k chunks, three rounds")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument(
+        "--quick", action="store_true", help="a minute: up to 100k chunks, three rounds"
+    )
     parser.add_argument("--only", choices=["postgres", "sqlite", "poll"], help="a part of it")
     options = parser.parse_args()
     setting, report = QUICK if options.quick else FULL, Report()
@@ -87,18 +101,36 @@ def postgres(server: Server, setting: Setting, report: Report) -> None:
         ]
         compare(contests, setting, samples)
     for chunks, done in setting.sizes:
-        show(f"PostgreSQL, {amount(chunks)} chunks, {done / chunks:.0%} done", POSTGRES, chunks, samples, setting, report)
+        show(
+            f"PostgreSQL, {amount(chunks)} chunks, {done / chunks:.0%} done",
+            POSTGRES,
+            chunks,
+            samples,
+            setting,
+            report,
+        )
 
     small, large = setting.sizes[0][0], setting.sizes[-1][0]
     for chunks, _ in setting.sizes:
-        for other, least, aim in ((Bare, 0.25, "0.4"), (BareTake, 0.25, "0.4"), (Procrastinate, 1.3, "2")):
+        for other, least, aim in (
+            (Bare, 0.25, "0.4"),
+            (BareTake, 0.25, "0.4"),
+            (Procrastinate, 1.3, "2"),
+        ):
             ratios = samples.ratios((Ours, chunks, EIGHT), (other, chunks, EIGHT))
-            report.require(f"8 clients, k=1, {amount(chunks)}: ours / {other.title}", ratios, least=least, aim=aim)
+            report.require(
+                f"8 clients, k=1, {amount(chunks)}: ours / {other.title}",
+                ratios,
+                least=least,
+                aim=aim,
+            )
     ratios = samples.ratios((Ours, 100_000, HUNDREDS), (PgQueuer, 100_000, HUNDREDS))
     report.require("8 clients, k=100, 100k: ours / pgqueuer's batches of 100", ratios, least=1)
     for clients, k in (EIGHT, ONE):
         ratios = samples.ratios((Ours, large, (clients, k)), (Ours, small, (clients, k)))
-        what = f"flat, {clients} client{'s' * (clients > 1)}, k=1: {amount(large)} / {amount(small)}"
+        what = (
+            f"flat, {clients} client{'s' * (clients > 1)}, k=1: {amount(large)} / {amount(small)}"
+        )
         report.require(what, ratios, least=0.8)
 
 
@@ -125,10 +157,14 @@ def sqlite(folder: Path, setting: Setting, report: Report) -> None:
 class Contest:
     """One contender on tables of one size, loaded again when too few chunks are left."""
 
-    def __init__(self, contender: Any, where: Any, chunks: int, done: int, modes: tuple, clients: Clients) -> None:
+    def __init__(
+        self, contender: Any, where: Any, chunks: int, done: int, modes: tuple, clients: Clients
+    ) -> None:
         self.contender, self.where, self.chunks = contender, where, chunks
         # What is small is gone before batches at the limit can be counted.
-        self.modes = [mode for mode in modes if chunks > 10_000 or mode[1] == 1 or contender is Ours]
+        self.modes = [
+            mode for mode in modes if chunks > 10_000 or mode[1] == 1 or contender is Ours
+        ]
         self._done, self._clients = done, clients
         self._name = f"{contender.__name__}, {amount(chunks)} chunks"
         self._fastest: dict[tuple[int, int], float] = {}
@@ -167,21 +203,23 @@ def compare(contests: list[Contest], setting: Setting, samples: Samples) -> None
     progress("")
 
 
-def show(title: str, contenders: tuple, chunks: int, samples: Samples, setting: Setting, report: Report) -> None:
+def show(
+    title: str, contenders: tuple, chunks: int, samples: Samples, setting: Setting, report: Report
+) -> None:
     modes = list(dict.fromkeys(mode for _, modes in contenders for mode in modes))
     columns = [f"{clients} client{'s' * (clients > 1)}, k={k}" for clients, k in modes]
-    rows = [
-        [contender.title, *(
-            spread(samples[contender, chunks, mode]) if (contender, chunks, mode) in samples else "-"
-            for mode in modes
-        )]
-        for contender, _ in contenders
-    ]  # fmt: skip
-    report.table(f"{title}: chunks per second, median (least–most) of {setting.rounds} rounds", columns, rows)
+    rows = []
+    for contender, _ in contenders:
+        measured = [samples.get((contender, chunks, mode)) for mode in modes]
+        if any(measured):
+            rows.append([contender.title, *map(spread, measured)])
+    report.table(
+        f"{title}: chunks per second, median (least–most) of {setting.rounds} rounds", columns, rows
+    )
 
 
 def poll_postgres(url: str, report: Report) -> None:
-    """An idle worker's claim against `select 1`, on a job that never had a chunk and on one just drained."""
+    """An idle worker's claim against `select 1`: a job that has none, and one just drained."""
     Ours.load(url, 10_000, 8_000)
     with connect(url, "dataflow") as connection:
         register(connection, "idle", "nothing", "idle_out")
@@ -226,7 +264,9 @@ def poller(store: Store, jobid: str) -> Callable[[], object]:
     return poll
 
 
-def alternate(one: Callable[[], object], other: Callable[[], object], times: int = 3000) -> tuple[list[float], list[float]]:
+def alternate(
+    one: Callable[[], object], other: Callable[[], object], times: int = 3000
+) -> tuple[list[float], list[float]]:
     """Microseconds of each call of two functions that take turns."""
     spent: tuple[list[float], list[float]] = ([], [])
     for _ in range(times):

@@ -1,4 +1,4 @@
-"""Claims on SQLite: ours, and as the limit a bare BEGIN IMMEDIATE loop that writes the same rows."""
+"""Claims on SQLite: ours, and as the limit a bare loop that writes the same rows."""
 
 import os
 import shutil
@@ -28,21 +28,26 @@ class LiteOurs(Contender):
         store.init()
         with _opened(path) as connection:
             connection.execute("begin immediate")
-            for datasetid, jobid, rows in (("bench_in", "loader", chunks), ("bench_out", "bench", done)):
+            for datasetid, jobid, rows in (
+                ("bench_in", "loader", chunks),
+                ("bench_out", "bench", done),
+            ):
                 connection.execute(
                     f"insert into datastatus {NUMBERS} "
                     f"select ?, ?, cast(n as text), 'OUT', 'READY', {NOW}, n from g limit ?",
                     [max(rows, 1), datasetid, jobid, rows],
                 )
             connection.execute(
-                "insert into chunkfact (datasetid, dataid, generation, location, rows, bytes, fingerprint) "
-                "select datasetid, dataid, generation, '/data/bench/' || dataid, 1000, 64000, '8f14e45fceea167a' "
-                "from datastatus"
+                "insert into chunkfact "
+                "(datasetid, dataid, generation, location, rows, bytes, fingerprint) "
+                "select datasetid, dataid, generation, '/data/bench/' || dataid, 1000, 64000, "
+                "       '8f14e45fceea167a' from datastatus"
             )
             connection.execute("update generation set last = ?", [chunks])
             for itemtype, datasetid in (("IN", "bench_in"), ("OUT", "bench_out")):
                 connection.execute(
-                    "insert into job (jobid, itemtype, datasetid) values ('bench', ?, ?)", [itemtype, datasetid]
+                    "insert into job (jobid, itemtype, datasetid) values ('bench', ?, ?)",
+                    [itemtype, datasetid],
                 )
             connection.execute("commit")
         # The first claim gives all that is pending its place in the natural order.
@@ -56,7 +61,9 @@ class LiteOurs(Contender):
     @staticmethod
     def left(path: Path) -> int:
         with _opened(path) as connection:
-            return connection.execute("select count(*) from pending where jobid = 'bench'").fetchone()[0]
+            return connection.execute(
+                "select count(*) from pending where jobid = 'bench'"
+            ).fetchone()[0]
 
     def __init__(self, path: Path) -> None:
         self.store, self.owner = open_store(f"sqlite:///{path}"), new_owner()
@@ -72,7 +79,8 @@ class LiteOurs(Contender):
 
 
 EVENT = (
-    "insert into dataevent (at, datasetid, jobid, dataid, locktype, status_before, status_after, generation, who) "
+    "insert into dataevent "
+    "(at, datasetid, jobid, dataid, locktype, status_before, status_after, generation, who) "
     f"values ({NOW}, ?, 'bench', ?, ?, ?, ?, ?, ?)"
 )
 
@@ -92,7 +100,9 @@ class LiteBare(Contender):
         shutil.copyfile(path.with_name(path.name.replace("bare", "ours")), path)
         with _opened(path) as connection:
             for kind in ("trigger", "view"):
-                names = connection.execute("select name from sqlite_master where type = ?", [kind]).fetchall()
+                names = connection.execute(
+                    "select name from sqlite_master where type = ?", [kind]
+                ).fetchall()
                 for (name,) in names:
                     connection.execute(f"drop {kind} if exists {name}")
             connection.execute("pragma wal_checkpoint(truncate)")
@@ -110,7 +120,9 @@ class LiteBare(Contender):
         do("begin immediate")
         do(SIGN, ["claim", owner])
         taken = do(
-            "select dataid from pending where jobid = 'bench' order by rank, sortkey, dataid limit ?", [k]
+            "select dataid from pending where jobid = 'bench' "
+            "order by rank, sortkey, dataid limit ?",
+            [k],
         ).fetchall()
         claims = [self._claim(dataid) for (dataid,) in taken]
         do(SIGN, ["", None])
@@ -130,7 +142,8 @@ class LiteBare(Contender):
         do("delete from pending where jobid = 'bench' and dataid = ?", [dataid])
         do(
             "insert into claim (jobid, dataid, generation, owner, started, heartbeat, lease_end) "
-            f"values ('bench', ?, ?, ?, {NOW}, {NOW}, strftime('%Y-%m-%d %H:%M:%f', 'now', '120 seconds'))",
+            f"values ('bench', ?, ?, ?, {NOW}, {NOW}, "
+            "strftime('%Y-%m-%d %H:%M:%f', 'now', '120 seconds'))",
             [dataid, generation, owner],
         )
         for datasetid, locktype in (("bench_in", "IN"), ("bench_out", "OUT")):
@@ -148,13 +161,15 @@ class LiteBare(Contender):
         do(f"delete from datastatus where datasetid = 'bench_in' and {key}", [dataid])
         do(EVENT, ["bench_in", dataid, "IN", "RUNNING", None, generation, owner])
         do(
-            f"update datastatus set status = 'READY', modified = {NOW} where datasetid = 'bench_out' and {key}",
+            f"update datastatus set status = 'READY', modified = {NOW} "
+            f"where datasetid = 'bench_out' and {key}",
             [dataid],
         )
         do(EVENT, ["bench_out", dataid, "OUT", "RUNNING", "READY", generation, owner])
         do(
-            "insert into chunkfact (datasetid, dataid, location, rows, bytes, fingerprint, validated, checks, "
-            "generation, jobid, inputs) values (?, ?, ?, ?, ?, ?, ?, ?, ?, 'bench', ?)",
+            "insert into chunkfact (datasetid, dataid, location, rows, bytes, fingerprint, "
+            "validated, checks, generation, jobid, inputs) "
+            "values (?, ?, ?, ?, ?, ?, ?, ?, ?, 'bench', ?)",
             [*fact(dataid), generation, '{"bench_in":1}'],
         )
 

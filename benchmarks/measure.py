@@ -1,4 +1,4 @@
-"""What the benchmarks share: clients in processes of their own, samples by round, and the verdict."""
+"""What the benchmarks share: clients in processes of their own, samples by round, a verdict."""
 
 import multiprocessing
 import os
@@ -14,14 +14,14 @@ from types import FrameType
 from typing import Any
 
 WARM_UP = 0.1
-"""Seconds that each slice runs before it counts: for plans, caches, and all clients to be in motion."""
+"""Seconds that each slice runs before it counts: for plans, caches, and all to be in motion."""
 
 
 class Contender:
     """One way to claim and finish chunks, as one client sees it."""
 
     def run(self, k: int, until: float) -> tuple[int, float]:
-        """Do cycles until a moment, or until nothing is left: how many chunks, and when the last ended."""
+        """Do cycles until a moment, or to the last chunk: how many chunks, and the last end."""
         done, last = 0, time.monotonic()
         while last < until and (count := self.cycle(k)):
             done += count
@@ -60,7 +60,7 @@ class Clients:
         self._ask(self._pipes, ("open", name, make, arguments))
 
     def rate(self, name: str, k: int, clients: int, seconds: float) -> float:
-        """Chunks per second of so many clients at once, from a common start to the last one's end."""
+        """Chunks per second of so many clients at once, from a common start to the last end."""
         start = time.monotonic() + WARM_UP
         answers = self._ask(self._pipes[:clients], ("run", name, k, start, seconds))
         if not any(done for done, _ in answers):
@@ -113,8 +113,9 @@ class Samples:
     def add(self, name: Any, number: float) -> None:
         self._numbers[name].append(number)
 
-    def __contains__(self, name: Any) -> bool:
-        return name in self._numbers
+    def get(self, name: Any) -> list[float]:
+        """What was measured, if anything was."""
+        return self._numbers.get(name, [])
 
     def __getitem__(self, name: Any) -> list[float]:
         return self._numbers[name]
@@ -165,12 +166,16 @@ def spread(numbers: Sequence[float], unit: str = "") -> str:
     """Median (least–most)."""
     if not numbers:
         return "-"
-    low, middle, high = (_short(each) for each in (min(numbers), statistics.median(numbers), max(numbers)))
+    low, middle, high = (
+        _short(each) for each in (min(numbers), statistics.median(numbers), max(numbers))
+    )
     return f"{middle}{unit} ({low}–{high})"
 
 
 def _short(number: float) -> str:
-    return f"{number:,.0f}" if number >= 100 else f"{number:.1f}" if number >= 10 else f"{number:.2f}"
+    return (
+        f"{number:,.0f}" if number >= 100 else f"{number:.1f}" if number >= 10 else f"{number:.2f}"
+    )
 
 
 def amount(number: int) -> str:

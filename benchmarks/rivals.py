@@ -1,4 +1,4 @@
-"""Who claims and finishes chunks on PostgreSQL: we, a bare loop as the limit, procrastinate, pgqueuer.
+"""Who claims and finishes chunks on PostgreSQL: we, a bare loop (the limit), other job queues.
 
 Each is loaded in bulk by the parent process (`load`) and driven by a client (`Contender`). The
 tables of each are in a schema of its own, vacuumed and analyzed once loaded.
@@ -23,7 +23,7 @@ def connect(url: str, schema: str) -> psycopg.Connection:
 
 
 class Ours(Contender):
-    """A job with one input and one output: triggers, history, fencing and facts as in production."""
+    """A job with one input and one output: triggers, history and facts as in production."""
 
     title = "opendataflow"
 
@@ -37,18 +37,20 @@ class Ours(Contender):
             # In this order: what is emptied first isn't judged, what comes last is judged once.
             connection.execute("truncate datastatus, dataevent, chunkfact, claim, pending")
             connection.execute("delete from job")
-            # fmt: off
+            loaded = ("bench_in", "loader", chunks), ("bench_out", "bench", done)
+            for datasetid, jobid, ready in loaded:
+                connection.execute(
+                    "insert into datastatus "
+                    "select %s, %s, n::text, 'OUT', 'READY', now(), nextval('generation') "
+                    "from generate_series(1, %s) as n",
+                    [datasetid, jobid, ready],
+                )
             connection.execute(
-                "insert into datastatus select 'bench_in', 'loader', n::text, 'OUT', 'READY', now(), nextval('generation') "
-                "from generate_series(1, %s) as n", [chunks])
-            connection.execute(
-                "insert into datastatus select 'bench_out', 'bench', n::text, 'OUT', 'READY', now(), nextval('generation') "
-                "from generate_series(1, %s) as n", [done])
-            connection.execute(
-                "insert into chunkfact (datasetid, dataid, generation, location, rows, bytes, fingerprint) "
-                "select datasetid, dataid, generation, '/data/bench/' || dataid, 1000, 64000, md5(dataid) "
-                "from datastatus")
-            # fmt: on
+                "insert into chunkfact "
+                "(datasetid, dataid, generation, location, rows, bytes, fingerprint) "
+                "select datasetid, dataid, generation, '/data/bench/' || dataid, 1000, 64000, "
+                "       md5(dataid) from datastatus"
+            )
             register(connection, "bench", "bench_in", "bench_out")
             settle(connection)
 
@@ -84,11 +86,12 @@ class Bare(Contender):
             connection.execute(f"drop schema if exists {schema} cascade")
             connection.execute(f"create schema {schema}")
             connection.execute(
-                "create table chunk (jobid text, dataid text, status text, owner text, modified timestamptz, "
-                "primary key (jobid, dataid))"
+                "create table chunk (jobid text, dataid text, status text, owner text, "
+                "modified timestamptz, primary key (jobid, dataid))"
             )
             connection.execute(
-                "insert into chunk select %s, n::text, case when n <= %s then 'DONE' else 'PENDING' end, null, now() "
+                "insert into chunk select %s, n::text, "
+                "case when n <= %s then 'DONE' else 'PENDING' end, null, now() "
                 "from generate_series(1, %s) as n",
                 [cls.jobid, done, chunks],
             )
@@ -117,7 +120,8 @@ class Bare(Contender):
         ).fetchall()
         if taken and self.finishes:
             self.connection.execute(
-                "update chunk set status = 'DONE', modified = now() where jobid = %s and dataid = any(%s)",
+                "update chunk set status = 'DONE', modified = now() "
+                "where jobid = %s and dataid = any(%s)",
                 [self.jobid, [dataid for (dataid,) in taken]],
                 prepare=True,
             )
@@ -163,7 +167,7 @@ class _Async(Contender):
 
 
 class Procrastinate(_Async):
-    """JobManager.fetch_job and finish_job, on its PsycopgConnector with its defaults; a job a time."""
+    """JobManager.fetch_job and finish_job on its PsycopgConnector with its defaults, one by one."""
 
     title = "procrastinate"
 
@@ -175,12 +179,13 @@ class Procrastinate(_Async):
             connection.execute("drop schema if exists procrastinate cascade")
             connection.execute("create schema procrastinate")
             connection.execute(SchemaManager.get_schema().encode())
-            # Its triggers off, and what they would have written written by hand: a bulk load of jobs.
+            # A bulk load: its triggers are off, and what they would have written is written here.
             connection.execute("set session_replication_role = replica")
             connection.execute(
                 "insert into procrastinate_jobs (queue_name, task_name, args, status, attempts) "
                 "select 'bench', 'bench', jsonb_build_object('dataid', n::text), "
-                "       (case when n <= %s then 'succeeded' else 'todo' end)::procrastinate_job_status, "
+                "       (case when n <= %s then 'succeeded' else 'todo' end)"
+                "       ::procrastinate_job_status, "
                 "       case when n <= %s then 1 else 0 end "
                 "from generate_series(1, %s) as n",
                 [done, done, chunks],
@@ -196,7 +201,9 @@ class Procrastinate(_Async):
     @staticmethod
     def left(url: str) -> int:
         with connect(url, "procrastinate") as connection:
-            return _count(connection, "select count(*) from procrastinate_jobs where status = 'todo'")
+            return _count(
+                connection, "select count(*) from procrastinate_jobs where status = 'todo'"
+            )
 
     async def open(self, url: str) -> None:
         from procrastinate import PsycopgConnector
@@ -223,7 +230,7 @@ class Procrastinate(_Async):
 
 
 class PgQueuer(_Async):
-    """Queries.dequeue and log_jobs on its psycopg driver, without limits: its shortest statements."""
+    """Queries.dequeue and log_jobs on its psycopg driver, without limits: its fastest way."""
 
     title = "pgqueuer"
     schema = "pgqueuer"
@@ -240,7 +247,8 @@ class PgQueuer(_Async):
             connection.execute("alter table pgqueuer disable trigger user")  # a NOTIFY for each row
             connection.execute(
                 "insert into pgqueuer (priority, status, entrypoint, payload) "
-                "select 0, 'queued', 'bench', convert_to(n::text, 'utf8') from generate_series(%s, %s) as n",
+                "select 0, 'queued', 'bench', convert_to(n::text, 'utf8') "
+                "from generate_series(%s, %s) as n",
                 [done + 1, chunks],
             )
             connection.execute("alter table pgqueuer enable trigger user")
@@ -303,13 +311,14 @@ def fact(dataid: str) -> Fact:
 def register(connection: psycopg.Connection, jobid: str, reads: str, writes: str) -> None:
     """Register a job with one input and one output."""
     connection.execute(
-        "insert into job (jobid, itemtype, datasetid) values (%(job)s, 'IN', %(in)s), (%(job)s, 'OUT', %(out)s)",
+        "insert into job (jobid, itemtype, datasetid) "
+        "values (%(job)s, 'IN', %(in)s), (%(job)s, 'OUT', %(out)s)",
         {"job": jobid, "in": reads, "out": writes},
     )
 
 
 def settle(connection: psycopg.Connection) -> None:
-    """Leave the tables as they would be some time after a bulk load: vacuumed, analyzed, on disk."""
+    """Leave the tables as they are some time after a bulk load: vacuumed, analyzed, on disk."""
     connection.execute("vacuum analyze")
     connection.execute("checkpoint")
 

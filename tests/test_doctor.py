@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from opendataflow_dagster.cli.app import app
-from opendataflow_dagster.dataflow import checkup, credentials
+from opendataflow_dagster.dataflow import checkup_tables, credentials
 from opendataflow_dagster.dataflow.checkup import java
 from opendataflow_dagster.dataflow.credentials import PROPERTIES, encrypt, for_dataset
 from opendataflow_dagster.dataflow.store import Store
@@ -32,10 +32,13 @@ def test_all_is_well_after_init(store: Store, url: str) -> None:
     assert done.exit_code == 0
     assert {each["result"] for name, each in found.items() if name != "java"} == {"ok"}
     assert set(found) >= {
-        "python", "java", "configuration", "database", "tables", "triggers", "clock", "permissions", "log",
+        "python", "java", "configuration", "database", "tables", "triggers", "clock", "permissions",
+        "log",
         "queue", "leases", "passkey", "passwords",
     }  # fmt: skip
-    assert store.db.execute("select count(*) from datastatus", {})[0] == [(0,)], "the probe is taken back"
+    assert store.db.execute("select count(*) from datastatus", {})[0] == [(0,)], (
+        "the probe is taken back"
+    )
     assert store.db.execute("select count(*) from dataevent", {})[0] == [(0,)]
 
 
@@ -85,9 +88,14 @@ def test_a_trigger_that_is_gone_or_off(store: Store, url: str) -> None:
 
 
 def test_a_queue_that_lies(store: Store, url: str) -> None:
-    store.db.execute("insert into job (jobid, itemtype, datasetid) values ('j', 'IN', 'a'), ('j', 'OUT', 'b')", {})
     store.db.execute(
-        "insert into datastatus (datasetid, jobid, dataid, locktype, status) values ('a', 'x', '1', 'OUT', 'READY')", {}
+        "insert into job (jobid, itemtype, datasetid) values ('j', 'IN', 'a'), ('j', 'OUT', 'b')",
+        {},
+    )
+    store.db.execute(
+        "insert into datastatus (datasetid, jobid, dataid, locktype, status) "
+        "values ('a', 'x', '1', 'OUT', 'READY')",
+        {},
     )
     assert doctor(url)[1]["queue"]["result"] == "ok"
     store.db.execute("delete from pending", {})
@@ -98,7 +106,8 @@ def test_a_queue_that_lies(store: Store, url: str) -> None:
 
 def test_a_claim_that_ran_out(store: Store, url: str) -> None:
     store.db.execute(
-        "insert into claim (jobid, dataid, generation, owner, lease_end) values ('j', '1', 1, 'me', '2020-01-01 00:00:00')",
+        "insert into claim (jobid, dataid, generation, owner, lease_end) "
+        "values ('j', '1', 1, 'me', '2020-01-01 00:00:00')",
         {},
     )
     found = doctor(url)[1]["leases"]
@@ -108,7 +117,9 @@ def test_a_claim_that_ran_out(store: Store, url: str) -> None:
 def test_passwords_that_the_passkey_does_not_decrypt_are_named(store: Store, url: str) -> None:
     for datasetid, key in (("good", "plugh"), ("bad", "other")):
         value = encrypt("hunter2", key, purpose=for_dataset(datasetid))
-        store.db.execute(f"insert into dataset (datasetid, encryptedpass) values ('{datasetid}', '{value}')", {})
+        store.db.execute(
+            f"insert into dataset (datasetid, encryptedpass) values ('{datasetid}', '{value}')", {}
+        )
     done, found = doctor(url, PASSKEY="plugh")
     assert found["passwords"]["detail"] == "the passkey doesn't decrypt: 'bad'"
     assert "hunter2" not in done.output
@@ -173,11 +184,11 @@ def test_a_transaction_that_holds_back_the_log(
     store.db._topics["doctor"]["holding_back"] = text
     with psycopg.connect(postgres_url) as other:
         other.execute("insert into dataflow.job (jobid) values ('x')")
-        found = checkup._log(store)
+        found = checkup_tables._log(store)
         assert found.result == "warn"
         assert "process" in found.detail
         other.rollback()
-    assert checkup._log(store).result == "ok"
+    assert checkup_tables._log(store).result == "ok"
     store.close()
 
 

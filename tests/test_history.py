@@ -21,7 +21,9 @@ from opendataflow_dagster.dataflow.history import (
 from opendataflow_dagster.dataflow.store import Store, open_store
 
 
-def put(store: Store, dataid: str, status: str, *, jobid: str = "loadbob", dataset: str = "bobin") -> None:
+def put(
+    store: Store, dataid: str, status: str, *, jobid: str = "loadbob", dataset: str = "bobin"
+) -> None:
     """Write a row by hand, as a person does."""
     store.db.execute(
         "insert into datastatus (datasetid, jobid, dataid, locktype, status) "
@@ -74,7 +76,9 @@ def test_following_begins_at_the_end(store: Store) -> None:
     assert [event.dataid for event in events_after(store, cursor)[0]] == ["2"]
 
 
-@pytest.mark.parametrize("cursor", ["", "x", "1:2:3", "-1", "1:", "١", "9" * 40, "1:2'; drop table job"])
+@pytest.mark.parametrize(
+    "cursor", ["", "x", "1:2:3", "-1", "1:", "١", "9" * 40, "1:2'; drop table job"]
+)
 def test_garbage_is_no_cursor(store: Store, cursor: str) -> None:
     with pytest.raises(WrongUse, match="isn't a cursor"):
         events_after(store, cursor)
@@ -99,7 +103,9 @@ def test_a_listing_has_the_newest_last_and_is_filtered(store: Store) -> None:
 
 
 def test_runs_are_the_newest_outputs(store: Store) -> None:
-    store.db.execute("insert into job (jobid, itemtype, datasetid) values ('loadbob', 'OUT', 'bobin')", {})
+    store.db.execute(
+        "insert into job (jobid, itemtype, datasetid) values ('loadbob', 'OUT', 'bobin')", {}
+    )
     for number in range(25):
         put(store, str(number), "PENDING")
         time.sleep(0.002)
@@ -172,7 +178,9 @@ def test_transactions_are_ordered_as_numbers(postgres: Store) -> None:
     assert [event.dataid for event in read_all(postgres, limit=1)[0]] == ["a", "b", "c"]
 
 
-def test_a_reader_beside_four_writers_sees_each_change_once(postgres: Store, postgres_url: str) -> None:
+def test_a_reader_beside_four_writers_sees_each_change_once(
+    postgres: Store, postgres_url: str
+) -> None:
     rounds = 60
 
     def write(number: int) -> None:
@@ -180,7 +188,8 @@ def test_a_reader_beside_four_writers_sees_each_change_once(postgres: Store, pos
             for turn in range(rounds):
                 for part in range(3):
                     mine.execute(
-                        "insert into dataflow.datastatus (datasetid, jobid, dataid, locktype, status) "
+                        "insert into dataflow.datastatus "
+                        "(datasetid, jobid, dataid, locktype, status) "
                         "values ('bobin', %s, %s, 'OUT', 'READY')",
                         (f"w{number}", f"{turn}-{part}"),
                     )

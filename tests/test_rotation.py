@@ -44,13 +44,15 @@ def values(store: Store) -> list[tuple[str, str]]:
 
 def texts(store: Store, key: str) -> dict[str, str]:
     return {
-        datasetid: decrypt(value, key, purpose=for_dataset(datasetid)) for datasetid, value in values(store) if value
+        datasetid: decrypt(value, key, purpose=for_dataset(datasetid))
+        for datasetid, value in values(store)
+        if value
     }
 
 
 @pytest.fixture
 def filled(store: Store, url: str, tmp_path: Path) -> Store:
-    """Three datasets and a properties file, by the old key; one dataset twice, one of the original."""
+    """Three datasets and a properties file by the old key; one is twice, one the original's."""
     add(store, "bob", LEGACY)
     add(store, "ann", by(OLD, "ann", "pässwörd"))
     add(store, "twice", by(OLD, "twice", "one"))
@@ -58,7 +60,9 @@ def filled(store: Store, url: str, tmp_path: Path) -> Store:
     add(store, "none", None)
     add(store, "empty", "")
     secret = encrypt("of the database", OLD, purpose=PROPERTIES)
-    (tmp_path / "dataflow.properties").write_text(f"# ours\nurl={url}\nencrypted={secret}\nspark.master=local\n")
+    (tmp_path / "dataflow.properties").write_text(
+        f"# ours\nurl={url}\nencrypted={secret}\nspark.master=local\n"
+    )
     return store
 
 
@@ -94,7 +98,7 @@ def test_a_value_that_fits_neither_key_is_named_and_nothing_changes(filled: Stor
     add(filled, "strange", by("another", "strange"))
     add(filled, "moved", by(OLD, "somewhere else"))
     before, file = values(filled), Path("dataflow.properties").read_bytes()
-    with pytest.raises(DataflowError, match="'moved', .*'strange'") as caught:
+    with pytest.raises(DataflowError, match=r"'moved', .*'strange'") as caught:
         rotate()
     assert caught.value.exit_code == 1
     assert values(filled) == before
@@ -115,7 +119,9 @@ def test_half_done_by_an_earlier_rotation(filled: Store) -> None:
     assert dict(values(filled))["done"] == before
 
 
-def test_a_row_changed_meanwhile_is_not_overwritten(filled: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_row_changed_meanwhile_is_not_overwritten(
+    filled: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
     if filled.db.dialect == "sqlite":
         pytest.skip("nobody else writes while SQLite's transaction is open")
     import psycopg
@@ -260,8 +266,16 @@ def test_a_value_is_bound_to_its_dataset() -> None:
     assert odf("decrypt", text=LEGACY, env={"PASSKEY": OLD}).stdout == "secret\n"
 
 
-@pytest.mark.parametrize("words", [["encrypt", "hunter2"], ["decrypt", "hunter2"], ["encrypt", "--hunter2"],
-                                   ["rotate", "hunter2"], ["encrypt", "--dataset", "bob", "--", "hunter2"]])  # fmt: skip
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["encrypt", "hunter2"],
+        ["decrypt", "hunter2"],
+        ["encrypt", "--hunter2"],
+        ["rotate", "hunter2"],
+        ["encrypt", "--dataset", "bob", "--", "hunter2"],
+    ],
+)
 def test_a_secret_as_an_argument_is_refused_and_not_repeated(words: list[str]) -> None:
     done = odf(*words, env={"PASSKEY": OLD})
     assert done.exit_code == 2

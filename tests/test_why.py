@@ -17,7 +17,8 @@ from opendataflow_dagster.dataflow.model import Fact
 from opendataflow_dagster.dataflow.registry import add_job, set_policy
 from opendataflow_dagster.dataflow.store import Store
 from opendataflow_dagster.dataflow.times import parse_time, to_table
-from opendataflow_dagster.dataflow.why import ADVICE, Explanation, Reason, explain
+from opendataflow_dagster.dataflow.why import ADVICE, Explanation, explain
+from opendataflow_dagster.dataflow.whystate import Reason
 
 D = "2026-03-01"
 
@@ -26,18 +27,27 @@ def job(store: Store, jobid: str, inputs: str, outputs: str) -> None:
     for itemtype, names in (("IN", inputs), ("OUT", outputs)):
         for name in names.split():
             store.db.execute(
-                f"insert into job (jobid, itemtype, datasetid) values ('{jobid}', '{itemtype}', '{name}')", {}
+                "insert into job (jobid, itemtype, datasetid) "
+                f"values ('{jobid}', '{itemtype}', '{name}')",
+                {},
             )
     store._plans.clear()
 
 
 def put(
-    store: Store, datasetid: str, status: str, *, jobid: str = "fetch", dataid: str = D, lock: str = "OUT"
+    store: Store,
+    datasetid: str,
+    status: str,
+    *,
+    jobid: str = "fetch",
+    dataid: str = D,
+    lock: str = "OUT",
 ) -> None:
     store.db.execute(
         "insert into datastatus (datasetid, jobid, dataid, locktype, status) "
         f"values ('{datasetid}', '{jobid}', '{dataid}', '{lock}', '{status}') "
-        "on conflict (datasetid, jobid, dataid) do update set locktype = excluded.locktype, status = excluded.status",
+        "on conflict (datasetid, jobid, dataid) "
+        "do update set locktype = excluded.locktype, status = excluded.status",
         {},
     )
 
@@ -296,7 +306,9 @@ def test_a_job_with_nothing_to_do_tells_what_its_chunks_wait_for(line: Store) ->
     assert found.counts == {"ALREADY_DONE": 4, "DATA_NOT_READY": 12, "HELD": 1}
     assert [reason.code for reason in found.reasons] == ["HELD", "ALREADY_DONE", "DATA_NOT_READY"]
     assert found.action == "odf resubmit load 3"
-    assert found.reasons[2].text.startswith("12 chunks ('9', '10', '11', …): 'a' is FAILED by 'fetch'")
+    assert found.reasons[2].text.startswith(
+        "12 chunks ('9', '10', '11', …): 'a' is FAILED by 'fetch'"
+    )
 
 
 def test_a_paused_job_says_so_first(line: Store) -> None:
@@ -304,6 +316,14 @@ def test_a_paused_job_says_so_first(line: Store) -> None:
     set_policy(line, "load", {"paused_until": "forever"})
     found = explain(line, "load")
     assert (found.may_run, found.code, found.next_chunk) == (False, "PAUSED", D)
+
+
+def test_a_queue_that_lies_is_noticed(line: Store) -> None:
+    put(line, "a", "READY")
+    line.db.execute("delete from pending", {})
+    assert explain(line, "load").notes == [
+        "1 chunks could run, but the queue has 0: run `odf init` to mend it."
+    ]
 
 
 # --- the past ---
@@ -333,13 +353,30 @@ def test_the_past_is_answered_from_history(line: Store) -> None:
     assert explain(line, "load", D, done).answers[0].ok is True
     assert explain(line, "load", D, later).answers[0].ok is False
     jobs = [explain(line, "load", None, at) for at in (before, waiting, running, done, later)]
-    assert [each.counts for each in jobs] == [{}, {"": 1}, {"LOCKED": 1}, {"ALREADY_DONE": 1}, {"ALREADY_DONE": 1}]
+    assert [each.counts for each in jobs] == [
+        {},
+        {"": 1},
+        {"LOCKED": 1},
+        {"ALREADY_DONE": 1},
+        {"ALREADY_DONE": 1},
+    ]
     assert [each.next_chunk for each in jobs] == [None, D, None, None, None]
 
 
 # --- the verdict is what a claim does ---
 
-WORDS = ["PENDING", "RUNNING", "READY", "FAILED", "ERROR", "RESUBMIT", "RERUN", "HOLD", "DONE", "CHECKME"]
+WORDS = [
+    "PENDING",
+    "RUNNING",
+    "READY",
+    "FAILED",
+    "ERROR",
+    "RESUBMIT",
+    "RERUN",
+    "HOLD",
+    "DONE",
+    "CHECKME",
+]
 ROWS = st.lists(
     st.tuples(
         st.sampled_from(["a", "b", "x", "y"]),
@@ -351,14 +388,29 @@ ROWS = st.lists(
     unique_by=lambda row: row[:2],
 )
 JOBS = st.sampled_from(
-    [("a", "x"), ("a b", "x"), ("a", "x y"), ("a b", "x y"), ("", "x"), ("", "x y"), ("a today", "x"), ("a x", "x"), ("a", "")]
+    [
+        ("a", "x"),
+        ("a b", "x"),
+        ("a", "x y"),
+        ("a b", "x y"),
+        ("", "x"),
+        ("", "x y"),
+        ("a today", "x"),
+        ("a x", "x"),
+        ("a", ""),
+    ]
 )
 DIALS = st.sampled_from([None, None, None, "paused", "past", "zero", "full", "one"])
 LATE = st.booleans()
 
 
 def fill(
-    store: Store, shape: tuple[str, str], rows: list[tuple[str, str, str, str]], dial: str | None, late: bool, dataid: str
+    store: Store,
+    shape: tuple[str, str],
+    rows: list[tuple[str, str, str, str]],
+    dial: str | None,
+    late: bool,
+    dataid: str,
 ) -> None:
     db = store.db
     for table in ("datastatus", "job", "jobpolicy", "claim", "pending", "dataevent", "chunkfact"):
@@ -383,9 +435,14 @@ def fill(
         db.execute(db.translate("insert into jobpolicy (jobid, paused_until) values ('J', :at)"),
                    {"at": to_table(store, moment)})  # fmt: skip
     if dial in ("zero", "full", "one"):
-        db.execute(f"insert into jobpolicy (jobid, concurrency) values ('J', {int(dial != 'zero')})", {})
+        db.execute(
+            f"insert into jobpolicy (jobid, concurrency) values ('J', {int(dial != 'zero')})", {}
+        )
     if dial == "full":
-        db.execute("insert into claim (jobid, dataid, generation, owner) values ('J', 'other', 1, 'somebody')", {})
+        db.execute(
+            "insert into claim (jobid, dataid, generation, owner) values ('J', 'other', 1, 'them')",
+            {},
+        )
     store._plans.clear()
 
 
@@ -398,17 +455,26 @@ def try_to_claim(store: Store, dataid: str) -> bool:
 
 @pytest.fixture
 def quick(store: Store) -> Store:
-    """A store whose commits needn't be on disk, for tests that rebuild the tables hundreds of times."""
+    """A store whose commits needn't be on disk, for tests that fill it hundreds of times."""
     store.db.execute(
-        "pragma synchronous = off" if store.db.dialect == "sqlite" else "set synchronous_commit = off", None
+        "pragma synchronous = off"
+        if store.db.dialect == "sqlite"
+        else "set synchronous_commit = off",
+        None,
     )
     return store
 
 
-@settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(shape=JOBS, rows=ROWS, dial=DIALS, late=LATE)
 def test_the_verdict_is_what_a_claim_does(
-    quick: Store, shape: tuple[str, str], rows: list[tuple[str, str, str, str]], dial: str | None, late: bool
+    quick: Store,
+    shape: tuple[str, str],
+    rows: list[tuple[str, str, str, str]],
+    dial: str | None,
+    late: bool,
 ) -> None:
     dataid = quick.today() if "today" in shape[0] else D
     fill(quick, shape, rows, dial, late, dataid)
@@ -416,35 +482,55 @@ def test_the_verdict_is_what_a_claim_does(
     whole = explain(quick, "J")
 
     assert found.may_run == (not [each for each in found.reasons if each.code not in ADVICE])
-    blocks = [each.code for each in found.reasons if each.code not in ("PAUSED", "AT_CONCURRENCY", *ADVICE)]
+    blocks = [
+        each.code
+        for each in found.reasons
+        if each.code not in ("PAUSED", "AT_CONCURRENCY", *ADVICE)
+    ]
     mine = " ".join(shape).split()
-    if any(row[0] in mine and "OUT" in row or "J" in row for row in rows if row[0] in mine):
-        if "NOT_REGISTERED" not in blocks and "today" not in shape[0]:
-            assert whole.counts == {blocks[0] if blocks else "": 1}
+    is_known = any("OUT" in row or "J" in row for row in rows if row[0] in mine)
+    if is_known and "NOT_REGISTERED" not in blocks and "today" not in shape[0]:
+        assert whole.counts == {blocks[0] if blocks else "": 1}
     assert whole.may_run == found.may_run
     assert try_to_claim(quick, dataid) == found.may_run
 
 
-@settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(shape=JOBS, rows=ROWS, dial=DIALS, late=LATE)
 def test_the_past_moment_before_now_gives_the_same_reasons(
-    quick: Store, shape: tuple[str, str], rows: list[tuple[str, str, str, str]], dial: str | None, late: bool
+    quick: Store,
+    shape: tuple[str, str],
+    rows: list[tuple[str, str, str, str]],
+    dial: str | None,
+    late: bool,
 ) -> None:
     fill(quick, shape, rows, dial, late, D)
     now = explain(quick, "J", D)
     then = explain(quick, "J", D, datetime.now(UTC) + timedelta(seconds=1))
 
     def codes(found: Explanation) -> list[str]:
-        return [each.code for each in found.reasons if each.code not in ("PAUSED", "AT_CONCURRENCY", *ADVICE)]
+        return [
+            each.code
+            for each in found.reasons
+            if each.code not in ("PAUSED", "AT_CONCURRENCY", *ADVICE)
+        ]
 
     if "today" not in shape[0]:
         assert codes(then) == codes(now)
 
 
-@settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(shape=JOBS, rows=ROWS, dial=DIALS, late=LATE)
 def test_whoever_follows_the_advice_gets_to_run(
-    quick: Store, shape: tuple[str, str], rows: list[tuple[str, str, str, str]], dial: str | None, late: bool
+    quick: Store,
+    shape: tuple[str, str],
+    rows: list[tuple[str, str, str, str]],
+    dial: str | None,
+    late: bool,
 ) -> None:
     mine = " ".join(shape).split()
     rows = [row for row in rows if row[1] != "J" or row[0] in mine]
@@ -457,13 +543,15 @@ def test_whoever_follows_the_advice_gets_to_run(
             return
         assert found.action, found
         seen += found.reasons[:1]
+        jobid = found.action.split()[2]
         try:
             follow(quick, found.action)
-        except moves.Refused as error:  # the command itself tells what is to be done first
-            assert error.code == "LOCKED"
-            [(jobid, *_)] = moves.unclaimed(quick, found.action.split()[2])
-            assert f"odf recover --job {jobid} --older-than" in str(error)
-            moves.recover_abandoned(quick, 0, jobid=jobid)
+        except moves.Refused as refused:
+            told = str(refused)
+        else:
+            continue
+        assert f"odf recover --job {jobid} --older-than" in told, "it tells what to do first"
+        moves.recover_abandoned(quick, 0, jobid=jobid)
     raise AssertionError(seen)
 
 

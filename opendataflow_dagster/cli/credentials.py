@@ -12,19 +12,23 @@ from ..dataflow.errors import CredentialError, WrongUse
 NO_ARGUMENTS = {"ignore_unknown_options": True}
 """So that a password that begins with a dash isn't repeated in a message either."""
 
-for_dataset = click.option("--dataset", metavar="ID", help="The value is this dataset's encryptedpass.")
+for_dataset = click.option(
+    "--dataset", metavar="ID", help="The value is this dataset's encryptedpass."
+)
 stray = click.argument("stray", nargs=-1, type=click.UNPROCESSED, metavar="")
 
 
 @click.command(
     context_settings=NO_ARGUMENTS,
-    epilog="Example: odf encrypt --dataset bobin < password.txt   Without --dataset, the value is `encrypted` "
-    "of the properties file.",
+    epilog="Example: odf encrypt --dataset bobin < password.txt",
 )
 @for_dataset
 @stray
 def encrypt(dataset: str | None, stray: tuple[str, ...]) -> None:
-    """Encrypt a text from standard input, or from a prompt that doesn't show it."""
+    """Encrypt a text from standard input, or from a prompt that doesn't show it.
+
+    Without --dataset, the value is for `encrypted` of the properties file.
+    """
     purpose = _purpose("encrypt", dataset, stray)
     key = credentials.find_passkey()
     if key is None:
@@ -33,7 +37,8 @@ def encrypt(dataset: str | None, stray: tuple[str, ...]) -> None:
 
 
 @click.command(
-    context_settings=NO_ARGUMENTS, epilog="Example: echo 'odf1.scrypt…' | odf decrypt --dataset bobin"
+    context_settings=NO_ARGUMENTS,
+    epilog="Example: echo 'odf1.scrypt…' | odf decrypt --dataset bobin",
 )
 @for_dataset
 @stray
@@ -53,32 +58,44 @@ def decrypt(dataset: str | None, stray: tuple[str, ...]) -> None:
 @stray
 @click.pass_context
 def rotate(ctx: click.Context, stray: tuple[str, ...]) -> None:
-    """Encrypt everything anew: from the key in PASSKEY or PASSKEY_FILE to that in NEW_PASSKEY or NEW_PASSKEY_FILE.
+    """Encrypt everything anew, by another passkey.
 
-    Killed or refused, it can be run again with the same two keys. Only when it is through, give the new
-    key to those who run jobs.
+    The key until now is that of PASSKEY or PASSKEY_FILE, the new one that of NEW_PASSKEY or
+    NEW_PASSKEY_FILE. Killed or refused, it can be run again with the same two keys. When it is
+    through, give the new key to those who run jobs.
     """
     from ..dataflow import rotation
 
     if stray:
-        raise WrongUse("`odf rotate` takes no arguments: the keys come from the environment or a prompt.")
+        raise WrongUse(
+            "`odf rotate` takes no arguments: the keys come from the environment or a prompt."
+        )
     old = credentials.find_passkey() or _prompt_for_key("PASSKEY", "The passkey until now")
     new = credentials.find_passkey(os.environ, "NEW_PASSKEY") or _prompt_for_key(
         "NEW_PASSKEY", "The new passkey", twice=True
     )
     done = rotation.rotate(load_settings(ctx.find_root().obj), old, new)
     file = " and `encrypted` of the properties file" if done.file else ""
-    click.echo(f"{done.rows} rows of dataset{file} are encrypted by the new passkey; {done.kept} were already.", err=True)
+    click.echo(
+        f"{done.rows} rows of dataset{file} are encrypted anew; {done.kept} values were already.",
+        err=True,
+    )
     if os.environ.get("DATAFLOW_ENCRYPTED"):
-        click.echo("DATAFLOW_ENCRYPTED is yours to change: make its new value with `odf encrypt`.", err=True)
-    click.echo("Now give the new passkey to all who run jobs, and run `odf doctor` with it.", err=True)
+        click.echo(
+            "DATAFLOW_ENCRYPTED is yours to change: make its new value with `odf encrypt`.",
+            err=True,
+        )
+    click.echo(
+        "Now give the new passkey to all who run jobs, and run `odf doctor` with it.", err=True
+    )
 
 
 def _purpose(command: str, dataset: str | None, stray: tuple[str, ...]) -> credentials.Purpose:
     if stray:
         raise WrongUse(
-            f"`odf {command}` takes nothing but --dataset ID as an argument: other users can read a command line, "
-            f"and shells remember it. Give the text on standard input: odf {command} < FILE, or type it at the prompt."
+            f"`odf {command}` takes no argument but --dataset ID: other users can read a command "
+            "line, and shells remember it. Give the text on standard input, as in "
+            f"odf {command} < FILE, or type it at the prompt."
         )
     return credentials.for_dataset(dataset) if dataset else credentials.PROPERTIES
 
@@ -98,5 +115,7 @@ def _text(what: str, *, twice: bool = False) -> str:
 
 def _prompt_for_key(variable: str, what: str, *, twice: bool = False) -> str:
     if not sys.stdin.isatty():
-        raise CredentialError(f"No passkey is set. Set {variable}, or {variable}_FILE to a file that holds it.")
+        raise CredentialError(
+            f"No passkey is set. Set {variable}, or {variable}_FILE to a file that holds it."
+        )
     return click.prompt(what, hide_input=True, confirmation_prompt=twice, err=True)

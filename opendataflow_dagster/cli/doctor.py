@@ -11,7 +11,9 @@ COLOURS = {"ok": "green", "warn": "yellow", "fail": "red"}
 
 
 @click.command(epilog="Example: odf doctor --json")
-@click.option("--deep", is_flag=True, help="Compare the queue with the statuses, however many there are.")
+@click.option(
+    "--deep", is_flag=True, help="Compare the queue with the statuses, however many there are."
+)
 @as_json
 @click.pass_context
 def doctor(ctx: click.Context, deep: bool, as_json: bool) -> None:

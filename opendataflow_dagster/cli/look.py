@@ -12,14 +12,27 @@ from typing import Any
 import click
 
 from ..dataflow.errors import WrongUse
-from ..dataflow.history import NEWEST, Event, end_of_log, events_after, history as past, runs as newest
-from ..dataflow.look import Strip, grid as squares, running, status as rows_of, summary
+from ..dataflow.history import (
+    NEWEST,
+    Event,
+    end_of_log,
+    events_after,
+)
+from ..dataflow.history import (
+    history as past,
+)
+from ..dataflow.history import (
+    runs as newest,
+)
+from ..dataflow.look import Strip, running, summary
+from ..dataflow.look import grid as squares
+from ..dataflow.look import status as rows_of
 from ..dataflow.model import ABSENT, FAILED, HOLD, PENDING, READY, RESUBMIT, RUNNING
 from ..dataflow.times import parse_time
 from .output import as_json, show, store_of
 
 MANY = 100_000
-"""Chunks above which a grid is drawn only when it is asked for: all of them have to be read and sorted."""
+"""Chunks above which a grid is drawn only when asked for: all have to be read and sorted."""
 
 LOOKS = {
     READY: ("■", "green", "R", "READY"),
@@ -37,18 +50,28 @@ POLL = 1.0
 
 @click.command(epilog="Example: odf status loadbob --json")
 @click.argument("name", required=False, metavar="[JOB/DATASET]")
-@click.option("--grid", is_flag=True, help="Draw a square for each chunk, also where it isn't a terminal.")
-@click.option("--running", "only_running", is_flag=True, help="List who runs what, and until when they may.")
+@click.option(
+    "--grid", is_flag=True, help="Draw a square for each chunk, also where it isn't a terminal."
+)
+@click.option(
+    "--running", "only_running", is_flag=True, help="List who runs what, and until when they may."
+)
 @as_json
 @click.pass_context
-def status(ctx: click.Context, name: str | None, grid: bool, only_running: bool, as_json: bool) -> None:
+def status(
+    ctx: click.Context, name: str | None, grid: bool, only_running: bool, as_json: bool
+) -> None:
     """Show how many chunks of each job are in which status; with a name, its chunks one by one.
 
     On a terminal, a coloured square for each chunk, in natural order, comes with the counts.
     """
     store = store_of(ctx)
     if only_running:
-        show(shown_rows(running(store, name), as_json=as_json), as_json=as_json, empty="Nothing is running.")
+        show(
+            shown_rows(running(store, name), as_json=as_json),
+            as_json=as_json,
+            empty="Nothing is running.",
+        )
         return
     if name is not None and not grid:
         empty = f"{name!r} has no chunks yet."
@@ -73,7 +96,9 @@ def status(ctx: click.Context, name: str | None, grid: bool, only_running: bool,
 
 @click.command(epilog="Example: odf runs loadbob --limit 5")
 @click.argument("job", required=False)
-@click.option("--limit", type=click.IntRange(min=1), default=NEWEST, show_default=True, help="Rows to show.")
+@click.option(
+    "--limit", type=click.IntRange(min=1), default=NEWEST, show_default=True, help="Rows to show."
+)
 @as_json
 @click.pass_context
 def runs(ctx: click.Context, job: str | None, limit: int, as_json: bool) -> None:
@@ -88,20 +113,24 @@ def runs(ctx: click.Context, job: str | None, limit: int, as_json: bool) -> None
 @click.option("--job", "named_job", metavar="ID", help="The same as JOB, for a job called `clean`.")
 @click.option("--dataset", metavar="ID", help="Only changes of this dataset.")
 @click.option("--since", metavar="TIME", help="Only changes since a time, like 2026-03-01T14:30.")
-@click.option("--limit", type=click.IntRange(min=1), default=100, show_default=True, help="Rows to show.")
+@click.option(
+    "--limit", type=click.IntRange(min=1), default=100, show_default=True, help="Rows to show."
+)
 @click.option("--follow", is_flag=True, help="Go on showing changes as they come, until Ctrl-C.")
 @as_json
 @click.pass_context
 def history(
-    ctx: click.Context, job: str | None, dataid: str | None, named_job: str | None, dataset: str | None,
-    since: str | None, limit: int, follow: bool, as_json: bool,
+    ctx: click.Context, job: str | None, dataid: str | None, named_job: str | None,
+    dataset: str | None, since: str | None, limit: int, follow: bool, as_json: bool,
 ) -> None:  # fmt: skip
     """Show every change of a status, the newest last: when, from what to what, by whom and why.
 
     With --follow and --json, each change is an object on a line of its own.
     """
     if job == "clean" and named_job is None:
-        raise WrongUse("`odf history clean` isn't there yet. For the history of a job `clean`: --job clean.")
+        raise WrongUse(
+            "`odf history clean` isn't there yet. For the history of a job `clean`: --job clean."
+        )
     if named_job is not None:
         if job is not None and dataid is not None:
             raise WrongUse("The job is named twice. Give it as JOB or by --job.")
@@ -120,7 +149,9 @@ def history(
     while True:
         events, cursor = events_after(store, cursor)
         for event in events:
-            if event.seq not in seen and all(getattr(event, key) == value for key, value in wanted.items() if value):
+            if event.seq not in seen and all(
+                getattr(event, key) == value for key, value in wanted.items() if value
+            ):
                 tell(event, as_json=as_json)
         if not events:
             time.sleep(POLL)
@@ -134,7 +165,16 @@ def tell(event: Event, *, as_json: bool) -> None:
         return
     change = f"{row['status_before'] or '–'} → {row['status_after'] or '–'}"
     by = " ".join(str(row[key]) for key in ("who", "why") if row[key])
-    print(row["at"], row["jobid"], row["locktype"], f"{row['datasetid']}/{row['dataid']}", change, by, sep="  ", flush=True)
+    print(
+        row["at"],
+        row["jobid"],
+        row["locktype"],
+        f"{row['datasetid']}/{row['dataid']}",
+        change,
+        by,
+        sep="  ",
+        flush=True,
+    )
 
 
 def shown_rows(rows: Iterable[dict[str, Any]], *, as_json: bool) -> list[dict[str, Any]]:
@@ -163,12 +203,12 @@ def draw(strips: Sequence[Strip], width: int | None = None) -> None:
             click.echo("  " + "".join(_square(word, colours) for word in line), color=colours)
     used = {word for strip in strips for word in strip.squares}
     if used:
-        legend = "   ".join(f"{_square(word, colours)} {LOOKS[word][3]}" for word in LOOKS if word in used)
+        legend = "   ".join(
+            f"{_square(word, colours)} {LOOKS[word][3]}" for word in LOOKS if word in used
+        )
         click.echo(legend + "\n", color=colours)
 
 
 def _square(word: str, colours: bool) -> str:
     square, colour, letter, _ = LOOKS[word]
     return click.style(square, fg=colour) if colours else letter
-
-

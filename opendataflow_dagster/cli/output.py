@@ -14,8 +14,10 @@ as_json = click.option("--json", "as_json", is_flag=True, help="A list of object
 
 
 def store_of(ctx: click.Context) -> Store:
-    """The store that `--config` or the surroundings name."""
-    return open_configured(ctx.find_root().obj)
+    """The store that `--config` or the surroundings name, until the command ends."""
+    store = open_configured(ctx.find_root().obj)
+    ctx.call_on_close(store.close)
+    return store
 
 
 def show(rows: Sequence[dict[str, Any]], *, as_json: bool, empty: str = "Nothing to show.") -> None:

@@ -7,7 +7,9 @@ from ..dataflow.moves import person
 from .output import as_json, show, store_of
 
 
-@click.command(epilog='Example: odf sql "select dataid, status from datastatus where jobid = \'loadbob\'"')
+@click.command(
+    epilog="Example: odf sql \"select dataid, status from datastatus where jobid = 'loadbob'\""
+)
 @click.argument("statement", metavar="SELECT")
 @as_json
 @click.pass_context
@@ -16,7 +18,9 @@ def sql(ctx: click.Context, statement: str, as_json: bool) -> None:
     show(select(store_of(ctx), statement), as_json=as_json, empty="No rows.")
 
 
-@click.command(epilog="Example: odf dml \"update datastatus set status = 'RESUBMIT' where dataid = '2026-03-01'\"")
+@click.command(
+    epilog="Example: odf dml \"update datastatus set status = 'RESUBMIT' where dataid = '2'\""
+)
 @click.argument("statement", metavar="STATEMENT")
 @click.pass_context
 def dml(ctx: click.Context, statement: str) -> None:

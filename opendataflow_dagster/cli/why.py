@@ -15,13 +15,16 @@ WORDS = {True: "yes", False: "no", None: "unknown"}
 @click.command(epilog="Example: odf why loadbob 2026-03-01 --at 2026-03-02T09:00")
 @click.argument("job")
 @click.argument("dataid", required=False)
-@click.option("--at", metavar="TIME", help="Answer for a moment in the past, like 2026-03-01T14:30.")
+@click.option(
+    "--at", metavar="TIME", help="Answer for a moment in the past, like 2026-03-01T14:30."
+)
 @as_json
 @click.pass_context
 def why(ctx: click.Context, job: str, dataid: str | None, at: str | None, as_json: bool) -> None:
-    """Tell why a chunk may run or not, and what to do about it; without DATAID, of the job as a whole.
+    """Tell why a chunk may run or not, and what to do; without DATAID, of the job as a whole.
 
-    Is the data ready, is it the right data, is it where it should be, is it validated, is it safe to run?
+    Is the data ready, is it the right data, is it where it should be, is it validated, is it safe
+    to run?
     """
     store = store_of(ctx)
     found = explain(store, job, dataid, parse_time(store, at) if at else None)
@@ -39,12 +42,19 @@ def tell(found: Explanation) -> None:
     blocks = [reason for reason in found.reasons if reason.code not in ADVICE]
     if found.may_run:
         click.echo(f"{name} {verb} run{when}." + (" But look first:" if found.reasons else ""))
-    elif found.dataid is None and found.next_chunk is None and blocks and blocks[0].code != "NOT_REGISTERED":
+    elif (
+        found.dataid is None
+        and found.next_chunk is None
+        and blocks
+        and blocks[0].code != "NOT_REGISTERED"
+    ):
         click.echo(f"{name}: nothing {be} to be run{when}: {found.code}")
     else:
         click.echo(f"{name} {verb} not run{when}: {found.code}")
     if found.next_chunk is not None and found.dataid is None:
-        click.echo(f"  {found.counts.get('', 1)} chunks may be claimed; the next is {found.next_chunk!r}")
+        click.echo(
+            f"  {found.counts.get('', 1)} chunks may be claimed; the next is {found.next_chunk!r}"
+        )
     for reason in found.reasons:
         click.echo(f"  {reason.code}: {reason.text}")
         if reason.action and not found.at:

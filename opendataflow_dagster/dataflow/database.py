@@ -1,6 +1,8 @@
 """One database seen through its named statements: what the two dialects share."""
 
+import os
 import time
+import weakref
 from _thread import _local
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -29,6 +31,8 @@ class Database:
 
     def __init__(self) -> None:
         self._mine = _local()
+        forked = weakref.WeakMethod(self._forked)
+        os.register_at_fork(after_in_child=lambda: (forked() or int)())
         self._topics: dict[str, dict[str, str]] = {}
         self._met = False
 
@@ -57,11 +61,14 @@ class Database:
             self._topics[topic] = {each: self.translate(text) for each, text in found.items()}
         return self._topics[topic][short]
 
-    def insist(self, work: Callable[[], T], *, races: int = RACES) -> tuple[T, bool]:
+    def insist(
+        self, work: Callable[[], T], *, races: int = RACES, wait: bool = True
+    ) -> tuple[T, bool]:
         """Do `work` until it is through; and tell whether the connection was lost on the way.
 
-        Races are run again. A connection that was there and went away is waited for, up to `patience`
-        seconds; one that never was is an error at once.
+        Races are run again. A row that somebody keeps locked (unless `wait` is off: then that's a race
+        too), and a connection that was there and went away, are waited for, up to `patience` seconds;
+        a connection that never was is an error at once.
         """
         lost, raced, deadline = False, 0, 0.0
         while True:
@@ -69,16 +76,19 @@ class Database:
                 return work(), lost
             except Exception as error:
                 trouble = self.trouble(error)
+                if trouble == "locked" and not wait:
+                    trouble = "race"
                 if trouble == "race" and raced < races:
                     raced += 1
                     time.sleep(0.001 * raced)
-                elif trouble == "gone" and self._met:
-                    self.drop()
+                elif trouble == "locked" or (trouble == "gone" and self._met):
+                    if trouble == "gone":
+                        self.drop()
                     deadline = deadline or time.monotonic() + self.patience
                     if time.monotonic() > deadline:
                         raise
-                    lost = True
-                    time.sleep(0.2)
+                    lost = lost or trouble == "gone"
+                    time.sleep(0.2 if trouble == "gone" else 0.01)
                 elif trouble == "race":
                     raise LostRace(
                         f"A transaction lost {races} races in a row. Try again; if it goes on, "
@@ -119,7 +129,7 @@ class Database:
         return text
 
     def trouble(self, error: Exception) -> str:
-        """`race`, `gone`, or nothing that trying again could mend."""
+        """`race`, `locked`, `gone`, or nothing that trying again could mend."""
         return "race" if isinstance(error, LostRace) else ""
 
     def connect(self) -> Any:
@@ -137,6 +147,14 @@ class Database:
                 pass
 
     close = drop
+
+    def _forked(self) -> None:
+        """Leave the connections to the parent process: whoever closed one here would end it there."""
+        _INHERITED.append(self._mine)
+        self._mine = _local()
+
+
+_INHERITED: list[_local] = []
 
 
 def no_tables(where: str) -> str:

@@ -1,4 +1,4 @@
-"""What happened, read from the log that the triggers write: listings, and a cursor that misses nothing."""
+"""What happened, from the log that the triggers write: listings, and a cursor without gaps."""
 
 import re
 from datetime import datetime
@@ -58,8 +58,9 @@ def events_after(store: Store, cursor: str | None, limit: int = 1000) -> tuple[l
     rows = store.db.run("history.after", xid=str(place[0]), seq=place[1], limit=limit)
     if len(rows) < limit and store.db.run("history.restored") == [(True,)]:
         raise WrongUse(
-            f"The history in {store.db.where} was restored from another server, whose transactions were "
-            "numbered otherwise, so new changes can't be told from old ones. Run `odf init` to mend it."
+            f"The history in {store.db.where} was restored from another server, which numbered "
+            "its transactions otherwise, so new changes can't be told from old ones. "
+            "Run `odf init` to mend it."
         )
     xid, seq = (rows[-1][-1], rows[-1][0]) if rows else place[:2]
     return [_event(store, row[:-1]) for row in rows], _cursor(xid, seq, epoch)
@@ -109,8 +110,8 @@ def _parse(store: Store, cursor: str | None) -> tuple[int, int, int]:
             f"{cursor[:60]!r} isn't a cursor into the history in {store.db.where}. "
             "Pass on the one that was returned, or none to begin at the beginning."
         )
-    xid, seq, epoch = (*found.groups(), None, None)[:3]
-    return int(xid), int(seq or 0), int(epoch or 0)
+    numbers = [int(part or 0) for part in found.groups()] + [0, 0]
+    return numbers[0], numbers[1], numbers[2]
 
 
 def _cursor(xid: Any, seq: Any, epoch: str) -> str:

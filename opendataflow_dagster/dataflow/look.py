@@ -33,16 +33,22 @@ def status(store: Store, name: str | None = None) -> list[dict[str, Any]]:
         rows = store.db.records("look.rows", which=name)
         if not rows and name is not None and not store.db.run("look.known", which=name):
             raise WrongUse(
-                f"There is no job or dataset {name!r}. `odf job list` and `odf dataset list` tell what there is."
+                f"There is no job or dataset {name!r}. "
+                "`odf job list` and `odf dataset list` tell what there is."
             )
     rows.sort(
-        key=lambda row: (natural_key(row["dataid"] or ""), row["dataid"] or "", row["datasetid"], row["jobid"])
+        key=lambda row: (
+            natural_key(row["dataid"] or ""),
+            row["dataid"] or "",
+            row["datasetid"],
+            row["jobid"],
+        )
     )
     return [_timed(store, row) for row in rows]
 
 
 def summary(store: Store, name: str | None = None) -> list[dict[str, Any]]:
-    """A row for each output of each job: what may be claimed now, and how many chunks are in each status.
+    """A row for each output of each job: what may be claimed now, and the chunks by status.
 
     The database counts, so that a million chunks are as good as ten.
     """
@@ -53,9 +59,12 @@ def summary(store: Store, name: str | None = None) -> list[dict[str, Any]]:
         counts = store.db.run("look.counts", which=name)
         policies = {row["jobid"]: _timed(store, row) for row in store.db.records("look.policies")}
         now = from_table(store, datetime.fromtimestamp(store.now()).astimezone())
-    found = {key: dict.fromkeys(STATUSES, 0) for key in outputs}
+    found: dict[tuple[str, str], dict[str, int]] = {
+        key: dict.fromkeys(STATUSES, 0) for key in outputs
+    }
     for jobid, datasetid, word, chunks in counts:
-        found.setdefault((jobid, datasetid), dict.fromkeys(STATUSES, 0))[read_status(word or "?")] += chunks
+        read = read_status(word or "?")
+        found.setdefault((jobid, datasetid), dict.fromkeys(STATUSES, 0))[read] += chunks
     return [
         {"jobid": jobid, "datasetid": datasetid}
         | {"claimable": claimable.get(jobid, 0) if (jobid, datasetid) in outputs else 0}
@@ -72,7 +81,7 @@ def running(store: Store, name: str | None = None) -> list[dict[str, Any]]:
 
 
 def grid(store: Store, name: str | None = None, *, most: int = 2000) -> list[Strip]:
-    """A square for each chunk, also for those that wait to be claimed; at most `most` in a strip."""
+    """A square for each chunk, also for those to be claimed; at most `most` in a strip."""
     with store.db.reading():
         rows = store.db.run("look.squares", which=name, today=store.today())
     rows.sort(key=lambda row: (row[0], row[1], natural_key(row[2] or ""), row[2] or ""))
@@ -92,9 +101,11 @@ def _timed(store: Store, row: dict[str, Any]) -> dict[str, Any]:
 
 
 def _note(policy: dict[str, Any] | None, now: datetime | None) -> str:
-    until = policy and policy["paused_until"]
+    if policy is None:
+        return ""
+    until = policy["paused_until"]
     if until and now and until > now:
         return f"paused until {shown(until)}"
-    if policy and policy["concurrency"] is not None:
+    if policy["concurrency"] is not None:
         return f"at most {policy['concurrency']} at once"
     return ""

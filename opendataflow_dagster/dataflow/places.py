@@ -32,4 +32,6 @@ def is_missing(place: str) -> bool:
 def is_within(produced: str, configured: str) -> bool:
     """Whether a chunk was produced in the place that is configured now."""
     produced, configured = path_of(produced) or produced, path_of(configured) or configured
-    return produced.rstrip("/") == configured.rstrip("/") or produced.startswith(configured.rstrip("/") + "/")
+    return produced.rstrip("/") == configured.rstrip("/") or produced.startswith(
+        configured.rstrip("/") + "/"
+    )

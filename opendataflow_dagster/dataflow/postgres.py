@@ -6,6 +6,7 @@ from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import psycopg
+from psycopg.conninfo import conninfo_to_dict
 
 from .config import redact
 from .database import Database, no_tables
@@ -29,6 +30,16 @@ set local enable_seqscan = on; set local enable_sort = on; set local plan_cache_
 """
 """Looking at everything is another matter: there the planner knows better."""
 
+DEFAULTS = {
+    "application_name": "odf",
+    "connect_timeout": "10",
+    "keepalives_idle": "30",
+    "keepalives_interval": "10",
+    "keepalives_count": "3",
+    "tcp_user_timeout": "60000",
+}
+"""Unless the url says otherwise. A network that is silently dead is noticed in a minute."""
+
 TIDY_EVERY = 10_000
 """Claims of this process after which it clears away the rows that they left dead in the queue."""
 
@@ -43,17 +54,14 @@ class PostgresDatabase(Database):
         super().__init__()
         self.url, self.schema = url, schema
         self.where = f"schema {schema!r} of {redact(url)}"
-        self._given = {"user": user, "password": password, "application_name": "odf"}
+        self._given = {"password": password} if password is not None else {}
+        self._user = {"user": user} if user is not None else {}
 
     def connect(self) -> psycopg.Connection:
         connection = getattr(self._mine, "connection", None)
         if connection is not None:
             return connection
-        given = psycopg.conninfo.conninfo_to_dict(self.url)
-        for key, value in self._given.items():
-            if value is not None:
-                given.setdefault(key, value)
-        given.setdefault("connect_timeout", "10")
+        given = DEFAULTS | self._given | conninfo_to_dict(self.url) | self._user
         try:
             connection = psycopg.connect(**given, autocommit=True)  # type: ignore[arg-type]
             connection.execute(SESSION, {"schema": self.schema})
@@ -69,7 +77,7 @@ class PostgresDatabase(Database):
     def execute(self, text: str, params: dict[str, Any] | None) -> tuple[list[tuple], Any]:
         connection = self.connect()
         try:
-            cursor = connection.execute(text, params)
+            cursor = connection.execute(text, params)  # type: ignore[arg-type]
             rows = cursor.fetchall() if cursor.pgresult and cursor.pgresult.nfields else []
         except psycopg.errors.UndefinedTable as error:
             raise NoDatabase(no_tables(self.where)) from error
@@ -82,8 +90,10 @@ class PostgresDatabase(Database):
         cause = error.__cause__ if isinstance(error, NoDatabase) else error
         if isinstance(cause, psycopg.Error):
             state = cause.sqlstate or ""
-            if state in ("40001", "40P01", "55P03", "ODF01"):
+            if state in ("40001", "40P01", "ODF01"):
                 return "race"
+            if state == "55P03":
+                return "locked"
             connection = getattr(self._mine, "connection", None)
             if state[:3] == "57P" or state[:2] == "08" or connection is None or connection.closed:
                 return "gone"

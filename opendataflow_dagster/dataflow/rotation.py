@@ -1,7 +1,7 @@
-"""A new passkey for everything that is encrypted: the datasets' passwords, and the properties file's.
+"""A new passkey for all that is encrypted: the datasets' passwords, and the properties file's.
 
-The rows change in one transaction, then the file by one rename. Killed anywhere, the same command with
-the same two keys goes on: what the new key decrypts already is left as it is.
+The rows change in one transaction, then the file by one rename. Killed anywhere, the same command
+with the same two keys goes on: what the new key decrypts already is left as it is.
 """
 
 import os
@@ -19,15 +19,17 @@ ROUNDS = 20
 
 
 class Rotated(NamedTuple):
-    """What a rotation changed: rows, and whether the properties file; and what was as it should be."""
+    """What a rotation changed: rows, and whether the file; and how much was right already."""
 
     rows: int
     file: bool
     kept: int
 
 
-def rotate(settings: Settings, old: str, new: str, environ: Mapping[str, str] = os.environ) -> Rotated:
-    """Encrypt all that `old` decrypts by `new`; refuse, and change nothing, if something fits neither."""
+def rotate(
+    settings: Settings, old: str, new: str, environ: Mapping[str, str] = os.environ
+) -> Rotated:
+    """Encrypt all that `old` decrypts by `new`; change nothing if something fits neither."""
     keys = Keys(old, new)
     in_file = _in_file(settings)
     for_file = keys.anew(in_file, PROPERTIES) if in_file else None
@@ -65,7 +67,7 @@ class Keys:
         return None
 
     def anew(self, value: str, purpose: Purpose) -> str | None:
-        """The value as it should be: by the new key, in our envelope. None if neither key decrypts it."""
+        """The value as it should be, by the new key; None if neither key decrypts it."""
         known = (purpose.label, value)
         if known not in self._done:
             key = self.either(value, purpose)
@@ -91,8 +93,12 @@ def _rotate_rows(store: Store, keys: Keys) -> tuple[int, int]:
                 if not plan:
                     return changed, kept
                 for datasetid, before, after in plan:
-                    changed += store.db.change("credentials.replace", datasetid=datasetid, old=before, new=after)
-        raise DataflowError("Somebody goes on changing encrypted passwords. Nothing was changed: try again.")
+                    changed += store.db.change(
+                        "credentials.replace", datasetid=datasetid, old=before, new=after
+                    )
+        raise DataflowError(
+            "Somebody goes on changing encrypted passwords. Nothing was changed: try again."
+        )
 
     return store.db.insist(work)[0]
 
@@ -116,8 +122,8 @@ def _planned(store: Store, keys: Keys) -> tuple[list[tuple[str | None, str, str]
 
 def _neither(labels: list[str]) -> DataflowError:
     return DataflowError(
-        f"Neither key decrypts {', '.join(dict.fromkeys(labels))}. Nothing was changed. Correct the keys, or make "
-        "those values anew with `odf encrypt`, and run `odf rotate` again."
+        f"Neither key decrypts {', '.join(dict.fromkeys(labels))}. Nothing was changed. "
+        "Correct the keys, or make those values anew with `odf encrypt`; then `odf rotate` again."
     )
 
 
@@ -135,7 +141,7 @@ def _in_file(settings: Settings) -> str | None:
 
 
 def _open(settings: Settings, keys: Keys, environ: Mapping[str, str]) -> Store:
-    """The store, with whichever key opens it: after a kill the password may be by the new one already."""
+    """The store, by whichever key opens it: after a kill it may be the new one already."""
     if not settings.encrypted:
         return open_from(settings, dict(environ))
     key = keys.either(settings.encrypted, PROPERTIES)

@@ -72,7 +72,8 @@ class Script:
 
     def send(self, number: int) -> None:
         """Signal the script's whole group."""
-        before, self.sent = self.sent, number  # first: the thread that waits may hear of the end now
+        # Noted first: the thread that waits may hear of the end before this one goes on.
+        before, self.sent = self.sent, number
         if not send(-self.pid, number):
             self.sent = before
 

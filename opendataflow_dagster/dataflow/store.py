@@ -81,19 +81,22 @@ class Store:
                 return []
             only = today
 
-        tries = 0
+        locked = 0
 
         def take() -> list[Claim]:
-            nonlocal tries
-            tries += 1
+            nonlocal locked
             if (jobid, owner) in self._idle and not plan.today:
                 if not self.db.run("claims.anything_pending", jobid=jobid, only=only):
                     return []
-            return self._take(jobid, owner, k, runid, lease, only, (tries - 1) // 3 * k)
+            try:
+                return self._take(jobid, owner, k, runid, lease, only, locked // 3 * k)
+            except Exception as error:
+                locked += self.db.trouble(error) == "locked"
+                raise
 
         for _ in range(100):
             try:
-                claims, lost = self.db.insist(take, races=5)
+                claims, lost = self.db.insist(take, races=5, wait=False)
             except LostRace:
                 # The pending rows promise what datastatus doesn't keep: triggers were off for a while.
                 self.db.insist(lambda: self.db.run("claims.rejudge", jobid=jobid, only=only, k=k))

@@ -8,7 +8,7 @@ from .errors import WrongUse
 from .store import Store
 
 STORED = "%Y-%m-%d %H:%M:%S.%f"
-"""How SQLite's columns tell a time: in UTC, to the millisecond, so that text order is time order."""
+"""How SQLite's columns tell a time: in UTC, so that the order of texts is that of times."""
 
 
 def zone(store: Store) -> tzinfo | None:
@@ -27,7 +27,8 @@ def parse_time(store: Store, text: str) -> datetime:
         return moment if moment.tzinfo else _placed(moment, zone(store))
     except (ValueError, OverflowError):
         raise WrongUse(
-            f"{text!r} isn't a time. Write it like 2026-03-01, 2026-03-01T14:30 or 2026-03-01T14:30Z."
+            f"{text!r} isn't a time. "
+            "Write it like 2026-03-01, 2026-03-01T14:30 or 2026-03-01T14:30Z."
         ) from None
 
 

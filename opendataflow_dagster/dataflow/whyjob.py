@@ -1,12 +1,19 @@
-"""Why a job as a whole may run or not: its registration, its dials, and its chunks by what they wait for."""
+"""Why a job as a whole may run or not: its registration, its dials, what its chunks wait for."""
 
 from datetime import datetime
 
 from .store import Store
 from .times import from_table, to_table
 from .why import (
-    ADVICE, CODES, Answer, Explanation, Reason, dial_reasons, explain_chunk, in_order, quoted, unregistered,
+    ADVICE,
+    CODES,
+    Explanation,
+    dial_reasons,
+    explain_chunk,
+    in_order,
+    unregistered,
 )  # fmt: skip
+from .whystate import Answer, Reason, quoted
 
 FEW = 3
 """Blocked chunks of one kind that are looked at closely."""
@@ -25,6 +32,7 @@ def explain_job(store: Store, jobid: str, at: datetime | None) -> Explanation:
         return found._replace(counts=counts, next_chunk=today if found.may_run else None)
 
     counts: dict[str, int] = {}
+    queue: list[str] = []
     firsts: dict[str, list[str]] = {}
     rows = store.db.run(
         "why.chunks", jobid=jobid, now=int(at is None), at=to_table(store, at), few=FEW
@@ -35,7 +43,14 @@ def explain_job(store: Store, jobid: str, at: datetime | None) -> Explanation:
     if at is None:
         [(claimable,)] = store.db.run("why.claimable", jobid=jobid)
         upcoming = [dataid for (dataid,) in store.db.run("why.next", jobid=jobid)]
-        counts = ({"": claimable} if claimable else {}) | {code: n for code, n in counts.items() if code}
+        if claimable != counts.get("", 0):
+            queue.append(
+                f"{counts.get('', 0)} chunks could run, but the queue has {claimable}: "
+                "run `odf init` to mend it."
+            )
+        counts = ({"": claimable} if claimable else {}) | {
+            code: n for code, n in counts.items() if code
+        }
     else:
         upcoming = firsts.get("", [])[:1]
 
@@ -51,23 +66,36 @@ def explain_job(store: Store, jobid: str, at: datetime | None) -> Explanation:
             first = explain_chunk(store, jobid, firsts[code][0], at)
             notes = notes or first.notes
             cause = next((each for each in first.reasons if each.code == code), first.reasons[0])
-            reasons.append(cause._replace(text=f"{_of(counts[code], firsts[code])}: {cause.text}"))
+            text = f"{_of(counts[code], firsts[code])}: {cause.text}"
+            action = "" if code == "ALREADY_DONE" else cause.action  # what is done needs nothing
+            reasons.append(Reason(code, text, action))
         if not counts:
             reasons.append(_nothing_yet(plan.jobid, plan.reads))
     may_run = bool(upcoming) and not dials
     return Explanation(
-        jobid, None, at, may_run, in_order(reasons), answers, notes, counts,
+        jobid, None, at, may_run, in_order(reasons), answers, notes + queue, counts,
         upcoming[0] if upcoming else None,
     )  # fmt: skip
 
 
 def _of(count: int, firsts: list[str]) -> str:
     names = ", ".join(map(repr, firsts[:FEW]))
-    return f"{count} chunks ({names}{', …' if count > FEW else ''})" if count > 1 else f"1 chunk ({names})"
+    return (
+        f"{count} chunks ({names}{', …' if count > FEW else ''})"
+        if count > 1
+        else f"1 chunk ({names})"
+    )
 
 
 def _nothing_yet(jobid: str, reads: tuple[str, ...]) -> Reason:
     if reads:
-        return Reason("DATA_NOT_READY", f"No chunk of {reads[0]!r} is known yet", f"odf why {quoted(jobid)} DATAID")
-    return Reason("DATA_NOT_READY", f"{jobid!r} reads nothing, and no row says which chunks there are",
-                  f"odf hold {quoted(jobid)} DATAID && odf release {quoted(jobid)} DATAID")  # fmt: skip
+        return Reason(
+            "DATA_NOT_READY",
+            f"No chunk of {reads[0]!r} is known yet",
+            f"odf why {quoted(jobid)} DATAID",
+        )
+    return Reason(
+        "DATA_NOT_READY",
+        f"{jobid!r} reads nothing, and no row says which chunks there are",
+        f"odf hold {quoted(jobid)} DATAID && odf release {quoted(jobid)} DATAID",
+    )

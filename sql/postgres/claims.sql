@@ -97,8 +97,11 @@ select judge(array[cast(:jobid as text)], array[cast(:dataid as text)]);
 
 -- name: finish
 -- End claims well: IN rows go, OUT rows become READY, facts are kept. Only for the claim's own generation.
+-- It soon gives up on a row that somebody keeps locked, to try again: else a person who sends back this
+-- very chunk could be the victim of a deadlock.
 with stamp as materialized (
-    select set_config('dataflow.who', :owner, true) as who, set_config('dataflow.act', 'finish', true) as act
+    select set_config('dataflow.who', :owner, true) as who, set_config('dataflow.act', 'finish', true) as act,
+           set_config('lock_timeout', '200ms', true) as patience
 ),
 done as materialized (
     select u.dataid, u.generation
@@ -146,7 +149,7 @@ select dataid, count(*) from settled group by dataid;
 -- End a claim badly: FAILED, or RESUBMIT when the job's policy grants another attempt without delay.
 with stamp as materialized (
     select set_config('dataflow.who', :owner, true) as who, set_config('dataflow.act', 'finish', true) as act,
-           set_config('dataflow.why', :why, true) as why
+           set_config('dataflow.why', :why, true) as why, set_config('lock_timeout', '200ms', true) as patience
 ),
 verdict as materialized (
     select c.jobid, c.dataid, c.generation,
@@ -192,8 +195,9 @@ returning c.dataid;
 
 -- name: lost_claims
 -- Claims whose lease ran out, taken up one by one by whoever recovers them.
+with stamp as materialized (select set_config('lock_timeout', '200ms', true) as patience)
 select c.jobid, c.dataid, c.generation, c.owner, c.losses + 1, coalesce(p.max_attempts, :max_losses)
-from claim c left join jobpolicy p on p.jobid = c.jobid
+from stamp cross join claim c left join jobpolicy p on p.jobid = c.jobid
 where c.owner is not null and c.lease_end < now() and (cast(:jobid as text) is null or c.jobid = :jobid)
 order by c.jobid, c.dataid
 for update of c skip locked;

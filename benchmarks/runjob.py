@@ -1,0 +1,249 @@
+"""What a job costs besides its script: `python benchmarks/runjob.py [--quick] [--only cold|all]`.
+
+Cold: one `odf run` of a script that does nothing, from process start to exit, against a bare Python
+process that imports the driver, connects, and sends the same statements (recorded from `odf run`).
+Catching up: `odf run --all` over 1,000 chunks, against a bare loop that starts the same script. All
+in turns, on both databases. Exit code 0 if every target is met.
+"""
+
+import argparse
+import compileall
+import os
+import shutil
+import sqlite3
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from lite import LiteOurs  # noqa: E402
+from measure import Report, Samples, concluded, progress, spread  # noqa: E402
+from rivals import Ours, connect  # noqa: E402
+from sent import program, recording  # noqa: E402
+
+from tests.postgres import Server  # noqa: E402
+
+ODF = Path(sys.executable).with_name("odf")
+
+LOOP = """
+import os, sys
+script = sys.argv[1]
+for _ in range(int(sys.argv[2])):
+    os.waitpid(os.posix_spawn(script, [script], os.environ), 0)
+"""
+
+RUN, BARE, BARE_SCRIPT = "odf run", "bare process", "bare process that starts the script too"
+
+
+class Database:
+    """One kind of database, as its users see it."""
+
+    def __init__(self, title: str, url: str, folder: Path) -> None:
+        self.title, self.url, self.folder = title, url, folder
+        self.script = str(folder / "nothing.sh")
+        self.env = _environment(url)
+
+    def fill(self, chunks: int) -> None:
+        """So many chunks that are ready to be run, by the job `bench`."""
+        if self.url.startswith("sqlite"):
+            path = Path(self.url.removeprefix("sqlite:///"))
+            LiteOurs.load(path, chunks + 1, 0)  # it takes the first one
+        else:
+            Ours.load(self.url, chunks, 0)
+        with self._connection() as connection:
+            connection.execute("delete from dataset")
+            for datasetid in ("bench_in", "bench_out"):
+                connection.execute(
+                    "insert into dataset "
+                    "(datasetid, hostname, database, schemaname, tablename, username) "
+                    f"values ('{datasetid}', 'db1', 'sales', 'public', '{datasetid}', 'etl')"
+                )
+
+    def following(self) -> tuple[str, int]:
+        """The chunk that is next, and the generation that its claim will get."""
+        generation = (
+            "last + 1 from generation"
+            if self.url.startswith("sqlite")
+            else "last_value + 1 from generation"
+        )
+        with self._connection() as connection:
+            [dataid] = connection.execute(
+                "select dataid from pending where jobid = 'bench' "
+                "order by rank, sortkey, dataid limit 1"
+            ).fetchone()
+            [number] = connection.execute(f"select {generation}").fetchone()
+        return dataid, number
+
+    def left(self) -> int:
+        with self._connection() as connection:
+            return connection.execute(
+                "select count(*) from pending where jobid = 'bench'"
+            ).fetchone()[0]
+
+    def made(self) -> int:
+        with self._connection() as connection:
+            return connection.execute(
+                "select count(*) from datastatus where datasetid = 'bench_out' and status = 'READY'"
+            ).fetchone()[0]
+
+    def _connection(self) -> Any:
+        if self.url.startswith("sqlite"):
+            return _Closing(
+                sqlite3.connect(
+                    self.url.removeprefix("sqlite:///"), timeout=60, isolation_level=None
+                )
+            )
+        return connect(self.url, "dataflow")
+
+
+class _Closing:
+    """A SQLite connection that its `with` closes, as psycopg's does."""
+
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        self.connection = connection
+
+    def __enter__(self) -> sqlite3.Connection:
+        return self.connection
+
+    def __exit__(self, *_: object) -> None:
+        self.connection.close()
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--quick", action="store_true", help="fewer rounds, and 300 chunks")
+    parser.add_argument("--only", choices=["cold", "all"], help="a part of it")
+    options = parser.parse_args()
+    # With PYTHONDONTWRITEBYTECODE set, an editable install would compile at every start.
+    compileall.compile_dir(str(ROOT / "opendataflow_dagster"), quiet=1)
+    report = Report()
+    folder = Path(tempfile.mkdtemp(prefix="odf-runjob-"))
+    try:
+        script = folder / "nothing.sh"
+        script.write_text("#!/bin/sh\nexit 0\n")
+        script.chmod(0o755)
+        with Server() as server:
+            databases = [
+                Database("PostgreSQL", server.create_database("bench"), folder),
+                Database("SQLite", f"sqlite:///{folder / 'dataflow.db'}", folder),
+            ]
+            if options.only != "all":
+                cold(databases, 10 if options.quick else 40, report)
+            if options.only != "cold":
+                catch_up(databases, *((2, 300) if options.quick else (5, 1000)), report)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    return report.verdict()
+
+
+def cold(databases: list[Database], rounds: int, report: Report) -> None:
+    """Whole processes, from start to exit."""
+    warm_up, samples = 3, Samples()
+    for database in databases:
+        database.fill(3 * (rounds + warm_up) + 10)
+        sent = recording("bench", database.script, database.env)
+        for name, starts_script in ((BARE, False), (BARE_SCRIPT, True)):
+            _file(database, name).write_text(
+                program(database.url, sent, starts_script=starts_script)
+            )
+        before = database.made()
+        for number in range(-warm_up, rounds):
+            progress(f"{database.title}: cold start {number + 1} of {rounds}")
+            for name in (RUN, BARE, BARE_SCRIPT):
+                spent = _wall(_cold_line(database, name), database) * 1000
+                if number >= 0:
+                    samples.add((name, database.title), spent)
+        progress("")
+        if database.made() - before != 3 * (rounds + warm_up):
+            raise RuntimeError("a process didn't claim and finish its chunk")
+    names = [database.title for database in databases]
+    rows = [
+        [each, *(spread(samples[each, name]) for name in names)]
+        for each in (RUN, BARE, BARE_SCRIPT)
+    ]
+    for other in (BARE, BARE_SCRIPT):
+        ratios = (samples.ratios((RUN, name), (other, name)) for name in names)
+        rows.append([f"{RUN} / {other}", *map(spread, ratios)])
+    title = "Cold, one chunk, from process start to exit"
+    report.table(f"{title}: ms, median (least–most) of {rounds} rounds", names, rows)
+    for name in names:
+        ratios = samples.ratios((RUN, name), (BARE, name))
+        report.require(f"cold `odf run` / bare process, {name}", ratios, most=1.6)
+
+
+def catch_up(databases: list[Database], rounds: int, chunks: int, report: Report) -> None:
+    """`--all`, on top of a loop that starts the same script as often."""
+    samples = Samples()
+    loop = databases[0].folder / "loop.py"
+    loop.write_text(LOOP)
+    for number in range(rounds):
+        progress(f"--all over {chunks} chunks: round {number + 1} of {rounds}")
+        line = [sys.executable, str(loop), databases[0].script, str(chunks)]
+        spent = _wall(line, databases[0]) * 1000 / chunks
+        samples.add("loop", spent)
+        for database in databases:
+            database.fill(chunks)
+            all_line = [str(ODF), "run", "--all", "--job", "bench", database.script]
+            whole = _wall(all_line, database) * 1000 / chunks
+            if database.left():
+                raise RuntimeError("--all left chunks undone")
+            samples.add(database.title, whole)
+            samples.add(f"on top, {database.title}", whole - spent)
+    progress("")
+    names = [database.title for database in databases]
+    report.table(
+        f"Catching up {chunks:,}: ms per chunk, median (least–most) of {rounds} rounds", names,
+        [
+            ["odf run --all", *(spread(samples[name]) for name in names)],
+            ["bare loop that starts the script", *(spread(samples["loop"]) for _ in names)],
+            ["on top of it", *(spread(samples[f"on top, {name}"]) for name in names)],
+        ],
+    )  # fmt: skip
+    for name in names:
+        what = f"`odf run --all` on top of the bare loop, ms per chunk, {name}"
+        report.require(what, samples[f"on top, {name}"], most=8)
+
+
+def _cold_line(database: Database, name: str) -> list[str]:
+    if name == RUN:
+        return [str(ODF), "run", "--job", "bench", database.script]
+    dataid, generation = database.following()
+    return [sys.executable, str(_file(database, name)), dataid, str(generation), database.script]
+
+
+def _file(database: Database, name: str) -> Path:
+    return database.folder / f"{database.title}_{name.replace(' ', '_')}.py"
+
+
+def _wall(line: list[str], database: Database) -> float:
+    """Seconds from the start of a process to its end, which must be a success."""
+    quiet = [(os.POSIX_SPAWN_OPEN, number, os.devnull, os.O_RDWR, 0) for number in (0, 1)]
+    log = str(database.folder / "log")
+    quiet.append((os.POSIX_SPAWN_OPEN, 2, log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600))
+    start = time.perf_counter()
+    pid = os.posix_spawn(line[0], line, database.env, file_actions=quiet)
+    _, status = os.waitpid(pid, 0)
+    spent = time.perf_counter() - start
+    if status:
+        raise RuntimeError(f"{line} failed: {Path(log).read_text()[-2000:]}")
+    return spent
+
+
+def _environment(url: str) -> dict[str, str]:
+    """Ours without what would change how Python starts, or which database is meant."""
+    env = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("PYTHON", "DATAFLOW", "PASSKEY"))
+    }
+    return env | {"DATAFLOW_URL": url}
+
+
+if __name__ == "__main__":
+    sys.exit(concluded(main))

@@ -1,0 +1,29 @@
+"""Prints docs/commands.md from the commands' own help: `make docs` writes it, a test compares it."""
+
+import click
+
+from opendataflow_dagster.cli.app import COMMANDS, app
+
+
+def page() -> str:
+    root = click.Context(app, info_name="odf", terminal_width=100, max_content_width=100)
+    parts = ["# Commands", "", "Made from `odf COMMAND --help` by `make docs`.", ""]
+    for name in COMMANDS:
+        command = app.get_command(root, name)
+        assert command is not None
+        parts += _section(command, click.Context(command, root, info_name=name), 2)
+    return "\n".join(parts)
+
+
+def _section(command: click.Command, context: click.Context, level: int) -> list[str]:
+    lines = [f"{'#' * level} {context.command_path}", "", "```", command.get_help(context), "```", ""]
+    if isinstance(command, click.Group):
+        for name in command.list_commands(context):
+            inner = command.get_command(context, name)
+            if inner is not None:
+                lines += _section(inner, click.Context(inner, context, info_name=name), level + 1)
+    return lines
+
+
+if __name__ == "__main__":
+    print(page(), end="")

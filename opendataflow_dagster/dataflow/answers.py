@@ -1,0 +1,148 @@
+"""The five answers: ready, right data, location, validated, safe; each from rows."""
+
+import json
+from datetime import datetime
+
+from .model import READY, RUNNING
+from .places import is_missing, is_within
+from .times import shown
+from .whystate import Answer, Row, State
+
+
+def five_answers(state: State) -> list[Answer]:
+    """One answer to each question."""
+    return [_ready(state), _right_data(state), _location(state), _validated(state), _safe(state)]
+
+
+def _ready(state: State) -> Answer:
+    found, parts, ok = [], [], True
+    for datasetid in state.plan.inputs:
+        if datasetid == "today":
+            here = state.dataid == state.today
+            parts.append(f"today is {state.today}")
+            ok = ok and here
+            continue
+        rows = state.outputs_of(datasetid)
+        found += [row.told() for row in rows]
+        words = [f"{row.status} by {row.jobid} since {shown(row.since)}" for row in rows]
+        parts.append(f"{datasetid}: {' and '.join(words) or 'nothing yet'}")
+        statuses = [row.status for row in rows]
+        ok = ok and READY in statuses and RUNNING not in statuses
+    return Answer("ready", ok, "; ".join(parts) or "it reads nothing", found)
+
+
+def _right_data(state: State) -> Answer:
+    consumed, made = _consumed(state)
+    found, parts, stale = [], [], False
+    for row, fact in state.inputs():
+        then = consumed.get(row.datasetid)
+        found.append(
+            {"datasetid": row.datasetid, "dataid": state.dataid, "generation": row.generation,
+             "rows": fact.get("rows"), "fingerprint": fact.get("fingerprint"), "consumed": then}
+        )  # fmt: skip
+        about = f"{row.datasetid}: generation {row.generation or 'unknown'}"
+        about += f", {fact['rows']} rows" if fact.get("rows") is not None else ""
+        about += f", fingerprint {fact['fingerprint']}" if fact.get("fingerprint") else ""
+        if made and _made_again(row, then, made):
+            stale = True
+            about += f"; the output was made from generation {then or 'unknown'}: it is stale"
+        parts.append(about)
+    if stale:
+        ok = False
+    else:
+        ok = True if parts and len(parts) == len(state.plan.reads) else None
+    return Answer("right data", ok, "; ".join(parts) or "nothing to consume yet", found)
+
+
+def _consumed(state: State) -> tuple[dict[str, int | None], datetime | None]:
+    """The generations that the current output was made from, and when, if that is known."""
+    for datasetid in state.plan.outputs:
+        for row in state.outputs_of(datasetid):
+            fact = state.fact(row)
+            if row.status == READY and row.jobid == state.plan.jobid and fact.get("inputs"):
+                return json.loads(fact["inputs"]), fact["at"]
+    return {}, None
+
+
+def _made_again(row: Row, then: int | None, made: datetime) -> bool:
+    if row.generation is None and then is None:  # neither was made by a claim: only times can tell
+        return bool(row.since and row.since > made)
+    return row.generation != then
+
+
+def _location(state: State) -> Answer:
+    found, parts = [], []
+    ok: bool | None = None
+    places = list(state.input_places())
+    for datasetid in (*state.plan.reads, *state.plan.outputs):
+        place = state.places.get(datasetid)
+        produced = next((each for name, _, each in places if name == datasetid), None)
+        for row in state.outputs_of(datasetid) if datasetid in state.plan.outputs else ():
+            produced = state.fact(row).get("location") if row.status == READY else produced
+        missing = bool(place and is_missing(place))
+        moved = bool(place and produced and not is_within(produced, place))
+        found.append(
+            {
+                "datasetid": datasetid,
+                "registered": place,
+                "produced": produced,
+                "exists": not missing,
+            }
+        )
+        about = place or (
+            "registered without a place" if datasetid in state.places else "not registered"
+        )
+        about += ", which doesn't exist here" if missing else ""
+        about += f", but produced at {produced}" if moved else ""
+        parts.append(f"{datasetid}: {about}")
+        is_there = any(row.status == READY for row in state.outputs_of(datasetid))
+        if moved or (missing and (is_there or datasetid in state.plan.reads)):
+            ok = False
+        elif place and not missing and ok is None:
+            ok = True
+    return Answer("location", ok, "; ".join(parts), found)
+
+
+def _validated(state: State) -> Answer:
+    found, parts = [], []
+    words = {True: "passed its checks", False: "didn't pass its checks", None: "no checks known"}
+    answers = []
+    for row, fact in state.inputs():
+        known = fact.get("validated")
+        answers.append(None if known is None else bool(known))
+        checks = fact.get("checks")
+        found.append(
+            {
+                "datasetid": row.datasetid,
+                "generation": row.generation,
+                "validated": answers[-1],
+                "checks": checks,
+            }
+        )
+        parts.append(f"{row.datasetid}: {words[answers[-1]]}" + (f" ({checks})" if checks else ""))
+    ok = False if False in answers else (True if answers and None not in answers else None)
+    return Answer("validated", ok, "; ".join(parts) or "nothing to check", found)
+
+
+def _safe(state: State) -> Answer:
+    jobid = state.plan.jobid
+    found, holders, beside = [], [], []
+    for row in state.rows:
+        if row.status != RUNNING:
+            continue
+        claim = state.claims.get(row.jobid, {})
+        owner = claim.get("owner") or (row.who if state.at else None)
+        found.append(
+            row.told()
+            | {"owner": owner, "started": claim.get("started"), "lease_end": claim.get("lease_end")}
+        )
+        who = f"{row.jobid}" + (f" ({owner})" if owner else "")
+        if row.locktype == "IN" and row.jobid != jobid:
+            beside.append(f"{who} reads {row.datasetid} too, which is no hindrance")
+        elif row.locktype == "IN":
+            holders.append(f"{who} reads {row.datasetid} since {shown(row.since)}")
+        else:
+            until = f" until {shown(claim['lease_end'])}" if claim.get("owner") else ""
+            holders.append(f"{who} makes {row.datasetid} since {shown(row.since)}{until}")
+    text = "; ".join(holders) or "nobody holds it"
+    return Answer("safe", not holders, "; ".join([text, *beside]), found)

@@ -1,0 +1,221 @@
+"""The checks of `odf doctor` that ask the database."""
+
+import re
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import NamedTuple
+
+from . import sqlfiles
+from .errors import CredentialError, DataflowError
+from .store import Store
+
+SCHEMA = "1"
+"""The version of the tables that this program makes."""
+
+OLDEST_SERVER = 13
+DRIFT = 5.0
+"""Seconds by which a clock may differ from the database's."""
+
+MANY = 200_000
+"""Rows above which pending isn't compared with datastatus unless asked: it reads all of them."""
+
+
+class Check(NamedTuple):
+    """One thing looked at: `ok`, `warn` or `fail`, what was seen, and what to run."""
+
+    check: str
+    result: str
+    detail: str
+    action: str = ""
+
+
+def examine_database(store: Store, environ: Mapping[str, str], deep: bool) -> Iterator[Check]:
+    server = _tried("database", store, lambda: _server(store))
+    yield server
+    if server.result == "fail":
+        return
+    tables = _tried("tables", store, lambda: _tables(store))
+    yield tables
+    if tables.result == "fail":
+        return
+    for name, look in (
+        ("triggers", _triggers), ("clock", _clock), ("permissions", _permissions), ("log", _log),
+        ("queue", lambda store: _queue(store, deep)), ("leases", _leases),
+    ):  # fmt: skip
+        yield _tried(name, store, lambda look=look: look(store))
+    yield _tried("passwords", store, lambda: _passwords(store, environ))
+
+
+def _tried(name: str, store: Store, look: Callable[[], Check]) -> Check:
+    try:
+        return look()
+    except (DataflowError, *store.db.failures) as error:
+        line = str(error).strip().partition("\n")[0]
+    return Check(name, "fail", line, "odf init" if "odf init" in line else "")
+
+
+def _server(store: Store) -> Check:
+    [(major, version)] = store.db.run("doctor.server")
+    if store.db.dialect == "sqlite":
+        return Check("database", "ok", f"{store.db.where}, SQLite {version}")
+    if major < OLDEST_SERVER:
+        detail = f"{store.db.where}: PostgreSQL {version} is too old"
+        return Check("database", "fail", detail, f"Upgrade to PostgreSQL {OLDEST_SERVER} or newer")
+    return Check("database", "ok", f"{store.db.where}, PostgreSQL {version}")
+
+
+def _tables(store: Store) -> Check:
+    wanted = set(
+        re.findall(r"(?im)^create table if not exists (\w+)", sqlfiles.schema(store.db.dialect))
+    )
+    missing = sorted(wanted - {name for (name,) in store.db.run("doctor.tables")})
+    if missing:
+        return Check(
+            "tables", "fail", f"missing in {store.db.where}: {', '.join(missing)}", "odf init"
+        )
+    version = store.db.run("doctor.version")
+    if version != [(SCHEMA,)]:
+        is_newer = bool(version) and version[0][0].isdigit() and int(version[0][0]) > int(SCHEMA)
+        seen = f"version {version[0][0]}" if version else "no version"
+        action = "pip install --upgrade opendataflow_dagster" if is_newer else "odf init"
+        return Check("tables", "fail", f"{seen}, this program makes version {SCHEMA}", action)
+    return Check("tables", "ok", f"all there, version {SCHEMA}")
+
+
+def _triggers(store: Store) -> Check:
+    wanted = set(
+        re.findall(r"(?im)^create (?:or replace )?trigger (\w+)", sqlfiles.schema(store.db.dialect))
+    )
+    found = dict(store.db.run("doctor.triggers"))
+    missing = sorted(wanted - set(found))
+    disabled = sorted(name for name in wanted & set(found) if not found[name])
+    if missing:
+        return Check("triggers", "fail", f"missing: {', '.join(missing)}", "odf init")
+    if disabled:
+        detail = f"switched off: {', '.join(disabled)}; nothing is recorded or made claimable"
+        return Check("triggers", "fail", detail, "odf init, after alter table … enable trigger")
+    return Check("triggers", "ok", f"{len(wanted)} are there and fire")
+
+
+def _clock(store: Store) -> Check:
+    before = time.time()
+    there = store.now()
+    drift = there - (before + time.time()) / 2
+    if abs(drift) > DRIFT:
+        way = "ahead" if drift > 0 else "behind"
+        detail = f"the database's is {abs(drift):.0f} s {way}, and only the database's counts"
+        return Check("clock", "warn", detail, "Synchronise the clocks")
+    return Check("clock", "ok", f"{abs(drift) * 1000:.0f} ms from the database's")
+
+
+class _TakeBack(Exception):
+    """Ends a transaction that is not to be kept."""
+
+
+def _permissions(store: Store) -> Check:
+    try:
+        with store.db.transaction(who="odf doctor", act="claim"):
+            store.db.change("doctor.probe")
+            raise _TakeBack
+    except _TakeBack:
+        pass
+    if store.db.dialect == "postgres" and store.db.run("doctor.owns_queue") != [(True,)]:
+        detail = "may write, but doesn't own `pending`, so that only autovacuum keeps it small"
+        return Check(
+            "permissions", "warn", detail, "Make the user of the workers the owner of the tables"
+        )
+    return Check("permissions", "ok", "may write datastatus")
+
+
+def _log(store: Store) -> Check:
+    if store.db.dialect == "sqlite":
+        return Check("log", "ok", "one writer at a time, so nothing holds it back")
+    holders = [
+        f"process {pid} of {user}{f' ({name})' if name else ''} for {seconds} s"
+        for pid, user, name, seconds in store.db.run("doctor.holding_back")
+    ] + [
+        f"prepared transaction {gid!r} for {seconds} s"
+        for gid, seconds in store.db.run("doctor.prepared")
+    ]
+    if holders:
+        detail = f"readers of history wait for open transactions: {', '.join(holders)}"
+        return Check("log", "warn", detail, "End them: select pg_terminate_backend(PID)")
+    if store.db.run("history.restored") == [(True,)]:
+        return Check(
+            "log",
+            "fail",
+            "it was restored from another server: new changes can't be told from old",
+            "odf init",
+        )
+    return Check("log", "ok", "no long transaction holds it back")
+
+
+def _queue(store: Store, deep: bool) -> Check:
+    with store.db.reading():
+        [(rows,)] = store.db.run("doctor.size")
+        if rows > MANY and not deep:
+            return Check(
+                "queue",
+                "ok",
+                f"not compared with {rows:,} rows of datastatus: `odf doctor --deep` does",
+            )
+        wrong = []
+        for (jobid,) in store.db.run("doctor.jobs"):
+            if store.read_plan(jobid).flaw:
+                continue
+            counts = {
+                code: chunks
+                for code, chunks, _ in store.db.run(
+                    "why.chunks", jobid=jobid, now=1, at=None, few=1
+                )
+            }
+            [(pending,)] = store.db.run("why.claimable", jobid=jobid)
+            if not store.read_plan(jobid).today and pending != counts.get("", 0):
+                wrong.append(f"{jobid!r} ({pending} instead of {counts.get('', 0)})")
+    if wrong:
+        return Check(
+            "queue",
+            "warn",
+            f"pending doesn't agree with datastatus: {', '.join(wrong)}",
+            "odf init",
+        )
+    return Check("queue", "ok", "pending agrees with datastatus")
+
+
+def _leases(store: Store) -> Check:
+    from .look import running
+
+    now = store.now()
+    late = [
+        each for each in running(store) if each["lease_end"] and each["lease_end"].timestamp() < now
+    ]
+    if late:
+        first = f"{late[0]['jobid']} {late[0]['dataid']} of {late[0]['owner']}"
+        return Check("leases", "warn", f"{len(late)} claims ran out: {first}", "odf recover")
+    return Check("leases", "ok", "no claim has run out")
+
+
+def _passwords(store: Store, environ: Mapping[str, str]) -> Check:
+    from .credentials import decrypt, find_passkey, for_dataset
+
+    values = store.db.run("credentials.values")
+    if not values:
+        return Check("passwords", "ok", "no dataset has one")
+    key = find_passkey(environ)
+    if key is None:
+        detail = f"{len(values)} datasets have one, and no passkey is set"
+        return Check("passwords", "fail", detail, "Set PASSKEY or PASSKEY_FILE")
+    bad = []
+    for datasetid, value in values:
+        try:
+            decrypt(value, key, purpose=for_dataset(datasetid or ""))
+        except CredentialError:
+            bad.append(repr(datasetid))
+    if bad:
+        return Check(
+            "passwords",
+            "fail",
+            f"the passkey doesn't decrypt: {', '.join(bad)}",
+            "odf encrypt --dataset ID",
+        )
+    return Check("passwords", "ok", f"the passkey decrypts all {len(values)}")

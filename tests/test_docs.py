@@ -1,0 +1,45 @@
+"""What the documents say of the code is true."""
+
+import re
+import runpy
+from pathlib import Path
+
+from opendataflow_dagster.cli.app import COMMANDS
+from opendataflow_dagster.dataflow.model import ABSENT, TRANSITIONS
+
+ROOT = Path(__file__).resolve().parent.parent
+EXPLAINED = re.compile(r"`odf ([a-z-]+)|^odf ([a-z-]+)", re.MULTILINE)
+
+
+def test_the_page_of_commands_is_what_the_commands_say() -> None:
+    page = runpy.run_path(str(ROOT / "docs" / "commands.py"))["page"]()
+    assert (ROOT / "docs" / "commands.md").read_text() == page, "run `make docs`"
+
+
+def test_the_picture_of_the_statuses_has_every_transition_and_no_other() -> None:
+    drawn = set()
+    for before, after in re.findall(
+        r"^    (\[\*\]|[A-Z]+) --> ([A-Z]+):", (ROOT / "docs" / "statuses.md").read_text(), re.MULTILINE
+    ):
+        drawn.add((ABSENT if before == "[*]" else before, after))
+    legal = {
+        (before, after)
+        for moves in TRANSITIONS.values()
+        for after, befores in moves.items()
+        for before in befores
+    }
+    by_split = {(ABSENT, "PENDING")}
+    assert drawn == legal | by_split
+
+
+def test_every_command_that_the_documents_name_exists() -> None:
+    later = {"new", "serve", "validate", "pipeline", "drift", "compact"}
+    for page in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]:
+        for pair in EXPLAINED.findall(page.read_text()):
+            name = pair[0] or pair[1]
+            assert name in COMMANDS or name in later, f"{page.name} names `odf {name}`"
+
+
+def test_links_of_the_readme_lead_somewhere() -> None:
+    for target in re.findall(r"\]\(([^)#]+)\)", (ROOT / "README.md").read_text()):
+        assert (ROOT / target).exists(), target

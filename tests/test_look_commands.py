@@ -1,0 +1,281 @@
+"""`odf status`, `runs`, `history`, `why`, `sql` and `dml`: what is printed, and where."""
+
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from opendataflow_dagster.cli.app import app
+from opendataflow_dagster.cli.look import draw
+from opendataflow_dagster.dataflow.look import Strip
+from opendataflow_dagster.dataflow.store import Store
+from tests.test_why import job, put
+
+
+@pytest.fixture
+def line(store: Store, url: str, monkeypatch: pytest.MonkeyPatch) -> Store:
+    monkeypatch.setenv("DATAFLOW_URL", url)
+    job(store, "fetch", "raw", "a")
+    job(store, "load", "a", "b")
+    for dataid in ("2", "10", "9"):
+        put(store, "a", "READY", dataid=dataid)
+    put(store, "b", "FAILED", jobid="load", dataid="9")
+    return store
+
+
+def odf(*words: str) -> Result:
+    return CliRunner().invoke(app, list(words), prog_name="odf")
+
+
+def objects(*words: str) -> list[dict]:
+    done = odf(*words, "--json")
+    assert done.exit_code == 0, done.output
+    found = json.loads(done.stdout)
+    assert isinstance(found, list)
+    return found
+
+
+def test_status_is_a_line_for_each_job(line: Store) -> None:
+    lines = odf("status").stdout.splitlines()
+    assert lines[0].split() == [
+        "jobid", "datasetid", "claimable", "running", "ready", "failed", "resubmit", "hold",
+        "pending", "note",
+    ]  # fmt: skip
+    assert [each.split()[:5] for each in lines[1:]] == [
+        ["fetch", "a", "0", "0", "3"],
+        ["load", "b", "2", "0", "0"],
+    ]
+    assert [row["claimable"] for row in objects("status")] == [0, 2]
+
+
+def test_status_of_one_is_its_rows(line: Store) -> None:
+    assert [row["dataid"] for row in objects("status", "a")] == ["2", "9", "10"]
+    assert objects("status", "load")[0]["status"] == "FAILED"
+    assert (
+        "T" in objects("status", "load")[0]["modified"]
+        if objects("status", "load")[0]["modified"]
+        else True
+    )
+    done = odf("status", "nobody")
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert done.stderr.startswith("odf: There is no job or dataset 'nobody'.")
+
+
+def test_status_tells_who_runs_what(line: Store) -> None:
+    assert odf("status", "--running").stdout == ""
+    line.claim("load", owner="me")
+    [row] = objects("status", "--running")
+    assert (row["owner"], row["dataid"]) == ("me", "2")
+
+
+def test_the_grid_is_letters_where_there_are_no_colours(line: Store) -> None:
+    lines = odf("status", "--grid").stdout.splitlines()
+    assert lines[:5] == [
+        "fetch → a: 3 chunks", "  RRR", "load → b: 3 chunks", "  .F.",
+        "R READY   F FAILED   . may be claimed",
+    ]  # fmt: skip
+
+
+def test_the_grid_wraps_at_the_width(capsys: pytest.CaptureFixture[str]) -> None:
+    draw([Strip("j", "d", 50, 2, ["READY"] * 25)], width=12)
+    assert capsys.readouterr().out.splitlines()[:4] == [
+        "j → d: 50 chunks, 2 to a square",
+        *["  " + "R" * 10] * 2,
+        "  RRRRR",
+    ]
+
+
+def on_a_terminal(*words: str, **env: str) -> str:
+    """What a command prints to a terminal."""
+    reader, writer = pty.openpty()
+    child = subprocess.Popen(
+        [sys.executable, "-m", "opendataflow_dagster.cli", *words],
+        stdout=writer, stdin=writer, stderr=subprocess.DEVNULL,
+        env=os.environ | {"TERM": "xterm"} | env,
+    )  # fmt: skip
+    os.close(writer)
+    found = b""
+    while True:
+        try:
+            piece = os.read(reader, 65536)
+        except OSError:
+            break
+        if not piece:
+            break
+        found += piece
+    os.close(reader)
+    assert child.wait() == 0
+    return found.decode()
+
+
+def test_on_a_terminal_the_squares_come_in_colour(line: Store) -> None:
+    shown = on_a_terminal("status")
+    assert "\x1b[31m■" in shown, "FAILED is red"
+    assert "\x1b[36m□" in shown
+    plain = on_a_terminal("status", NO_COLOR="1")
+    assert "\x1b[31m" not in plain
+    assert "  .F." in plain
+
+
+def test_runs_and_history(line: Store) -> None:
+    assert len(objects("runs")) == 4
+    assert [row["jobid"] for row in objects("runs", "load")] == ["load"]
+    assert objects("runs", "--limit", "1")[0].keys() >= {
+        "datasetid",
+        "jobid",
+        "dataid",
+        "status",
+        "modified",
+        "owner",
+    }
+
+    events = objects("history")
+    assert [each["dataid"] for each in events] == ["2", "10", "9", "9"]
+    assert list(events[0]) == [
+        "seq", "at", "datasetid", "jobid", "dataid", "locktype", "status_before", "status_after",
+        "generation",         "who", "why",
+    ]  # fmt: skip
+    assert len(objects("history", "load", "9")) == 1
+    assert len(objects("history", "--dataset", "a", "--limit", "2")) == 2
+    assert objects("history", "--since", "2999-01-01") == []
+    done = odf("history", "--since", "yesterday")
+    assert (done.exit_code, done.stdout) == (2, "")
+    nothing = odf("history", "nobody")
+    assert (nothing.exit_code, nothing.stdout, nothing.stderr) == (
+        0,
+        "",
+        "History has nothing of it.\n",
+    )
+
+
+def test_a_job_called_clean_is_named_by_an_option(line: Store) -> None:
+    put(line, "z", "READY", jobid="clean", dataid="1")
+    assert odf("history", "clean").exit_code == 2
+    assert len(objects("history", "--job", "clean")) == 1
+    assert len(objects("history", "--job", "clean", "1")) == 1
+    assert objects("history", "--job", "clean", "2") == []
+    assert odf("history", "--job", "clean", "1", "2").exit_code == 2
+
+
+def test_history_is_followed(line: Store, tmp_path: Path) -> None:
+    child = subprocess.Popen(
+        [sys.executable, "-m", "opendataflow_dagster.cli", "history", "load", "--follow", "--json"],
+        stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert child.stdout
+    assert json.loads(child.stdout.readline())["status_after"] == "FAILED"
+    put(line, "a", "HOLD", dataid="2")
+    put(line, "b", "RESUBMIT", jobid="load", dataid="9")
+    began = time.monotonic()
+    assert json.loads(child.stdout.readline())["status_after"] == "RESUBMIT"
+    assert time.monotonic() - began < 20
+    child.send_signal(signal.SIGINT)
+    child.stdout.close()
+    assert child.wait(20) != 0
+
+
+def test_why_for_people(line: Store) -> None:
+    lines = odf("why", "load", "9").stdout.splitlines()
+    assert lines[0] == "load 9 may not run: HELD"
+    assert lines[1].startswith("  HELD: 'b' is FAILED since 20")
+    assert lines[2] == "    → odf resubmit load 9"
+    assert [each.split("?")[0] for each in lines[4:]] == [
+        "ready",
+        "right data",
+        "location",
+        "validated",
+        "safe",
+    ]
+    assert odf("why", "load", "10").stdout.startswith("load 10 may run.\n")
+    assert odf("why", "load").stdout.splitlines()[:2] == [
+        "load may run.", "  2 chunks may be claimed; the next is '2'",
+    ]  # fmt: skip
+    assert odf("why", "fetch").stdout.startswith("fetch: nothing is to be run: ALREADY_DONE\n")
+    assert odf("why", "nobody").stdout.startswith("nobody may not run: NOT_REGISTERED\n")
+    past = odf("why", "load", "9", "--at", "2001-01-01")
+    assert past.stdout.startswith("load 9 could not run at 2001-01-01 00:00:00: DATA_NOT_READY")
+    assert "→" not in past.stdout
+    assert "History begins at" in past.stderr
+
+
+def test_why_for_programs(line: Store) -> None:
+    [found] = objects("why", "load", "9")
+    assert (found["may_run"], found["code"], found["action"]) == (
+        False,
+        "HELD",
+        "odf resubmit load 9",
+    )
+    assert set(found["answers"]) == {"ready", "right_data", "location", "validated", "safe"}
+    [found] = objects("why", "load")
+    assert (found["next_chunk"], found["counts"]) == ("2", {"CLAIMABLE": 2, "HELD": 1})
+
+
+def test_sql_prints_rows_and_changes_nothing(line: Store) -> None:
+    found = objects(
+        "sql", "select dataid, status, 1 as dataid from datastatus where datasetid = 'b'"
+    )
+    assert found == [{"dataid": "9", "status": "FAILED", "dataid_2": 1}]
+    assert (
+        odf("sql", "select dataid from datastatus where dataid like '%0'").stdout == "dataid\n10\n"
+    )
+    assert odf("sql", "select 1 where 1 = 2").stderr == "No rows.\n"
+    for statement in (
+        "delete from datastatus", "select 1; delete from datastatus",
+        "commit; delete from datastatus",
+        "drop table job", "create table x (y text)",
+    ):  # fmt: skip
+        done = odf("sql", statement)
+        assert (done.exit_code, done.stdout) == (1, ""), statement
+        assert len(done.stderr.splitlines()) == 1
+    assert len(objects("sql", "select * from datastatus")) == 4
+
+
+def test_dml_changes_rows_and_is_signed(line: Store) -> None:
+    assert (
+        odf("dml", "update datastatus set status = 'RESUBMIT' where jobid = 'load'").stdout
+        == "1 rows affected\n"
+    )
+    [event] = objects("history", "load", "--limit", "1")
+    assert (event["status_after"], event["why"]) == ("RESUBMIT", "odf dml")
+    assert "@" in event["who"]
+    assert (
+        odf("dml", "update datastatus set status = 'x' where dataid = 'nope%'").stdout
+        == "0 rows affected\n"
+    )
+    for statement in (
+        "update nothing set x = 1",
+        "nonsense",
+        "delete from job; delete from datastatus",
+    ):
+        done = odf("dml", statement)
+        assert (done.exit_code, done.stdout) == (1, "")
+        assert len(done.stderr.splitlines()) == 1
+        assert done.stderr.startswith("odf: ")
+    assert len(objects("sql", "select * from job")) == 4
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["status"],
+        ["runs"],
+        ["history"],
+        ["why", "j"],
+        ["why", "j", "1"],
+        ["sql", "select * from job"],
+    ],
+)
+def test_without_tables_each_says_so_in_a_line(
+    url: str, monkeypatch: pytest.MonkeyPatch, words: list[str]
+) -> None:
+    monkeypatch.setenv("DATAFLOW_URL", url)
+    done = odf(*words)
+    assert (done.exit_code, done.stdout) == (1, "")
+    assert len(done.stderr.splitlines()) == 1

@@ -1,0 +1,356 @@
+"""Everything that workers, people and time can do to the tables, in any order, against a model."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine, initialize, invariant, precondition, rule, run_state_machine_as_test,
+)  # fmt: skip
+
+from opendataflow_dagster.dataflow.errors import StaleClaim
+from opendataflow_dagster.dataflow.model import Claim
+from opendataflow_dagster.dataflow.names import natural_key
+from opendataflow_dagster.dataflow.store import MAX_LOSSES, Store, open_store
+from tests.stores import (
+    _rank, check, close, everything, expire, policy, put, register, sql, take,
+)  # fmt: skip
+
+JOBS = {
+    "first": (["a"], ["b"]),
+    "rival": (["a"], ["b"]),
+    "second": (["a", "b"], ["c", "d"]),
+    "third": (["c"], ["e"]),
+    "seed": ([], ["a"]),
+}
+LATE = {"late": (["b", "e"], ["f"])}
+DATAIDS = ["2", "10", "x"]
+AGAIN = ("RESUBMIT", "RERUN")
+
+Key = tuple[str, str, str]
+
+
+class Row(NamedTuple):
+    locktype: str
+    status: str
+    generation: int | None = None
+
+
+class Held(NamedTuple):
+    """A row of `claim`: live if it has an owner."""
+
+    generation: int
+    owner: str | None
+    attempts: int = 1
+    losses: int = 0
+    retry: bool = False
+
+
+class Machine(RuleBasedStateMachine):
+    """The store, and what it must look like."""
+
+    fresh: Callable[[], Store]
+    done: Callable[[Store], None]
+
+    @initialize()
+    def begin(self) -> None:
+        self.store = type(self).fresh()
+        self.rows: dict[Key, Row] = {}
+        self.claims: dict[tuple[str, str], Held] = {}
+        self.jobs = dict(JOBS)
+        self.dials: dict[str, dict[str, Any]] = {}
+        self.taken: list[Claim] = []
+        self.last = 0
+        self.workers = 0
+        for jobid, (ins, outs) in JOBS.items():
+            register(self.store, jobid, ins, outs)
+
+    def teardown(self) -> None:
+        if hasattr(self, "store"):
+            type(self).done(self.store)
+
+    # What the model knows
+
+    def rank(self, jobid: str, dataid: str) -> int | None:
+        ins, outs = self.jobs[jobid]
+        rows = [(*key, *row[:2]) for key, row in self.rows.items() if key[2] == dataid]
+        return _rank(jobid, set(ins), set(outs), rows)
+
+    def dial(self, jobid: str, name: str) -> Any:
+        return self.dials.get(jobid, {}).get(name)
+
+    def free_inputs(self, jobid: str, dataid: str) -> None:
+        self.rows = {
+            key: row for key, row in self.rows.items()
+            if not (key[1] == jobid and key[2] == dataid and row.locktype == "IN")
+        }  # fmt: skip
+
+    def settle(self, claim: Claim, before: str, after: str) -> int:
+        """Move the outputs of one generation; say how many."""
+        count = 0
+        for key, row in self.rows.items():
+            if key[1:] == (claim.jobid, claim.dataid) and row == ("OUT", before, claim.generation):
+                self.rows[key] = Row("OUT", after, None if after == "RESUBMIT" else row.generation)
+                count += 1
+        return count
+
+    def send_back(self, jobid: str, dataid: str, again: bool) -> None:
+        """A person's change voids the claim; the job's other outputs go with it."""
+        self.claims.pop((jobid, dataid), None)
+        for key, row in self.rows.items():
+            if key[1:] == (jobid, dataid) and row.locktype == "OUT" and key[0] in self.jobs[jobid][1]:
+                if (again and row.status in ("READY", "FAILED", "ERROR", "RUNNING")) or (
+                    row.status == "RUNNING" and row.generation is not None
+                ):
+                    self.rows[key] = Row("OUT", "RESUBMIT")
+        self.free_inputs(jobid, dataid)
+
+    def is_live(self, claim: Claim) -> bool:
+        held = self.claims.get((claim.jobid, claim.dataid))
+        return held is not None and held[:2] == (claim.generation, claim.owner)
+
+    # What workers do
+
+    @rule(jobid=st.sampled_from([*JOBS, *LATE]), k=st.sampled_from([1, 1, 2, 5]), data=st.data())
+    def claim(self, jobid: str, k: int, data: st.DataObject) -> None:
+        if jobid not in self.jobs:
+            return
+        only = data.draw(st.sampled_from([None, None, *DATAIDS]))
+        ranks = {each: self.rank(jobid, each) for each in DATAIDS if only in (None, each)}
+        order = sorted(
+            (each for each, rank in ranks.items() if rank is not None),
+            key=lambda each: (ranks[each], natural_key(each)),
+        )
+        concurrency = self.dial(jobid, "concurrency")
+        if concurrency is not None:
+            live = sum(key[0] == jobid and held.owner is not None for key, held in self.claims.items())
+            k = max(0, min(k, concurrency - live))
+        self.workers += 1
+        claims = take(self.store, jobid, f"w{self.workers}", k=k or 1, only=only)
+        assert [claim.dataid for claim in claims] == order[:k]
+        before = self.last
+        for claim in claims:
+            assert claim.generation > before
+            self.last = max(self.last, claim.generation)
+            was = self.claims.get((jobid, claim.dataid), Held(0, None, 0))
+            assert claim.attempts == was.attempts + 1
+            self.claims[jobid, claim.dataid] = Held(
+                claim.generation, claim.owner, was.attempts + 1, was.losses
+            )
+            ins, outs = self.jobs[jobid]
+            for datasetid in ins:
+                source = [
+                    row.generation or 0 for key, row in self.rows.items()
+                    if key[0] == datasetid and key[2] == claim.dataid and row[:2] == ("OUT", "READY")
+                ]  # fmt: skip
+                assert source, "claimed with an input that isn't READY"
+                self.rows[datasetid, jobid, claim.dataid] = Row("IN", "RUNNING", max(source) or None)
+            for datasetid in outs:
+                self.rows[datasetid, jobid, claim.dataid] = Row("OUT", "RUNNING", claim.generation)
+        self.taken += claims
+
+    @precondition(lambda self: self.taken)
+    @rule(data=st.data(), keep=st.booleans())
+    def finish(self, data: st.DataObject, keep: bool) -> None:
+        claim = self.draw(data, keep)
+        if not self.is_live(claim):
+            self.refused(lambda: self.store.finish(claim))
+            return
+        del self.claims[claim.jobid, claim.dataid]
+        self.free_inputs(claim.jobid, claim.dataid)
+        if self.settle(claim, "RUNNING", "READY"):
+            self.store.finish(claim)
+        else:
+            with pytest.raises(StaleClaim):
+                self.store.finish(claim)
+
+    @precondition(lambda self: self.taken)
+    @rule(data=st.data(), keep=st.booleans())
+    def fail(self, data: st.DataObject, keep: bool) -> None:
+        claim = self.draw(data, keep)
+        if not self.is_live(claim):
+            self.refused(lambda: self.store.fail(claim, "no"))
+            return
+        key = (claim.jobid, claim.dataid)
+        held = self.claims.pop(key)
+        delay = self.dial(claim.jobid, "retry_delay") or 0
+        again = held.attempts < (self.dial(claim.jobid, "max_attempts") or 1)
+        word = "RESUBMIT" if again and not delay else "FAILED"
+        if again:
+            self.claims[key] = held._replace(owner=None, retry=delay > 0)
+        self.free_inputs(*key)
+        if self.settle(claim, "RUNNING", word):
+            assert self.store.fail(claim, "no") == (word, delay if again else None)
+        else:
+            with pytest.raises(StaleClaim):
+                self.store.fail(claim, "no")
+
+    @precondition(lambda self: self.taken)
+    @rule(data=st.data())
+    def beat(self, data: st.DataObject) -> None:
+        claim = self.draw(data, keep=True)
+        assert self.store.heartbeat([claim]) == ([] if self.is_live(claim) else [claim])
+
+    def draw(self, data: st.DataObject, keep: bool) -> Claim:
+        """A claim that was taken; one that is kept may be settled again, by a zombie."""
+        claim = data.draw(st.sampled_from(self.taken))
+        if not keep:
+            self.taken.remove(claim)
+        return claim
+
+    def refused(self, act: Callable[[], Any]) -> None:
+        before = everything(self.store)
+        with pytest.raises(StaleClaim):
+            act()
+        assert everything(self.store) == before
+
+    # What time does
+
+    @precondition(lambda self: any(held.owner for held in self.claims.values()))
+    @rule(data=st.data())
+    def lose(self, data: st.DataObject) -> None:
+        """A lease runs out, and somebody recovers."""
+        key = data.draw(st.sampled_from(sorted(k for k, held in self.claims.items() if held.owner)))
+        held = self.claims[key]
+        claim = Claim(*key, held.generation, held.owner or "", 1, 1.0, None)
+        expire(self.store, claim)
+        most = self.dial(key[0], "max_attempts") or MAX_LOSSES
+        self.claims[key] = held._replace(owner=None, losses=held.losses + 1)
+        self.free_inputs(*key)
+        word = "HOLD" if held.losses + 1 >= most else "RESUBMIT"
+        settled = self.settle(claim, "RUNNING", word)
+        recovered = [(*each[:3],) for each in self.store.recover(key[0])]
+        assert recovered == ([(*key, word)] if settled else [])
+
+    @precondition(lambda self: any(held.retry for held in self.claims.values()))
+    @rule()
+    def retries_come_due(self) -> None:
+        sql(self.store, "update claim set retry_at = '2001-01-01 00:00:00' where retry_at is not null")
+        expected = set()
+        for key, held in self.claims.items():
+            if held.retry:
+                self.claims[key] = held._replace(retry=False)
+                claim = Claim(*key, held.generation, "", 1, 1.0, None)
+                if self.settle(claim, "FAILED", "RESUBMIT"):
+                    expected.add((*key, "RESUBMIT"))
+        assert {(*each[:3],) for each in self.store.recover()} == expected
+
+    # What people do
+
+    @rule(
+        dataid=st.sampled_from(DATAIDS),
+        status=st.sampled_from(["READY", "READY", "READY", "RESUBMIT", "FAILED", "HOLD"]),
+    )
+    def bring_input(self, dataid: str, status: str) -> None:
+        put(self.store, "a", dataid, status)
+        self.rows["a", "loader", dataid] = Row("OUT", status)
+
+    @precondition(lambda self: any(row.locktype == "OUT" for row in self.rows.values()))
+    @rule(data=st.data(), word=st.sampled_from(["RESUBMIT", "RESUBMIT", "RERUN", "HOLD", "READY",
+                                                "PENDING", "FAILED", "DELETE"]))  # fmt: skip
+    def change_by_hand(self, data: st.DataObject, word: str) -> None:
+        key = data.draw(
+            st.sampled_from(sorted(k for k, row in self.rows.items() if row.locktype == "OUT"))
+        )
+        where = "where datasetid = :d and jobid = :j and dataid = :i"
+        named = dict(zip("dji", key, strict=True))
+        before = self.rows[key]
+        if word == "DELETE":
+            sql(self.store, f"delete from datastatus {where}", **named)
+            del self.rows[key]
+        else:
+            sql(self.store, f"update datastatus set status = :s {where}", s=word, **named)
+            if word != before.status:
+                back = word in (*AGAIN, "PENDING")
+                self.rows[key] = Row("OUT", word, None if back else before.generation)
+        if key[1] in self.jobs and word != before.status:
+            if word in AGAIN and before.status not in AGAIN:
+                self.send_back(*key[1:], again=True)
+            elif word == "PENDING" or (word == "DELETE" and before.status == "RUNNING"):
+                self.send_back(*key[1:], again=False)
+
+    @rule(dataid=st.sampled_from(DATAIDS))
+    def plant(self, dataid: str) -> None:
+        """A chunk that the job without inputs is to make."""
+        if ("a", "seed", dataid) not in self.rows:
+            put(self.store, "a", dataid, "PENDING", jobid="seed")
+            self.rows["a", "seed", dataid] = Row("OUT", "PENDING")
+
+    @rule(
+        jobid=st.sampled_from([*JOBS]), concurrency=st.sampled_from([None, 0, 1, 2]),
+        max_attempts=st.sampled_from([None, 1, 2, 3]), retry_delay=st.sampled_from([None, 0, 3600]),
+    )  # fmt: skip
+    def turn_dials(self, jobid: str, **dials: int | None) -> None:
+        policy(self.store, jobid, **dials)
+        self.dials[jobid] = dials
+
+    @precondition(lambda self: "late" not in self.jobs)
+    @rule()
+    def add_a_job(self) -> None:
+        for jobid, (ins, outs) in LATE.items():
+            register(self.store, jobid, ins, outs)
+        self.jobs |= LATE
+
+    @rule()
+    def init_again(self) -> None:
+        self.store.init()
+
+    # What holds
+
+    @invariant()
+    def tables_are_as_the_model(self) -> None:
+        if not hasattr(self, "store"):
+            return
+        rows = sql(self.store, "select datasetid, jobid, dataid, locktype, status, generation from datastatus")
+        assert {row[:3]: Row(*row[3:]) for row in rows} == self.rows
+        claims = sql(
+            self.store,
+            "select jobid, dataid, generation, owner, attempts, losses, "
+            "case when retry_at is null then 0 else 1 end from claim",
+        )
+        assert {row[:2]: Held(*row[2:6], bool(row[6])) for row in claims} == self.claims
+        check(self.store)
+
+    @invariant()
+    def one_owner_for_each_output(self) -> None:
+        if not hasattr(self, "store"):
+            return
+        making = [
+            (key[0], key[2]) for key, row in self.rows.items()
+            if row[:2] == ("OUT", "RUNNING") and self.is_live(
+                Claim(key[1], key[2], row.generation or 0,
+                      self.claims.get(key[1:], Held(0, None)).owner or "", 1, 1.0, None))
+        ]  # fmt: skip
+        assert len(making) == len(set(making))
+
+
+def run(url: str, examples: int, steps: int) -> None:
+    """Run the machine on one database, which is emptied between the examples."""
+    store = open_store(url)
+    store.init()
+
+    def fresh() -> Store:
+        for table in ("job", "jobpolicy", "datastatus", "claim", "chunkfact", "pending", "dataevent"):
+            sql(store, f"delete from {table}")
+        store._idle.clear()
+        return store
+
+    machine = type("OneDatabase", (Machine,), {"fresh": staticmethod(fresh), "done": staticmethod(id)})
+    limits = settings(
+        max_examples=examples, stateful_step_count=steps, deadline=None,
+        suppress_health_check=list(HealthCheck),
+    )  # fmt: skip
+    run_state_machine_as_test(machine, settings=limits)
+    close(store)
+
+
+def test_the_store_does_what_the_model_does(url: str) -> None:
+    run(url, examples=40, steps=40)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(3600)
+def test_the_store_does_what_the_model_does_for_long(url: str) -> None:
+    run(url, examples=1000, steps=80)
