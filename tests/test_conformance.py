@@ -954,12 +954,37 @@ def test_truncate_on_postgresql(postgres_url: str) -> None:
     close(store)
 
 
-def test_triggers_that_were_off_cost_a_retry_and_no_double_claim(store: Store) -> None:
+@pytest.mark.parametrize("k", [1, 9])
+@pytest.mark.parametrize("row", [None, ("a", "loader", "FAILED"), ("a", "loader", "RUNNING"),
+                                 ("b", "job", "READY"), ("b", "job", "HOLD"), ("b", "job", "RUNNING")])  # fmt: skip
+def test_triggers_that_were_off_cost_a_retry_and_no_double_claim(
+    store: Store, row: tuple[str, str, str] | None, k: int
+) -> None:
+    """The queue says that 0 and 00 may be claimed, and datastatus that they may not."""
     simple(store, "1", "2", "3")
-    sql(store, "insert into pending (jobid, dataid, rank, sortkey) values ('job', '0', 1, '0')")
-    put(store, "b", "1", "READY", jobid="job")
-    sql(store, "insert into pending (jobid, dataid, rank, sortkey) values ('job', '1', 1, '0')")
-    assert ids(take(store, "job", k=9)) == ["2", "3"]
+    for dataid in ("0", "00"):
+        if row:
+            put(store, "a", dataid)
+            put(store, row[0], dataid, row[2], jobid=row[1])
+        sql(store, "insert into pending (jobid, dataid, rank, sortkey) values ('job', :d, 1, '000')", d=dataid)
+    before = statuses(store, "0")
+    assert [ids(take(store, "job", str(n), k=k)) for n in range(4)] == (
+        [["1", "2", "3"], [], [], []] if k == 9 else [["1"], ["2"], ["3"], []]
+    )
+    assert statuses(store, "0") == before
+    check(store)
+
+
+def test_a_finish_settles_only_what_its_claim_wrote(store: Store) -> None:
+    """A row of the same job and chunk that another hand made RUNNING isn't its to end."""
+    simple(store, "1")
+    claim = one(store)
+    register(store, "job", [], ["c", "d"])
+    put(store, "c", "1", "RUNNING", jobid="job")
+    put(store, "d", "1", "FAILED", jobid="job")
+    store.finish(claim)
+    assert [status(store, datasetid, "1", "job") for datasetid in "bcd"] == ["READY", "RUNNING", "FAILED"]
+    put(store, "b", "1", "RESUBMIT", jobid="job")
     check(store)
 
 

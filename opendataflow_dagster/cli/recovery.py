@@ -135,7 +135,8 @@ def release(
     Example: odf release loadbob 2026-03-01
     """
     moved = moves.release(store_of(ctx), jobid, dataids, plan=plan, why=reason)
-    _tell(ctx, moved, "what they were", "aren't held", plan, strict, as_json)
+    after = "what it was" if moved.chunks == 1 else "what they were"
+    _tell(ctx, moved, after, "aren't held", plan, strict, as_json)
 
 
 @click.command("delete-run")

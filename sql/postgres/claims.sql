@@ -16,7 +16,7 @@ taken as (
     delete from pending where jobid = :jobid and dataid = any(array(
         select dataid from pending
         where jobid = :jobid and (cast(:only as text) is null or dataid = :only)
-        order by rank, sortkey, dataid
+        order by rank, sortkey, dataid collate "C"
         limit (select free from dial) offset :skip
         for update skip locked))
     returning dataid, rank
@@ -89,7 +89,7 @@ select pg_advisory_xact_lock(hashtextextended(:datasetid, 79643));
 select judge(array_agg(jobid), array_agg(dataid)) from (
     select jobid, dataid from pending
     where jobid = :jobid and (cast(:only as text) is null or dataid = :only)
-    order by rank, sortkey, dataid limit :k) as first;
+    order by rank, sortkey, dataid collate "C" limit :k) as first;
 
 -- name: judge
 -- Judge one chunk of a job.
@@ -124,7 +124,7 @@ settled as (
       and s.locktype = 'OUT' and s.status = 'RUNNING' and s.generation = c.generation
     returning s.datasetid, s.dataid, s.generation
 ),
-consumed as (
+consumed as materialized (
     select dataid, cast(json_object_agg(datasetid, generation order by datasetid) as text) as inputs
     from released group by dataid
 ),
@@ -140,8 +140,7 @@ noted as (
            f.validated, f.checks
     from settled s
         left join consumed c on c.dataid = s.dataid
-        left join told f on f.datasetid = s.datasetid and f.dataid is not distinct from s.dataid
-    on conflict (datasetid, dataid, generation) do nothing
+        left join told f on f.datasetid = s.datasetid and f.dataid = s.dataid
 )
 select dataid, count(*) from settled group by dataid;
 

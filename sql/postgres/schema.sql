@@ -68,7 +68,7 @@ create table if not exists pending (
     rank smallint not null, sortkey text collate "C" not null,
     primary key (jobid, dataid)
 ) with (autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 2000);
-create index if not exists pending_in_order on pending (jobid, rank, sortkey, dataid);
+create index if not exists pending_in_order on pending (jobid, rank, sortkey, dataid collate "C");
 
 create table if not exists dataevent (
     seq bigint generated always as identity,
@@ -120,7 +120,7 @@ begin
     from (select distinct jobid, dataid from unnest(jobids, dataids) as u(jobid, dataid)
           where jobid is not null and dataid <> '') as k
     order by k.jobid, k.dataid
-    on conflict (jobid, dataid) do update set rank = excluded.rank;
+    on conflict (jobid, dataid) do update set rank = excluded.rank where pending.rank <> excluded.rank;
 
     delete from pending p
     using (select distinct jobid, dataid from unnest(jobids, dataids) as u(jobid, dataid)) as k
@@ -202,16 +202,23 @@ begin
     delete from claim c using unnest(jobids, dataids) as k(jobid, dataid)
     where c.jobid = k.jobid and c.dataid = k.dataid;
 
-    delete from datastatus s using unnest(jobids, dataids) as k(jobid, dataid), job i
-    where i.jobid = k.jobid and i.itemtype = 'IN' and s.datasetid = i.datasetid
-      and s.jobid = k.jobid and s.dataid = k.dataid and s.locktype = 'IN';
+    -- Looked up chunk by chunk: on tables not analyzed yet, a join would scan all chunks of the job for each.
+    delete from datastatus s
+    using unnest(jobids, dataids) as k(jobid, dataid) cross join lateral (
+        select d.ctid as place from job i join datastatus d
+            on d.datasetid = i.datasetid and d.jobid = k.jobid and d.dataid = k.dataid
+        where i.jobid = k.jobid and i.itemtype = 'IN' and d.locktype = 'IN' for update of d) as own
+    where s.ctid = own.place;
 
     update datastatus s set status = 'RESUBMIT', modified = now(), generation = null
-    from unnest(jobids, dataids, again) as k(jobid, dataid, again), job o
-    where o.jobid = k.jobid and o.itemtype = 'OUT' and s.datasetid = o.datasetid
-      and s.jobid = k.jobid and s.dataid = k.dataid and s.locktype = 'OUT'
-      and ((k.again and s.status in ('READY', 'FAILED', 'ERROR', 'RUNNING'))
-           or (s.status = 'RUNNING' and s.generation is not null));
+    from unnest(jobids, dataids, again) as k(jobid, dataid, again) cross join lateral (
+        select d.ctid as place from job o join datastatus d
+            on d.datasetid = o.datasetid and d.jobid = k.jobid and d.dataid = k.dataid
+        where o.jobid = k.jobid and o.itemtype = 'OUT' and d.locktype = 'OUT'
+          and ((k.again and d.status in ('READY', 'FAILED', 'ERROR', 'RUNNING'))
+               or (d.status = 'RUNNING' and d.generation is not null))
+        for update of d) as own
+    where s.ctid = own.place;
 end $$;
 
 -- What our own transactions tell of themselves: `claim`, `finish`, or nothing for a person's change.

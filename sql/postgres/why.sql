@@ -7,4 +7,4 @@ order by s.datasetid, s.jobid;
 
 -- name: next
 -- The chunk that a job would claim first.
-select dataid from pending where jobid = :jobid order by rank, sortkey, dataid limit 1;
+select dataid from pending where jobid = :jobid order by rank, sortkey, dataid collate "C" limit 1;
