@@ -1,4 +1,4 @@
-"""Prints docs/commands.md from the commands' own help: `make docs` writes it, a test compares it."""
+"""Prints docs/commands.md from the commands' help: `make docs` writes it, a test compares it."""
 
 import click
 
@@ -16,7 +16,14 @@ def page() -> str:
 
 
 def _section(command: click.Command, context: click.Context, level: int) -> list[str]:
-    lines = [f"{'#' * level} {context.command_path}", "", "```", command.get_help(context), "```", ""]
+    lines = [
+        f"{'#' * level} {context.command_path}",
+        "",
+        "```",
+        command.get_help(context),
+        "```",
+        "",
+    ]
     if isinstance(command, click.Group):
         for name in command.list_commands(context):
             inner = command.get_command(context, name)

@@ -225,6 +225,32 @@ def test_a_finish_waits_for_a_person_who_has_the_row_and_then_is_stale(postgres_
     close(store)
 
 
+def test_it_is_our_finish_that_gives_way_to_a_person(postgres_url: str) -> None:
+    """The person waits first, so that PostgreSQL would end their statement, and not ours."""
+    store = open_store(postgres_url)
+    store.init()
+    prepare(store, 1)
+    [claim] = take(store, "job")
+    other, person = connect(store), connect(store)
+    other.execute("begin")
+    other.execute("select * from datastatus where datasetid = 'c' for update")
+    waiting = "select count(*) from pg_stat_activity where wait_event_type = 'Lock'"
+    finished = aside(store, lambda: store.finish(claim))  # has its claim, and waits for c
+    wait_until(lambda: sql(store, waiting) == [(1,)])
+    sent = "update datastatus set status = 'RESUBMIT' where datasetid = 'd' and locktype = 'OUT'"
+    sending = ThreadPoolExecutor(1).submit(person.execute, sent)  # has d, and waits for the claim
+    wait_until(lambda: sql(store, waiting) == [(2,)])
+    other.execute("rollback")  # now our finish wants d
+    assert sending.result(20).rowcount == 1
+    with pytest.raises(StaleClaim):
+        finished.result(20)
+    assert {row[1] for key, row in statuses(store).items() if key[0] in "cd"} == {"RESUBMIT"}
+    check(store)
+    other.close()
+    person.close()
+    close(store)
+
+
 @pytest.mark.timeout(180)
 def test_a_finish_waits_longer_than_any_number_of_races(postgres_url: str) -> None:
     store = open_store(postgres_url)

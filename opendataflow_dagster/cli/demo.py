@@ -29,7 +29,11 @@ def demo(folder: str) -> None:
     tour = Tour(_fresh(Path(folder)))
     tour.say("A month of sales will arrive, a file a day. Two scripts turn each day into a report.")
     tour.odf("init")
-    for name, kind in (("sales", "as it arrives"), ("checked", "no bad rows"), ("report", "per shop")):
+    for name, kind in (
+        ("sales", "as it arrives"),
+        ("checked", "no bad rows"),
+        ("report", "per shop"),
+    ):
         (tour.folder / name).mkdir()
         tour.odf("dataset", "add", name, "--hostname", f"{tour.folder}/{name}", note=kind)
     tour.odf("job", "add", "check", "--in", "sales", "--out", "checked")
@@ -81,7 +85,9 @@ class Tour:
 
     def odf(self, *words: str, note: str = "", may_fail: bool = False, quiet: bool = False) -> None:
         """Type an `odf` command; `quiet` keeps what it tells of each chunk to itself."""
-        typed = shlex.join(word.replace(f"{self.folder}/", "$PWD/") for word in words).replace("'", "")
+        typed = shlex.join(word.replace(f"{self.folder}/", "$PWD/") for word in words).replace(
+            "'", ""
+        )
         click.secho(f"$ odf {typed}" + (f"  # {note}" if note else ""), bold=True)
         sys.stdout.flush()
         done = subprocess.run(
@@ -126,7 +132,9 @@ def _fresh(folder: Path) -> Path:
     folder = folder.absolute()
     if folder.exists() and any(folder.iterdir()):
         if not (folder / MARK).exists():
-            raise WrongUse(f"{folder} has files in it that aren't a demo's. Name another: `odf demo FOLDER`.")
+            raise WrongUse(
+                f"{folder} has files in it that aren't a demo's. Name another: `odf demo FOLDER`."
+            )
         shutil.rmtree(folder)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / MARK).touch()

@@ -49,8 +49,14 @@ def _columns(rows: Sequence[dict[str, Any]]) -> None:
     cells = [list(rows[0])] + [[_cell(value) for value in row.values()] for row in rows]
     widths = [max(len(row[at]) for row in cells) for at in range(len(cells[0]))]
     for row in cells:
-        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+        print(
+            "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        )
 
 
 def _cell(value: Any) -> str:
-    return "" if value is None else str(value).replace("\n", "\\n").replace("\r", "\\r").replace("\t", "\\t")
+    return (
+        ""
+        if value is None
+        else str(value).replace("\n", "\\n").replace("\r", "\\r").replace("\t", "\\t")
+    )

@@ -11,4 +11,7 @@ def init(ctx: click.Context) -> None:
     """Create the tables, or upgrade those of the original in place; every row is kept."""
     store = store_of(ctx)
     store.init()
-    click.echo(f"The tables are ready in {store.db.where}. Next: `odf dataset add`, `odf job add`.", err=True)
+    click.echo(
+        f"The tables are ready in {store.db.where}. Next: `odf dataset add`, `odf job add`.",
+        err=True,
+    )

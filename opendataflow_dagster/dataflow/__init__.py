@@ -1,1 +1,1 @@
-"""The product: statuses, claims, history, configuration, credentials and RunJob. Knows no Dagster or Spark."""
+"""The product: statuses, claims, history, credentials, RunJob. Knows no Dagster or Spark."""

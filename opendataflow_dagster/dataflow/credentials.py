@@ -61,9 +61,7 @@ def for_dataset(datasetid: str) -> Purpose:
     )
 
 
-def find_passkey(
-    environ: Mapping[str, str] = os.environ, variable: str = "PASSKEY"
-) -> str | None:
+def find_passkey(environ: Mapping[str, str] = os.environ, variable: str = "PASSKEY") -> str | None:
     """The passkey from PASSKEY, or from the file that PASSKEY_FILE names."""
     if passkey := environ.get(variable):
         return passkey

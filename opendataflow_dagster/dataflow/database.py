@@ -5,7 +5,7 @@ import time
 import weakref
 from _thread import _local
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
 
 from . import sqlfiles
@@ -66,9 +66,9 @@ class Database:
     ) -> tuple[T, bool]:
         """Do `work` until it is through; and tell whether the connection was lost on the way.
 
-        Races are run again. A row that somebody keeps locked (unless `wait` is off: then that's a race
-        too), and a connection that was there and went away, are waited for, up to `patience` seconds;
-        a connection that never was is an error at once.
+        Races are run again. A row that somebody keeps locked (unless `wait` is off: then that's a
+        race too), and a connection that was there and went away, are waited for, up to `patience`
+        seconds; a connection that never was is an error at once.
         """
         lost, raced, deadline = False, 0, 0.0
         while True:
@@ -101,7 +101,7 @@ class Database:
     def transaction(self, *, who: str = "", why: str = "", act: str = "") -> Iterator[None]:
         """One transaction; history is signed with `who` and `why`.
 
-        Without `act` the triggers treat its changes as a person's: they void claims and locks as needed.
+        Without `act` the triggers treat its changes as a person's: they void claims and locks.
         """
         raise NotImplementedError
         yield
@@ -141,15 +141,13 @@ class Database:
         connection = getattr(self._mine, "connection", None)
         self._mine.connection = None
         if connection is not None:
-            try:
+            with suppress(Exception):  # a broken one may fail to close: it's gone either way
                 connection.close()
-            except Exception:  # a broken connection may fail to close: it's gone either way
-                pass
 
     close = drop
 
     def _forked(self) -> None:
-        """Leave the connections to the parent process: whoever closed one here would end it there."""
+        """Leave the connections to the parent process: closing one here would end it there."""
         _INHERITED.append(self._mine)
         self._mine = _local()
 

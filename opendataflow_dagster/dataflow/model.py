@@ -17,7 +17,10 @@ TRANSITIONS: dict[str, dict[str, tuple[str, ...]]] = {
     "hold": {HOLD: (ABSENT, PENDING, RESUBMIT, READY, FAILED)},
     "release": {status: (HOLD,) for status in (PENDING, RESUBMIT, READY, FAILED)},
 }
-"""Every legal transition of an OUT row: act → status after → statuses before. docs/statuses.md draws it."""
+"""Every legal transition of an OUT row: act → status after → statuses before.
+
+`docs/statuses.md` draws it.
+"""
 
 
 def read_status(word: str | None) -> str:
@@ -77,10 +80,12 @@ class Plan(NamedTuple):
         if not (self.inputs or self.outputs):
             return f"Job {self.jobid!r} isn't registered"
         if not self.outputs:
-            return f"Job {self.jobid!r} writes no dataset, so nothing could tell which chunks it has done"
+            return f"Job {self.jobid!r} writes no dataset, so nothing could tell what it has done"
         both = sorted(set(self.inputs) & set(self.outputs))
         if both:
-            return f"Job {self.jobid!r} both reads and writes {both[0]!r}, so it would run on its own result"
+            return (
+                f"Job {self.jobid!r} reads and writes {both[0]!r}: it would run on its own result"
+            )
         return ""
 
 

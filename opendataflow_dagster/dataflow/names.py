@@ -29,10 +29,14 @@ def check_id(kind: str, value: str) -> str:
     try:
         size = len(value.encode())
     except UnicodeEncodeError:
-        raise WrongUse(f"The {kind} {_shown(value)} isn't valid Unicode. Give it in UTF-8.") from None
+        raise WrongUse(
+            f"The {kind} {_shown(value)} isn't valid Unicode. Give it in UTF-8."
+        ) from None
     if size > LONGEST:
         raise WrongUse(f"The {kind} {_shown(value)} has {size} bytes. At most {LONGEST} are kept.")
-    if kind != "dataid" and any(ord(letter) < 32 or ord(letter) == 127 or letter == "=" for letter in value):
+    if kind != "dataid" and any(
+        ord(letter) < 32 or ord(letter) == 127 or letter == "=" for letter in value
+    ):
         raise WrongUse(
             f"The {kind} {_shown(value)} has a control character or '=', so it can't be part of an "
             "environment variable's name. Give it another name."
@@ -51,7 +55,7 @@ def check_variable(name: str) -> str:
 
 
 def check_text(kind: str, value: str | None) -> None:
-    """Refuse a text that no database keeps, or no process gets, as it is; `kind` is a word for messages."""
+    """Refuse a text that no database keeps, or no process gets, as it is."""
     if value is None:
         return
     if "\0" in value:

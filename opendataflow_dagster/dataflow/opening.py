@@ -6,7 +6,9 @@ from .config import Settings, load_settings
 from .store import Store, open_store
 
 
-def open_configured(config: str | None = None, environ: os._Environ[str] | dict[str, str] = os.environ) -> Store:
+def open_configured(
+    config: str | None = None, environ: os._Environ[str] | dict[str, str] = os.environ
+) -> Store:
     """The store that the properties file and the environment name; it connects on first use."""
     return open_from(load_settings(config, environ), environ)
 

@@ -22,7 +22,7 @@ select set_config('search_path', quote_ident(%(schema)s) || ', pg_temp', false),
        set_config('enable_seqscan', 'off', false), set_config('enable_sort', 'off', false),
        set_config('jit', 'off', false), set_config('plan_cache_mode', 'force_generic_plan', false)
 """
-"""Our statements go by index at every size: a plan that was made for small tables must not scan large ones."""
+"""Our statements go by index: a plan that was made for small tables must not scan large ones."""
 
 READING = """
 set transaction isolation level repeatable read, read only;
@@ -50,7 +50,9 @@ class PostgresDatabase(Database):
     dialect = "postgres"
     failures = (psycopg.Error,)
 
-    def __init__(self, url: str, schema: str, *, user: str | None = None, password: str | None = None) -> None:
+    def __init__(
+        self, url: str, schema: str, *, user: str | None = None, password: str | None = None
+    ) -> None:
         super().__init__()
         self.url, self.schema = url, schema
         self.where = f"schema {schema!r} of {redact(url)}"
@@ -132,7 +134,14 @@ class PostgresStore(Store):
     _untidy = 0
 
     def _take(
-        self, jobid: str, owner: str, k: int, runid: str | None, lease: float, only: str | None, skip: int
+        self,
+        jobid: str,
+        owner: str,
+        k: int,
+        runid: str | None,
+        lease: float,
+        only: str | None,
+        skip: int,
     ) -> list[Claim]:
         plan = self.plan(jobid)
         self._tidy()
@@ -145,7 +154,14 @@ class PostgresStore(Store):
             if only is not None:
                 self.db.run("claims.judge", jobid=jobid, dataid=only)
             rows = self.db.run(
-                "claims.claim", jobid=jobid, owner=owner, k=k, runid=runid, lease=lease, only=only, skip=skip
+                "claims.claim",
+                jobid=jobid,
+                owner=owner,
+                k=k,
+                runid=runid,
+                lease=lease,
+                only=only,
+                skip=skip,
             )
         self._untidy += len(rows)
         if len(rows) > 1:

@@ -1,4 +1,4 @@
-"""The store on SQLite: one writer at a time, so a claim is a few plain statements in one transaction."""
+"""The store on SQLite: one writer at a time, so a claim is a few plain statements."""
 
 import os
 import sqlite3
@@ -41,7 +41,9 @@ class SqliteDatabase(Database):
             )
             connection.execute("pragma synchronous = full")
         except (sqlite3.Error, OSError) as error:
-            raise NoDatabase(f"Cannot open {self.where}: {error}. `odf doctor` tells more.") from None
+            raise NoDatabase(
+                f"Cannot open {self.where}: {error}. `odf doctor` tells more."
+            ) from None
         connection.create_function("naturalkey", 1, natural_key, deterministic=True)
         self._mine.connection = connection
         self._met = True
@@ -61,7 +63,8 @@ class SqliteDatabase(Database):
             return NoDatabase(no_tables(self.where))
         if "locked" in text:
             return DataflowError(
-                f"{self.where} was locked by another writer for {BUSY:.0f} s. End that program and try again."
+                f"{self.where} was locked by another writer for {BUSY:.0f} s. "
+                "End that program and try again."
             )
         return DataflowError(f"{self.where}: {text}.")
 
@@ -111,7 +114,14 @@ class SqliteStore(Store):
     db: SqliteDatabase
 
     def _take(
-        self, jobid: str, owner: str, k: int, runid: str | None, lease: float, only: str | None, skip: int
+        self,
+        jobid: str,
+        owner: str,
+        k: int,
+        runid: str | None,
+        lease: float,
+        only: str | None,
+        skip: int,
     ) -> list[Claim]:
         db = self.db
         with db.transaction(who=owner, act="claim"):
@@ -131,10 +141,16 @@ class SqliteStore(Store):
                 for name, datasets in (("claims.hold", plan.reads), ("claims.lock", plan.outputs)):
                     for datasetid in datasets:
                         changed = db.change(
-                            name, datasetid=datasetid, jobid=jobid, dataid=dataid, generation=generation
+                            name,
+                            datasetid=datasetid,
+                            jobid=jobid,
+                            dataid=dataid,
+                            generation=generation,
                         )
                         if not changed:
-                            raise LostRace(f"{datasetid}/{dataid} changed under a claim of {jobid}.")
+                            raise LostRace(
+                                f"{datasetid}/{dataid} changed under a claim of {jobid}."
+                            )
                 claims.append(Claim(jobid, dataid, generation, owner, attempts, lease, time_limit))
         return claims
 
@@ -145,7 +161,11 @@ class SqliteStore(Store):
         settled: dict[str, int] = {}
         with db.transaction(who=first.owner, act="finish"):
             for claim in claims:
-                mine = {"jobid": claim.jobid, "dataid": claim.dataid, "generation": claim.generation}
+                mine = {
+                    "jobid": claim.jobid,
+                    "dataid": claim.dataid,
+                    "generation": claim.generation,
+                }
                 if not db.change("claims.close", owner=claim.owner, **mine):
                     continue
                 consumed = db.run("claims.consumed", jobid=claim.jobid, dataid=claim.dataid)[0][0]
@@ -154,8 +174,8 @@ class SqliteStore(Store):
                 for (datasetid,) in made:
                     fact = told.get((datasetid, claim.dataid)) or Fact(datasetid, claim.dataid)
                     db.change(
-                        "claims.note", jobid=claim.jobid, generation=claim.generation, inputs=consumed,
-                        **fact._asdict(),
+                        "claims.note", jobid=claim.jobid, generation=claim.generation,
+                        inputs=consumed, **fact._asdict(),
                     )  # fmt: skip
                 if made:
                     settled[claim.dataid] = len(made)

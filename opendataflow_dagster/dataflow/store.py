@@ -13,7 +13,7 @@ LEASE = 120.0
 """Seconds that a claim lasts without a heartbeat, unless the job's policy says otherwise."""
 
 MAX_LOSSES = 5
-"""Lost claims in a row after which a chunk is put on HOLD, unless the job's policy says otherwise."""
+"""Lost claims in a row that put a chunk on HOLD, unless the job's policy says otherwise."""
 
 PLAN_AGE = 1.0
 """Seconds for which a worker believes what it read of a job's registration and dial."""
@@ -69,8 +69,8 @@ class Store:
     ) -> list[Claim]:
         """Take the next chunks of a job, up to `k`; `only` names the one chunk wanted.
 
-        After a lost connection the claims are returned that this owner had got without hearing of it,
-        so an owner's name belongs to one worker, which holds no other claim when it asks.
+        After a lost connection it returns the claims that this owner had got without hearing of it:
+        an owner's name belongs to one worker, which holds no other claim when it asks.
         """
         plan = self.plan(jobid)
         if plan.flaw:
@@ -85,9 +85,9 @@ class Store:
 
         def take() -> list[Claim]:
             nonlocal locked
-            if (jobid, owner) in self._idle and not plan.today:
-                if not self.db.run("claims.anything_pending", jobid=jobid, only=only):
-                    return []
+            idle = (jobid, owner) in self._idle and not plan.today
+            if idle and not self.db.run("claims.anything_pending", jobid=jobid, only=only):
+                return []
             try:
                 return self._take(jobid, owner, k, runid, lease, only, locked // 3 * k)
             except Exception as error:
@@ -98,12 +98,14 @@ class Store:
             try:
                 claims, lost = self.db.insist(take, races=5, wait=False)
             except LostRace:
-                # The pending rows promise what datastatus doesn't keep: triggers were off for a while.
+                # pending promises what datastatus doesn't keep: the triggers were off for a while.
                 self.db.insist(lambda: self.db.run("claims.rejudge", jobid=jobid, only=only, k=k))
                 continue
             break
         else:
-            raise LostRace(f"The pending chunks of {jobid!r} don't agree with datastatus. Run `odf init`.")
+            raise LostRace(
+                f"The pending chunks of {jobid!r} don't agree with datastatus. Run `odf init`."
+            )
         if lost:
             claims = self._adopt(jobid, owner, lease) or claims
         self._idle.discard((jobid, owner)) if claims else self._idle.add((jobid, owner))
@@ -112,7 +114,7 @@ class Store:
     def finish(self, claims: Claim | Sequence[Claim], facts: Sequence[Fact] = ()) -> None:
         """Make the outputs of claims READY; all must be one owner's, of one job.
 
-        Raises `StaleClaim`, naming the chunks, when some were taken over since; the others are settled.
+        Raises `StaleClaim`, naming the chunks that were taken over since; the others are settled.
         """
         claims = [claims] if isinstance(claims, Claim) else list(claims)
         settled, lost = self.db.insist(lambda: self._finish(claims, facts))
@@ -123,7 +125,7 @@ class Store:
             raise _stale(stale)
 
     def fail(self, claim: Claim, why: str, *, may_retry: bool = True) -> Failure:
-        """Settle a claim whose work failed: FAILED, or another attempt if the job's policy grants one."""
+        """Settle a claim whose work failed: FAILED, or another attempt if the policy grants one."""
         settled, lost = self.db.insist(lambda: self._fail(claim, why, may_retry))
         if settled:
             return settled[0]
@@ -132,7 +134,7 @@ class Store:
         raise _stale([claim])
 
     def heartbeat(self, claims: Sequence[Claim]) -> list[Claim]:
-        """Renew the leases of claims of one owner and job; return those that are its own no more."""
+        """Renew the leases of one owner's claims of a job; return those it owns no more."""
         alive = self._beat(claims)
         return [claim for claim in claims if claim.dataid not in alive]
 
@@ -141,8 +143,10 @@ class Store:
         return self.db.insist(lambda: self._recover(jobid, who))[0]
 
     def next_change(self, jobid: str, *, leases: bool = False) -> float | None:
-        """Seconds until a chunk of a job can be retried, or (with `leases`) recovered; None: never."""
-        rows, _ = self.db.insist(lambda: self.db.run("claims.next_retry", jobid=jobid, leases=leases))
+        """Seconds until a chunk can be retried, or (with `leases`) recovered; None: never."""
+        rows, _ = self.db.insist(
+            lambda: self.db.run("claims.next_retry", jobid=jobid, leases=leases)
+        )
         seconds = rows[0][0]
         return None if seconds is None else max(0.0, float(seconds))
 
@@ -151,7 +155,7 @@ class Store:
         return float(self.db.insist(lambda: self.db.run("claims.now"))[0][0][0])
 
     def today(self) -> str:
-        """The current date of the database's clock, in the configured time zone or else the machine's."""
+        """The date of the database's clock, in the configured time zone or else the machine's."""
         if not self.timezone:
             return time.strftime("%Y-%m-%d", time.localtime(self.now()))
         from datetime import datetime
@@ -187,19 +191,31 @@ class Store:
         return done
 
     def _adopt(self, jobid: str, owner: str, lease: float) -> list[Claim]:
-        rows, _ = self.db.insist(lambda: self.db.run("claims.adopt", jobid=jobid, owner=owner, lease=lease))
+        rows, _ = self.db.insist(
+            lambda: self.db.run("claims.adopt", jobid=jobid, owner=owner, lease=lease)
+        )
         return [Claim(jobid, row[0], row[1], owner, row[2], float(row[3]), row[4]) for row in rows]
 
     def _outcome(self, claim: Claim) -> set[str]:
         rows, _ = self.db.insist(
             lambda: self.db.run(
-                "claims.outcome", jobid=claim.jobid, dataid=claim.dataid, generation=claim.generation
+                "claims.outcome",
+                jobid=claim.jobid,
+                dataid=claim.dataid,
+                generation=claim.generation,
             )
         )
         return {status for (status,) in rows}
 
     def _take(
-        self, jobid: str, owner: str, k: int, runid: str | None, lease: float, only: str | None, skip: int
+        self,
+        jobid: str,
+        owner: str,
+        k: int,
+        runid: str | None,
+        lease: float,
+        only: str | None,
+        skip: int,
     ) -> list[Claim]:
         raise NotImplementedError
 
@@ -222,20 +238,27 @@ def open_store(url: str, *, schema: str = "dataflow", user: str | None = None,
         return SqliteStore(SqliteDatabase(url.removeprefix("sqlite:///")), timezone=timezone)
     from .postgres import PostgresDatabase, PostgresStore
 
-    return PostgresStore(PostgresDatabase(url, schema, user=user, password=password), timezone=timezone)
+    return PostgresStore(
+        PostgresDatabase(url, schema, user=user, password=password), timezone=timezone
+    )
 
 
 def new_owner() -> str:
     """A name for one worker that no other has had: where it runs, and a random part."""
-    return f"{os.environ.get('USER') or os.getuid()}@{os.uname().nodename}:{os.getpid()}:{os.urandom(4).hex()}"
+    user = os.environ.get("USER") or os.getuid()
+    return f"{user}@{os.uname().nodename}:{os.getpid()}:{os.urandom(4).hex()}"
 
 
 def _plan(jobid: str, rows: Sequence[tuple]) -> Plan:
     inputs = tuple(sorted({row[1] for row in rows if row[0] == "IN" and row[1]}))
     outputs = tuple(sorted({row[1] for row in rows if row[0] == "OUT" and row[1]}))
-    environment = tuple((row[0], row[2] or "") for row in rows if row[0] and row[0] not in ("IN", "OUT"))
+    environment = tuple(
+        (row[0], row[2] or "") for row in rows if row[0] and row[0] not in ("IN", "OUT")
+    )
     rivals = tuple(sorted({row[1] for row in rows if row[0] == "OUT" and row[1] and row[3] > 1}))
-    return Plan(jobid, inputs, outputs, environment, rivals, any(row[4] is not None for row in rows))
+    return Plan(
+        jobid, inputs, outputs, environment, rivals, any(row[4] is not None for row in rows)
+    )
 
 
 def _stale(claims: Sequence[Claim]) -> StaleClaim:

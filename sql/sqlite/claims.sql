@@ -67,7 +67,8 @@ where c.jobid = :jobid and c.owner = :owner;
 -- Judge again the first pending chunks of a job, whose rows didn't bear them out.
 insert into judge (jobid, dataid)
 select jobid, dataid from pending
-where jobid = :jobid and (:only is null or dataid = :only) order by rank, sortkey, dataid limit :k;
+where jobid = :jobid and (:only is null or dataid = :only)
+order by rank, coalesce(sortkey, naturalkey(dataid)), dataid limit :k;
 
 -- name: judge
 -- Judge one chunk of a job.
