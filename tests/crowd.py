@@ -108,7 +108,11 @@ def person(
             f"{status} and locktype = 'OUT'"
         )
         if dice.random() < 0.5:
-            statement += " and datasetid like '%1'" if store.db.dialect == "sqlite" else " and datasetid like '%%1'"
+            statement += (
+                " and datasetid like '%1'"
+                if store.db.dialect == "sqlite"
+                else " and datasetid like '%%1'"
+            )
         changed = connection.execute(statement, (jobid, dataid)).rowcount
         if changed:
             diary.note("sent back", jobid, dataid)
@@ -116,7 +120,9 @@ def person(
     connection.close()
 
 
-def main(role: str, url: str, folder: str, name: str, seconds: str, seed: str, total: str, *jobs: str) -> None:
+def main(
+    role: str, url: str, folder: str, name: str, seconds: str, seed: str, total: str, *jobs: str
+) -> None:
     diary, dice, end = Diary(Path(folder), name), random.Random(seed), time.time() + float(seconds)
     store = open_store(url)
     try:

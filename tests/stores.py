@@ -90,7 +90,12 @@ def policy(store: Store, jobid: str, **dials: Any) -> None:
     """Turn dials of a job, and let this process see them at once."""
     sql(store, "insert into jobpolicy (jobid) values (:j) on conflict do nothing", j=jobid)
     for name, value in dials.items():
-        sql(store, f"update jobpolicy set {name} = :value where jobid = :jobid", value=value, jobid=jobid)
+        sql(
+            store,
+            f"update jobpolicy set {name} = :value where jobid = :jobid",
+            value=value,
+            jobid=jobid,
+        )
     store._plans.clear()
 
 
@@ -112,7 +117,9 @@ def expire(store: Store, claim: Claim | None = None) -> None:
         )  # fmt: skip
 
 
-def statuses(store: Store, dataid: str | None = None) -> dict[tuple[str, str, str], tuple[str, str]]:
+def statuses(
+    store: Store, dataid: str | None = None
+) -> dict[tuple[str, str, str], tuple[str, str]]:
     """(datasetid, jobid, dataid) → (locktype, status) of every row."""
     rows = sql(store, "select datasetid, jobid, dataid, locktype, status from datastatus")
     return {row[:3]: row[3:] for row in rows if dataid in (None, row[2])}
@@ -204,4 +211,6 @@ def replayed(store: Store) -> dict[tuple[str, str, str], tuple[str, str]]:
 def check(store: Store) -> None:
     """What holds after any change, by anybody: the queue is right and history is complete."""
     assert pending(store) == claimable(store)
-    assert replayed(store) == {key: row for key, row in statuses(store).items() if row[1] is not None}
+    assert replayed(store) == {
+        key: row for key, row in statuses(store).items() if row[1] is not None
+    }

@@ -31,7 +31,9 @@ class Crowd:
                     str(self.seconds), str(len(self.processes)), str(self.total), *self.jobs]  # fmt: skip
             with (self.folder / f"{name}.err").open("wb") as err:
                 self.processes.append(
-                    subprocess.Popen(line, cwd=ROOT, stderr=err, env={**os.environ, "PYTHONPATH": str(ROOT)})
+                    subprocess.Popen(
+                        line, cwd=ROOT, stderr=err, env={**os.environ, "PYTHONPATH": str(ROOT)}
+                    )
                 )
 
     def wait(self, done: str) -> float:
@@ -103,7 +105,9 @@ def verdict(store: Store, gathered: Crowd, wanted: int) -> None:
         "select count(distinct generation) from dataevent where status_after = 'RUNNING' "
         "and generation is not null and locktype = 'OUT'",
     )
-    print(f"made {told.made.total()}, sent back {told.back.total()}, {claims} claims, {told.raced} races")
+    print(
+        f"made {told.made.total()}, sent back {told.back.total()}, {claims} claims, {told.raced} races"
+    )
 
 
 @pytest.mark.parametrize("inputs", [1, 2, 3])

@@ -4,7 +4,7 @@ import itertools
 import random
 import sqlite3
 import time
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from zoneinfo import ZoneInfo
 
 import psycopg
@@ -18,8 +18,20 @@ from opendataflow_dagster.dataflow.model import Claim, Fact
 from opendataflow_dagster.dataflow.names import LONGEST, natural_key
 from opendataflow_dagster.dataflow.store import Store, new_owner, open_store
 from tests.stores import (
-    check, claimable, close, connect, everything, expire, pending, policy, put, register, replayed,
-    sql, status, statuses, take,
+    check,
+    claimable,
+    close,
+    everything,
+    expire,
+    pending,
+    policy,
+    put,
+    register,
+    replayed,
+    sql,
+    status,
+    statuses,
+    take,
 )  # fmt: skip
 
 DONE_WORDS = ["READY", "FAILED", "ERROR", "RUNNING", "HOLD", "VALIDATED", "ready", "", None]
@@ -290,7 +302,9 @@ def test_both_backends_take_any_ids_in_the_same_order(sqlite_url: str, postgres_
             check(each)
         assert taken[0] == taken[1]
         assert sorted(taken[0]) == sorted(dataids)
-        assert taken[0] == sorted(dataids, key=lambda each: (natural_key(each).encode(), each.encode()))
+        assert taken[0] == sorted(
+            dataids, key=lambda each: (natural_key(each).encode(), each.encode())
+        )
 
     run()
     for each in both:
@@ -664,7 +678,8 @@ RESUBMITS = {
 
 @pytest.mark.parametrize("statement", RESUBMITS.values(), ids=RESUBMITS.keys())
 @pytest.mark.parametrize(
-    "situation", ["running", "failed", "ready", "hold", "error", "lost", "java", "java killed", "retry"]
+    "situation",
+    ["running", "failed", "ready", "hold", "error", "lost", "java", "java killed", "retry"],
 )
 def test_resubmit_by_hand_in_every_situation(store: Store, situation: str, statement: str) -> None:
     register(store, "job", ["a", "b"], ["x", "y"])
@@ -675,7 +690,10 @@ def test_resubmit_by_hand_in_every_situation(store: Store, situation: str, state
         for datasetid, locktype in (("a", "IN"), ("b", "IN"), ("x", "OUT"), ("y", "OUT")):
             put(store, datasetid, "1", "RUNNING", jobid="job", locktype=locktype)
         if situation == "java":
-            sql(store, "update datastatus set status = 'FAILED' where jobid = 'job' and locktype = 'OUT'")
+            sql(
+                store,
+                "update datastatus set status = 'FAILED' where jobid = 'job' and locktype = 'OUT'",
+            )
             sql(store, "delete from datastatus where jobid = 'job' and locktype = 'IN'")
     else:
         if situation == "retry":
@@ -696,7 +714,11 @@ def test_resubmit_by_hand_in_every_situation(store: Store, situation: str, state
     sql(store, statement)
     check(store)
     again = {row[1] for key, row in statuses(store).items() if key[0] in "xy"}
-    if situation == "hold" and statement != RESUBMITS["all by job and chunk"] and again - {"RESUBMIT", "RERUN"}:
+    if (
+        situation == "hold"
+        and statement != RESUBMITS["all by job and chunk"]
+        and again - {"RESUBMIT", "RERUN"}
+    ):
         assert take(store, "job", "again") == []  # a person holds the other output
         return
     new = one(store, owner="again")
@@ -882,7 +904,11 @@ def test_a_key_or_locktype_changed_by_hand(store: Store) -> None:
 def test_a_status_of_null_or_any_word_written_over_any_other(store: Store) -> None:
     simple(store, "1")
     words = [*DONE_WORDS, *FREE_WORDS]
-    for datasetid, jobid, locktype in (("a", "loader", "OUT"), ("b", "job", "OUT"), ("a", "job", "IN")):
+    for datasetid, jobid, locktype in (
+        ("a", "loader", "OUT"),
+        ("b", "job", "OUT"),
+        ("a", "job", "IN"),
+    ):
         for before, after in itertools.permutations(words, 2):
             put(store, datasetid, "1", before, jobid=jobid, locktype=locktype)
             put(store, datasetid, "1", after, jobid=jobid, locktype=locktype)
@@ -896,7 +922,10 @@ def test_many_rows_in_one_statement(store: Store) -> None:
         "insert into datastatus (datasetid, jobid, dataid, locktype, status) "
     )
     for datasetid in "ab":
-        sql(store, f"{numbers} select '{datasetid}', 'loader', cast(i as varchar(9)), 'OUT', 'READY' from n")
+        sql(
+            store,
+            f"{numbers} select '{datasetid}', 'loader', cast(i as varchar(9)), 'OUT', 'READY' from n",
+        )
     assert len(pending(store)) == 500
     claims = take(store, "job", k=200)
     check(store)
@@ -966,7 +995,11 @@ def test_triggers_that_were_off_cost_a_retry_and_no_double_claim(
         if row:
             put(store, "a", dataid)
             put(store, row[0], dataid, row[2], jobid=row[1])
-        sql(store, "insert into pending (jobid, dataid, rank, sortkey) values ('job', :d, 1, '000')", d=dataid)
+        sql(
+            store,
+            "insert into pending (jobid, dataid, rank, sortkey) values ('job', :d, 1, '000')",
+            d=dataid,
+        )
     before = statuses(store, "0")
     assert [ids(take(store, "job", str(n), k=k)) for n in range(4)] == (
         [["1", "2", "3"], [], [], []] if k == 9 else [["1"], ["2"], ["3"], []]
@@ -983,7 +1016,11 @@ def test_a_finish_settles_only_what_its_claim_wrote(store: Store) -> None:
     put(store, "c", "1", "RUNNING", jobid="job")
     put(store, "d", "1", "FAILED", jobid="job")
     store.finish(claim)
-    assert [status(store, datasetid, "1", "job") for datasetid in "bcd"] == ["READY", "RUNNING", "FAILED"]
+    assert [status(store, datasetid, "1", "job") for datasetid in "bcd"] == [
+        "READY",
+        "RUNNING",
+        "FAILED",
+    ]
     put(store, "b", "1", "RESUBMIT", jobid="job")
     check(store)
 
@@ -1118,7 +1155,9 @@ def test_a_name_given_to_a_hand_does_not_reach_other_writers(store: Store) -> No
     with store.db.transaction(who="alice", why="because"):
         store.db.execute("update datastatus set status = 'HOLD' where dataid = '1'", {})
     put(store, "a", "2", "HOLD")
-    rows = sql(store, "select dataid, who, why from dataevent where status_after = 'HOLD' order by seq")
+    rows = sql(
+        store, "select dataid, who, why from dataevent where status_after = 'HOLD' order by seq"
+    )
     assert rows[0] == ("1", "alice", "because")
     assert rows[1][1] != "alice"
     assert rows[1][2] is None
@@ -1128,7 +1167,9 @@ def test_a_name_given_to_a_hand_does_not_reach_other_writers(store: Store) -> No
 # The clock
 
 
-def test_only_the_clock_of_the_database_counts(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_the_clock_of_the_database_counts(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
     simple(store, "1")
     monkeypatch.setattr(time, "time", lambda: 0.0)
     claim = one(store)
@@ -1158,7 +1199,20 @@ def test_whatever_hands_do_the_queue_is_right(store: Store, seed: int) -> None:
     register(store, "j3", [], ["a"])
     register(store, "j4", ["c"], ["e"])
     register(store, "j5", ["a"], ["b", "e"])
-    words = ["READY", "READY", "RUNNING", "FAILED", "ERROR", "RESUBMIT", "RERUN", "HOLD", "PENDING", "DONE", "odd", None]
+    words = [
+        "READY",
+        "READY",
+        "RUNNING",
+        "FAILED",
+        "ERROR",
+        "RESUBMIT",
+        "RERUN",
+        "HOLD",
+        "PENDING",
+        "DONE",
+        "odd",
+        None,
+    ]
     held: list[Claim] = []
     for _ in range(120):
         move = dice.choice(["put", "put", "put", "update", "delete", "claim", "claim", "finish", "fail",
@@ -1174,7 +1228,12 @@ def test_whatever_hands_do_the_queue_is_right(store: Store, seed: int) -> None:
         elif move == "delete":
             sql(store, f"delete from datastatus where {where}")
         elif move == "claim":
-            held += take(store, dice.choice(["j1", "j2", "j3", "j4", "j5"]), new_owner(), k=dice.choice([1, 3]))
+            held += take(
+                store,
+                dice.choice(["j1", "j2", "j3", "j4", "j5"]),
+                new_owner(),
+                k=dice.choice([1, 3]),
+            )
         elif move in ("finish", "fail") and held:
             claim = held.pop(dice.randrange(len(held)))
             try:
@@ -1208,6 +1267,3 @@ def test_the_oracle_disagrees_with_a_wrong_queue(store: Store) -> None:
     assert pending(store) != claimable(store)
     sql(store, "delete from dataevent")
     assert replayed(store) != statuses(store)
-
-
-__all__ = ["UTC", "connect"]

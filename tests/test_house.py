@@ -17,7 +17,7 @@ import pytest
 from tests.postgres import Server
 
 ROOT = Path(__file__).parents[1]
-TARGETS = {"install", "demo", "test", "check", "ui", "soak", "bench", "clean", "help"}
+TARGETS = {"install", "demo", "test", "check", "ui", "soak", "bench", "docs", "clean", "help"}
 
 
 def run(*command: object) -> str:

@@ -12,7 +12,17 @@ from opendataflow_dagster.dataflow.errors import StaleClaim
 from opendataflow_dagster.dataflow.store import Store, new_owner, open_store
 from tests.java import DDL, Java
 from tests.stores import (
-    check, close, connect, expire, pending, put, register, sql, status, statuses, take,
+    check,
+    close,
+    connect,
+    expire,
+    pending,
+    put,
+    register,
+    sql,
+    status,
+    statuses,
+    take,
 )  # fmt: skip
 
 
@@ -85,7 +95,9 @@ def test_both_work_at_once_and_nothing_is_done_twice_or_missed(
     assert {who for who, _, _ in done} == {"ours", "java"}
     made = Counter((jobid, dataid) for _, jobid, dataid in done.elements())
     assert made == Counter((jobid, dataid) for jobid in ("job", "after") for dataid in chunks)
-    assert {row for key, row in statuses(shared).items() if key[1] != "loader"} == {("OUT", "READY")}
+    assert {row for key, row in statuses(shared).items() if key[1] != "loader"} == {
+        ("OUT", "READY")
+    }
     check(shared)
 
 

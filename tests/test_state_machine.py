@@ -7,7 +7,12 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
-    RuleBasedStateMachine, initialize, invariant, precondition, rule, run_state_machine_as_test,
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
 )  # fmt: skip
 
 from opendataflow_dagster.dataflow.errors import StaleClaim
@@ -15,7 +20,16 @@ from opendataflow_dagster.dataflow.model import Claim
 from opendataflow_dagster.dataflow.names import natural_key
 from opendataflow_dagster.dataflow.store import MAX_LOSSES, Store, open_store
 from tests.stores import (
-    _rank, check, close, everything, expire, policy, put, register, sql, take,
+    _rank,
+    check,
+    close,
+    everything,
+    expire,
+    policy,
+    put,
+    register,
+    sql,
+    take,
 )  # fmt: skip
 
 JOBS = {
@@ -100,7 +114,11 @@ class Machine(RuleBasedStateMachine):
         """A person's change voids the claim; the job's other outputs go with it."""
         self.claims.pop((jobid, dataid), None)
         for key, row in self.rows.items():
-            if key[1:] == (jobid, dataid) and row.locktype == "OUT" and key[0] in self.jobs[jobid][1]:
+            if (
+                key[1:] == (jobid, dataid)
+                and row.locktype == "OUT"
+                and key[0] in self.jobs[jobid][1]
+            ):
                 if (again and row.status in ("READY", "FAILED", "ERROR", "RUNNING")) or (
                     row.status == "RUNNING" and row.generation is not None
                 ):
@@ -125,7 +143,9 @@ class Machine(RuleBasedStateMachine):
         )
         concurrency = self.dial(jobid, "concurrency")
         if concurrency is not None:
-            live = sum(key[0] == jobid and held.owner is not None for key, held in self.claims.items())
+            live = sum(
+                key[0] == jobid and held.owner is not None for key, held in self.claims.items()
+            )
             k = max(0, min(k, concurrency - live))
         self.workers += 1
         claims = take(self.store, jobid, f"w{self.workers}", k=k or 1, only=only)
@@ -146,7 +166,9 @@ class Machine(RuleBasedStateMachine):
                     if key[0] == datasetid and key[2] == claim.dataid and row[:2] == ("OUT", "READY")
                 ]  # fmt: skip
                 assert source, "claimed with an input that isn't READY"
-                self.rows[datasetid, jobid, claim.dataid] = Row("IN", "RUNNING", max(source) or None)
+                self.rows[datasetid, jobid, claim.dataid] = Row(
+                    "IN", "RUNNING", max(source) or None
+                )
             for datasetid in outs:
                 self.rows[datasetid, jobid, claim.dataid] = Row("OUT", "RUNNING", claim.generation)
         self.taken += claims
@@ -227,7 +249,10 @@ class Machine(RuleBasedStateMachine):
     @precondition(lambda self: any(held.retry for held in self.claims.values()))
     @rule()
     def retries_come_due(self) -> None:
-        sql(self.store, "update claim set retry_at = '2001-01-01 00:00:00' where retry_at is not null")
+        sql(
+            self.store,
+            "update claim set retry_at = '2001-01-01 00:00:00' where retry_at is not null",
+        )
         expected = set()
         for key, held in self.claims.items():
             if held.retry:
@@ -303,7 +328,10 @@ class Machine(RuleBasedStateMachine):
     def tables_are_as_the_model(self) -> None:
         if not hasattr(self, "store"):
             return
-        rows = sql(self.store, "select datasetid, jobid, dataid, locktype, status, generation from datastatus")
+        rows = sql(
+            self.store,
+            "select datasetid, jobid, dataid, locktype, status, generation from datastatus",
+        )
         assert {row[:3]: Row(*row[3:]) for row in rows} == self.rows
         claims = sql(
             self.store,
@@ -332,12 +360,22 @@ def run(url: str, examples: int, steps: int) -> None:
     store.init()
 
     def fresh() -> Store:
-        for table in ("job", "jobpolicy", "datastatus", "claim", "chunkfact", "pending", "dataevent"):
+        for table in (
+            "job",
+            "jobpolicy",
+            "datastatus",
+            "claim",
+            "chunkfact",
+            "pending",
+            "dataevent",
+        ):
             sql(store, f"delete from {table}")
         store._idle.clear()
         return store
 
-    machine = type("OneDatabase", (Machine,), {"fresh": staticmethod(fresh), "done": staticmethod(id)})
+    machine = type(
+        "OneDatabase", (Machine,), {"fresh": staticmethod(fresh), "done": staticmethod(id)}
+    )
     limits = settings(
         max_examples=examples, stateful_step_count=steps, deadline=None,
         suppress_health_check=list(HealthCheck),

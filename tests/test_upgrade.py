@@ -10,7 +10,16 @@ import pytest
 from opendataflow_dagster.dataflow.store import Store, new_owner, open_store
 from tests.java import DDL, Java
 from tests.stores import (
-    check, claimable, close, everything, pending, put, register, sql, statuses, take,
+    check,
+    claimable,
+    close,
+    everything,
+    pending,
+    put,
+    register,
+    sql,
+    statuses,
+    take,
 )  # fmt: skip
 
 ROWS = """
@@ -253,7 +262,9 @@ def test_a_schema_of_any_name(postgres_url: str) -> None:
     claims = take(store, "job", k=5)
     assert [claim.dataid for claim in claims] == ["1", "2"]
     store.finish(claims)
-    assert store.db.execute("select count(*) from datastatus where status = 'READY'", {})[0] == [(4,)]
+    assert store.db.execute("select count(*) from datastatus where status = 'READY'", {})[0] == [
+        (4,)
+    ]
     close(store)
 
 

@@ -35,6 +35,7 @@ class Store:
     def _init(self) -> None:
         self.db.script(sqlfiles.schema(self.db.dialect))
         with self.db.transaction(who="odf init", why="found on init", act="init"):
+            self.db.run("upgrade.turn")
             self.db.run("upgrade.rebase")
             self.db.run("upgrade.remember")
             for (jobid,) in self.db.run("upgrade.jobs"):

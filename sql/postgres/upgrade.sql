@@ -1,3 +1,7 @@
+-- name: turn
+-- Let another init finish first; the statements after this one see what it did.
+select pg_advisory_xact_lock(hashtextextended('odf init', 79643));
+
 -- name: rebuild
 -- Recompute what a job may claim.
 select rebuild(:jobid);

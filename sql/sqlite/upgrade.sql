@@ -1,3 +1,7 @@
+-- name: turn
+-- Let another init finish first; the statements after this one see what it did.
+select 1;
+
 -- name: rebuild
 -- Recompute what a job may claim.
 insert into rebuild (jobid) values (:jobid);
