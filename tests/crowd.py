@@ -1,8 +1,8 @@
-"""The crowd of the stress tests: processes that claim and finish, send back by hand, or are the original.
+"""The crowd of the stress tests: workers, people who send chunks back, and the original program.
 
 Usage: python -m tests.crowd ROLE URL FOLDER NAME SECONDS SEED TOTAL JOB…
 
-Each writes what it did to a file of its own, which the tests count: nothing there comes from the store.
+Each writes what it did to a file of its own, which the tests count: nothing there is the store's.
 While a chunk is made, a file in `running/` says so: to find it there already is a double claim.
 """
 
@@ -49,7 +49,7 @@ def over(folder: Path) -> bool:
 
 
 def worker(store: Store, diary: Diary, jobs: list[str], dice: random.Random, end: float) -> None:
-    """Claim and finish whatever there is, in batches of any size, until the test says that it is over."""
+    """Claim and finish whatever there is, in batches of any size, until the test is over."""
     owner = new_owner()
     raced = 0
     insist = store.db.trouble

@@ -37,8 +37,8 @@ where not exists (
     where i.jobid = %(job)s and i.itemtype = 'IN' and s.locktype = 'IN' and s.dataid = ready.dataid)
   and not exists (
     select 1 from job o join datastatus s on s.datasetid = o.datasetid
-    where o.jobid = %(job)s and o.itemtype = 'OUT' and s.locktype = 'OUT' and s.dataid = ready.dataid
-      and s.status <> 'RESUBMIT')
+    where o.jobid = %(job)s and o.itemtype = 'OUT' and s.locktype = 'OUT'
+      and s.dataid = ready.dataid and s.status <> 'RESUBMIT')
 order by ready.dataid limit 1
 """
 
@@ -92,7 +92,8 @@ class Java:
 
     def end_outputs(self, job: str, dataid: str, status: str) -> None:
         self.connection.execute(
-            "update datastatus set status = %s where jobid = %s and dataid = %s and locktype = 'OUT'",
+            "update datastatus set status = %s "
+            "where jobid = %s and dataid = %s and locktype = 'OUT'",
             (status, job, dataid),
         )
 

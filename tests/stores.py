@@ -1,4 +1,4 @@
-"""The two stores that every test of the tables runs against, and the hands of a person beside them."""
+"""The two stores that every test of the tables runs against, and a person's hands beside them."""
 
 import sqlite3
 from collections.abc import Iterable, Iterator
@@ -79,7 +79,8 @@ def put(
     """Write one row of datastatus over whatever is there."""
     sql(
         store,
-        "insert into datastatus (datasetid, jobid, dataid, locktype, status) values (:d, :j, :i, :l, :s) "
+        "insert into datastatus (datasetid, jobid, dataid, locktype, status) "
+        "values (:d, :j, :i, :l, :s) "
         "on conflict (datasetid, jobid, dataid) do update "
         "set locktype = excluded.locktype, status = excluded.status",
         d=datasetid, j=jobid, i=dataid, l=locktype, s=status,
@@ -136,11 +137,12 @@ def everything(store: Store) -> dict[str, list[tuple]]:
 
 
 def pending(store: Store) -> dict[tuple[str, str], int]:
-    """(jobid, dataid) → rank of what the triggers say may be claimed; jobs of `today` are left out."""
+    """(jobid, dataid) → rank of what the triggers say may be claimed, without jobs of `today`."""
     rows = sql(
         store,
         "select jobid, dataid, rank from pending p where not exists ("
-        "select 1 from job j where j.jobid = p.jobid and j.itemtype = 'IN' and j.datasetid = 'today')",
+        "select 1 from job j "
+        "where j.jobid = p.jobid and j.itemtype = 'IN' and j.datasetid = 'today')",
     )
     return {(jobid, dataid): rank for jobid, dataid, rank in rows}
 
@@ -195,7 +197,7 @@ def _rank(jobid: str, ins: set[str], outs: set[str], rows: list[tuple]) -> int |
 
 
 def replayed(store: Store) -> dict[tuple[str, str, str], tuple[str, str]]:
-    """What datastatus must hold, by its history from the start. A row without a status isn't in it."""
+    """What datastatus must hold, by its history from the start; rows without a status aside."""
     rows: dict[tuple[str, str, str], tuple[str, str]] = {}
     for *key, locktype, after in sql(
         store, "select datasetid, jobid, dataid, locktype, status_after from dataevent order by seq"

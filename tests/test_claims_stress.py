@@ -27,8 +27,9 @@ class Crowd:
     def add(self, role: str, number: int) -> None:
         for _ in range(number):
             name = f"{role}-{len(self.processes)}"
-            line = [sys.executable, "-m", "tests.crowd", role, self.url, str(self.folder), name,
-                    str(self.seconds), str(len(self.processes)), str(self.total), *self.jobs]  # fmt: skip
+            numbers = map(str, (self.seconds, len(self.processes), self.total))
+            line = [sys.executable, "-m", "tests.crowd", role, self.url, str(self.folder), name]
+            line += [*numbers, *self.jobs]
             with (self.folder / f"{name}.err").open("wb") as err:
                 self.processes.append(
                     subprocess.Popen(
@@ -37,7 +38,7 @@ class Crowd:
                 )
 
     def wait(self, done: str) -> float:
-        """Wait until the query `done` says true and no hand is at work, or until the time is over."""
+        """Wait until the query `done` says true and no hand is at work, or the time is over."""
         store = open_store(self.url)
         started = time.monotonic()
         hands = [each for each in self.processes if {"person", "rude"} & {*each.args}]  # type: ignore[operator]
@@ -85,7 +86,7 @@ DONE = "select count(*) = {wanted} from datastatus where locktype = 'OUT' and st
 
 
 def verdict(store: Store, gathered: Crowd, wanted: int) -> None:
-    """Everybody went home without an error, and each chunk was made as often as it was asked for."""
+    """Everybody went home without an error; each chunk was made as often as it was asked for."""
     told = crowd.read(gathered.folder)
     assert told.errors == []
     assert told.home == told.people == len(gathered.processes)
@@ -106,7 +107,8 @@ def verdict(store: Store, gathered: Crowd, wanted: int) -> None:
         "and generation is not null and locktype = 'OUT'",
     )
     print(
-        f"made {told.made.total()}, sent back {told.back.total()}, {claims} claims, {told.raced} races"
+        f"made {told.made.total()}, sent back {told.back.total()}, "
+        f"{claims} claims, {told.raced} races"
     )
 
 

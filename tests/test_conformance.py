@@ -4,6 +4,7 @@ import itertools
 import random
 import sqlite3
 import time
+from contextlib import suppress
 from datetime import datetime, timedelta
 from zoneinfo import ZoneInfo
 
@@ -666,12 +667,16 @@ def test_owners_are_never_the_same() -> None:
 # A hand-made RESUBMIT is all that a person needs
 
 RESUBMITS = {
-    "all by job and chunk": "update datastatus set status = 'RESUBMIT' where jobid = 'job' and dataid = '1'",
+    "all by job and chunk": (
+        "update datastatus set status = 'RESUBMIT' where jobid = 'job' and dataid = '1'"
+    ),
     "the outputs": (
         "update datastatus set status = 'RESUBMIT' "
         "where jobid = 'job' and dataid = '1' and locktype = 'OUT'"
     ),
-    "one of two outputs": "update datastatus set status = 'RESUBMIT' where datasetid = 'y' and dataid = '1'",
+    "one of two outputs": (
+        "update datastatus set status = 'RESUBMIT' where datasetid = 'y' and dataid = '1'"
+    ),
     "in old words": "update datastatus set status = 'RERUN' where datasetid = 'x' and dataid = '1'",
 }
 
@@ -780,7 +785,8 @@ def test_a_row_of_history_says_when_a_hand_changed_it(store: Store) -> None:
     assert modified[:4] >= "2025"
     sql(
         store,
-        "update datastatus set status = 'READY', modified = '2002-02-02 00:00:00' where datasetid = 'a'",
+        "update datastatus set status = 'READY', modified = '2002-02-02 00:00:00' "
+        "where datasetid = 'a'",
     )
     [(modified,)] = sql(store, "select cast(modified as text) from datastatus")
     assert modified[:4] == "2002"
@@ -924,7 +930,8 @@ def test_many_rows_in_one_statement(store: Store) -> None:
     for datasetid in "ab":
         sql(
             store,
-            f"{numbers} select '{datasetid}', 'loader', cast(i as varchar(9)), 'OUT', 'READY' from n",
+            f"{numbers} select '{datasetid}', 'loader', cast(i as varchar(9)), 'OUT', 'READY' "
+            "from n",
         )
     assert len(pending(store)) == 500
     claims = take(store, "job", k=200)
@@ -985,7 +992,8 @@ def test_truncate_on_postgresql(postgres_url: str) -> None:
 
 @pytest.mark.parametrize("k", [1, 9])
 @pytest.mark.parametrize("row", [None, ("a", "loader", "FAILED"), ("a", "loader", "RUNNING"),
-                                 ("b", "job", "READY"), ("b", "job", "HOLD"), ("b", "job", "RUNNING")])  # fmt: skip
+                                 ("b", "job", "READY"), ("b", "job", "HOLD"),
+                                 ("b", "job", "RUNNING")])  # fmt: skip
 def test_triggers_that_were_off_cost_a_retry_and_no_double_claim(
     store: Store, row: tuple[str, str, str] | None, k: int
 ) -> None:
@@ -1110,8 +1118,9 @@ def test_a_key_taken_by_another_lock_of_the_job_doesnt_hold_up_the_others(
 
 
 ODD_IDS = [
-    "a b", "a,b", "'; drop table job; --", 'say "hi"', "line\nbreak", "tab\there", "../../etc", "$(x)",
-    "%s %(x)s %", ":dataid", "{}", "\\", "\\n", "🐘", "\u00e9", "e\u0301", "ABC", "abc", "null", "NULL", "-1",
+    "a b", "a,b", "'; drop table job; --", 'say "hi"', "line\nbreak", "tab\there", "../../etc",
+    "$(x)", "%s %(x)s %", ":dataid", "{}", "\\", "\\n", "🐘", "\u00e9", "e\u0301", "ABC", "abc",
+    "null", "NULL", "-1",
     "1e3", "١٢", "०१", " 1", "1 ", "\x7f", "\u200b", "ﬁ", "0" * 300,
 ]  # fmt: skip
 
@@ -1147,10 +1156,14 @@ def test_ids_of_the_greatest_length_are_kept(store: Store) -> None:
 def test_a_name_given_to_a_hand_does_not_reach_other_writers(store: Store) -> None:
     """What one transaction tells of itself ends with it."""
     simple(store, "1", "2")
-    with pytest.raises(ZeroDivisionError):
+
+    def interrupted() -> None:
         with store.db.transaction(who="alice", why="because", act="claim"):
             store.db.execute("update datastatus set status = 'HOLD' where dataid = '1'", {})
             raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        interrupted()
     assert status(store, "a", "1", "loader") == "READY"
     with store.db.transaction(who="alice", why="because"):
         store.db.execute("update datastatus set status = 'HOLD' where dataid = '1'", {})
@@ -1215,7 +1228,8 @@ def test_whatever_hands_do_the_queue_is_right(store: Store, seed: int) -> None:
     ]
     held: list[Claim] = []
     for _ in range(120):
-        move = dice.choice(["put", "put", "put", "update", "delete", "claim", "claim", "finish", "fail",
+        move = dice.choice(["put", "put", "put", "update", "delete", "claim", "claim", "finish",
+                            "fail",
                             "recover", "rename", "job"])  # fmt: skip
         where = dice.choice(["dataid = '1'", "dataid = '2'", "datasetid = 'b'", "jobid = 'j2'",
                              "locktype = 'IN'", "locktype = 'OUT' and dataid = '2'"])  # fmt: skip
@@ -1236,18 +1250,14 @@ def test_whatever_hands_do_the_queue_is_right(store: Store, seed: int) -> None:
             )
         elif move in ("finish", "fail") and held:
             claim = held.pop(dice.randrange(len(held)))
-            try:
+            with suppress(StaleClaim):
                 store.finish(claim) if move == "finish" else store.fail(claim, "no")
-            except StaleClaim:
-                pass
         elif move == "recover" and held:
             expire(store, dice.choice(held))
             store.recover()
         elif move == "rename":
-            try:
+            with suppress(sqlite3.IntegrityError, psycopg.errors.UniqueViolation):
                 sql(store, f"update datastatus set dataid = '3' where {where}")
-            except (sqlite3.IntegrityError, psycopg.errors.UniqueViolation):
-                pass
         elif move == "job":
             sql(store, "delete from job where jobid = 'j5'")
             check(store)

@@ -118,7 +118,7 @@ def test_squares_show_what_waits_too(line: Store) -> None:
     strips = {(strip.jobid, strip.datasetid): strip for strip in grid(line)}
     assert strips["fetch", "a"].squares == ["READY"] * 3
     assert strips["load", "b"].squares == ["", "FAILED", ""]
-    assert strips["load", "c"].squares == ["", ""]
+    assert strips["load", "c"].squares == ["", None, ""]
 
 
 def test_a_square_may_stand_for_several_and_shows_the_most_urgent(line: Store) -> None:

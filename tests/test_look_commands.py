@@ -52,7 +52,7 @@ def test_status_is_a_line_for_each_job(line: Store) -> None:
         ["fetch", "a", "0", "0", "3"],
         ["load", "b", "2", "0", "0"],
     ]
-    assert [row["claimable"] for row in objects("status")] == [0, 2]
+    assert [row["claimable"] for row in objects("status", "--counts")] == [0, 2]
 
 
 def test_status_of_one_is_its_rows(line: Store) -> None:

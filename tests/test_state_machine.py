@@ -113,16 +113,12 @@ class Machine(RuleBasedStateMachine):
     def send_back(self, jobid: str, dataid: str, again: bool) -> None:
         """A person's change voids the claim; the job's other outputs go with it."""
         self.claims.pop((jobid, dataid), None)
+        outs = self.jobs[jobid][1]
         for key, row in self.rows.items():
-            if (
-                key[1:] == (jobid, dataid)
-                and row.locktype == "OUT"
-                and key[0] in self.jobs[jobid][1]
-            ):
-                if (again and row.status in ("READY", "FAILED", "ERROR", "RUNNING")) or (
-                    row.status == "RUNNING" and row.generation is not None
-                ):
-                    self.rows[key] = Row("OUT", "RESUBMIT")
+            mine = key[1:] == (jobid, dataid) and row.locktype == "OUT" and key[0] in outs
+            made = again and row.status in ("READY", "FAILED", "ERROR", "RUNNING")
+            if mine and (made or (row.status == "RUNNING" and row.generation is not None)):
+                self.rows[key] = Row("OUT", "RESUBMIT")
         self.free_inputs(jobid, dataid)
 
     def is_live(self, claim: Claim) -> bool:
@@ -163,7 +159,8 @@ class Machine(RuleBasedStateMachine):
             for datasetid in ins:
                 source = [
                     row.generation or 0 for key, row in self.rows.items()
-                    if key[0] == datasetid and key[2] == claim.dataid and row[:2] == ("OUT", "READY")
+                    if (key[0], key[2]) == (datasetid, claim.dataid)
+                    and row[:2] == ("OUT", "READY")
                 ]  # fmt: skip
                 assert source, "claimed with an input that isn't READY"
                 self.rows[datasetid, jobid, claim.dataid] = Row(

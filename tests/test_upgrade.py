@@ -1,4 +1,4 @@
-"""`init`: on a database that the original made, on our own again, while workers run, twice at once."""
+"""`init`: on a database of the original, on ours again, while workers run, twice at once."""
 
 import threading
 from collections import Counter
@@ -31,18 +31,26 @@ insert into dataset values
 insert into job values
     ('loadbob', 'IN', 'bobin', null, '2019-05-05'), ('loadbob', 'IN', 'bobin', null, null),
     ('loadbob', 'OUT', 'bobout', null, now()), ('loadbob', 'MODE', null, 'full', now()),
-    (null, 'IN', 'bobin', null, null), ('half', 'OUT', null, null, null), ('half', null, 'bobin', null, null);
+    (null, 'IN', 'bobin', null, null),
+    ('half', 'OUT', null, null, null),
+    ('half', null, 'bobin', null, null);
 insert into datastatus values
-    ('bobin', 'hand', '1.0', 'OUT', 'READY', '2019-05-05'), ('bobin', 'hand', '2', 'OUT', 'READY', null),
+    ('bobin', 'hand', '1.0', 'OUT', 'READY', '2019-05-05'),
+    ('bobin', 'hand', '2', 'OUT', 'READY', null),
     ('bobin', 'hand', '10', 'OUT', 'READY', null), ('bobin', 'other', '10', 'OUT', 'READY', null),
-    ('bobin', 'loadbob', '1.0', 'IN', 'DONE', null), ('bobout', 'loadbob', '1.0', 'OUT', 'READY', null),
-    ('bobin', 'hand', '3', 'OUT', 'READY', null), ('bobout', 'loadbob', '3', 'OUT', 'FAILED', null),
-    ('bobin', 'hand', '4', 'OUT', 'READY', null), ('bobout', 'loadbob', '4', 'OUT', 'RESUBMIT', null),
-    ('bobin', 'hand', '5', 'OUT', 'READY', null), ('bobout', 'loadbob', '5', 'OUT', 'RUNNING', null),
+    ('bobin', 'loadbob', '1.0', 'IN', 'DONE', null),
+    ('bobout', 'loadbob', '1.0', 'OUT', 'READY', null),
+    ('bobin', 'hand', '3', 'OUT', 'READY', null),
+    ('bobout', 'loadbob', '3', 'OUT', 'FAILED', null),
+    ('bobin', 'hand', '4', 'OUT', 'READY', null),
+    ('bobout', 'loadbob', '4', 'OUT', 'RESUBMIT', null),
+    ('bobin', 'hand', '5', 'OUT', 'READY', null),
+    ('bobout', 'loadbob', '5', 'OUT', 'RUNNING', null),
     ('bobin', 'loadbob', '5', 'IN', 'RUNNING', null), ('bobin', 'hand', '', 'OUT', 'READY', null),
     ('', '', '', '', '', null), ('bobin', 'hand', 'odd', null, null, null),
     ('bobin', 'hand', '6', 'OUT', null, null), ('bobout', 'loadbob', '7', 'out', 'ready', null),
-    ('bobin', 'hand', '7', 'OUT', 'READY', null), ('bobin', 'hand', '8', 'OUT', 'READY', '1969-01-01');
+    ('bobin', 'hand', '7', 'OUT', 'READY', null),
+    ('bobin', 'hand', '8', 'OUT', 'READY', '1969-01-01');
 """
 
 OLD_COLUMNS = {
@@ -59,8 +67,10 @@ CATALOG = [
     "where connamespace = 'dataflow'::regnamespace",
     "select tgrelid::regclass::text, tgname, pg_get_triggerdef(oid) from pg_trigger "
     "where not tgisinternal",
-    "select proname, pg_get_functiondef(oid) from pg_proc where pronamespace = 'dataflow'::regnamespace",
-    "select relname, relkind::text, reloptions from pg_class where relnamespace = 'dataflow'::regnamespace",
+    "select proname, pg_get_functiondef(oid) from pg_proc "
+    "where pronamespace = 'dataflow'::regnamespace",
+    "select relname, relkind::text, reloptions from pg_class "
+    "where relnamespace = 'dataflow'::regnamespace",
 ]
 
 
@@ -167,7 +177,7 @@ def test_the_originals_statements_go_on_working(postgres_url: str) -> None:
 
 @pytest.mark.parametrize("times", [1, 4])
 def test_init_while_workers_run(store: Store, times: int) -> None:
-    """Nobody fails, nothing is done twice or missed: a rolling upgrade is an init by each machine."""
+    """Nobody fails, nothing is done twice or missed: each machine of an upgrade runs init."""
     register(store, "job", ["a"], ["b"])
     chunks = [str(n) for n in range(300)]
     for dataid in chunks:
@@ -248,7 +258,8 @@ def test_a_schema_of_any_name(postgres_url: str) -> None:
     store.init()
     store.init()
     statements = (
-        "insert into job (jobid, itemtype, datasetid) values ('job', 'IN', 'a'), ('job', 'OUT', 'b')",
+        "insert into job (jobid, itemtype, datasetid) "
+        "values ('job', 'IN', 'a'), ('job', 'OUT', 'b')",
         "insert into datastatus (datasetid, jobid, dataid, locktype, status) "
         "values ('a', 'hand', '1', 'OUT', 'READY')",
     )

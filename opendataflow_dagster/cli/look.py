@@ -56,12 +56,16 @@ POLL = 1.0
 @click.option(
     "--running", "only_running", is_flag=True, help="List who runs what, and until when they may."
 )
+@click.option("--counts", "only_counts", is_flag=True, help="Only the counts, also as JSON.")
 @as_json
 @click.pass_context
 def status(
-    ctx: click.Context, name: str | None, grid: bool, only_running: bool, as_json: bool
-) -> None:
+    ctx: click.Context, name: str | None, grid: bool, only_running: bool, only_counts: bool,
+    as_json: bool,
+) -> None:  # fmt: skip
     """Show how many chunks of each job are in which status; with a name, its chunks one by one.
+
+    With --json, the chunks one by one, unless it is for --counts or --running.
 
     On a terminal, a coloured square for each chunk, in natural order, comes with the counts.
     """
@@ -73,7 +77,7 @@ def status(
             empty="Nothing is running.",
         )
         return
-    if name is not None and not grid:
+    if (as_json or (name is not None and not grid)) and not only_counts:
         empty = f"{name!r} has no chunks yet."
         show(shown_rows(rows_of(store, name), as_json=as_json), as_json=as_json, empty=empty)
         return
@@ -84,7 +88,7 @@ def status(
     chunks = sum(row[word.lower()] for row in counts for word in LOOKS if word) + sum(
         row["claimable"] for row in counts
     )
-    if grid or (sys.stdout.isatty() and 0 < chunks <= MANY):
+    if grid or (sys.stdout.isatty() and 0 < chunks <= MANY and not only_counts):
         draw(squares(store, name))
     elif sys.stdout.isatty() and chunks:
         click.echo(f"{chunks:,} chunks: `odf status --grid` draws them.", err=True)
@@ -200,8 +204,9 @@ def draw(strips: Sequence[Strip], width: int | None = None) -> None:
         click.echo(click.style(title, bold=True) if colours else title)
         for at in range(0, len(strip.squares), width - 2):
             line = strip.squares[at : at + width - 2]
-            click.echo("  " + "".join(_square(word, colours) for word in line), color=colours)
-    used = {word for strip in strips for word in strip.squares}
+            drawn = "".join(_square(word, colours) for word in line).rstrip()
+            click.echo("  " + drawn, color=colours)
+    used = {word for strip in strips for word in strip.squares if word is not None}
     if used:
         legend = "   ".join(
             f"{_square(word, colours)} {LOOKS[word][3]}" for word in LOOKS if word in used
@@ -209,6 +214,8 @@ def draw(strips: Sequence[Strip], width: int | None = None) -> None:
         click.echo(legend + "\n", color=colours)
 
 
-def _square(word: str, colours: bool) -> str:
+def _square(word: str | None, colours: bool) -> str:
+    if word is None:
+        return " "
     square, colour, letter, _ = LOOKS[word]
     return click.style(square, fg=colour) if colours else letter

@@ -1,7 +1,7 @@
 """How things stand: rows, counts, and who runs what."""
 
+from collections.abc import Iterable
 from datetime import datetime
-from itertools import groupby
 from typing import Any, NamedTuple
 
 from .errors import WrongUse
@@ -24,7 +24,8 @@ class Strip(NamedTuple):
     datasetid: str
     chunks: int
     each: int
-    squares: list[str]
+    squares: list[str | None]
+    """None where this output has no chunk that others have."""
 
 
 def status(store: Store, name: str | None = None) -> list[dict[str, Any]]:
@@ -84,16 +85,47 @@ def grid(store: Store, name: str | None = None, *, most: int = 2000) -> list[Str
     """A square for each chunk, also for those to be claimed; at most `most` in a strip."""
     with store.db.reading():
         rows = store.db.run("look.squares", which=name, today=store.today())
-    rows.sort(key=lambda row: (row[0], row[1], natural_key(row[2] or ""), row[2] or ""))
-    strips = []
-    for (jobid, datasetid), group in groupby(rows, key=lambda row: row[:2]):
-        words = [read_status(word) if word != "" else ABSENT for *_, word in group]
-        each = -(-len(words) // most)
-        squares = [
-            max(words[at : at + each], key=URGENCY.index) for at in range(0, len(words), each)
-        ]
-        strips.append(Strip(jobid, datasetid, len(words), each, squares))
-    return strips
+        depth = _depths(store.db.run("look.flows"))
+    strips: dict[tuple[str, str], dict[str, str]] = {}
+    for jobid, datasetid, dataid, word in rows:
+        words = strips.setdefault((jobid, datasetid), {})
+        words[dataid or ""] = read_status(word) if word != "" else ABSENT
+    ordered = sorted(strips, key=lambda key: (depth.get(key[1], 0), key))
+    union = _natural({dataid for words in strips.values() for dataid in words})
+    return [_strip(*key, strips[key], union, most) for key in ordered]
+
+
+def _strip(jobid: str, datasetid: str, words: dict[str, str], union: list[str], most: int) -> Strip:
+    """Draw over one another what has much the same chunks, so that gaps are seen."""
+    aligned = len(union) <= min(most, 2 * len(words))
+    chunks = union if aligned else _natural(words)
+    each = -(-len(chunks) // most)
+    squares = [
+        max((words[dataid] for dataid in chunks[at : at + each] if dataid in words),
+            key=URGENCY.index, default=None)
+        for at in range(0, len(chunks), each)
+    ]  # fmt: skip
+    return Strip(jobid, datasetid, len(words), each, squares)
+
+
+def _natural(dataids: Iterable[str]) -> list[str]:
+    return sorted(dataids, key=lambda dataid: (natural_key(dataid), dataid))
+
+
+def _depths(flows: Iterable[tuple[str, str]]) -> dict[str, int]:
+    """How many jobs lie before each dataset: what is upstream comes first."""
+    flows = list(flows)
+    depth: dict[str, int] = {}
+    for _ in flows:  # a path is no longer than that, and a circle goes no further
+        deeper = {
+            output: depth.get(source, 0) + 1
+            for source, output in flows
+            if depth.get(source, 0) + 1 > depth.get(output, 0)
+        }
+        if not deeper:
+            break
+        depth |= deeper
+    return depth
 
 
 def _timed(store: Store, row: dict[str, Any]) -> dict[str, Any]:

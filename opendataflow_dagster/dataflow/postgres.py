@@ -66,7 +66,11 @@ class PostgresDatabase(Database):
         given = DEFAULTS | self._given | conninfo_to_dict(self.url) | self._user
         try:
             connection = psycopg.connect(**given, autocommit=True)  # type: ignore[arg-type]
-            connection.execute(SESSION, {"schema": self.schema})
+            try:
+                connection.execute(SESSION, {"schema": self.schema})
+            except psycopg.Error:
+                connection.close()
+                raise
         except psycopg.Error as error:
             raise NoDatabase(
                 f"Cannot connect to {redact(self.url)}: {_first_line(error)}. "

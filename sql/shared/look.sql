@@ -57,3 +57,8 @@ where (cast(:which as text) is null or p.jobid = :which or o.datasetid = :which)
 select 1 from job where jobid = :which or datasetid = :which
 union all select 1 from dataset where datasetid = :which
 limit 1;
+
+-- name: flows
+-- From which dataset to which there is a job.
+select distinct i.datasetid, o.datasetid from job i join job o on o.jobid = i.jobid
+where i.itemtype = 'IN' and o.itemtype = 'OUT' and i.datasetid is not null and o.datasetid is not null;
