@@ -6,7 +6,9 @@ from opendataflow_dagster.cli.app import COMMANDS, app
 
 
 def page() -> str:
-    root = click.Context(app, info_name="odf", terminal_width=100, max_content_width=100)
+    root = app.make_context(
+        "odf", [], resilient_parsing=True, terminal_width=100, max_content_width=100
+    )
     parts = ["# Commands", "", "Made from `odf COMMAND --help` by `make docs`.", ""]
     for name in COMMANDS:
         command = app.get_command(root, name)
