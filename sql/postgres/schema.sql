@@ -24,7 +24,7 @@ create table if not exists datastatus (
 );
 alter table datastatus add column if not exists generation bigint;
 alter table datastatus set (fillfactor = 85);
-create index if not exists datastatus_by_chunk on datastatus (dataid, datasetid);
+create index if not exists datastatus_by_chunk on datastatus (dataid, datasetid, jobid);
 
 create table if not exists jobpolicy (
     jobid text primary key,

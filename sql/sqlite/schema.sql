@@ -15,7 +15,7 @@ create table if not exists datastatus (
     datasetid text, jobid text, dataid text, locktype text, status text, modified text, generation integer,
     primary key (datasetid, jobid, dataid)
 );
-create index if not exists datastatus_by_chunk on datastatus (dataid, datasetid);
+create index if not exists datastatus_by_chunk on datastatus (dataid, datasetid, jobid);
 
 create table if not exists jobpolicy (
     jobid text primary key,
