@@ -1,0 +1,11 @@
+#!/usr/bin/env python3
+"""Make the table that is to be migrated."""
+
+import sqlite3
+
+with sqlite3.connect("big.db") as database:
+    database.execute("create table orders (id integer primary key, amount integer)")
+    database.executemany(
+        "insert into orders values (?, ?)", ((number, number % 97) for number in range(20_000))
+    )
+database.close()
