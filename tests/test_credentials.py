@@ -272,7 +272,7 @@ def test_another_passkey(value: str | None) -> None:
     value = value or ours()
     message = refused(lambda: decrypt(value, "another-" + PASSKEY, purpose=BOB), "another-")
     assert "the passkey is another one, or the value is damaged" in message
-    assert "`odf encrypt --dataset 'bobin'`" in message
+    assert "`odf encrypt --dataset bobin`" in message
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """The `odf` command. What a cron line runs a thousand times a day is served without click."""
 
 import gc
+import io
 import os
 import sys
 
@@ -31,5 +32,9 @@ def leave(code: int) -> None:
 def _with_click(words: list[str]) -> int:
     from .app import app
 
+    if sys.stdout is None:  # closed by `>&-`
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - for the rest of the process
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
     app(words, prog_name="odf")
     return 0

@@ -7,6 +7,8 @@ import click
 
 from .. import __version__
 from ..dataflow.errors import DataflowError
+from .output import in_colour
+from .runline import complain
 
 COMMANDS = {
     "init": "setup:init",
@@ -55,8 +57,18 @@ class Commands(click.Group):
         try:
             return super().invoke(ctx)
         except DataflowError as error:
-            click.echo(f"odf: {error}", err=True)
+            complain(error)
             ctx.exit(error.exit_code)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """List the commands with the whole first sentence of each, where click would cut it."""
+        listed = [
+            (name, command.get_short_help_str(limit=200))
+            for name in self.list_commands(ctx)
+            if (command := self.get_command(ctx, name))
+        ]
+        with formatter.section("Commands"):
+            formatter.write_dl(listed)
 
 
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
@@ -66,3 +78,4 @@ class Commands(click.Group):
 def app(ctx: click.Context, config: str | None) -> None:
     """Run batch jobs chunk by chunk, on data that is ready, and know how each ended."""
     ctx.obj = config
+    ctx.color = None if in_colour() else False

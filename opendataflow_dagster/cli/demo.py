@@ -14,6 +14,9 @@ from ..dataflow.errors import WrongUse
 
 FILES = Path(__file__).with_name("demo_files")
 MARK = ".odf-demo"
+MADE = (".dataflow", "sales", "checked", "report")
+"""The folders that the demo makes and fills; the scripts are written over."""
+
 BROKEN, FIXED = "2026-10-07", "12.50"
 DAYS = [f"2026-10-{day:02d}" for day in range(1, 32)]
 
@@ -128,14 +131,15 @@ def _sales(day: str) -> Iterator[str]:
 
 
 def _fresh(folder: Path) -> Path:
-    """The demo's folder, emptied if it is an earlier demo's."""
+    """The demo's folder, without what an earlier demo has made there; a person's files stay."""
     folder = folder.absolute()
     if folder.exists() and any(folder.iterdir()):
         if not (folder / MARK).exists():
             raise WrongUse(
                 f"{folder} has files in it that aren't a demo's. Name another: `odf demo FOLDER`."
             )
-        shutil.rmtree(folder)
+        for made in MADE:
+            shutil.rmtree(folder / made, ignore_errors=True)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / MARK).touch()
     for script in FILES.glob("*.sh"):

@@ -1,13 +1,9 @@
 """`odf status`, `odf runs` and `odf history`: how things stand, and how they came to."""
 
-import json
-import os
 import shutil
 import sys
 import time
-from collections.abc import Iterable, Sequence
-from datetime import datetime
-from typing import Any
+from collections.abc import Sequence
 
 import click
 
@@ -28,8 +24,9 @@ from ..dataflow.look import Strip, running, summary
 from ..dataflow.look import grid as squares
 from ..dataflow.look import status as rows_of
 from ..dataflow.model import ABSENT, FAILED, HOLD, PENDING, READY, RESUBMIT, RUNNING
+from ..dataflow.names import printable
 from ..dataflow.times import parse_time
-from .output import as_json, show, store_of
+from .output import as_json, in_colour, json_text, show, shown_rows, store_of
 
 MANY = 100_000
 """Chunks above which a grid is drawn only when asked for: all have to be read and sorted."""
@@ -165,38 +162,18 @@ def tell(event: Event, *, as_json: bool) -> None:
     """Print one change as it comes."""
     [row] = shown_rows([event._asdict()], as_json=as_json)
     if as_json:
-        print(json.dumps(row, default=str, ensure_ascii=False), flush=True)
+        print(json_text(row), flush=True)
         return
     change = f"{row['status_before'] or '–'} → {row['status_after'] or '–'}"
     by = " ".join(str(row[key]) for key in ("who", "why") if row[key])
-    print(
-        row["at"],
-        row["jobid"],
-        row["locktype"],
-        f"{row['datasetid']}/{row['dataid']}",
-        change,
-        by,
-        sep="  ",
-        flush=True,
-    )
-
-
-def shown_rows(rows: Iterable[dict[str, Any]], *, as_json: bool) -> list[dict[str, Any]]:
-    """Rows whose times are ISO texts: exact for programs, to the second for people."""
-    precision = "microseconds" if as_json else "seconds"
-    separator = "T" if as_json else " "
-
-    def text(value: Any) -> Any:
-        if not isinstance(value, datetime):
-            return value
-        return (value if as_json else value.replace(tzinfo=None)).isoformat(separator, precision)
-
-    return [{key: text(value) for key, value in row.items()} for row in rows]
+    chunk = f"{row['datasetid']}/{row['dataid']}"
+    words = (row["at"], row["jobid"], row["locktype"], chunk, change, by)
+    print(printable("  ".join(map(str, words))), flush=True)
 
 
 def draw(strips: Sequence[Strip], width: int | None = None) -> None:
     """Draw a strip for each output of each job, and what the colours or letters mean."""
-    colours = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
+    colours = in_colour()
     width = width or shutil.get_terminal_size().columns
     for strip in strips:
         each = f", {strip.each} to a square" if strip.each > 1 else ""

@@ -1,14 +1,20 @@
 """How a listing is shown: a table for people, objects for programs."""
 
 import json
+import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from datetime import datetime
 from typing import Any
 
 import click
 
+from ..dataflow.names import printable
 from ..dataflow.opening import open_configured
 from ..dataflow.store import Store
+
+WIDEST = 100_000
+"""Columns for a table that isn't cut: a terminal folds a long line, but an id cut off is lost."""
 
 as_json = click.option("--json", "as_json", is_flag=True, help="A list of objects, for programs.")
 
@@ -23,7 +29,7 @@ def store_of(ctx: click.Context) -> Store:
 def show(rows: Sequence[dict[str, Any]], *, as_json: bool, empty: str = "Nothing to show.") -> None:
     """Print rows to stdout; what there is to say when there are none goes to stderr."""
     if as_json:
-        print(json.dumps(rows, indent=1, default=str, ensure_ascii=False))
+        print(json_text(rows, indent=1))
     elif not rows:
         click.echo(empty, err=True)
     elif sys.stdout.isatty():
@@ -32,17 +38,57 @@ def show(rows: Sequence[dict[str, Any]], *, as_json: bool, empty: str = "Nothing
         _columns(rows)
 
 
+def json_text(value: Any, *, indent: int | None = None) -> str:
+    """JSON that the encoding of standard output can hold."""
+    unicode = (sys.stdout.encoding or "").lower().replace("-", "").startswith("utf")
+    return json.dumps(value, indent=indent, default=str, ensure_ascii=not unicode)
+
+
+def shown_rows(rows: Iterable[dict[str, Any]], *, as_json: bool) -> list[dict[str, Any]]:
+    """Rows whose times are ISO texts: exact for programs, to the second for people."""
+    precision = "microseconds" if as_json else "seconds"
+    separator = "T" if as_json else " "
+
+    def text(value: Any) -> Any:
+        if not isinstance(value, datetime):
+            return value
+        return (value if as_json else value.replace(tzinfo=None)).isoformat(separator, precision)
+
+    return [{key: text(value) for key, value in row.items()} for row in rows]
+
+
+def in_colour() -> bool:
+    """Whether standard output is a terminal with colours that nobody has switched off."""
+    return (
+        sys.stdout.isatty()
+        and not os.environ.get("NO_COLOR")
+        and os.environ.get("TERM") not in ("dumb", "unknown")
+    )
+
+
+def count_of(number: int, noun: str) -> str:
+    """`1 chunk`, `2 chunks`."""
+    return f"{number} {noun if number == 1 else noun + 's'}"
+
+
 def _table(rows: Sequence[dict[str, Any]]) -> None:
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(box=None, header_style="bold", pad_edge=False)
-    for name in rows[0]:
-        table.add_column(name)
-    for row in rows:
-        table.add_row(*(Text(_cell(value)) for value in row.values()))
-    Console().print(table)
+    def table(names: Sequence[str]) -> Table:
+        made = Table(box=None, header_style="bold", pad_edge=False)
+        for name in names:
+            made.add_column(name, no_wrap=True)
+        for row in rows:
+            made.add_row(*(Text(_cell(row[name])) for name in names))
+        return made
+
+    console, names = Console(), list(rows[0])
+    wide = Console(width=WIDEST, height=25)  # without a height, 80 columns if TERM is dumb
+    if wide.measure(table(names)).maximum > console.width:
+        names = [name for name in names if any(_cell(row[name]) for row in rows)] or names
+    wide.print(table(names))
 
 
 def _columns(rows: Sequence[dict[str, Any]]) -> None:
@@ -55,8 +101,4 @@ def _columns(rows: Sequence[dict[str, Any]]) -> None:
 
 
 def _cell(value: Any) -> str:
-    return (
-        ""
-        if value is None
-        else str(value).replace("\n", "\\n").replace("\r", "\\r").replace("\t", "\\t")
-    )
+    return "" if value is None else printable(str(value))

@@ -1,5 +1,6 @@
 """How far a run is, in one line of the terminal that is drawn over and over."""
 
+import os
 import threading
 import time
 from typing import TextIO
@@ -7,7 +8,7 @@ from typing import TextIO
 from ..dataflow.store import Store
 
 REDRAW, RECOUNT = 0.1, 5.0
-ROUTINE = ("Launching ", "is complete. Updating status", " IN file-local locks released")
+ROUTINE = ("Launching ", "is complete. Updating status", "rows updated to READY for ")
 """What needn't be said of each chunk where the line shows it."""
 
 
@@ -34,7 +35,8 @@ class Progress:
                 self._count(done + failed)
             left = max(0, self._left - (done + failed - self._ended))
             rate = (done + failed) / (now - self._started)
-            self._line = f"done {done}, failed {failed}, left {left}, {rate:.1f} per second"
+            line = f"done {done}, failed {failed}, left {left}, {rate:.1f} per second"
+            self._line = line[: self._width() - 1]
             self._show(self._line)
 
     def say(self, line: str) -> None:
@@ -55,6 +57,13 @@ class Progress:
         """Leave the terminal with the cursor at the start of a line."""
         with self._lock:
             self._show("")
+
+    def _width(self) -> int:
+        """The terminal's width: a line that folds couldn't be drawn over."""
+        try:
+            return os.get_terminal_size(self._stream.fileno()).columns or 80
+        except (OSError, ValueError):
+            return 80
 
     def _show(self, text: str) -> None:
         try:

@@ -6,9 +6,9 @@ import click
 
 from ..dataflow import moves
 from ..dataflow.model import RESUBMIT, RUNNING
-from ..dataflow.names import check_id
+from ..dataflow.names import check_id, typed
 from ..dataflow.times import parse_duration
-from .output import as_json, show, store_of
+from .output import as_json, count_of, show, store_of
 
 NOTHING_TO_DO = 3
 
@@ -44,7 +44,7 @@ def ready(
     if not moves.is_registered(store, datasetid):
         click.echo(
             f"Note: dataset {datasetid!r} isn't registered, so jobs get no variables of it. "
-            f"If that isn't meant: `odf dataset add {datasetid}`.",
+            f"If that isn't meant: `odf dataset add {typed(datasetid)}`.",
             err=True,
         )
     _tell(ctx, moved, "READY", "were READY already", plan, strict, as_json)
@@ -152,7 +152,8 @@ def delete_run(ctx: click.Context, jobid: str, dataid: str, reason: str | None) 
     """
     gone = moves.delete_run(store_of(ctx), jobid, dataid, why=reason)
     click.echo(
-        f"{_count(gone, 'row')} of job {jobid!r} for chunk {dataid!r} deleted; the history stays.",
+        f"{count_of(gone, 'row')} of job {jobid!r} for chunk {dataid!r} deleted; "
+        "the history stays.",
         err=True,
     )
 
@@ -198,10 +199,10 @@ def recover(
 
     if rows or running or as_json:
         show(rows + running, as_json=as_json)
-    click.echo(f"{_count(len(rows), 'chunk')} {'to recover' if plan else 'recovered'}.", err=True)
+    click.echo(f"{count_of(len(rows), 'chunk')} {'to recover' if plan else 'recovered'}.", err=True)
     if running:
         click.echo(
-            f"{_count(len(running), 'chunk')} RUNNING without a claim. If the program is gone: "
+            f"{count_of(len(running), 'chunk')} RUNNING without a claim. If the program is gone: "
             "`odf recover --older-than 2h`.",
             err=True,
         )
@@ -226,7 +227,7 @@ def _tell(
     if as_json or (plan and moved.moves):
         show([move._asdict() for move in moved.moves], as_json=as_json)
     verb = "would become" if plan else "became"
-    click.echo(f"{_count(moved.chunks, 'chunk')} {verb} {after}.", err=True)
+    click.echo(f"{count_of(moved.chunks, 'chunk')} {verb} {after}.", err=True)
     if moved.same:
         click.echo(f"{len(moved.same)} {same}: nothing to do.", err=True)
     for row in moved.left[:5]:
@@ -239,14 +240,8 @@ def _tell(
         ctx.exit(NOTHING_TO_DO)
 
 
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun if number == 1 else noun + 's'}"
-
-
 def _cure(row: moves.Move) -> str:
-    from shlex import quote
-
-    chunk = f"{quote(row.jobid)} {quote(row.dataid)}"
+    chunk = typed(row.jobid, row.dataid)
     if row.status_before == RUNNING:
         return f"When it is done: `odf resubmit {chunk}`."
     return f"If it isn't needed as it was: `odf resubmit {chunk}`."

@@ -7,7 +7,8 @@ import click
 
 from ..dataflow import registry
 from ..dataflow.errors import WrongUse
-from .output import as_json, show, store_of
+from ..dataflow.names import typed
+from .output import as_json, count_of, show, shown_rows, store_of
 
 
 @click.group()
@@ -102,7 +103,8 @@ def job_add(
     for note in added.notes:
         click.echo(note, err=True)
     click.echo(
-        f"Job {jobid!r} is registered: {added.rows} new rows. Next: `odf run --job`, `odf why`.",
+        f"Job {jobid!r} is registered: {count_of(added.rows, 'new row')}. "
+        f"Next: `odf run --job {typed(jobid)} SCRIPT`, `odf why {typed(jobid)}`.",
         err=True,
     )
 
@@ -117,7 +119,7 @@ def job_list(ctx: click.Context, jobid: str | None, as_json: bool) -> None:
     \b
     Example: odf job list loadbob
     """
-    rows = registry.jobs(store_of(ctx), jobid)
+    rows = shown_rows(registry.jobs(store_of(ctx), jobid), as_json=as_json)
     show(rows, as_json=as_json, empty="No such job is registered. Run `odf job add`.")
 
 

@@ -1,12 +1,11 @@
 """`odf run`, `force`, `start` and `end`: running a job's script, or another language's program."""
 
-import json
 import sys
 
 import click
 
 from ..dataflow.runjob import NOTHING, force_job
-from .output import store_of
+from .output import json_text, store_of
 from .runline import IDLE, RunLine, execute, exit_code, narrator
 
 SCRIPT_LINE = {"allow_interspersed_args": False, "ignore_unknown_options": False}
@@ -71,8 +70,14 @@ def start(ctx: click.Context, job: str, lease: float, secrets: bool, strict: boo
     """Claim the next chunk of JOB for a program that settles it by `odf end`; print its context."""
     from ..dataflow.handover import start as claim
 
-    started = claim(store_of(ctx), job, lease=lease, secrets=secrets)
-    print(json.dumps(started[1] if started else [], ensure_ascii=False))
+    store = store_of(ctx)
+    started = claim(store, job, lease=lease, secrets=secrets)
+    try:
+        print(json_text(started[1] if started else []), flush=True)
+    except OSError:
+        if started:  # nobody got to know of the claim, which would last for a day
+            store.fail(started[0], "`odf start` couldn't print its context", may_retry=False)
+        raise
     if started is None:
         click.echo(NOTHING, err=True)
         ctx.exit(IDLE if strict else 0)

@@ -7,12 +7,17 @@ from collections.abc import Callable
 from signal import SIGINT
 from typing import NamedTuple, TextIO
 
-from ..dataflow.errors import DataflowError
+from ..dataflow.errors import DataflowError, WrongUse
+from ..dataflow.names import printable
 from ..dataflow.opening import open_configured
-from ..dataflow.runjob import Outcome, Say, run_job
+from ..dataflow.runjob import Outcome, Say, first_line, run_job
 
 IDLE = 3
 """The exit code of `--strict` when there was nothing to do."""
+
+
+EXCERPT = 300
+"""Letters that are kept of the beginning and of the end of an endless message."""
 
 
 class RunLine(NamedTuple):
@@ -59,7 +64,7 @@ def execute(line: RunLine) -> int:
     many = line.all_chunks or line.workers > 1
     if many:
         gc.enable()
-        if sys.stderr is not None and sys.stderr.isatty():
+        if sys.stderr is not None and sys.stderr.isatty() and os.environ.get("TERM") != "dumb":
             from .progress import Progress
 
             progress = Progress(sys.stderr, store, jobid)
@@ -108,13 +113,27 @@ def concluded(work: Callable[[], int]) -> int:
     try:
         return work()
     except DataflowError as error:
-        narrator(sys.stderr)(f"odf: {error}")
+        complain(error)
         return error.exit_code
     except KeyboardInterrupt:
         return 128 + SIGINT
+    except UnicodeEncodeError as error:
+        complain(f"{error.object[:40]!a} isn't valid Unicode. Give it in UTF-8.")
+        return WrongUse.exit_code
+    except OSError as error:
+        where = f"{error.filename}: " if error.filename else ""
+        complain(f"{where}{error.strerror or error}. Correct that, then run the command again.")
+        return 1
     except Exception as error:
         if type(error).__module__.partition(".")[0] not in ("psycopg", "sqlite3"):
             raise
-        message = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        narrator(sys.stderr)(f"odf: The database says: {message}. `odf doctor` tells more.")
+        complain(f"The database says: {first_line(error)}. `odf doctor` tells more.")
         return 1
+
+
+def complain(error: object) -> None:
+    """Say what went wrong in one line of bearable length: an id may be a book."""
+    text = printable(str(error))
+    if len(text) > 2 * EXCERPT:
+        text = f"{text[:EXCERPT]} … {text[-EXCERPT:]}"
+    narrator(sys.stderr)(f"odf: {text}")

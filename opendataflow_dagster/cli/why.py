@@ -4,10 +4,10 @@ from typing import Any
 
 import click
 
+from ..dataflow.names import printable
 from ..dataflow.times import parse_time, shown
 from ..dataflow.why import ADVICE, Explanation, explain
-from .look import shown_rows
-from .output import as_json, show, store_of
+from .output import as_json, show, shown_rows, store_of
 
 WORDS = {True: "yes", False: "no", None: "unknown"}
 
@@ -36,7 +36,7 @@ def why(ctx: click.Context, job: str, dataid: str | None, at: str | None, as_jso
 
 def tell(found: Explanation) -> None:
     """Print an explanation for a person."""
-    name = found.jobid if found.dataid is None else f"{found.jobid} {found.dataid}"
+    name = printable(found.jobid if found.dataid is None else f"{found.jobid} {found.dataid}")
     verb, be = ("could", "had been") if found.at else ("may", "is")
     when = f" at {shown(found.at)}" if found.at else ""
     blocks = [reason for reason in found.reasons if reason.code not in ADVICE]
@@ -56,13 +56,13 @@ def tell(found: Explanation) -> None:
             f"  {found.counts.get('', 1)} chunks may be claimed; the next is {found.next_chunk!r}"
         )
     for reason in found.reasons:
-        click.echo(f"  {reason.code}: {reason.text}")
+        click.echo(f"  {reason.code}: {printable(reason.text)}")
         if reason.action and not found.at:
             click.echo(f"    → {reason.action}")
     if found.answers:
         click.echo()
     for answer in found.answers:
-        click.echo(f"{answer.question + '?':<12} {WORDS[answer.ok]:<8} {answer.text}")
+        click.echo(f"{answer.question + '?':<12} {WORDS[answer.ok]:<8} {printable(answer.text)}")
     for note in found.notes:
         click.echo(note, err=True)
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from .errors import DataflowError
+from .errors import DataflowError, NoDatabase
 from .store import Store
 
 
@@ -27,9 +27,22 @@ def change(store: Store, text: str, *, who: str) -> int:
 def _in_one_line(store: Store) -> Iterator[None]:
     try:
         yield
-    except store.db.failures as error:
-        line = str(error).strip().partition("\n")[0]
-        raise DataflowError(f"The database refused the statement: {line}.") from None
+    except (DataflowError, *store.db.failures) as error:
+        cause = error.__cause__ if isinstance(error, DataflowError) else error
+        if cause is None or "locked" in str(cause):
+            raise
+        line = str(cause).strip().partition("\n")[0].rstrip(".")
+        raise DataflowError(
+            f"The database refused the statement: {line}. {_advice(error, line)}"
+        ) from None
+
+
+def _advice(error: BaseException, line: str) -> str:
+    if "readonly" in line or "read-only" in line:
+        return "`odf sql` only reads; `odf dml` changes rows."
+    if isinstance(error, NoDatabase):
+        return "Correct it; if our tables are missing, run `odf init`."
+    return "Correct it, and try again."
 
 
 def _distinct(names: list[str]) -> list[str]:

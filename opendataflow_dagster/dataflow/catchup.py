@@ -4,6 +4,7 @@ import threading
 import time
 
 from .model import READY
+from .names import typed
 from .process import Scripts
 from .runjob import LOST, NOTHING, Outcome, Result, Runner, Tell, stop_code
 from .script import NO_START
@@ -72,7 +73,7 @@ class _Crew:
         left = db.insist(lambda: db.run("runjob.left", jobid=jobid))[0][0][0]
         if left:
             parts.append(f"left {left}")
-        following = f"; next: odf status {jobid}" if self.failed or self.lost or left else ""
+        following = f"; next: odf status {typed(jobid)}" if self.failed or self.lost or left else ""
         return ", ".join(parts) + following
 
     def _guarded(self) -> None:

@@ -7,7 +7,9 @@ from collections.abc import Iterator, Mapping
 from .checkup_tables import Check, examine_database
 from .config import Settings, load_settings, redact
 from .errors import CredentialError, DataflowError
+from .names import printable
 from .opening import open_from
+from .times import zone_called
 
 
 def examine(
@@ -24,6 +26,8 @@ def examine(
     if settings is None:
         return
     yield _configuration(settings)
+    if settings.timezone:
+        yield _timezone(settings.timezone)
     if settings.url.startswith("sqlite:///"):
         yield _folder(settings)
     yield from _passkey(settings, environ)
@@ -73,11 +77,19 @@ def java(environ: Mapping[str, str]) -> Check:
 
 
 def _configuration(settings: Settings) -> Check:
-    keys = ", ".join(sorted(settings.values)) or "no keys"
+    keys = printable(", ".join(sorted(settings.values))) or "no keys"
     where = settings.path or "no properties file"
     return Check(
         "configuration", "ok", f"{where}: {keys}; url {redact(settings.url)} from {settings.origin}"
     )
+
+
+def _timezone(name: str) -> Check:
+    try:
+        zone_called(name)
+    except DataflowError as error:
+        return Check("timezone", "fail", str(error))
+    return Check("timezone", "ok", name)
 
 
 def _folder(settings: Settings) -> Check:

@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
-from opendataflow_dagster.dataflow.errors import DataflowError, WrongUse
+from .errors import DataflowError, WrongUse
 
 FILE_NAME = "dataflow.properties"
 DEFAULT_URL = "sqlite:///.dataflow/dataflow.db"
@@ -213,6 +213,12 @@ _CONTROL = {"t": "\t", "n": "\n", "r": "\r", "f": "\f"}
 def parse_properties(text: str) -> dict[str, str]:
     """Read the text of a Java `.properties` file; of a duplicated key, the last one wins."""
     return {_unescape(entry["key"]): _unescape(entry["value"]) for entry in _entries(text)}
+
+
+def read_properties(path: str | os.PathLike[str]) -> dict[str, str]:
+    """Read a `.properties` file that is known to be there."""
+    with open(path, "rb") as file:
+        return parse_properties(_decode(file.read())[0])
 
 
 def replace_property(path: str | os.PathLike[str], key: str, value: str) -> None:

@@ -15,7 +15,8 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import NamedTuple
 
-from opendataflow_dagster.dataflow.errors import CredentialError
+from .errors import CredentialError
+from .names import typed
 
 SALT_BYTES = 16
 IV_BYTES = 12
@@ -57,7 +58,7 @@ def for_dataset(datasetid: str) -> Purpose:
     return Purpose(
         f"encryptedpass of dataset {datasetid!r}",
         b"dataset\0" + datasetid.encode("utf-8", "surrogatepass") + b"\0encryptedpass",
-        f"`odf encrypt --dataset {datasetid!r}`",
+        f"`odf encrypt --dataset {typed(datasetid)}`",
     )
 
 

@@ -156,4 +156,7 @@ _INHERITED: list[_local] = []
 
 
 def no_tables(where: str) -> str:
-    return f"There are no OpenDataFlow tables in {where}. Run `odf init` to create them."
+    return (
+        f"The tables in {where} aren't there, or aren't upgraded yet. "
+        "Run `odf init`: it creates or upgrades them, and keeps every row."
+    )

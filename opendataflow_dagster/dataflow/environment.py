@@ -8,6 +8,7 @@ from .config import redact
 from .errors import Refused
 from .model import Claim, Plan
 from .names import hijacks
+from .places import location
 from .store import Store
 
 SECRETS = ("PASSKEY", "PASSKEY_FILE", "DATAFLOW_ENCRYPTED")
@@ -115,7 +116,7 @@ def job_environment(
     return JobEnvironment(
         store, plan, base, told,
         {datasetid for datasetid, row in datasets.items() if row["dataflow ranged"]},
-        {datasetid: place for datasetid, row in datasets.items() if (place := _location(row))},
+        {datasetid: place for datasetid, row in datasets.items() if (place := _place(row))},
     )  # fmt: skip
 
 
@@ -194,12 +195,8 @@ def _inherited(environ: Mapping[str, str]) -> dict[str, str]:
     return base
 
 
-def _location(row: dict[str, Any]) -> str:
-    """`host/database/schema.table` of a dataset, of the parts that it has."""
-    columns = {name.lower(): str(value) for name, value in row.items() if value not in (None, "")}
-    table = [columns[name] for name in ("schemaname", "tablename") if name in columns]
-    place = [columns[name] for name in ("hostname", "database") if name in columns]
-    return "/".join([*place, ".".join(table)] if table else place)
+def _place(row: dict[str, Any]) -> str | None:
+    return location({column.lower(): value for column, value in row.items()})
 
 
 def _can_be_named(name: str) -> bool:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from .environment import job_environment
 from .errors import Refused, StaleClaim, WrongUse
 from .model import FAILED, READY, Claim
+from .names import typed
 from .runjob import facts, settled
 from .store import Store, new_owner
 
@@ -53,7 +54,7 @@ def end(
     if not rows:
         raise Refused(
             f"Chunk {dataid!r} of {jobid!r} isn't claimed, so there is nothing to end. "
-            f"Claim it with `odf start {jobid}`; see `odf history {jobid}`.",
+            f"Claim it with `odf start {typed(jobid)}`; see `odf history {typed(jobid)}`.",
             code="NOT_CLAIMED",
         )
     [(current, owner, attempts)] = rows

@@ -3,9 +3,10 @@
 from collections.abc import Callable, Iterator
 
 from .model import FAILED, HOLD, READY, RESUBMIT, RUNNING, read_status
+from .names import typed
 from .places import is_missing, is_within
 from .times import shown
-from .whystate import Reason, Row, State, quoted
+from .whystate import Reason, Row, State
 
 NO_LOCK = ("DONE", "FAILED", "ERROR", "RESUBMIT", "RERUN")
 """IN rows of a job that don't keep it from claiming; DONE does, unless an output is sent back."""
@@ -46,7 +47,7 @@ def _output_reasons(state: State) -> Iterator[Reason]:
     for datasetid in state.plan.outputs:
         for row in state.outputs_of(datasetid):
             by = "" if row.jobid == jobid else f" by {row.jobid!r}"
-            resubmit = f"odf resubmit {quoted(row.jobid, dataid)}"
+            resubmit = f"odf resubmit {typed(row.jobid, dataid)}"
             word = row.status if row.status is not None else "NULL"
             status = read_status(row.status)
             if row.status == RUNNING:
@@ -64,11 +65,11 @@ def _output_reasons(state: State) -> Iterator[Reason]:
                 yield Reason("HELD", text, resubmit)
             else:
                 text = f"{datasetid!r} is {word}{by} since {shown(row.since)}" + _because(row)
-                yield Reason("HELD", text, f"odf release {quoted(row.jobid, dataid)}")
+                yield Reason("HELD", text, f"odf release {typed(row.jobid, dataid)}")
         for row in state.mine(datasetid):
             if row.locktype != "OUT" and row.status not in AGAIN:
                 text = f"{jobid!r} has a row of locktype {row.locktype} on its output {datasetid!r}"
-                yield Reason("LOCKED", text, f"odf delete-run {quoted(jobid, dataid)}")
+                yield Reason("LOCKED", text, f"odf delete-run {typed(jobid, dataid)}")
 
 
 def _own_input_reasons(state: State) -> Iterator[Reason]:
@@ -82,7 +83,7 @@ def _own_input_reasons(state: State) -> Iterator[Reason]:
     if any(row.status == RUNNING for row in own):
         return  # the output says it already
     again = any(read_status(row.status) == RESUBMIT for row in own)
-    forget = f"odf delete-run {quoted(jobid, dataid)}"
+    forget = f"odf delete-run {typed(jobid, dataid)}"
     for datasetid in state.plan.reads:
         for row in state.mine(datasetid):
             since = f"since {shown(row.since)}"
@@ -108,7 +109,7 @@ def _own_product(state: State, row: Row) -> Reason:
         return _locked(state, row)
     jobid, dataid = state.plan.jobid, state.dataid
     text = f"{jobid!r} has itself made {row.datasetid!r}, which it now reads: one row can't be both"
-    action = f"odf delete-run {quoted(jobid, dataid)}"
+    action = f"odf delete-run {typed(jobid, dataid)}"
     if row.status == READY and not any(
         each.jobid == "external" for each in state.outputs_of(row.datasetid)
     ):
@@ -145,36 +146,36 @@ def _input_reasons(
             + _because(row)
         )
         if status == FAILED:
-            again = f"odf resubmit {quoted(row.jobid, dataid)}"
+            again = f"odf resubmit {typed(row.jobid, dataid)}"
             if row.jobid not in state.producers.get(datasetid, []):
-                again = f"odf ready {quoted(datasetid, dataid)}"  # nobody would make it again
+                again = f"odf ready {typed(datasetid, dataid)}"  # nobody would make it again
             yield Reason("DATA_NOT_READY", text, again)
             return
         if status == HOLD:
-            yield Reason("DATA_NOT_READY", text, f"odf release {quoted(row.jobid, dataid)}")
+            yield Reason("DATA_NOT_READY", text, f"odf release {typed(row.jobid, dataid)}")
             return
     there = f"is {rows[0].status} by {rows[0].jobid!r}" if rows else "isn't there yet"
     text = f"{datasetid!r} {there}"
     producers = state.producers.get(datasetid, [])
     if not producers:
         text += ", and no job is registered that makes it"
-        yield Reason("DATA_NOT_READY", text, f"odf ready {quoted(datasetid, dataid)}")
+        yield Reason("DATA_NOT_READY", text, f"odf ready {typed(datasetid, dataid)}")
         return
     producer = next((row.jobid for row in rows if row.jobid in producers), producers[0])
     hindrance = above(producer)
     if hindrance is None:
         text += f": {producer!r} makes it, and may run"
-        yield Reason("DATA_NOT_READY", text, f"odf run --job {quoted(producer)} SCRIPT")
+        yield Reason("DATA_NOT_READY", text, f"odf run --job {typed(producer)} SCRIPT")
     elif hindrance.code == IN_A_CIRCLE:
         text += f", and {producer!r}, which makes it, waits for this in turn"
-        yield Reason("DATA_NOT_READY", text, f"odf ready {quoted(datasetid, dataid)}")
+        yield Reason("DATA_NOT_READY", text, f"odf ready {typed(datasetid, dataid)}")
     else:
         text += f": {producer!r} makes it, and may not run: {hindrance.text}"
         yield Reason("DATA_NOT_READY", text, hindrance.action)
 
 
 def _unheard_of(state: State) -> Reason:
-    this = quoted(state.plan.jobid, state.dataid)
+    this = typed(state.plan.jobid, state.dataid)
     in_the_way = any(state.mine(out) for out in state.plan.outputs)
     return Reason(
         "DATA_NOT_READY",
@@ -190,12 +191,12 @@ def _locked(state: State, row: Row) -> Reason:
         return Reason("LOCKED", text + (f", by {row.who}" if row.who else ""))
     if not claim.get("owner"):
         text += ", without a claim of ours: if that program is gone, it stays so by itself"
-        return Reason("LOCKED", text, f"odf recover --job {quoted(row.jobid)} --older-than {OLD}")
+        return Reason("LOCKED", text, f"odf recover --job {typed(row.jobid)} --older-than {OLD}")
     lease_end = claim["lease_end"]
     text += f", by {claim['owner']}"
     if lease_end and state.now and lease_end < state.now:
         text += f", whose lease ended at {shown(lease_end)}"
-        return Reason("LOCKED", text, f"odf recover --job {quoted(row.jobid)}")
+        return Reason("LOCKED", text, f"odf recover --job {typed(row.jobid)}")
     return Reason("LOCKED", text + f", with a lease until {shown(lease_end)}")
 
 
@@ -217,7 +218,7 @@ def _validation_reasons(state: State) -> Iterator[Reason]:
         if fact.get("validated") in (False, 0):
             text = f"{row.datasetid!r} by {row.jobid!r} didn't pass its checks"
             text += f": {fact['checks']}" if fact.get("checks") else ""
-            yield Reason("NOT_VALIDATED", text, f"odf resubmit {quoted(row.jobid, state.dataid)}")
+            yield Reason("NOT_VALIDATED", text, f"odf resubmit {typed(row.jobid, state.dataid)}")
 
 
 def _because(row: Row) -> str:

@@ -66,6 +66,32 @@ def check_text(kind: str, value: str | None) -> None:
         raise WrongUse(f"The {kind} isn't valid Unicode. Give it in UTF-8.") from None
 
 
+def printable(text: str) -> str:
+    """A text that can't move the cursor or begin a line of its own."""
+    if text.isprintable():
+        return text
+    return "".join(each if each.isprintable() else ascii(each)[1:-1] for each in text)
+
+
+def typed(*words: str) -> str:
+    """Words as a person types them in a shell; on one line, whatever is in them."""
+    return " ".join(map(_typed, words))
+
+
+def _typed(word: str) -> str:
+    if word.isprintable():
+        from shlex import quote
+
+        return quote(word)
+    escaped = (
+        each
+        if each.isprintable() and each not in "\\'"
+        else "".join(f"\\{byte:03o}" for byte in each.encode("utf-8", "surrogateescape"))
+        for each in word
+    )
+    return f"$'{''.join(escaped)}'"
+
+
 def hijacks(name: str) -> bool:
     return _HIJACKS.fullmatch(name) is not None
 

@@ -13,8 +13,8 @@ import time
 from collections.abc import Callable
 from typing import NamedTuple
 
-from opendataflow_dagster.dataflow import leftovers
-from opendataflow_dagster.dataflow.script import NEVER, CannotStart, Script, spawn
+from . import leftovers
+from .script import NEVER, CannotStart, Script, spawn
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 SAME_STOP = 0.2  # `timeout` and service managers send one stop twice, to us and to our group
@@ -94,7 +94,7 @@ class Scripts:
         _flush()
         terminal = None
         if not stdin_null and os.isatty(0):
-            from opendataflow_dagster.dataflow.terminal import Terminal
+            from .terminal import Terminal
 
             terminal = None if self._running else Terminal.to_lend()
             stdin_null = terminal is None  # in the background, reading would stop it for ever

@@ -1,10 +1,10 @@
 """Why a move by hand is refused: what is known, who holds it, and what to run."""
 
 from collections.abc import Iterable, Sequence
-from shlex import quote
 
 from .errors import Refused
 from .model import HOLD, RUNNING
+from .names import typed
 from .outputs import Move, status
 from .store import Store
 
@@ -26,7 +26,7 @@ def refuse_unknown(store: Store, jobid: str, asked: Sequence[str], rows: Iterabl
         refuse_unknown_job(store, jobid)
         raise Refused(
             f"Job {jobid!r} has no chunk {_listed(missing)}: nothing was changed. "
-            f"See `odf runs {quote(jobid)}`.",
+            f"See `odf runs {typed(jobid)}`.",
             code="UNKNOWN_CHUNK",
         )
 
@@ -45,7 +45,7 @@ def refuse_held(rows: Iterable[Move]) -> None:
         if status(row) == HOLD:
             raise Refused(
                 f"Chunk {row.dataid!r} of {row.datasetid!r} is {row.status_before}: a person holds "
-                f"it. Run `odf release {quote(row.jobid)} {quote(row.dataid)}` first.",
+                f"it. Run `odf release {typed(row.jobid, row.dataid)}` first.",
                 code="HELD",
             )
 
@@ -53,7 +53,7 @@ def refuse_held(rows: Iterable[Move]) -> None:
 def locked(store: Store, jobid: str, dataid: str, others: Sequence[str] = ()) -> Refused:
     """The refusal of a chunk that is RUNNING: held by whom, since when, until when."""
     also = f" (and so are {_listed(others)})" if others else ""
-    recover = f"`odf recover --job {quote(jobid)}"
+    recover = f"`odf recover --job {typed(jobid)}"
     held = store.db.run("moves.holder", jobid=jobid, dataid=dataid)
     if not held:
         found = store.db.run("moves.unclaimed", jobid=jobid, age=0)

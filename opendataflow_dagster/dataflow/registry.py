@@ -3,15 +3,14 @@
 import json
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
-from shlex import quote
 from typing import Any, NamedTuple
 
 from .errors import Refused, WrongUse
 from .moves import EXTERNAL, is_registered
-from .names import check_id, check_text, check_variable
+from .names import check_id, check_text, check_variable, typed
 from .outputs import person
 from .store import LEASE, MAX_LOSSES, Store
-from .times import parse_duration, parse_time, to_table
+from .times import from_table, parse_duration, parse_time, to_table
 
 SPLIT = "split"
 """The job id of chunks that `odf split` registered."""
@@ -72,7 +71,7 @@ def add_dataset(
     if encrypted and not _is_encrypted(encrypted):
         raise WrongUse(
             f"encryptedpass of dataset {datasetid!r} isn't an encrypted value. Make one with "
-            f"`odf encrypt --dataset {quote(datasetid)}`, or use --password."
+            f"`odf encrypt --dataset {typed(datasetid)}`, or use --password."
         )
     check_text("password", password)
     if password:
@@ -152,7 +151,7 @@ def add_job(
             named = dict.fromkeys(item[1] for item in wanted if item[1] and item[1] != "today")
             notes = [
                 f"Dataset {each!r} isn't registered: its chunks are tracked, but the job gets no "
-                f"variables of it. To change that: `odf dataset add {quote(each)}`."
+                f"variables of it. To change that: `odf dataset add {typed(each)}`."
                 for each in named
                 if not is_registered(store, each)
             ]
@@ -166,7 +165,8 @@ def jobs(store: Store, jobid: str | None = None) -> list[dict[str, Any]]:
     """The rows of `job`, or those of one job."""
     if jobid is not None:
         check_id("jobid", jobid)
-    return store.db.records("registry.jobs", jobid=jobid)
+    rows = store.db.records("registry.jobs", jobid=jobid)
+    return [row | {"modified": from_table(store, row["modified"])} for row in rows]
 
 
 def policy(store: Store, jobid: str) -> dict[str, Any]:
@@ -242,7 +242,7 @@ def _refuse_live(store: Store, jobid: str) -> None:
     if count:
         raise Refused(
             f"Job {jobid!r} is running on {count} chunks ({owner} holds one), so its datasets "
-            f"can't be taken away now. Run `odf policy {quote(jobid)} paused_until=forever`, and "
+            f"can't be taken away now. Run `odf policy {typed(jobid)} paused_until=forever`, and "
             "try again when it is done.",
             code="LOCKED",
         )
@@ -253,7 +253,7 @@ def _refuse_unregistered(store: Store, jobid: str) -> None:
     if not store.db.run("registry.items", jobid=jobid):
         raise Refused(
             f"Job {jobid!r} isn't registered. "
-            f"Run `odf job add {quote(jobid)} --in DATASET --out DATASET`.",
+            f"Run `odf job add {typed(jobid)} --in DATASET --out DATASET`.",
             code="NOT_REGISTERED",
         )
 

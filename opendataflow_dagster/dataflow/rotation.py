@@ -8,7 +8,7 @@ import os
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from .config import Settings, parse_properties, replace_property
+from .config import Settings, read_properties, replace_property
 from .credentials import PROPERTIES, SALT_BYTES, Purpose, decrypt, encrypt, for_dataset, is_legacy
 from .errors import CredentialError, DataflowError
 from .opening import open_from
@@ -131,13 +131,7 @@ def _in_file(settings: Settings) -> str | None:
     """`encrypted` as the properties file has it, whatever the environment says."""
     if not settings.path:
         return None
-    with open(settings.path, "rb") as file:
-        raw = file.read()
-    try:
-        text = raw.decode("utf-8")
-    except UnicodeDecodeError:
-        text = raw.decode("latin-1")
-    return parse_properties(text).get("encrypted", "").strip() or None
+    return read_properties(settings.path).get("encrypted", "").strip() or None
 
 
 def _open(settings: Settings, keys: Keys, environ: Mapping[str, str]) -> Store:

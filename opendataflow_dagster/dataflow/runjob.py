@@ -8,6 +8,7 @@ from typing import NamedTuple
 from .environment import JobEnvironment, job_environment
 from .errors import DataflowError, StaleClaim, WrongUse
 from .model import READY, Claim, Fact, Plan
+from .names import printable
 from .process import Ended, Scripts
 from .script import CannotStart, check
 from .store import PLAN_AGE, Store, new_owner
@@ -209,13 +210,6 @@ def stop_code(scripts: Scripts) -> int:
 def date() -> str:
     """The time, as `date` prints it."""
     return time.strftime("%a %b %e %H:%M:%S %Z %Y")
-
-
-def printable(text: str) -> str:
-    """A text that can't move the cursor or begin a line of its own."""
-    if text.isprintable():
-        return text
-    return "".join(each if each.isprintable() else ascii(each)[1:-1] for each in text)
 
 
 def first_line(error: BaseException) -> str:

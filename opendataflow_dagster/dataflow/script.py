@@ -7,10 +7,10 @@ import signal
 import time
 from typing import TYPE_CHECKING
 
-from opendataflow_dagster.dataflow.leftovers import send
+from .leftovers import send
 
 if TYPE_CHECKING:
-    from opendataflow_dagster.dataflow.terminal import Terminal
+    from .terminal import Terminal
 
 NO_START = "cannot start:"
 NOT_EXECUTABLE, NOT_FOUND = 126, 127  # a shell's exit codes

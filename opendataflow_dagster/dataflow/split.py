@@ -4,13 +4,12 @@ import json
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import date, timedelta
 from itertools import islice, pairwise
-from shlex import quote
 from typing import Any, NamedTuple
 
 from .errors import Refused, WrongUse
 from .model import PENDING, READY
 from .moves import is_registered
-from .names import check_id, check_text
+from .names import check_id, check_text, typed
 from .outputs import Move, add_rows, generations, note, person
 from .registry import SPLIT
 from .store import Store
@@ -161,7 +160,7 @@ def _check_dataset(store: Store, datasetid: str, column: str | None, kept: Seque
     if not is_registered(store, datasetid):
         raise Refused(
             f"Dataset {datasetid!r} isn't registered. First run `odf dataset add "
-            f"{quote(datasetid)}`, with the place of the table.",
+            f"{typed(datasetid)}`, with the place of the table.",
             code="NOT_REGISTERED",
         )
     columns = [name for (name,) in store.db.run("split.column", datasetid=datasetid) if name]
@@ -179,7 +178,7 @@ def _check_job(store: Store, datasetid: str, jobid: str | None) -> None:
     if jobid and datasetid not in store.read_plan(jobid).outputs:
         raise Refused(
             f"Job {jobid!r} isn't registered to write {datasetid!r}. "
-            f"Run `odf job add {quote(jobid)} --out {quote(datasetid)}`.",
+            f"Run `odf job add {typed(jobid)} --out {typed(datasetid)}`.",
             code="NOT_REGISTERED",
         )
 

@@ -41,9 +41,8 @@ class SqliteDatabase(Database):
             )
             connection.execute("pragma synchronous = full")
         except (sqlite3.Error, OSError) as error:
-            raise NoDatabase(
-                f"Cannot open {self.where}: {error}. `odf doctor` tells more."
-            ) from None
+            cure = _cure(str(error)) or "`odf doctor` tells more."
+            raise NoDatabase(f"Cannot open {self.where}: {error}. {cure}") from None
         connection.create_function("naturalkey", 1, natural_key, deterministic=True)
         self._mine.connection = connection
         self._met = True
@@ -66,7 +65,7 @@ class SqliteDatabase(Database):
                 f"{self.where} was locked by another writer for {BUSY:.0f} s. "
                 "End that program and try again."
             )
-        return DataflowError(f"{self.where}: {text}.")
+        return DataflowError(f"{self.where}: {text.rstrip('.')}. {_cure(text)}".rstrip())
 
     @contextmanager
     def transaction(self, *, who: str = "", why: str = "", act: str = "") -> Iterator[None]:
@@ -106,6 +105,16 @@ class SqliteDatabase(Database):
             if connection.in_transaction:
                 connection.rollback()
             raise self.explained(error) from error
+
+
+def _cure(trouble: str) -> str:
+    if "full" in trouble:
+        return "Make room on the disk, then run the command again."
+    if "malformed" in trouble or "not a database" in trouble:
+        return "Restore the file from a backup, or move it away and run `odf init`."
+    if "readonly" in trouble:
+        return "Make the file and its folder writable, then run the command again."
+    return ""
 
 
 class SqliteStore(Store):

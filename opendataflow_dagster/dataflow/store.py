@@ -8,6 +8,7 @@ from . import sqlfiles
 from .database import Database
 from .errors import LostRace, Refused, StaleClaim
 from .model import FAILED, HOLD, READY, RESUBMIT, RUNNING, Claim, Fact, Failure, Plan, Recovered
+from .names import typed
 
 LEASE = 120.0
 """Seconds that a claim lasts without a heartbeat, unless the job's policy says otherwise."""
@@ -160,9 +161,10 @@ class Store:
         if not self.timezone:
             return time.strftime("%Y-%m-%d", time.localtime(self.now()))
         from datetime import datetime
-        from zoneinfo import ZoneInfo
 
-        return datetime.fromtimestamp(self.now(), ZoneInfo(self.timezone)).strftime("%Y-%m-%d")
+        from .times import zone_called  # imported late: it needs this module
+
+        return datetime.fromtimestamp(self.now(), zone_called(self.timezone)).strftime("%Y-%m-%d")
 
     def _recover(self, jobid: str | None, who: str) -> list[Recovered]:
         db, done = self.db, []
@@ -266,5 +268,5 @@ def _stale(claims: Sequence[Claim]) -> StaleClaim:
     chunks = ", ".join(repr(claim.dataid) for claim in claims[:5])
     return StaleClaim(
         f"Chunk {chunks} of {claims[0].jobid!r} was taken over or changed since generation "
-        f"{claims[0].generation}: nothing was settled. See `odf history {claims[0].jobid}`."
+        f"{claims[0].generation}: nothing was settled. See `odf history {typed(claims[0].jobid)}`."
     )

@@ -13,11 +13,21 @@ STORED = "%Y-%m-%d %H:%M:%S.%f"
 
 def zone(store: Store) -> tzinfo | None:
     """The configured time zone; None is the machine's."""
-    if not store.timezone:
-        return None
+    return zone_called(store.timezone) if store.timezone else None
+
+
+def zone_called(name: str) -> tzinfo:
+    """The time zone that the configuration names."""
     from zoneinfo import ZoneInfo
 
-    return ZoneInfo(store.timezone)
+    try:
+        return ZoneInfo(name)
+    except (LookupError, ValueError, OSError):  # unknown, not a name at all, or a folder of zones
+        pass
+    raise WrongUse(
+        f"The timezone {name[:40]!r} isn't known on this machine. Correct `timezone` in the "
+        "properties, as in Europe/Berlin; if it is right, run `pip install tzdata`."
+    )
 
 
 def parse_time(store: Store, text: str) -> datetime:

@@ -7,10 +7,10 @@ from typing import NamedTuple
 from .answers import five_answers
 from .hindrances import IN_A_CIRCLE, advice, hindrances
 from .model import Plan
-from .names import check_id
+from .names import check_id, typed
 from .store import Store
 from .times import from_table, shown
-from .whystate import Answer, Reason, State, quoted, read_state
+from .whystate import Answer, Reason, State, read_state
 
 CODES = (
     "NOT_REGISTERED", "LOCKED", "HELD", "ALREADY_DONE", "DATA_NOT_READY", "PAUSED",
@@ -89,7 +89,7 @@ def explain_chunk(
 
 def unregistered(plan: Plan, dataid: str | None, at: datetime | None) -> Explanation:
     reason = Reason(
-        "NOT_REGISTERED", plan.flaw, f"odf job add {quoted(plan.jobid)} --in DATASET --out DATASET"
+        "NOT_REGISTERED", plan.flaw, f"odf job add {typed(plan.jobid)} --in DATASET --out DATASET"
     )
     if plan.outputs:  # it reads what it writes
         reason = reason._replace(action=reason.action + " --replace")
@@ -103,12 +103,12 @@ def dial_reasons(store: Store, jobid: str, now: datetime | None) -> list[Reason]
         until = from_table(store, paused_until)
         if until and now and until > now:
             text = f"{jobid!r} is paused until {shown(until)}"
-            reasons.append(Reason("PAUSED", text, f"odf policy {quoted(jobid)} paused_until=no"))
+            reasons.append(Reason("PAUSED", text, f"odf policy {typed(jobid)} paused_until=no"))
         [(live, owner)] = store.db.run("why.live", jobid=jobid)
         if concurrency is not None and live >= concurrency:
             text = f"{jobid!r} may run {concurrency} chunks at once, and {live} are running"
             text += f": {owner} holds one" if owner else ""
-            action = f"odf policy {quoted(jobid)} concurrency={live + 1}"
+            action = f"odf policy {typed(jobid)} concurrency={live + 1}"
             reasons.append(Reason("AT_CONCURRENCY", text, action))
     return reasons
 

@@ -2,6 +2,7 @@
 
 from datetime import datetime
 
+from .names import typed
 from .store import Store
 from .times import from_table, to_table
 from .why import (
@@ -13,7 +14,7 @@ from .why import (
     in_order,
     unregistered,
 )  # fmt: skip
-from .whystate import Answer, Reason, quoted
+from .whystate import Answer, Reason
 
 FEW = 3
 """Blocked chunks of one kind that are looked at closely."""
@@ -92,10 +93,10 @@ def _nothing_yet(jobid: str, reads: tuple[str, ...]) -> Reason:
         return Reason(
             "DATA_NOT_READY",
             f"No chunk of {reads[0]!r} is known yet",
-            f"odf why {quoted(jobid)} DATAID",
+            f"odf why {typed(jobid)} DATAID",
         )
     return Reason(
         "DATA_NOT_READY",
         f"{jobid!r} reads nothing, and no row says which chunks there are",
-        f"odf hold {quoted(jobid)} DATAID && odf release {quoted(jobid)} DATAID",
+        f"odf hold {typed(jobid)} DATAID && odf release {typed(jobid)} DATAID",
     )

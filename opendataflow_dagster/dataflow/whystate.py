@@ -1,6 +1,5 @@
 """Every row that decides about one chunk of one job, now or at a moment in the past."""
 
-import shlex
 from collections.abc import Iterator
 from datetime import datetime
 from typing import Any, NamedTuple
@@ -130,7 +129,3 @@ def read_state(store: Store, jobid: str, dataid: str, at: datetime | None) -> St
         {row["datasetid"]: location(row) for row in db.records("why.datasets", jobid=jobid)},
         producers,
     )  # fmt: skip
-
-
-def quoted(*words: str) -> str:
-    return shlex.join(words)

@@ -125,8 +125,10 @@ settled as (
     returning s.datasetid, s.dataid, s.generation
 ),
 consumed as materialized (
-    select dataid, cast(json_object_agg(datasetid, generation order by datasetid) as text) as inputs
-    from released group by dataid
+    -- one map, looked up for each output: a join here would compare all with all
+    select jsonb_object_agg(dataid, inputs) as inputs_of from (
+        select dataid, cast(json_object_agg(datasetid, generation order by datasetid) as text) as inputs
+        from released group by dataid) as of_chunk
 ),
 told as (
     select * from json_to_recordset(cast(:facts as json)) as f(
@@ -136,10 +138,10 @@ told as (
 noted as (
     insert into chunkfact (datasetid, dataid, generation, jobid, inputs, location, rows, bytes, fingerprint,
                            validated, checks)
-    select s.datasetid, s.dataid, s.generation, :jobid, c.inputs, f.location, f.rows, f.bytes, f.fingerprint,
+    select s.datasetid, s.dataid, s.generation, :jobid,
+           (select inputs_of from consumed) ->> cast(s.dataid as text), f.location, f.rows, f.bytes, f.fingerprint,
            f.validated, f.checks
     from settled s
-        left join consumed c on c.dataid = s.dataid
         left join told f on f.datasetid = s.datasetid and f.dataid = s.dataid
 )
 select dataid, count(*) from settled group by dataid;
