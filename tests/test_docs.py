@@ -18,9 +18,8 @@ def test_the_page_of_commands_is_what_the_commands_say() -> None:
 
 def test_the_picture_of_the_statuses_has_every_transition_and_no_other() -> None:
     drawn = set()
-    for before, after in re.findall(
-        r"^    (\[\*\]|[A-Z]+) --> ([A-Z]+):", (ROOT / "docs" / "statuses.md").read_text(), re.MULTILINE
-    ):
+    page = (ROOT / "docs" / "statuses.md").read_text()
+    for before, after in re.findall(r"^    (\[\*\]|[A-Z]+) --> ([A-Z]+):", page, re.MULTILINE):
         drawn.add((ABSENT if before == "[*]" else before, after))
     legal = {
         (before, after)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import click
 
+from ..dataflow.config import DEFAULT_URL
 from ..dataflow.errors import WrongUse
 
 FILES = Path(__file__).with_name("demo_files")
@@ -81,7 +82,7 @@ class Tour:
             name: value
             for name, value in os.environ.items()
             if not name.startswith("DATAFLOW_") and name not in ("PASSKEY", "PASSKEY_FILE")
-        }
+        } | {"DATAFLOW_URL": DEFAULT_URL}  # whatever a properties file in the folder says
 
     def say(self, text: str) -> None:
         click.secho(f"\n# {text}", fg="cyan", bold=True)
@@ -138,8 +139,9 @@ def _fresh(folder: Path) -> Path:
             raise WrongUse(
                 f"{folder} has files in it that aren't a demo's. Name another: `odf demo FOLDER`."
             )
-        for made in MADE:
-            shutil.rmtree(folder / made, ignore_errors=True)
+        for made in (folder / name for name in MADE):
+            if made.exists():
+                shutil.rmtree(made)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / MARK).touch()
     for script in FILES.glob("*.sh"):
