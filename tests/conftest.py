@@ -9,7 +9,7 @@ import pytest
 
 from tests.postgres import Server
 
-pytest_plugins = ["tests.stores"]
+pytest_plugins = ["tests.stores", "tests.dagster_fixtures", "tests.grids"]
 
 _numbers = count(1)
 

@@ -6,6 +6,10 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from urllib.parse import urlsplit
+
+import psycopg
+import pytest
 
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
 
@@ -46,6 +50,50 @@ def test_a_migration_with_failures(tmp_path: Path) -> None:
         for line in file.read_text().splitlines()
     ]
     assert len(rows) == len(set(rows)) == 20_000
+
+
+def test_dagster_on_postgresql(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, postgres_url: str
+) -> None:
+    url = urlsplit(postgres_url)
+    monkeypatch.setenv("DAGSTER_POSTGRES_PORT", str(url.port))
+    monkeypatch.setenv("DAGSTER_POSTGRES_DB", url.path.lstrip("/"))
+    monkeypatch.setenv("DAGSTER_POSTGRES_USER", "postgres")
+    monkeypatch.delenv("DAGSTER_HOME", raising=False)
+
+    migrate, info = play("03_dagster_postgres", tmp_path / "here")
+
+    assert migrate.returncode == 0, migrate.stderr
+    assert info.returncode == 0, info.stderr
+    assert "max_runtime_seconds: 86400" in info.stdout
+    with psycopg.connect(postgres_url) as connection:
+        assert connection.execute("select count(*) from runs").fetchall() == [(0,)]
+
+
+def test_an_existing_project_adds_opendataflow_in_ten_lines(tmp_path: Path) -> None:
+    here = tmp_path / "here"
+    setup, grid, both, broken, why, status = play("04_existing_project", here)
+    assert (setup.returncode, grid.returncode) == (0, 0), setup.stderr + grid.stderr
+    assert both.returncode == 0, both.stderr
+    assert (here / "report" / "2026-11-02.csv").read_text().split() == ["north,1550", "south,990"]
+    assert broken.returncode == 1
+    assert "1 of 1 chunks of job 'check' weren't made:" in broken.stderr
+    assert "FAILED" in why.stdout
+    assert [line.strip() for line in status.stdout.splitlines()[1:6:2]] == ["RRR", ".RF", "R"]
+
+    lines = (here / "definitions.py").read_text().splitlines()
+    assert len([line for line in lines if line]) <= 10
+
+
+def test_a_project_in_yaml(tmp_path: Path) -> None:
+    here = tmp_path / "here"
+    setup, check_yaml, check_defs, grid, launched, status = play("05_yaml_component", here)
+    assert (setup.returncode, grid.returncode) == (0, 0), setup.stderr + grid.stderr
+    assert check_yaml.returncode == 0, check_yaml.stdout + check_yaml.stderr
+    assert check_defs.returncode == 0, check_defs.stdout + check_defs.stderr
+    assert launched.returncode == 0, launched.stderr
+    assert (here / "data" / "counted" / "2026-11-02").read_text() == "2\n"
+    assert [line.strip() for line in status.stdout.splitlines()[1:6:2]] == ["RRR", ".R.", "R"]
 
 
 def test_every_example_is_played_here() -> None:

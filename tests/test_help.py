@@ -7,7 +7,7 @@ from click.testing import CliRunner
 from opendataflow_dagster.cli.app import COMMANDS, Commands, app
 
 LISTINGS = {
-    "doctor", "status", "runs", "history", "why", "sql", "dataset list", "job list",
+    "doctor", "status", "runs", "history", "why", "drift", "sql", "dataset list", "job list",
 }  # fmt: skip
 
 

@@ -32,6 +32,7 @@ COMMANDS = {
     "runs": "look:runs",
     "history": "look:history",
     "why": "why:why",
+    "drift": "drift:drift",
     "encrypt": "credentials:encrypt",
     "decrypt": "credentials:decrypt",
     "rotate": "credentials:rotate",

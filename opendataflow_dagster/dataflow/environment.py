@@ -14,7 +14,8 @@ from .store import Store
 SECRETS = ("PASSKEY", "PASSKEY_FILE", "DATAFLOW_ENCRYPTED")
 """Ours alone: no script of a job gets them."""
 
-PASSWORDS = ("password", "encryptedpass")
+SECRET = "encryptedpass"
+PASSWORDS = ("password", SECRET)
 
 KNOWN = (
     "datasetid", "hostname", "database", "schemaname", "tablename", "username", "encryptedpass",
@@ -26,16 +27,29 @@ KNOWN = (
 class JobEnvironment:
     """What all chunks of a job have in common; `for_chunk` adds the rest."""
 
-    __slots__ = ("_base", "_ranged", "_store", "_told", "locations", "plan")
+    __slots__ = (
+        "_base", "_encrypted", "_environ", "_ranged", "_store", "_told", "columns", "locations",
+        "plan",
+    )  # fmt: skip
 
     def __init__(
         self, store: Store, plan: Plan, base: dict[str, str], told: dict[str, str],
-        ranged: set[str], locations: dict[str, str],
+        ranged: set[str], locations: dict[str, str], columns: dict[str, dict[str, str | None]],
+        environ: Mapping[str, str],
     ) -> None:  # fmt: skip
         self._store, self.plan = store, plan
         self._base, self._told, self._ranged = base, told, ranged
+        self._encrypted = {each: told.pop(SECRET, None) for each, told in columns.items()}
+        self._environ = environ
         self.locations = locations
         """Where each dataset is, as far as its registration tells."""
+        self.columns = columns
+        """What each dataset is registered with, except its password."""
+
+    def password(self, datasetid: str) -> str | None:
+        """The password of a dataset, decrypted now."""
+        encrypted = self._encrypted.get(datasetid)
+        return _decrypted(encrypted, datasetid, self._environ) if encrypted else None
 
     def for_chunk(self, claim: Claim) -> dict[str, str]:
         """The whole environment of the script for one claimed chunk."""
@@ -117,6 +131,7 @@ def job_environment(
         store, plan, base, told,
         {datasetid for datasetid, row in datasets.items() if row["dataflow ranged"]},
         {datasetid: place for datasetid, row in datasets.items() if (place := _place(row))},
+        {datasetid: _columns(row, values) for datasetid, row in datasets.items()}, environ,
     )  # fmt: skip
 
 
@@ -133,11 +148,8 @@ def _properties(
     registered = found.get("datasetid") is not None
     found |= {"chunklower": None, "chunkupper": None, "password": None}
     found["itemtype"] = row["dataflow itemtype"] if registered else None
-    if secrets and (encrypted := found.get("encryptedpass")):
-        from .credentials import decrypt, find_passkey, for_dataset
-
-        password = decrypt(encrypted, find_passkey(environ), purpose=for_dataset(datasetid))
-        found["password"] = _text(password, f"The password of dataset {datasetid!r}")
+    if secrets and (encrypted := found.get(SECRET)):
+        found["password"] = _decrypted(encrypted, datasetid, environ)
     for column in found:
         if column not in KNOWN and any(hijacks(name) for name in _exact(datasetid, column)):
             raise Refused(
@@ -146,6 +158,22 @@ def _properties(
                 code="NOT_REGISTERED",
             )
     return found
+
+
+def _columns(
+    row: Mapping[str, Any], values: Mapping[tuple[str, str], str | None]
+) -> dict[str, str | None]:
+    """Column → value of a dataset, as its table has it."""
+    datasetid = row["dataflow datasetid"]
+    names = [column.lower() for column in row if not column.startswith("dataflow ")]
+    return {name: values[datasetid, name] for name in names}
+
+
+def _decrypted(encrypted: str, datasetid: str, environ: Mapping[str, str]) -> str:
+    from .credentials import decrypt, find_passkey, for_dataset
+
+    password = decrypt(encrypted, find_passkey(environ), purpose=for_dataset(datasetid))
+    return _text(password, f"The password of dataset {datasetid!r}")
 
 
 def _named(values: dict[tuple[str, str], str | None]) -> dict[str, str | None]:

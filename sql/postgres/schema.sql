@@ -49,6 +49,12 @@ create table if not exists claim (
     primary key (jobid, dataid)
 );
 
+-- A step of a Dagster run that is at work, whether or not it holds a claim at the moment.
+create table if not exists worker (
+    owner text primary key, runid text not null, jobid text not null,
+    started timestamptz not null, heartbeat timestamptz not null, lease_end timestamptz not null
+);
+
 create table if not exists chunkfact (
     datasetid text not null, dataid text not null, generation bigint not null,
     location text, rows bigint, bytes bigint, fingerprint text, validated boolean, checks text,

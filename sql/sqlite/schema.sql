@@ -40,6 +40,12 @@ create table if not exists claim (
     primary key (jobid, dataid)
 );
 
+-- A step of a Dagster run that is at work, whether or not it holds a claim at the moment.
+create table if not exists worker (
+    owner text primary key, runid text not null, jobid text not null,
+    started text not null, heartbeat text not null, lease_end text not null
+);
+
 create table if not exists chunkfact (
     datasetid text not null, dataid text not null, generation integer not null,
     location text, rows integer, bytes integer, fingerprint text, validated integer, checks text,

@@ -1,0 +1,302 @@
+"""The body of a step: the chunks of a run, one by one, each as the tables allow."""
+
+import signal
+import time
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+
+import dagster as dg
+
+from .checks import ChunkCheck, evaluation
+from .dataflow.environment import JobEnvironment, job_environment
+from .dataflow.errors import DataflowError
+from .dataflow.model import FAILED, PENDING, READY, RESUBMIT, Claim, read_status
+from .dataflow.moves import resubmit
+from .dataflow.names import printable
+from .dataflow.produce import Compute, Produced, produce
+from .dataflow.pulse import Pulse, briefly
+from .dataflow.runjob import LOST, NOTHING, first_line
+from .dataflow.store import PLAN_AGE, Store, new_owner
+from .dataflow.why import explain
+from .materializations import AGAIN, made, skipped
+from .resource import DataflowResource
+from .translator import DataflowTranslator
+
+CATCH_UP = "opendataflow/catch-up"
+BATCH = "opendataflow/batch"
+DEFAULT_BATCH = 500
+
+NAMED = 10
+"""How many chunks the reason of a failed run names."""
+
+Event = dg.AssetMaterialization | dg.AssetCheckEvaluation
+
+
+class Stopped(BaseException):
+    """A script was ended by a signal that this process got."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(signal.Signals(number).name)
+        self.number = number
+
+
+def run_chunks(
+    context: dg.AssetExecutionContext, dataflow: DataflowResource, jobid: str,
+    translator: DataflowTranslator, compute: Compute, checks: Sequence[ChunkCheck] = (), *,
+    secrets: bool = False,
+) -> Iterator[Event]:  # fmt: skip
+    """Make the chunks that a run asks for, or else those that the tables offer; one bad one fails
+    itself only, and the run at its end.
+
+    `secrets` puts the passwords into the environment, as scripts expect it.
+    """
+    try:
+        run = _Run(context, dataflow.store, jobid, translator, compute, checks, secrets)
+    except DataflowError as error:
+        raise dg.Failure(str(error), allow_retries=False) from None
+    stop: Stopped | None = None
+    try:
+        with Pulse(
+            run.store, run.owner, runid=context.run.run_id, jobid=jobid, say=run.say
+        ) as run.pulse:
+            asked = _asked(context)
+            yield from run.offered() if asked is None else run.asked(asked)
+        run.conclude()
+    except (dg.Failure, GeneratorExit):
+        raise
+    except Exception as error:
+        reason = run.explained(error)
+        if reason is None:
+            raise
+        raise dg.Failure(reason, allow_retries=False) from None
+    except BaseException as error:
+        run.give_up(error)
+        if not isinstance(error, Stopped):
+            raise
+        stop = error
+    if stop:
+        signal.raise_signal(stop.number)  # Dagster's handler raises what cancels the run
+        raise dg.Failure(f"The run was stopped by {stop}.", allow_retries=False)
+
+
+class _Run:
+    """One step at work on one job."""
+
+    pulse: Pulse
+
+    def __init__(
+        self, context: dg.AssetExecutionContext, store: Store, jobid: str,
+        translator: DataflowTranslator, compute: Compute, checks: Sequence[ChunkCheck],
+        secrets: bool,
+    ) -> None:  # fmt: skip
+        self.context, self.store, self.jobid = context, store, jobid
+        self.translator, self.compute, self.secrets = translator, compute, secrets
+        self.checks = [each.run for each in checks]
+        self.owner, self.runid = new_owner(), context.run.run_id
+        self.made = self.skipped = 0
+        self.refused: dict[str, str] = {}
+        self.failed: dict[str, str] = {}
+        self.lost: dict[str, str] = {}
+        self.log = dg.MetadataValue.url(f"/runs/{self.runid}")
+        self.again = _is_on(context, AGAIN)
+        self._environment: tuple[float, JobEnvironment] | None = None
+        self._recovered = 0.0
+
+    def asked(self, keys: Sequence[str]) -> Iterator[Event]:
+        """Make the chunks of these partitions, in their order."""
+        for key in keys:
+            dataid = self.translator.dataid(key)
+            if self.again:
+                self._send_back(dataid)
+            environment = self.environment()
+            claims = self.claim(dataid)
+            if not claims:
+                if events := self._ready_already(dataid, key):
+                    self.skipped += 1
+                    yield from events
+                    continue
+                claims = self._refuse(dataid)
+            while claims:
+                produced = self._produce(claims[0], environment)
+                yield from self._events(produced, key)
+                # An attempt that the policy grants without delay is made at once.
+                claims = self.claim(dataid) if produced.status == RESUBMIT else []
+
+    def offered(self) -> Iterator[Event]:
+        """Make what may be made now, up to the size of a batch."""
+        left = int(self.context.run.tags.get(BATCH) or DEFAULT_BATCH)
+        while left > 0:
+            environment = self.environment()
+            claims = self.claim(None)
+            if not claims:
+                break
+            left -= 1
+            produced = self._produce(claims[0], environment)
+            yield from self._events(produced, self.translator.partition_key(claims[0].dataid))
+
+    def environment(self) -> JobEnvironment:
+        """What the work is told, as of a second ago at most; raises what forbids to claim."""
+        now = time.monotonic()
+        if self._environment is None or now - self._environment[0] > PLAN_AGE:
+            plan = self.store.plan(self.jobid)
+            made, _ = self.store.db.insist(
+                lambda: job_environment(self.store, plan, secrets=self.secrets)
+            )
+            self._environment = now, made
+        return self._environment[1]
+
+    def claim(self, dataid: str | None) -> list[Claim]:
+        """A claim; if there is none, lost ones are settled first, which is tried once a second."""
+        claims = self._claim(dataid)
+        if not claims and time.monotonic() - self._recovered > PLAN_AGE:
+            self._recovered = time.monotonic()
+            if self.store.recover(self.jobid):
+                claims = self._claim(dataid)
+        return claims
+
+    def _claim(self, dataid: str | None) -> list[Claim]:
+        return self.store.claim(self.jobid, owner=self.owner, runid=self.runid, only=dataid)
+
+    def _produce(self, claim: Claim, environment: JobEnvironment) -> Produced:
+        return produce(
+            self.store, claim, environment, self.compute, checks=self.checks, pulse=self.pulse,
+            interrupted=self.interrupted,
+        )  # fmt: skip
+
+    def _events(self, produced: Produced, key: str) -> Iterator[Event]:
+        """Count a chunk that was in hand, and tell Dagster of it."""
+        dataid = produced.claim.dataid
+        for counted in (self.failed, self.lost):
+            counted.pop(dataid, None)
+        if produced.status == READY:
+            self.made += 1
+            today = self.store.plan(self.jobid).today
+            for fact in produced.facts:
+                yield made(produced, fact, today, key, self.translator, self.log)
+        elif produced.status == LOST:
+            self.lost[dataid] = produced.reason
+            self.context.log.error(f"{printable(dataid)}: {produced.reason}")
+        else:
+            retry = produced.retry_in
+            reason = produced.reason
+            if produced.status == RESUBMIT:
+                reason += " (another attempt is granted)"
+            elif retry:
+                reason += f" (the next attempt is due in {retry:g} s)"
+            self.failed[dataid] = reason
+            told = f"{printable(dataid)} of job {self.jobid}: {produced.status}: {reason}"
+            if produced.error:  # in the text: Dagster doesn't keep `exc_info`
+                told += "\n" + "".join(traceback.format_exception(produced.error))
+            self.context.log.error(told)
+        if produced.status != LOST:
+            for checked in produced.checks:
+                yield evaluation(checked, self.translator, key)
+
+    def _ready_already(self, dataid: str, key: str) -> list[Event]:
+        """What there is to show of a chunk that needn't be made; nothing if it has to be."""
+        db = self.store.db
+        rows, _ = db.insist(lambda: db.run("produce.outputs", jobid=self.jobid, dataid=dataid))
+        ready = {row[0]: row for row in rows if row[2] == READY}
+        busy = any(row[2] != READY for row in rows)
+        if busy or self.again or set(ready) != set(self.store.plan(self.jobid).outputs):
+            return []
+        return [skipped(row, dataid, key, self.translator, self.log) for row in ready.values()]
+
+    def _refuse(self, dataid: str) -> list[Claim]:
+        """Count a chunk as refused, with the reason; or the claim, if there is none any more."""
+        answer = self.store.db.insist(lambda: explain(self.store, self.jobid, dataid))[0]
+        told = "somebody else changed it at this moment: launch the run again"
+        if answer.reasons:
+            told = f"{answer.reasons[0].code}: {answer.reasons[0].text}"
+            told += f". Run: {answer.action}" if answer.action else ""
+        if answer.may_run and (claims := self.claim(dataid)):
+            return claims
+        self.refused[dataid] = told
+        self.context.log.error(f"{printable(dataid)} of job {self.jobid} is refused: {told}")
+        return []
+
+    def _send_back(self, dataid: str) -> None:
+        """Let a chunk be made again that is READY or has failed; what is held stays so."""
+        db = self.store.db
+        rows, _ = db.insist(lambda: db.run("produce.outputs", jobid=self.jobid, dataid=dataid))
+        words = {read_status(row[2]) for row in rows if row[1] == self.jobid}
+        if words & {READY, FAILED} and words <= {READY, FAILED, RESUBMIT, PENDING}:
+            run = f"run {self.runid}"
+            resubmit(
+                self.store, self.jobid, [dataid], who=f"dagster {run}",
+                why=f"{run} has the tag {AGAIN}",
+            )  # fmt: skip
+
+    def explained(self, error: Exception) -> str | None:
+        """A line for an error of the tables; None: it is no such error."""
+        if self.store.db.trouble(error) == "gone":
+            return (
+                f"The database of OpenDataFlow is away: {first_line(error)}. The run ended; what "
+                "was in hand is made again once its lease is over."
+            )
+        return str(error) if isinstance(error, DataflowError) else None
+
+    def give_up(self, error: BaseException) -> None:
+        """Settle what this worker got without having begun with it."""
+        db = self.store.db
+        db.drop()
+        try:
+            why = self.interrupted(error)
+            for claim in briefly(db, lambda: self.store._adopt(self.jobid, self.owner, 0.0)):
+                briefly(db, lambda claim=claim: self.store._fail(claim, why, False))
+        except Exception as trouble:
+            self.say(f"What was in hand is settled later: {first_line(trouble)}")
+
+    def interrupted(self, error: BaseException) -> str:
+        """Whether a person canceled the run, or something else ended its process."""
+        asked = False
+        with suppress(Exception):  # Dagster's storage may be away
+            found = self.context.instance.get_run_by_id(self.runid)
+            asked = bool(found and found.status == dg.DagsterRunStatus.CANCELING)
+        how = "canceled in Dagster" if asked else "interrupted"
+        return f"run {self.runid} was {how} ({first_line(error)})"
+
+    def conclude(self) -> None:
+        """Say how it went, and fail the run if any chunk wasn't made."""
+        bad = {**self.refused, **self.failed, **self.lost}
+        counts = {
+            "made": self.made,
+            "skipped": self.skipped,
+            "refused": len(self.refused),
+            "failed": len(self.failed),
+            "lost": len(self.lost),
+        }
+        told = ", ".join(f"{count} {word}" for word, count in counts.items() if count)
+        self.context.log.info(f"{self.jobid}: {told or NOTHING}")
+        if bad:
+            named = [f"{printable(dataid)}: {bad[dataid]}" for dataid in list(bad)[:NAMED]]
+            if len(bad) > NAMED:
+                named.append(f"and {len(bad) - NAMED} more")
+            every = len(bad) + self.made + self.skipped
+            raise dg.Failure(
+                f"{len(bad)} of {every} chunks of job {self.jobid!r} weren't made:\n"
+                + "\n".join(named),
+                metadata={f"opendataflow/{word}": count for word, count in counts.items()},
+                allow_retries=False,
+            )
+
+    def say(self, message: str) -> None:
+        with suppress(Exception):  # Dagster's storage may be away too: the work goes on
+            self.context.log.warning(message)
+
+
+def _asked(context: dg.AssetExecutionContext) -> list[str] | None:
+    """The partitions that a run names; None: whatever the tables offer."""
+    if _is_on(context, CATCH_UP):
+        return None
+    if context.has_partition_key:
+        return [context.partition_key]
+    return list(context.partition_keys) if context.has_partition_key_range else None
+
+
+def _is_on(context: dg.AssetExecutionContext, tag: str) -> bool:
+    return context.run.tags.get(tag, "").lower() == "true"
+
+
+Body = Callable[[dg.AssetExecutionContext], Iterator[Event]]

@@ -1,0 +1,98 @@
+"""`odf drift`: where the tables, Dagster and the data disagree."""
+
+import os
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ..dataflow.errors import WrongUse
+from .output import as_json, count_of, show, store_of
+
+if TYPE_CHECKING:
+    from ..translator import DataflowTranslator
+
+
+@click.command(epilog="Example: odf drift bobout --json")
+@click.argument("dataset", required=False)
+@click.option("--repair", is_flag=True, help="Put Dagster's side right: the tables are the truth.")
+@click.option(
+    "--no-dagster", is_flag=True, help="Compare the tables with the data on this machine only."
+)
+@click.option(
+    "--translator", metavar="MODULE:CLASS", envvar="DATAFLOW_TRANSLATOR",
+    help="Your DataflowTranslator, if your location has one of its own.",
+)  # fmt: skip
+@as_json
+@click.pass_context
+def drift(
+    ctx: click.Context, dataset: str | None, repair: bool, no_dagster: bool,
+    translator: str | None, as_json: bool,
+) -> None:  # fmt: skip
+    """Compare the tables with Dagster's grid, and with the data where it can be listed.
+
+    The instance is the one that DAGSTER_HOME names. Exits with 1 if anything differs.
+
+    --repair changes Dagster's grid, never the tables or the data. For data that is gone, the
+    command that makes it again is shown, not run.
+    """
+    store = store_of(ctx)
+    names = _translator(translator)
+    if no_dagster:
+        if repair:
+            raise WrongUse("--repair is for Dagster's grid. Leave --no-dagster out.")
+        _report(ctx, _look(store, None, names, dataset), as_json)
+        return
+    if not os.environ.get("DAGSTER_HOME"):
+        raise WrongUse(
+            "DAGSTER_HOME isn't set, so there is no Dagster to compare with. Set it to the folder "
+            "of your dagster.yaml, or use --no-dagster."
+        )
+    dg = _dagster()
+    from ..drift import repair as put_right
+    from ..mirror import Mirror
+
+    with dg.DagsterInstance.get() as instance:
+        if repair:
+            done = put_right(store, instance, names)
+            click.echo(
+                f"{count_of(done.writes, 'correction')}: {done.made} shown as READY, "
+                f"{done.planned} as running or failed, {done.cleared} as missing, "
+                f"{done.keys} partition keys.",
+                err=True,
+            )
+        _report(ctx, _look(store, Mirror(instance), names, dataset), as_json)
+
+
+def _look(store: Any, mirror: Any, names: Any, dataset: str | None) -> list[Any]:
+    _dagster()
+    from ..drift import drift as compare
+
+    return compare(store, mirror, names, datasetid=dataset)
+
+
+def _report(ctx: click.Context, found: list[Any], as_json: bool) -> None:
+    show([each._asdict() for each in found], as_json=as_json, empty="No drift.")
+    if found:
+        if not as_json:
+            click.echo(f"{count_of(len(found), 'difference')}.", err=True)
+        ctx.exit(1)
+
+
+def _dagster() -> Any:
+    try:
+        return import_module("dagster")
+    except ImportError:
+        raise WrongUse(
+            "Dagster isn't installed here. Run `pip install 'opendataflow-dagster[dagster]'`."
+        ) from None
+
+
+def _translator(name: str | None) -> "DataflowTranslator | None":
+    if name is None:
+        return None
+    module, _, attribute = name.partition(":")
+    try:
+        return getattr(import_module(module), attribute)()
+    except (ImportError, AttributeError, ValueError, TypeError) as error:
+        raise WrongUse(f"--translator {name}: {error}. Give it as MODULE:CLASS.") from None

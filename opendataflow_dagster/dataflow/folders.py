@@ -1,0 +1,260 @@
+"""A chunk of a folder: a directory of its own, which appears whole or not at all.
+
+`<root>/dataid=<escaped dataid>/` has the chunk's files, of which plain Spark, pandas and pyarrow
+read the root as one dataset, partitioned by a column `dataid`. It is that name whatever the
+dataset's `chunkcolumn`: a chunk's own columns stay in its files, and the column may be told later.
+"""
+
+import ctypes
+import errno
+import fcntl
+import json
+import os
+import re
+import shutil
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from typing import Any
+
+from .errors import Refused
+from .places import path_of
+
+STAGING = "_staging"
+"""Where chunks are written; Spark and pyarrow pass over what begins with `_`."""
+
+NOTE = "_odf.json"
+"""The file in a chunk's directory that tells its generation, rows, format and columns."""
+
+LONGEST = 255
+"""Bytes of a name in a file system."""
+
+PATIENCE = 60.0
+"""Seconds to wait for somebody else who is publishing the same chunk this moment."""
+
+FORMATS = ("parquet", "csv", "json")
+
+_ODD = re.compile(r"""[\x00-\x1f\x7f"#%'*/:=?\\{\[\]^]""")
+_ESCAPED = re.compile("%([0-9A-F]{2})")
+_NULL = "__HIVE_DEFAULT_PARTITION__"
+_OLD = ".old"
+_AT_FDCWD, _RENAME_EXCHANGE = -100, 2
+
+
+def escaped(dataid: str) -> str:
+    """A dataid as Spark escapes it in a directory's name."""
+    return _ODD.sub(lambda odd: f"%{ord(odd[0]):02X}", dataid)
+
+
+def unescaped(name: str) -> str:
+    """The dataid that was escaped."""
+    return _ESCAPED.sub(lambda code: chr(int(code[1], 16)), name)
+
+
+def directory(dataid: str) -> str:
+    """The name of a chunk's directory, if the dataid can be one."""
+    name = f"dataid={escaped(dataid)}"
+    if dataid in ("", _NULL):
+        raise Refused(
+            f"Dataid {dataid!r} stands for no value in a partitioned folder, so it can't be the "
+            "name of a chunk there. Give the chunk another dataid.",
+            code="INVALID_LOCATION",
+        )
+    if len(os.fsencode(name)) > LONGEST:
+        raise Refused(
+            f"Dataid {dataid[:40] + '…'!r} makes a directory's name of {len(os.fsencode(name))} "
+            f"bytes, and a file system takes {LONGEST}. Give the chunk a shorter dataid.",
+            code="INVALID_LOCATION",
+        )
+    return name
+
+
+def chunk_path(root: str, dataid: str) -> str:
+    """Where a chunk is published."""
+    return os.path.join(root, directory(dataid))
+
+
+def find(root: str, dataid: str, produced: str | None = None) -> str | None:
+    """The file or directory of a chunk: where it was produced, if that is told within the root.
+
+    Else its directory, or what a script would call it: the dataid, with or without an extension.
+    """
+    path = os.path.normpath(path_of(produced) or produced) if produced else root
+    if path.startswith(os.path.normpath(root) + os.sep):
+        return path if os.path.exists(path) else None
+    names = [directory(dataid)]
+    plain = {escaped(dataid)} | ({dataid} if "/" not in dataid and dataid.strip(".") else set())
+    names += [each + end for each in plain for end in ("", *(f".{each}" for each in FORMATS))]
+    return next((path for each in names if os.path.exists(path := os.path.join(root, each))), None)
+
+
+def read_note(path: str) -> dict[str, Any]:
+    """What is told of a chunk's directory, or nothing."""
+    try:
+        with open(os.path.join(path, NOTE), encoding="utf-8") as file:
+            note = json.load(file)
+    except (OSError, ValueError):
+        return {}
+    return note if isinstance(note, dict) else {}
+
+
+def put(
+    root: str, dataid: str, generation: int, write: Callable[[str], Mapping[str, Any]], *,
+    confirm: Callable[[], None],
+) -> str:  # fmt: skip
+    """Publish a chunk: `write` fills an empty directory and tells of it; a reader sees old or new.
+
+    `confirm` raises if the claim isn't ours any more; it is asked right before the chunk appears.
+    What a killed process left behind is cleared by the next publish of the same chunk.
+    """
+    final = chunk_path(root, dataid)
+    staging = os.path.join(root, STAGING, directory(dataid))
+    mine = _begin(staging, generation)
+    try:
+        _sweep(staging, final, generation, mine)
+        told = {"dataid": dataid, "generation": generation, **write(mine)}
+        with open(os.path.join(mine, NOTE), "w", encoding="utf-8") as file:
+            json.dump(told, file, ensure_ascii=True)
+        _sync(mine)
+        with _turn(staging):
+            _show(mine, final, generation, confirm)
+            _sync_one(root)
+        _sweep(staging, final, generation, "")
+    finally:
+        _remove(mine)
+        for empty in (staging, os.path.dirname(staging)):
+            with suppress(OSError):  # somebody else is at work in it
+                os.rmdir(empty)
+    return final
+
+
+def _begin(staging: str, generation: int) -> str:
+    while True:
+        mine = os.path.join(staging, f"{generation}-{os.urandom(4).hex()}")
+        try:
+            os.makedirs(mine)
+            return mine
+        except FileNotFoundError:  # who was done has removed the directory above in between
+            continue
+
+
+def _show(mine: str, final: str, generation: int, confirm: Callable[[], None]) -> None:
+    """Make a written chunk visible in one step; the old one is in its place then."""
+    there = _generation(final)
+    confirm()
+    if there > generation:
+        raise _newer(final, there, generation)
+    try:
+        if os.path.lexists(final):
+            _swap(mine, final)
+        else:
+            os.rename(mine, final)
+    except FileNotFoundError:
+        confirm()  # a newer claim has cleared away what this one wrote
+        raise
+    # Where the file system has no locks, a newer one may have come since we looked.
+    if (there := _generation(mine)) > generation:
+        _swap(mine, final)
+        confirm()
+        raise _newer(final, there, generation)
+
+
+def _newer(final: str, there: int, generation: int) -> Refused:
+    return Refused(
+        f"{final} is of generation {there}, and this claim's is {generation}: a newer chunk isn't "
+        f"replaced by an older one. If the tables were made anew since, remove {NOTE} there.",
+        code="INVALID_LOCATION",
+    )
+
+
+def _swap(mine: str, final: str) -> None:
+    """Exchange two directories; where the system can't, in two steps, which a crash can part."""
+    try:
+        _exchange(mine, final)
+        return
+    except OSError as error:
+        if error.errno not in (errno.ENOSYS, errno.EINVAL, errno.ENOTSUP):
+            raise
+    os.rename(final, mine + _OLD)
+    try:
+        os.rename(mine, final)
+    except OSError:
+        os.rename(mine + _OLD, final)
+        raise
+    os.rename(mine + _OLD, mine)
+
+
+def _exchange(one: str, other: str) -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    renameat2 = getattr(libc, "renameat2", None) if sys.platform == "linux" else None
+    if renameat2 is None:
+        raise OSError(errno.ENOSYS, "no exchange of names here")
+    paths = os.fsencode(one), os.fsencode(other)
+    if renameat2(_AT_FDCWD, paths[0], _AT_FDCWD, paths[1], _RENAME_EXCHANGE):
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number), one, None, other)
+
+
+@contextmanager
+def _turn(staging: str) -> Iterator[None]:
+    """Let one publish of a chunk after the other look at what is there and replace it."""
+    handle = os.open(staging, os.O_RDONLY)
+    try:
+        deadline = time.monotonic() + PATIENCE
+        while True:
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    raise Refused(
+                        f"Another process has been publishing to {staging} for {PATIENCE:.0f} s. "
+                        "If it hangs, end it; then let the chunk be made again.",
+                        code="LOCKED",
+                    ) from None
+                time.sleep(0.02)
+            except OSError:
+                break  # no locks in this file system: the generations tell
+        yield
+    finally:
+        os.close(handle)
+
+
+def _sweep(staging: str, final: str, generation: int, mine: str) -> None:
+    """Remove what publishes of this chunk that are over left behind."""
+    with suppress(FileNotFoundError):
+        for name in os.listdir(staging):
+            path, number = os.path.join(staging, name), name.partition("-")[0]
+            if path == mine or not number.isdigit() or int(number) > generation:
+                continue
+            if name.endswith(_OLD) and not os.path.lexists(final):
+                continue  # the only whole chunk that there is
+            _remove(path)
+
+
+def _generation(path: str) -> int:
+    found = read_note(path).get("generation")
+    return found if isinstance(found, int) else 0
+
+
+def _sync(folder: str) -> None:
+    for above, _, names in os.walk(folder):
+        for name in names:
+            _sync_one(os.path.join(above, name))
+        _sync_one(above)
+
+
+def _sync_one(path: str) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _remove(path: str) -> None:
+    if os.path.islink(path) or os.path.isfile(path):
+        os.unlink(path)
+    else:
+        shutil.rmtree(path, ignore_errors=True)

@@ -1,0 +1,100 @@
+"""What lies where a dataset's chunks should be, compared with what the tables say is there."""
+
+import os
+import re
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from .model import PENDING, READY, RUNNING
+from .places import location, path_of
+from .store import Store
+from .truth import Truth, facts, truths
+
+GONE, UNKNOWN, NO_FOLDER = "data is gone", "data of no known chunk", "folder is gone"
+
+_COLUMN = re.compile(r"[^=/]+=(.*)", re.DOTALL)
+_ESCAPE = re.compile("%([0-9A-Fa-f]{2})")
+_PIECE = 1000
+
+
+class Holding(NamedTuple):
+    """One disagreement between a status and what lies on the disk."""
+
+    dataid: str
+    status: str
+    found: str
+    place: str
+
+
+def misplaced(store: Store, datasetid: str, columns: Mapping[str, str | None]) -> list[Holding]:
+    """The READY chunks of a dataset whose data isn't there, and data that no chunk stands for.
+
+    Only where it can be told: a chunk's own recorded place, or a folder of this machine whose
+    entries are named after chunks (`2026-11-18`, `2026-11-18.csv`, `day=2026-11-18`).
+    """
+    there = truths(store, datasetid)
+    ready = {dataid: truth for dataid, truth in there.items() if truth.status == READY}
+    root = location(columns)
+    path = path_of(root) if root else None
+    found: dict[str, Holding] = {}
+    for dataid, place in _own_places(store, datasetid, ready, root).items():
+        if not os.path.exists(place):
+            found[dataid] = Holding(dataid, READY, GONE, place)
+    if path is not None and ready and not os.path.exists(path):
+        return [Holding("", READY, NO_FOLDER, path)]
+    if path is not None and os.path.isdir(path):
+        for holding in _by_name(path, there, ready):
+            found.setdefault(holding.dataid, holding)
+    return sorted(found.values())
+
+
+def _own_places(
+    store: Store, datasetid: str, ready: Mapping[str, Truth], root: str | None
+) -> dict[str, str]:
+    """The paths on this machine that were recorded for single chunks."""
+    places: dict[str, str] = {}
+    names = list(ready)
+    for start in range(0, len(names), _PIECE):
+        some = {each: ready[each] for each in names[start : start + _PIECE]}
+        for dataid, fact in facts(store, datasetid, some).items():
+            recorded = fact["location"]
+            path = path_of(recorded) if recorded and recorded != root else None
+            if path is not None:
+                places[dataid] = path
+    return places
+
+
+def _by_name(path: str, there: Mapping[str, Truth], ready: Mapping[str, Truth]) -> list[Holding]:
+    """Compare with a folder's entries, if they are named after chunks."""
+    entries = {
+        dataid: entry.path
+        for entry in os.scandir(path)
+        if not entry.name.startswith(("_", "."))
+        for dataid in _names(entry.name)
+    }
+    if not entries.keys() & ready.keys():  # named otherwise: nothing can be told
+        return []
+    gone = [
+        Holding(each, READY, GONE, os.path.join(path, each))
+        for each in ready
+        if each not in entries
+    ]
+    of_chunks = {entries[each] for each, truth in there.items() if each in entries}
+    unknown = {
+        entries[each]: Holding(each, PENDING, UNKNOWN, entries[each])
+        for each in entries
+        if entries[each] not in of_chunks
+    }
+    running = [each for each, truth in there.items() if truth.status == RUNNING]
+    return [each for each in (*gone, *unknown.values()) if each.dataid not in running]
+
+
+def _names(entry: str) -> list[str]:
+    """The chunks that a folder's entry may be named after; the likeliest last."""
+    column = _COLUMN.fullmatch(entry)
+    value = column[1] if column else entry
+    plain = _ESCAPE.sub(lambda found: chr(int(found[1], 16)), value)
+    stems = [value]
+    while "." in stems[-1].lstrip("."):
+        stems.append(stems[-1].rpartition(".")[0])
+    return list(dict.fromkeys([*stems, plain]))

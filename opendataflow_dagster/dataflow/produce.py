@@ -1,0 +1,221 @@
+"""One claimed chunk, made by a Python function or a script, checked, published and settled."""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from typing import NamedTuple
+
+from .chunk import (
+    ERROR,
+    WARN,
+    Checked,
+    Chunk,
+    ChunkFailed,
+    Place,
+    Result,
+    as_results,
+    open_chunk,
+    reason_of,
+    tidy,
+)
+from .environment import JobEnvironment
+from .errors import StaleClaim
+from .model import READY, Claim, Fact
+from .places import is_missing
+from .pulse import Pulse, briefly
+from .runjob import LOST, first_line
+from .store import Store, _stale
+
+__all__ = [
+    "ERROR", "WARN", "Check", "Checked", "Chunk", "ChunkFailed", "Compute", "Place", "Produced",
+    "Publish", "Result", "as_results", "five_answers", "open_chunk", "produce", "reason_of", "tidy",
+]  # fmt: skip
+
+Compute = Callable[[Chunk], Result | Mapping[str, Result | None] | None]
+Check = Callable[[Chunk], Checked]
+Publish = Callable[[Chunk], Result | Mapping[str, Result | None] | None]
+
+
+class Produced(NamedTuple):
+    """How a chunk ended: READY, FAILED, RESUBMIT, or LOST to somebody else."""
+
+    claim: Claim
+    status: str
+    reason: str
+    seconds: float
+    facts: list[Fact]
+    results: dict[str, Result]
+    checks: list[Checked]
+    retry_in: float | None = None
+    chunk: Chunk | None = None
+    error: BaseException | None = None
+
+
+def produce(
+    store: Store, claim: Claim, environment: JobEnvironment, compute: Compute, *,
+    checks: Sequence[Check] = (), publish: Publish | None = None, pulse: Pulse,
+    interrupted: Callable[[BaseException], str] = lambda error: f"interrupted: {first_line(error)}",
+) -> Produced:  # fmt: skip
+    """Make a claimed chunk: compute, check, publish, and settle the claim.
+
+    What the work raises fails the chunk. What isn't an `Exception` (a cancellation) does so too,
+    for the reason that `interrupted` tells, and is raised again. Errors of the tables are raised as
+    they are.
+    """
+    started = time.monotonic()
+    made = _Work(store, claim, environment, pulse)
+    pulse.hold(claim)
+    try:
+        try:
+            made.work(compute, checks, publish)
+        except Exception as error:
+            if store.db.trouble(error) and made.in_tables:
+                raise
+            made.failed(error)
+        status, retry_in = made.settle()
+    except StaleClaim as error:
+        return made.produced(LOST, started, reason=str(error))
+    except BaseException as error:
+        if not isinstance(error, Exception):
+            made.cancel(interrupted(error))
+        raise
+    finally:
+        pulse.let_go(claim)
+    return made.produced(status, started, retry_in)
+
+
+class _Work:
+    """The state of one chunk's production."""
+
+    def __init__(
+        self, store: Store, claim: Claim, environment: JobEnvironment, pulse: Pulse
+    ) -> None:
+        self.store, self.claim, self.environment, self.pulse = store, claim, environment, pulse
+        self.chunk: Chunk | None = None
+        self.results: dict[str, Result] = {}
+        self.checks: list[Checked] = []
+        self.reason = ""
+        self.error: BaseException | None = None
+        self.in_tables = False
+        """Whether it was us who asked the tables, not the user's code."""
+
+    def work(self, compute: Compute, checks: Sequence[Check], publish: Publish | None) -> None:
+        outputs = self.environment.plan.outputs
+        self.in_tables = True
+        chunk = self.chunk = open_chunk(self.store, self.claim, self.environment, self.pulse)
+        self.in_tables = False
+        self.results = as_results(compute(chunk), outputs)
+        chunk = self.chunk = replace(chunk, results=self.results)
+        for check in checks:
+            self.checks.append(check(chunk))
+        wrong = [each for each in self.checks if not each.passed and each.severity == ERROR]
+        if wrong:
+            told = "; ".join(f"{each.name}: {each.message}".rstrip(": ") for each in wrong)
+            self.reason = tidy(f"NOT_VALIDATED: {told}")
+            return
+        if publish:
+            self.in_tables = True
+            self.confirm()
+            self.in_tables = False
+            more = as_results(publish(chunk), outputs)
+            self.results |= {each: told for each, told in more.items() if told != Result()}
+            self.chunk = replace(chunk, results=self.results)
+
+    def confirm(self) -> None:
+        """Make sure that the claim is ours now, with a whole lease ahead."""
+        if self.store.db.insist(lambda: self.store.heartbeat([self.claim]))[0]:
+            raise _stale([self.claim])
+
+    def failed(self, error: Exception) -> None:
+        if isinstance(error, StaleClaim) or not self.alive():
+            raise error if isinstance(error, StaleClaim) else _stale([self.claim])
+        self.reason = reason_of(error)
+        self.error = None if isinstance(error, ChunkFailed) else error
+
+    def alive(self) -> bool:
+        return not self.pulse.lost(self.claim)
+
+    def settle(self) -> tuple[str, float | None]:
+        if not self.reason:
+            self.store.finish(self.claim, self.facts())
+            return READY, None
+        status, retry_in = self.store.fail(self.claim, self.reason)
+        if any(not each.passed for each in self.checks):
+            self.store.db.insist(self._note)
+        return status, retry_in
+
+    def cancel(self, why: str) -> None:
+        """Settle as FAILED by a new connection: the old one may have been cut off in mid-word."""
+        self.store.db.drop()
+        with suppress(Exception):  # who looks after ended runs settles it too, or else its lease
+            briefly(self.store.db, lambda: self.store._fail(self.claim, tidy(why), False))
+
+    def facts(self) -> list[Fact]:
+        return [
+            Fact(
+                datasetid, self.claim.dataid,
+                self.results.get(datasetid, Result()).location
+                or self.environment.locations.get(datasetid),
+                *self.results.get(datasetid, Result())[:3],
+                *_judged([each for each in self.checks if each.datasetid == datasetid]),
+            )
+            for datasetid in self.environment.plan.outputs
+        ]  # fmt: skip
+
+    def produced(
+        self, status: str, started: float, retry_in: float | None = None, reason: str = ""
+    ) -> Produced:
+        return Produced(
+            self.claim, status, reason or self.reason, time.monotonic() - started, self.facts(),
+            self.results, self.checks, retry_in, self.chunk, self.error,
+        )  # fmt: skip
+
+    def _note(self) -> None:
+        for fact in self.facts():
+            if fact.validated is not None:
+                self.store.db.change(
+                    "produce.note_invalid", jobid=self.claim.jobid,
+                    generation=self.claim.generation, **fact._asdict(),
+                )  # fmt: skip
+
+
+def five_answers(produced: Produced, datasetid: str, today: bool = False) -> dict[str, str]:
+    """The five questions of a chunk that has just been made, from what is at hand."""
+    chunk, fact = produced.chunk, next(
+        each for each in produced.facts if each.datasetid == datasetid
+    )  # fmt: skip
+    inputs = list(chunk.inputs.values()) if chunk else []
+    place = chunk.outputs[datasetid].location if chunk else None
+    ready = [f"{each.datasetid} READY" for each in inputs] + (["today"] if today else [])
+    right = [
+        f"{each.datasetid}: generation {each.generation or 'unknown'}"
+        + (f", {each.rows} rows" if each.rows is not None else "")
+        + (f", fingerprint {each.fingerprint}" if each.fingerprint else "")
+        for each in inputs
+    ]
+    where = fact.location or "registered without a place"
+    if fact.location and place and fact.location != place:
+        where += f"; registered as {place}"
+    if fact.location and is_missing(fact.location):
+        where += ", which doesn't exist here"
+    claim = produced.claim
+    return {
+        "ready": "; ".join(ready) or "it reads nothing",
+        "right": "; ".join(right) or "nothing to consume",
+        "location": where,
+        "validated": fact.checks or "no checks",
+        "safe": f"claimed by {claim.owner}, attempt {claim.attempts}",
+    }
+
+
+def _judged(checks: Sequence[Checked]) -> tuple[bool | None, str | None]:
+    """Whether a chunk passed what gates it, and the checks in a line."""
+    if not checks:
+        return None, None
+    told = "; ".join(
+        f"{each.name} {'passed' if each.passed else 'failed'}"
+        + (f": {each.message}" if each.message and not each.passed else "")
+        for each in checks
+    )
+    return all(each.passed or each.severity != ERROR for each in checks), tidy(told)

@@ -1,0 +1,76 @@
+"""What a job has made becomes the chunk: in its folder or its table, whole or not at all."""
+
+from typing import Any
+
+from . import files
+from .chunk import Chunk, ChunkFailed, Place, Result
+from .errors import DataflowError, Refused, StaleClaim
+from .folders import put, read_note
+from .reading import Reading, bounds_of, with_code
+from .store import Store, _stale
+from .tables import Rows
+from .targets import DEFAULT_FORMAT, Folder, target_of
+
+
+def publish(
+    store: Store, place: Place, chunk: Chunk, obj: Any, *, format: str = DEFAULT_FORMAT
+) -> Result:
+    """Publish an object as the chunk of a dataset, for the claim in hand; it tells what it wrote.
+
+    The object is a frame of pandas or Spark, or an Arrow table; for a folder also bytes, or the
+    Path of a file or folder. Readers see the old chunk or the new one. The claim is asked for again
+    right before: `StaleClaim` means that nothing was changed. `format` is for a folder that is
+    registered without one.
+    """
+    claim = chunk.claim
+
+    def confirm() -> None:
+        if store.db.insist(lambda: store.heartbeat([claim]))[0]:
+            raise _stale([claim])
+
+    try:
+        target = target_of(place.datasetid, place.columns, format)
+        if isinstance(target, Folder):
+            return _to_folder(target, chunk, obj, confirm)
+        bounds = bounds_of(store, place.datasetid, chunk.dataid)
+        rows = Rows(target, chunk.dataid, bounds, lambda: chunk.password(place.datasetid))
+        frame = obj if files.is_frame(obj) else files.as_table(obj).to_pandas()
+        return Result(rows.replace(frame, confirm), location=target.location)
+    except StaleClaim:
+        raise
+    except DataflowError as error:
+        raise ChunkFailed(with_code(error)) from error
+
+
+def read(found: Reading, target: Any, kind: str = "pandas") -> Any:
+    """The data of a chunk as `pandas`, `arrow`, `bytes` or `path`; of a table, its frame."""
+    if not isinstance(target, Folder):
+        if kind == "path":
+            return target.location
+        if kind == "bytes":
+            raise Refused(
+                f"{found.datasetid!r} is a table, so a chunk of it isn't bytes. Annotate the input "
+                "as pandas.DataFrame.",
+                code="INVALID_LOCATION",
+            )
+        frame = Rows(target, found.dataid, found.bounds, found.password).read()
+        return files.as_table(frame) if kind == "arrow" else frame
+    path = found.path(target)
+    if kind == "path":
+        return path
+    if kind == "bytes":
+        return files.read_bytes(path)
+    note = read_note(path)
+    way = files.read_table if kind == "arrow" else files.read_frame
+    return way(path, note.get("format") or target.format, note.get("columns"))
+
+
+def _to_folder(target: Folder, chunk: Chunk, obj: Any, confirm: Any) -> Result:
+    told: dict[str, Any] = {}
+
+    def write(folder: str) -> dict[str, Any]:
+        told.update(files.write(obj, folder, target.format))
+        return {"jobid": chunk.jobid, **told}
+
+    path = put(target.root, chunk.dataid, chunk.generation, write, confirm=confirm)
+    return Result(told.get("rows"), told["bytes"], location=path)

@@ -1,0 +1,153 @@
+"""A thread that keeps claims alive while the work for them goes on."""
+
+import time
+from collections.abc import Callable
+from threading import Condition, Thread
+from typing import TypeVar
+
+from .database import Database
+from .model import Claim
+from .runjob import Say, first_line
+from .store import LEASE, Store, new_owner
+
+T = TypeVar("T")
+
+BRIEFLY = 5.0
+"""Seconds for which an outage holds up what somebody else would settle anyway."""
+
+AGAIN = 1.0
+"""Seconds after which a heartbeat that met trouble is tried again, at the latest."""
+
+
+class Pulse:
+    """Renews the leases of one worker's claims, and its own row as part of a run, until the end.
+
+    It begins to count on `with`. A claim that another has taken over is in `lost` from then on. A
+    database that is away is said once for each outage: the work goes on, whose fault it isn't.
+    """
+
+    def __init__(
+        self, store: Store, owner: str | None = None, *, runid: str | None = None,
+        jobid: str | None = None, lease: float = LEASE, say: Say | None = None,
+    ) -> None:  # fmt: skip
+        self.store, self.owner = store, owner or new_owner()
+        self.runid, self.jobid, self.lease = runid, jobid, lease
+        self._say = say or (lambda _: None)
+        self._held: dict[tuple[str, str, int], Claim] = {}
+        self._lost: set[tuple[str, str, int]] = set()
+        self._changed = Condition()
+        self._due = 0.0
+        self._over = self._away = False
+        self._thread: Thread | None = None
+
+    def __enter__(self) -> "Pulse":
+        if self.runid and self.jobid:
+            from .workers import begin_work
+
+            begin_work(self.store, self.owner, self.runid, self.jobid, self.lease)
+        self._thread = Thread(target=self._run, name=f"pulse of {self.owner}", daemon=True)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with self._changed:
+            self._over = True
+            self._changed.notify()
+        if self._thread:
+            self._thread.join(BRIEFLY)  # at most: it may hang in a network that is gone
+        if self.runid and self.jobid:
+            db = self.store.db
+            try:
+                briefly(db, lambda: db.change("workers.end", owner=self.owner))
+            except Exception as error:
+                self._say(f"The worker's row stays until its lease is over: {first_line(error)}")
+
+    def hold(self, claim: Claim) -> None:
+        """Keep a claim alive from now on."""
+        with self._changed:
+            self._held[_key(claim)] = claim
+            if time.monotonic() + claim.lease / 3 < self._due:
+                self._changed.notify()
+
+    def let_go(self, claim: Claim) -> None:
+        """Leave a claim to its lease: it is settled, or not ours."""
+        with self._changed:
+            self._held.pop(_key(claim), None)
+
+    def lost(self, claim: Claim) -> bool:
+        """Whether somebody else has taken the claim over, as far as was heard."""
+        return _key(claim) in self._lost
+
+    def beat(self) -> None:
+        """Renew everything now; what isn't ours any more is lost."""
+        with self._changed:
+            held = list(self._held.values())
+        for jobid in {claim.jobid for claim in held}:
+            mine = [claim for claim in held if claim.jobid == jobid]
+            for claim in self.store.heartbeat(mine):
+                with self._changed:
+                    # What was settled while we asked isn't lost.
+                    if self._held.pop(_key(claim), None) is not None:
+                        self._lost.add(_key(claim))
+        if self.runid and self.jobid:
+            from .workers import beat
+
+            beat(self.store, self.owner, self.lease)
+
+    def _run(self) -> None:
+        try:
+            while self._wait():
+                self._try()
+        finally:
+            self.store.db.drop()
+
+    def _try(self) -> None:
+        try:
+            self.beat()
+        except Exception as error:
+            if self.store.db.trouble(error) == "gone":
+                self.store.db.drop()
+            if not self._away:
+                self._say(f"The claim can't be renewed: {first_line(error)}. The work goes on")
+            self._away = True
+        else:
+            if self._away:
+                self._say("The database is back, and the claim renewed")
+            self._away = False
+
+    def _pause(self) -> float:
+        """Seconds between two beats: of the shortest lease, a third."""
+        leases = [claim.lease for claim in self._held.values()]
+        pause = min([*leases, self.lease]) / 3
+        return min(pause, AGAIN) if self._away else pause
+
+    def _wait(self) -> bool:
+        """Wait until the next beat is due, sooner if a shorter lease comes; False: it is over."""
+        with self._changed:
+            since = time.monotonic()
+            while not self._over:
+                self._due = since + self._pause()
+                left = self._due - time.monotonic()
+                if left <= 0:
+                    return True
+                self._changed.wait(left)
+            return False
+
+
+def briefly(db: Database, work: Callable[[], T], patience: float = BRIEFLY) -> T:
+    """Do `work` by a new connection if need be, and wait only so many seconds for it."""
+    deadline = time.monotonic() + patience
+    while True:
+        try:
+            return work()
+        except Exception as error:
+            trouble = db.trouble(error)
+            if trouble == "gone":
+                db.drop()
+            if not trouble or time.monotonic() > deadline:
+                raise
+            time.sleep(0.1)
+
+
+def _key(claim: Claim) -> tuple[str, str, int]:
+    return claim.jobid, claim.dataid, claim.generation

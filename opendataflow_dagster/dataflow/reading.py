@@ -1,0 +1,211 @@
+"""Whether a chunk of a dataset may be read: the five questions, answered from rows."""
+
+import os
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, TypeVar
+
+from .answers import five_answers
+from .errors import Refused
+from .folders import find, read_note
+from .hindrances import IN_A_CIRCLE, advice, hindrances
+from .model import READY, Plan
+from .names import check_id, typed
+from .places import location
+from .store import Store
+from .targets import Folder, Table, target_of
+from .times import from_table
+from .why import explain_chunk, in_order
+from .whystate import Answer, Reason, Row, State
+
+T = TypeVar("T")
+
+TRIES = 5
+"""How often a chunk is read again that was made anew in between."""
+
+READER = ""
+"""Who reads is no job: its rows are nobody's."""
+
+
+class Reading(NamedTuple):
+    """A chunk as it stands, why it shouldn't be read, and where it is."""
+
+    datasetid: str
+    dataid: str
+    columns: Mapping[str, str | None]
+    encrypted: str | None
+    seen: list[tuple]
+    reasons: list[Reason]
+    answers: list[Answer]
+    generation: int | None = None
+    maker: str = ""
+    fact: Mapping[str, Any] = {}
+    bounds: tuple[str, str | None, int | None] | None = None
+
+    def insist(self) -> None:
+        """Raise the first refusal, if there is any."""
+        if self.reasons:
+            first = self.reasons[0]
+            action = next((reason.action for reason in self.reasons if reason.action), "")
+            raise refusal(first.code, first.text, action)
+
+    def password(self, environ: Mapping[str, str] = os.environ) -> str | None:
+        """The password of the dataset, decrypted now."""
+        if not self.encrypted:
+            return None
+        from .credentials import decrypt, find_passkey, for_dataset
+
+        return decrypt(self.encrypted, find_passkey(environ), purpose=for_dataset(self.datasetid))
+
+    def target(self, format: str) -> Folder | Table:
+        """The place of the dataset."""
+        return target_of(self.datasetid, self.columns, format)
+
+    def path(self, folder: Folder) -> str:
+        """The file or directory that the chunk is, of the generation that the tables tell."""
+        found = find(folder.root, self.dataid, self.fact.get("location"))
+        again = f"odf resubmit {typed(self.maker, self.dataid)}"
+        if found is None:
+            text = f"{self.datasetid!r} is READY, but there is nothing of chunk {self.dataid!r}"
+            raise refusal("INVALID_LOCATION", f"{text} in {folder.root}", again)
+        there = read_note(found).get("generation")
+        if self.generation and there and there > self.generation:
+            text = f"{found} is of generation {there}, and the tables tell of {self.generation}"
+            raise refusal("DATA_NOT_READY", f"{text}: it was published and not settled", again)
+        return found
+
+
+def refusal(code: str, text: str, action: str = "") -> Refused:
+    """A refusal in one line: what is in the way, and the smallest way out of it."""
+    return Refused(f"{text}." + (f" Run: {action}" if action else ""), code=code)
+
+
+def with_code(error: Exception) -> str:
+    """What an error says, led by the code of DESIGN section 5 if it is a refusal with one."""
+    code = error.code if isinstance(error, Refused) else Refused.code
+    return str(error) if code == Refused.code else f"{code}: {error}"
+
+
+def ask(store: Store, datasetid: str, dataid: str, format: str) -> Reading:
+    """Ask the five questions about one chunk of a dataset, for whoever reads it now."""
+    check_id("datasetid", datasetid)
+    check_id("dataid", dataid)
+
+    def work() -> Reading:
+        with store.db.reading():
+            return _ask(store, datasetid, dataid, format)
+
+    return store.db.insist(work)[0]
+
+
+def read_chunk(
+    store: Store, datasetid: str, dataid: str, read: Callable[[Reading], T], *, format: str
+) -> tuple[T, Reading]:
+    """Read a chunk by `read`, and what it was then: it was READY before and after, and the same."""
+    for _ in range(TRIES):
+        found = ask(store, datasetid, dataid, format)
+        found.insist()
+        try:
+            data = read(found)
+        except Exception:
+            if _seen(store, datasetid, dataid) != found.seen:
+                continue  # it was replaced under our hands
+            raise
+        if _seen(store, datasetid, dataid) == found.seen:
+            return data, found
+    raise refusal(
+        "DATA_NOT_READY", f"{datasetid!r} was made anew each of {TRIES} times that it was read"
+    )
+
+
+def producers(store: Store, datasetid: str) -> list[str]:
+    """The jobs that write a dataset."""
+    rows, _ = store.db.insist(lambda: store.db.run("reading.producers", datasetid=datasetid))
+    return [jobid for (jobid,) in rows]
+
+
+def bounds_of(
+    store: Store, datasetid: str, dataid: str
+) -> tuple[str, str | None, int | None] | None:
+    """Which rows of a table a chunk is, if it has been split."""
+    known = {"datasetid": datasetid, "dataid": dataid}
+    rows, _ = store.db.insist(lambda: store.db.run("reading.bounds", **known))
+    return rows[0] if rows else None
+
+
+def _ask(store: Store, datasetid: str, dataid: str, format: str) -> Reading:
+    db, known = store.db, {"datasetid": datasetid, "dataid": dataid}
+    registered = db.records("reading.dataset", datasetid=datasetid)
+    columns = {name.lower(): value for name, value in (registered or [{}])[0].items()}
+    encrypted = columns.pop("encryptedpass", None)
+    columns = {name: None if each is None else str(each) for name, each in columns.items()}
+    if not registered:
+        action = f"odf dataset add {typed(datasetid)} --hostname FOLDER"
+        text = f"dataset {datasetid!r} isn't registered"
+        reasons = [Reason("NOT_REGISTERED", text, action)]
+        return Reading(datasetid, dataid, columns, None, [], reasons, [])
+
+    seen = db.run("reading.rows", **known)
+    state = _state(store, datasetid, dataid, seen, _checkable(datasetid, columns, format))
+
+    def above(producer: str) -> Reason | None:
+        found = explain_chunk(store, producer, dataid, None)
+        if found.may_run:
+            return None
+        first = found.reasons[0]
+        circle = first.code == IN_A_CIRCLE
+        return first if circle else first._replace(action=found.action)
+
+    reasons = in_order([*hindrances(state, above), *advice(state)])
+    made, fact = next(state.inputs(), (None, {}))
+    return Reading(
+        datasetid, dataid, columns, encrypted, seen, reasons, five_answers(state),
+        made.generation if made else None, made.jobid if made else "", fact,
+        next(iter(db.run("reading.bounds", **known)), None),
+    )  # fmt: skip
+
+
+def _state(
+    store: Store, datasetid: str, dataid: str, seen: list[tuple], place: str | None
+) -> State:
+    """The rows that decide, as of a job that reads this dataset and writes nothing."""
+    db, known = store.db, {"datasetid": datasetid, "dataid": dataid}
+    last = {event[0]: event[1:] for event in db.run("reading.events", **known)}
+    rows = []
+    for _, jobid, locktype, status, modified, generation in seen:
+        at, who, why = last[jobid][1:] if last.get(jobid, "?")[0] == status else (modified, "", "")
+        rows.append(
+            Row(datasetid, jobid, locktype, status, generation, from_table(store, at), who, why)
+        )
+    times = ("started", "heartbeat", "lease_end", "retry_at")
+    claims = {
+        claim["jobid"]: claim | {name: from_table(store, claim[name]) for name in times}
+        for claim in db.records("why.claims", dataid=dataid)
+    }
+    facts = {(datasetid, fact["generation"]): fact for fact in db.records("reading.facts", **known)}
+    from datetime import datetime
+
+    now = from_table(store, datetime.fromtimestamp(store.now()).astimezone())
+    makers = [jobid for (jobid,) in db.run("reading.producers", datasetid=datasetid)]
+    return State(
+        Plan(READER, (datasetid,), (), (), (), False), dataid, None, now, store.today(), rows,
+        facts, claims, {datasetid: place}, {datasetid: makers},
+    )  # fmt: skip
+
+
+def _checkable(datasetid: str, columns: Mapping[str, str | None], format: str) -> str | None:
+    """The place, if it is a folder: whether a table is there, its database tells."""
+    try:
+        target = target_of(datasetid, columns, format)
+    except Refused:
+        return location(columns)
+    return location(columns) if isinstance(target, Folder) else None
+
+
+def _seen(store: Store, datasetid: str, dataid: str) -> list[tuple]:
+    known = {"datasetid": datasetid, "dataid": dataid}
+    return store.db.insist(lambda: store.db.run("reading.rows", **known))[0]
+
+
+__all__ = [
+    "READY", "Reading", "ask", "bounds_of", "producers", "read_chunk", "refusal", "with_code",
+]  # fmt: skip

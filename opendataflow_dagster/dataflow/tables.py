@@ -1,0 +1,153 @@
+"""A chunk of a table, in PostgreSQL or SQLite: read by its bounds, replaced in one transaction."""
+
+import os
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
+from typing import Any
+
+from . import sqlfiles
+from .errors import Refused
+from .files import flat, need
+from .names import typed
+from .targets import POSTGRES, Table
+
+Bounds = tuple[str, str | None, int | None]
+"""Lower and upper bound, and modulus, as `odf split` keeps them."""
+
+_PARAMETER = re.compile(r"(?<![:\w]):([a-z_]+)")
+_PATIENCE = 60.0
+
+
+class Rows:
+    """The rows of a table that are one chunk."""
+
+    def __init__(
+        self, table: Table, dataid: str, bounds: Bounds | None = None,
+        password: Callable[[], str | None] = lambda: None,
+    ) -> None:  # fmt: skip
+        self.table, self.dataid, self.bounds, self._password = table, dataid, bounds, password
+        lower, upper, modulus = bounds or (dataid, None, None)
+        self._is_value = modulus is None and upper is None
+        way = "value" if self._is_value else "range" if modulus is None else "remainder"
+        self._known = {"lower": lower, "upper": upper, "modulus": modulus}
+        if modulus is not None:
+            self._known["lower"] = int(lower)
+        self._statements = sqlfiles.statements(table.dialect, "tables")
+        self._names = {
+            "table": ".".join(self._quoted(each) for each in (table.schema, table.name) if each),
+            "column": self._quoted(table.column),
+        }
+        self._names["chunk"] = self._statement(way)
+
+    def read(self) -> Any:
+        """The rows as a frame."""
+        pandas = need("pandas")
+        with self._connected() as connection:
+            cursor = self._execute(connection, "rows")
+            names = [column[0] for column in cursor.description]
+            return pandas.DataFrame.from_records(cursor.fetchall(), columns=names)
+
+    def replace(self, frame: Any, confirm: Callable[[], None]) -> int:
+        """Put the rows of a frame in the place of the chunk's, all or none; how many they are.
+
+        `confirm` raises if the claim isn't ours any more; it is asked before the transaction ends.
+        """
+        frame = self._whole(flat(frame))
+        names = ", ".join(map(self._quoted, frame.columns))
+        with self._connected() as connection:
+            self._take_turn(connection)
+            self._execute(connection, "delete")
+            mark = "%s" if self.table.dialect == POSTGRES else "?"
+            statement = self._statement(
+                "insert", columns=names, values=", ".join([mark] * len(frame.columns))
+            )
+            connection.cursor().executemany(statement, list(self._values(frame)))
+            [(found,)] = self._execute(connection, "count").fetchall()
+            if found != len(frame):
+                raise Refused(
+                    f"Of {len(frame)} rows that were to be chunk {self.dataid!r} of "
+                    f"{self.table.location}, {found} are by their {self.table.column!r}. Return "
+                    "rows of this chunk only.",
+                    code="NOT_VALIDATED",
+                )
+            confirm()
+            connection.commit()
+        return len(frame)
+
+    def _whole(self, frame: Any) -> Any:
+        """The frame with the column that tells the chunk, if the dataid is its value."""
+        if self.table.column in frame.columns:
+            return frame
+        if not self._is_value:
+            raise Refused(
+                f"The rows for {self.table.location} have no column {self.table.column!r}, by "
+                "which the table is split. Return it too.",
+                code="NOT_VALIDATED",
+            )
+        return frame.assign(**{self.table.column: self._known["lower"]})
+
+    def _values(self, frame: Any) -> Iterator[Sequence[Any]]:
+        plain = frame.astype(object).where(frame.notna(), None)
+        rows = plain.itertuples(index=False, name=None)
+        return rows if self.table.dialect == POSTGRES else (tuple(map(_of_sqlite, r)) for r in rows)
+
+    def _take_turn(self, connection: Any) -> None:
+        if self.table.dialect == POSTGRES:
+            self._execute(connection, "patience")
+            key = f"{self._names['table']}\n{self.dataid}"
+            connection.execute(self._statement("turn"), {"key": key})
+        elif self._execute(connection, "is_ours").fetchall():
+            raise Refused(
+                f"{self.table.database} has the tables of OpenDataFlow itself, which the claim "
+                "needs while the data is written. Put the data into another file.",
+                code="INVALID_LOCATION",
+            )
+        else:
+            self._execute(connection, "turn")
+
+    def _execute(self, connection: Any, name: str) -> Any:
+        return connection.execute(self._statement(name), self._known)
+
+    def _statement(self, name: str, **names: str) -> str:
+        text = self._statements[name].partition("\n")[2]
+        if self.table.dialect == POSTGRES:
+            text = _PARAMETER.sub(r"%(\1)s", text.replace("%", "%%"))
+        return text.format(**self._names, **names) if name != "turn" else text
+
+    def _quoted(self, name: str) -> str:
+        quoted = '"' + name.replace('"', '""') + '"'
+        return quoted.replace("%", "%%") if self.table.dialect == POSTGRES else quoted
+
+    @contextmanager
+    def _connected(self) -> Iterator[Any]:
+        """A connection for one transaction, which is rolled back unless it is committed."""
+        table = self.table
+        if table.dialect == POSTGRES:
+            import psycopg
+
+            host, _, port = table.host.partition(":")
+            told = {"host": host, "port": port, "dbname": table.database, "user": table.user}
+            given: Any = {name: value for name, value in told.items() if value}
+            with closing(psycopg.connect(**given, password=self._password())) as connection:
+                yield connection
+            return
+        import sqlite3
+
+        if not os.path.isfile(table.database):
+            raise Refused(
+                f"{table.datasetid!r} is registered at {table.location}, and there is no file "
+                f"{table.database}. Run: odf dataset add {typed(table.datasetid)} --database FILE",
+                code="INVALID_LOCATION",
+            )
+        with closing(
+            sqlite3.connect(table.database, timeout=_PATIENCE, isolation_level=None)
+        ) as connection:
+            yield connection
+
+
+def _of_sqlite(value: Any) -> Any:
+    """A value as SQLite can keep it: times and decimals as texts."""
+    if hasattr(value, "isoformat") or type(value).__name__ == "Decimal":
+        return str(value)
+    return value

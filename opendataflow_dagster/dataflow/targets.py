@@ -1,0 +1,115 @@
+"""What the place of a dataset is: a folder with files of a format, or a table of a database."""
+
+import os
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from .errors import Refused
+from .folders import FORMATS
+from .names import typed
+from .places import location, path_of
+
+DEFAULT_FORMAT = "parquet"
+
+POSTGRES, SQLITE = "postgres", "sqlite"
+_DATABASES = {"postgres": POSTGRES, "postgresql": POSTGRES, "sqlite": SQLITE, "sqlite3": SQLITE}
+_SUFFIXES = (".db", ".sqlite", ".sqlite3")
+
+
+class Folder(NamedTuple):
+    """A folder whose chunks are directories with files of this format."""
+
+    datasetid: str
+    root: str
+    format: str
+
+
+class Table(NamedTuple):
+    """A table; a chunk of it is the rows whose column has the dataid, or lies in its bounds."""
+
+    datasetid: str
+    location: str
+    dialect: str
+    database: str
+    host: str
+    schema: str
+    name: str
+    column: str
+    user: str
+
+
+def target_of(
+    datasetid: str, columns: Mapping[str, str | None], format: str = DEFAULT_FORMAT
+) -> Folder | Table:
+    """The place that a dataset is registered with, if data can be read and written there.
+
+    A path is a folder, unless its `format` or its looks say that it is a file of SQLite. A table on
+    any other host, or with the format `postgresql`, is PostgreSQL's.
+    """
+    told = {name: value or "" for name, value in columns.items()}
+    place, kind = location(columns), told.get("format", "").lower()
+    if place is None:
+        raise Refused(
+            f"{datasetid!r} is registered without a place. "
+            f"Run: odf dataset add {typed(datasetid)} --hostname FOLDER",
+            code="INVALID_LOCATION",
+        )
+    host, database = told.get("hostname", ""), told.get("database", "")
+    if kind not in ("", *FORMATS, *_DATABASES):
+        raise Refused(
+            f"{datasetid!r} has the format {kind!r}, which isn't read or written here: choose "
+            f"{', '.join(FORMATS)}, postgresql or sqlite. "
+            f"Run: odf dataset add {typed(datasetid)} --format {DEFAULT_FORMAT}",
+            code="INVALID_LOCATION",
+        )
+    dialect = _DATABASES.get(kind) or ("" if kind else _looks_like(host, database, told))
+    if not dialect:
+        root = path_of(place)
+        if root is None:
+            raise _no_path(datasetid, place)
+        return Folder(datasetid, os.path.abspath(root), kind or format)
+    if not told.get("tablename"):
+        raise Refused(
+            f"{datasetid!r} is in a database, and registered without a table. "
+            f"Run: odf dataset add {typed(datasetid)} --tablename TABLE",
+            code="INVALID_LOCATION",
+        )
+    if not told.get("chunkcolumn"):
+        raise Refused(
+            f"{datasetid!r} is a table, and no column tells which rows are a chunk. "
+            f"Run: odf dataset add {typed(datasetid)} --chunkcolumn COLUMN",
+            code="INVALID_LOCATION",
+        )
+    if dialect == SQLITE:
+        path = path_of(_without(database or host, "sqlite:///", "/"))
+        if path is None:
+            raise _no_path(datasetid, place)
+        host, database = "", os.path.abspath(path)
+    host = _without(host, "postgresql://", "").rstrip("/")
+    return Table(
+        datasetid, place, dialect, database, host, told.get("schemaname", ""), told["tablename"],
+        told["chunkcolumn"], told.get("username", ""),
+    )  # fmt: skip
+
+
+def _looks_like(host: str, database: str, told: Mapping[str, str]) -> str:
+    if not told.get("tablename"):
+        return ""
+    if host.startswith("sqlite:") or database.startswith("sqlite:"):
+        return SQLITE
+    path = path_of(host or database)
+    if path is None:
+        return POSTGRES
+    return SQLITE if not host and (os.path.isfile(path) or path.endswith(_SUFFIXES)) else ""
+
+
+def _without(text: str, prefix: str, by: str) -> str:
+    return by + text.removeprefix(prefix).lstrip("/") if text.startswith(prefix) else text
+
+
+def _no_path(datasetid: str, place: str) -> Refused:
+    return Refused(
+        f"{datasetid!r} is registered at {place}, which is no folder that can be reached here. "
+        f"Run: odf dataset add {typed(datasetid)} --hostname /FOLDER",
+        code="INVALID_LOCATION",
+    )

@@ -1,0 +1,87 @@
+"""Who is at work in which run, and what becomes of the claims of a run that is over."""
+
+from typing import NamedTuple
+
+from .model import FAILED, HOLD, RESUBMIT, RUNNING, Recovered
+from .store import LEASE, MAX_LOSSES, Store
+
+RACES = 10
+"""How often a settlement that met locked rows is tried again: for seconds, not for minutes."""
+
+
+class Worker(NamedTuple):
+    """A step of a run that is, or was, at work."""
+
+    owner: str
+    runid: str
+    jobid: str
+
+
+def begin_work(store: Store, owner: str, runid: str, jobid: str, lease: float = LEASE) -> None:
+    """Note that a worker is at work in a run, until its lease is over."""
+    store.db.insist(
+        lambda: store.db.change("workers.begin", owner=owner, runid=runid, jobid=jobid, lease=lease)
+    )
+
+
+def beat(store: Store, owner: str, lease: float = LEASE) -> bool:
+    """Renew a worker's lease; whether it still counts as at work."""
+    return bool(store.db.change("workers.beat", owner=owner, lease=lease))
+
+
+def end_work(store: Store, owner: str) -> None:
+    """Note that a worker is done."""
+    store.db.insist(lambda: store.db.change("workers.end", owner=owner))
+
+
+def lost_workers(store: Store, grace: float = 0.0) -> list[Worker]:
+    """The workers whose lease has been over for `grace` seconds."""
+    rows, _ = store.db.insist(lambda: store.db.run("workers.lost", grace=grace))
+    return [Worker(*row) for row in rows]
+
+
+def lost_runs(store: Store, grace: float = 0.0) -> list[str]:
+    """The runs that have workers, all of them lost for `grace` seconds."""
+    rows, _ = store.db.insist(lambda: store.db.run("workers.lost_runs", grace=grace))
+    return [runid for (runid,) in rows]
+
+
+def runs_at_work(store: Store) -> list[str]:
+    """The runs that hold claims or have workers: what an ended run has left is found by it."""
+    return [runid for (runid,) in store.db.insist(lambda: store.db.run("workers.runs"))[0]]
+
+
+def settle_run(
+    store: Store, runid: str, *, why: str, canceled: bool, who: str = "dagster"
+) -> list[Recovered]:
+    """Settle now what a run that is over still holds, and forget its workers.
+
+    Claims of a canceled run are FAILED; others are lost claims, which are made again, or held after
+    too many losses. What finished meanwhile, or was taken over, isn't the run's and is left alone.
+    """
+    return store.db.insist(
+        lambda: _settle(store, runid, why, canceled, who), races=RACES, wait=False
+    )[0]
+
+
+def _settle(store: Store, runid: str, why: str, canceled: bool, who: str) -> list[Recovered]:
+    db, done = store.db, []
+    with db.transaction(who=who, why=why, act="finish"):
+        held = db.run("workers.claims", runid=runid, max_losses=MAX_LOSSES)
+        for jobid, dataid, generation, owner, losses, most in held:
+            if canceled:
+                status, reason = FAILED, why
+                db.change("workers.close", jobid=jobid, dataid=dataid, generation=generation)
+            else:
+                status = HOLD if losses >= most else RESUBMIT
+                reason = f"{why}: {owner} lost claim {losses} of {most}"
+                db.run("context.sign", who=who, why=reason, act="finish")
+                db.change("claims.disown", jobid=jobid, dataid=dataid, losses=losses)
+            db.change("claims.release_inputs", jobid=jobid, dataid=dataid)
+            if db.change(
+                "claims.settle_outputs", jobid=jobid, dataid=dataid, generation=generation,
+                was=RUNNING, status=status,
+            ):  # fmt: skip
+                done.append(Recovered(jobid, dataid, status, reason))
+        db.change("workers.end_run", runid=runid)
+    return done

@@ -1,0 +1,146 @@
+"""Where the tables, Dagster's grid and the data disagree, and how that is put right."""
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import dagster as dg
+
+from .dataflow.catalog import read_catalog
+from .dataflow.errors import WrongUse
+from .dataflow.holdings import GONE, misplaced
+from .dataflow.model import FAILED, PENDING, READY, RUNNING
+from .dataflow.names import natural_key, typed
+from .dataflow.store import Store
+from .dataflow.truth import truths
+from .mirror import Mirror
+from .reconcile import NOTHING, Reconciled, differences, reconcile
+from .translator import DataflowTranslator
+
+REPAIR = "odf drift --repair"
+
+
+class Drift(NamedTuple):
+    """One chunk that isn't the same everywhere. `run`: what puts it right."""
+
+    datasetid: str
+    dataid: str
+    tables: str
+    dagster: str
+    data: str
+    run: str
+
+
+def drift(
+    store: Store,
+    mirror: Mirror | None,
+    translator: DataflowTranslator | None = None,
+    *,
+    datasetid: str | None = None,
+) -> list[Drift]:
+    """Compare the tables with Dagster's grid (None: leave it out) and with data on this machine.
+
+    What a Dagster run is still at work on isn't drift: it will tell itself how it ended.
+    """
+    translator = translator or DataflowTranslator()
+    catalog = read_catalog(store)
+    if datasetid is not None and datasetid not in catalog.datasets:
+        raise WrongUse(
+            f"There is no dataset {datasetid!r}. `odf dataset list` tells what there is."
+        )
+    found: list[Drift] = []
+    for each in [datasetid] if datasetid is not None else list(catalog.domains):
+        if mirror is not None:
+            found += _of_grid(store, mirror, translator, each, catalog.domains[each])
+        for held in misplaced(store, each, catalog.datasets[each].columns):
+            jobid = next(iter(catalog.producers(each)), None)
+            made = [jobid, held.dataid] if jobid and held.dataid else None
+            again = f"odf resubmit {typed(*made)}" if made and held.found == GONE else ""
+            found.append(
+                Drift(
+                    each, held.dataid, _word(held.status), "", f"{held.found}: {held.place}", again
+                )
+            )
+    if mirror is not None and datasetid is None:
+        for domain in sorted(set(catalog.domains.values())):
+            members = [each for each, name in catalog.domains.items() if name == domain]
+            found += _of_keys(store, mirror, translator, domain, members)
+    return found
+
+
+def repair(
+    store: Store, instance: dg.DagsterInstance, translator: DataflowTranslator | None = None
+) -> Reconciled:
+    """Compare everything and put Dagster's side right; the tables and the data stay as they are."""
+    translator, mirror = translator or DataflowTranslator(), Mirror(instance)
+    done = reconcile(store, mirror, translator, full=True)
+    total = done
+    while done.more:
+        done = reconcile(store, mirror, translator, done.cursor)
+        total = Reconciled(
+            done.cursor, total.made + done.made, total.planned + done.planned,
+            total.cleared + done.cleared, total.keys + done.keys,
+        )  # fmt: skip
+    for datasetid in read_catalog(store).domains:
+        mirror.forget_cache(translator.asset_key(datasetid))
+    return total
+
+
+def _of_grid(
+    store: Store, mirror: Mirror, translator: DataflowTranslator, datasetid: str, domain: str
+) -> list[Drift]:
+    """The squares of a dataset that aren't what the tables say, as stored or as the UI has them."""
+    key = translator.asset_key(datasetid)
+    wrong = {each.dataid: each for each in differences(store, mirror, translator, datasetid)}
+    found = [
+        Drift(
+            datasetid, each.dataid, _word(each.truth.status),
+            _word(each.shown.state)
+            + (" of an earlier generation" if _same(each.truth.status, each.shown.state) else ""),
+            "", "" if each.repair == "wait" else REPAIR,
+        )
+        for each in wrong.values()
+    ]  # fmt: skip
+    stored = mirror.shown(key)
+    drawn = mirror.grid(key, translator.partitions_def(domain))
+    keys = set(mirror.keys(translator.partitions_name(domain)))
+    there = truths(store, datasetid)
+    for part in sorted(stored.keys() | drawn.keys()):
+        dataid = translator.dataid(part)
+        state = stored[part].state if part in stored else ""
+        if part in keys and dataid not in wrong and drawn.get(part, "") != state:
+            truth = there.get(dataid, NOTHING)
+            told = f"{_word(drawn.get(part, ''))}, by an outdated cache"
+            found.append(Drift(datasetid, dataid, _word(truth.status), told, "", REPAIR))
+    return found
+
+
+def _of_keys(
+    store: Store, mirror: Mirror, translator: DataflowTranslator, domain: str,
+    datasets: Iterable[str],
+) -> list[Drift]:  # fmt: skip
+    """The partition keys of a domain that are missing, or that no chunk has."""
+    name = translator.partitions_name(domain)
+    wanted = {
+        translator.partition_key(dataid): (dataid, datasetid, truth)
+        for datasetid in datasets
+        for dataid, truth in truths(store, datasetid).items()
+    }
+    existing = set(mirror.keys(name))
+    found = [
+        Drift(datasetid, dataid, _word(truth.status), "no partition key", "", REPAIR)
+        for key, (dataid, datasetid, truth) in wanted.items()
+        if key not in existing
+    ]
+    found += [
+        Drift(domain, translator.dataid(key), "no chunk", "a partition key", "", REPAIR)
+        for key in existing - wanted.keys()
+    ]
+    return sorted(found, key=lambda each: (natural_key(each.dataid), each.dataid))
+
+
+def _same(status: str, state: str) -> bool:
+    return status == state or (state == FAILED and status not in (READY, RUNNING, PENDING))
+
+
+def _word(status: str) -> str:
+    return status if status not in ("", PENDING) else "missing"

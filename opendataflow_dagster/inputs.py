@@ -1,0 +1,106 @@
+"""A chunk as an asset's input: in the shape that its annotation asks for, with the evidence."""
+
+import typing
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from .dataflow.errors import Refused
+from .dataflow.names import printable
+from .dataflow.publish import read
+from .dataflow.reading import Reading
+from .dataflow.targets import Folder, Table
+
+SHOWN = 200
+"""How many chunks of one input the log lists."""
+
+
+def wanted(annotation: Any) -> tuple[str, str]:
+    """How an annotation wants a chunk: alone, in a `dict`, or `any`; and as what."""
+    origin = typing.get_origin(annotation)
+    if annotation in (dict, Mapping) or origin in (dict, Mapping):
+        values = typing.get_args(annotation)
+        return "dict", wanted(values[1] if len(values) == 2 else Any)[1]
+    if annotation in (None, Any, object):
+        return "any", "pandas"
+    package = getattr(annotation, "__module__", "").partition(".")[0]
+    kinds = {("pandas", "DataFrame"): "pandas", ("pyspark", "DataFrame"): "spark",
+             ("pyarrow", "Table"): "arrow"}  # fmt: skip
+    kind = kinds.get((package, getattr(annotation, "__name__", "")))
+    kind = kind or {bytes: "bytes", str: "str"}.get(annotation)
+    if kind is None and isinstance(annotation, type) and issubclass(annotation, Path):
+        kind = "path"
+    if kind is None:
+        raise Refused(
+            f"A chunk can't be read as {getattr(annotation, '__name__', annotation)}. Annotate the "
+            "input as DataFrame of pandas or Spark, pyarrow.Table, bytes, Path, str, or dict."
+        )
+    return "one", kind
+
+
+def data(reading: Reading, target: Folder | Table, kind: str) -> Any:
+    if kind == "spark":
+        return _spark(reading, target)
+    if kind in ("path", "str"):
+        place = read(reading, target, "path")
+        return Path(place) if kind == "path" else place
+    return read(reading, target, kind)
+
+
+def _spark(reading: Reading, target: Folder | Table) -> Any:
+    """A chunk of a folder by Spark's own readers; of a table, by way of pandas."""
+    try:
+        from pyspark.sql import SparkSession  # pyright: ignore[reportMissingImports]
+    except ModuleNotFoundError:
+        raise Refused(
+            "An input is annotated as a DataFrame of Spark, and pyspark isn't installed. "
+            "Install it: pip install 'opendataflow-dagster[spark]'"
+        ) from None
+    session = SparkSession.builder.getOrCreate()
+    if isinstance(target, Table):
+        return session.createDataFrame(read(reading, target))
+    path, format = read(reading, target, "path"), target.format
+    options = {"header": "true", "inferSchema": "true"} if format == "csv" else {}
+    return session.read.format(format).options(**options).load(path)
+
+
+def joined(parts: list[Any], kind: str, name: str) -> Any:
+    """Several chunks as one."""
+    if kind == "pandas":
+        import pandas
+
+        return pandas.concat(parts, ignore_index=True)
+    if kind == "arrow":
+        import pyarrow
+
+        return pyarrow.concat_tables(parts, promote_options="default")
+    if kind == "spark":
+        whole = parts[0]
+        for part in parts[1:]:
+            whole = whole.unionByName(part)
+        return whole
+    raise Refused(
+        f"Input {name!r} is {len(parts)} chunks, which don't become one. Annotate it as "
+        "dict[str, …]: a chunk by each partition key."
+    )
+
+
+def evidence(reading: Reading) -> dict[str, Any]:
+    """What was consumed, and the answers to the five questions for it."""
+    told: dict[str, Any] = {
+        "dataset": reading.datasetid,
+        "dataid": reading.dataid,
+        "generation": reading.generation or 0,
+    }
+    for name in ("rows", "fingerprint"):
+        if reading.fact.get(name) is not None:
+            told[name] = reading.fact[name]
+    told |= {each.question.partition(" ")[0]: each.text for each in reading.answers}
+    return {f"opendataflow/{name}": value for name, value in told.items()}
+
+
+def consumption(datasetid: str, readings: list[Reading]) -> str:
+    """Which generations were consumed, in a line."""
+    named = [f"{printable(each.dataid)} ({each.generation or 0})" for each in readings[:SHOWN]]
+    more = [f"and {len(readings) - SHOWN} more"] if len(readings) > SHOWN else []
+    return f"Read {len(readings)} chunks of {datasetid} (generation): {', '.join(named + more)}"

@@ -1,0 +1,95 @@
+"""What Dagster is told of a chunk that is READY: its generation, and the evidence."""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import dagster as dg
+
+from .dataflow.model import Fact
+from .dataflow.names import typed
+from .dataflow.produce import Produced, Result, five_answers
+from .translator import DataflowTranslator
+
+AGAIN = "opendataflow/resubmit"
+"""The tag of a run that makes again what is READY or has failed."""
+
+Log = dg.UrlMetadataValue
+
+ALWAYS = ("rows", "location")
+"""What is shown also when it isn't known."""
+
+
+def made(
+    produced: Produced, fact: Fact, today: bool, partition: str, translator: DataflowTranslator,
+    log: Log,
+) -> dg.AssetMaterialization:  # fmt: skip
+    """A dataset's chunk that a run has just made."""
+    claim = produced.claim
+    inputs = produced.chunk.inputs if produced.chunk else {}
+    told: dict[str, Any] = {
+        "generation": claim.generation,
+        "rows": fact.rows,
+        "bytes": fact.bytes,
+        "seconds": round(produced.seconds, 3),
+        "fingerprint": fact.fingerprint,
+        "inputs": {each: place.generation for each, place in inputs.items()},
+        **five_answers(produced, fact.datasetid, today),
+        "log": log,
+    }
+    more = produced.results.get(fact.datasetid, Result()).metadata
+    return _materialization(
+        translator.asset_key(fact.datasetid), partition, claim.generation, told, more
+    )
+
+
+def skipped(
+    row: tuple, dataid: str, partition: str, translator: DataflowTranslator, log: Log
+) -> dg.AssetMaterialization:
+    """A dataset's chunk that was READY already, by its row of `produce.outputs`.
+
+    A row that no claim has made is of generation 0.
+    """
+    datasetid, maker, _, generation, place, rows, size, fingerprint, inputs = row
+    consumed = json.loads(inputs) if inputs else {}
+    told = {
+        "skipped": True,
+        "force": "READY already, so it wasn't made again. To force it, launch with the tag "
+        f'{AGAIN}: "true", or run `odf resubmit {typed(maker, dataid)}`.',
+        "generation": generation or 0,
+        "rows": rows,
+        "bytes": size,
+        "seconds": 0.0,
+        "location": place,
+        "fingerprint": fingerprint,
+        "inputs": consumed,
+        "ready": f"{datasetid} is READY, made by {maker}",
+        "right": "; ".join(f"{each}: generation {n}" for each, n in consumed.items()) or "unknown",
+        "validated": "as it was when it was made",
+        "safe": "nobody holds it",
+        "log": log,
+    }
+    return _materialization(translator.asset_key(datasetid), partition, generation or 0, told, {})
+
+
+def _materialization(
+    asset: dg.AssetKey, partition: str, generation: int, told: Mapping[str, Any],
+    more: Mapping[str, Any],
+) -> dg.AssetMaterialization:  # fmt: skip
+    ours = {
+        f"opendataflow/{name}": value
+        for name, value in told.items()
+        if value is not None or name in ALWAYS
+    }
+    if told["rows"] is not None:
+        ours["dagster/row_count"] = told["rows"]
+    tags = {"dagster/data_version": str(generation), "opendataflow/generation": str(generation)}
+    try:
+        return dg.AssetMaterialization(
+            asset, metadata={**more, **ours}, partition=partition, tags=tags
+        )
+    except Exception:  # what the function told can't be shown; the chunk is READY all the same
+        texts = {str(name): str(value)[:500] for name, value in dict(more).items()}
+        return dg.AssetMaterialization(
+            asset, metadata={**texts, **ours}, partition=partition, tags=tags
+        )

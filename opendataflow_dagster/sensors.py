@@ -1,0 +1,109 @@
+"""The sensor that keeps Dagster's grid and the tables in agreement."""
+
+import threading
+import time
+from collections.abc import Iterable
+
+import dagster as dg
+
+from .dataflow.errors import DataflowError
+from .dataflow.model import Recovered
+from .dataflow.runjob import first_line
+from .dataflow.store import Store
+from .mirror import Mirror
+from .reconcile import Reconciled, reconcile
+from .resource import DataflowResource
+from .settling import bury_lost_runs, settle_ended_runs
+from .translator import DataflowTranslator
+
+PATIENCE = 5.0
+"""Seconds that a tick waits for a database that went away: a tick has 60."""
+
+GRACE = 60.0
+"""Seconds that workers have, after an outage of the database, to renew their leases."""
+
+_back: dict[str, float] = {}
+_lock = threading.Lock()
+
+
+def reconcile_sensor(
+    dataflow: DataflowResource | None = None,
+    *,
+    translator: DataflowTranslator | None = None,
+    name: str = "opendataflow_reconcile",
+    minimum_interval_seconds: int = 10,
+    seconds: float = 15.0,
+    default_status: dg.DefaultSensorStatus = dg.DefaultSensorStatus.RUNNING,
+) -> dg.SensorDefinition:
+    """Mirror what changed in the tables, settle what dead runs left, recover lost claims.
+
+    A tick takes about `seconds` at most and goes on where it stopped. To have everything compared
+    again, reset the sensor's cursor in the UI, or run `odf drift --repair`.
+    """
+    dataflow = dataflow or DataflowResource()
+    translator = translator or DataflowTranslator()
+
+    @dg.sensor(
+        name=name,
+        minimum_interval_seconds=minimum_interval_seconds,
+        default_status=default_status,
+        description="Shows in Dagster's grid what the tables of OpenDataFlow say, and settles "
+        "what dead runs left.",
+    )
+    def sensor(context: dg.SensorEvaluationContext) -> dg.SkipReason:
+        store = dataflow.patient_store(PATIENCE)
+        try:
+            settled = settle(store, context.instance)
+            done = reconcile(
+                store, Mirror(context.instance), translator, context.cursor, seconds=seconds
+            )
+        except Exception as error:
+            return dg.SkipReason(_trouble(store, error))
+        context.update_cursor(done.cursor)
+        for each in settled:
+            context.log.info(
+                f"{each.jobid} {each.dataid}: settled as {each.status}, {each.reason}"
+            )
+        return dg.SkipReason(told(done, settled))
+
+    return sensor
+
+
+def settle(store: Store, instance: dg.DagsterInstance) -> list[Recovered]:
+    """Settle the chunks of runs that ended or died, and what else holds a lease that is over."""
+    done = list(settle_ended_runs(store, instance))
+    with _lock:
+        waits = time.monotonic() < _back.get(store.db.where, 0.0)
+    if not waits:
+        done += bury_lost_runs(store, instance)
+        done += store.recover(who="dagster")
+    return done
+
+
+def told(done: Reconciled, settled: Iterable[Recovered]) -> str:
+    """One line about a pass."""
+    counts = {
+        "chunks shown as READY": done.made,
+        "as running or failed": done.planned,
+        "as missing": done.cleared,
+        "partition keys changed": done.keys,
+        "chunks settled": len(list(settled)),
+    }
+    parts = [f"{count} {what}" for what, count in counts.items() if count]
+    line = ", ".join(parts) if parts else "The grid agrees with the tables"
+    return f"{line}; there is more, which the next tick does." if done.more else f"{line}."
+
+
+def _trouble(store: Store, error: Exception) -> str:
+    """One line about a tick that couldn't be; what isn't an outage or a refusal is raised again."""
+    if store.db.trouble(error) or type(error).__name__ == "NoDatabase":
+        with _lock:
+            _back[store.db.where] = time.monotonic() + GRACE
+        store.db.drop()
+        return (
+            f"The database of OpenDataFlow can't be reached: {first_line(error)}. Nothing is "
+            "settled or shown until it is back. `odf doctor` tells more."
+        )
+    if isinstance(error, DataflowError):
+        return first_line(error)
+    raise error

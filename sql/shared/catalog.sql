@@ -1,0 +1,25 @@
+-- name: datasets
+-- Every registered dataset, with all columns that its table has.
+select * from dataset order by datasetid;
+
+-- name: jobs
+-- What every job reads, writes and sets.
+select distinct jobid, itemtype, datasetid, itemvalue from job
+where jobid is not null
+order by jobid, itemtype, datasetid, itemvalue;
+
+-- name: policies
+-- The dials of every job that has some.
+select * from jobpolicy order by jobid;
+
+-- name: produced
+-- The datasets of which there are chunks, in as many steps as there are datasets, not chunks.
+with recursive seen(datasetid) as (
+    select min(datasetid) from datastatus
+    union all
+    select (select min(s.datasetid) from datastatus s where s.datasetid > seen.datasetid)
+    from seen where seen.datasetid is not null
+)
+select seen.datasetid from seen
+where seen.datasetid is not null
+  and exists (select 1 from datastatus s where s.datasetid = seen.datasetid and s.locktype = 'OUT');

@@ -1,0 +1,23 @@
+-- name: inputs
+-- What a claim consumes: the generation that it locked of each input, and what is known of it.
+select s.datasetid, s.generation, f.location, f.rows, f.fingerprint, f.validated
+from (select distinct datasetid from job where jobid = :jobid and itemtype = 'IN') as j
+    join datastatus s on s.datasetid = j.datasetid and s.jobid = :jobid and s.dataid = :dataid
+    left join chunkfact f
+        on f.datasetid = s.datasetid and f.dataid = s.dataid and f.generation = s.generation
+where s.locktype = 'IN';
+
+-- name: outputs
+-- How the outputs of a job stand for one chunk, whoever made them, and what is known of them.
+select s.datasetid, s.jobid, s.status, s.generation, f.location, f.rows, f.bytes, f.fingerprint, f.inputs
+from (select distinct datasetid from job where jobid = :jobid and itemtype = 'OUT') as j
+    join datastatus s on s.datasetid = j.datasetid and s.dataid = :dataid
+    left join chunkfact f
+        on f.datasetid = s.datasetid and f.dataid = s.dataid and f.generation = s.generation
+where s.locktype = 'OUT';
+
+-- name: note_invalid
+-- What is known of a chunk that failed its checks.
+insert into chunkfact (datasetid, dataid, generation, jobid, location, rows, bytes, fingerprint, validated, checks)
+values (:datasetid, :dataid, :generation, :jobid, :location, :rows, :bytes, :fingerprint, :validated, :checks)
+on conflict (datasetid, dataid, generation) do nothing;

@@ -1,0 +1,35 @@
+-- name: value
+-- The rows of a chunk of a table that is split by value.
+{column} = :lower
+
+-- name: range
+-- The same by range.
+{column} >= :lower and {column} < :upper
+
+-- name: remainder
+-- The same by remainder.
+{column} % :modulus = :lower
+
+-- name: rows
+-- The rows of a chunk.
+select * from {table} where {chunk};
+
+-- name: count
+-- How many they are.
+select count(*) from {table} where {chunk};
+
+-- name: delete
+-- Remove them, to write them anew.
+delete from {table} where {chunk};
+
+-- name: insert
+-- Write a row.
+insert into {table} ({columns}) values ({values});
+
+-- name: is_ours
+-- Whether the tables of OpenDataFlow itself are in this database.
+select 1 from sqlite_master where name = 'dataflow_meta';
+
+-- name: turn
+-- One publish at a time.
+begin immediate;

@@ -1,0 +1,3 @@
+-- name: all
+-- The OUT rows of a dataset.
+select dataid, jobid, status, generation from datastatus where datasetid = :datasetid and locktype = 'OUT';

@@ -1,0 +1,25 @@
+-- name: some
+-- The OUT rows of a dataset for some chunks.
+select s.dataid, s.jobid, s.status, s.generation
+from json_each(:dataids) k cross join datastatus s on s.dataid = k.value
+where s.datasetid = :datasetid and s.locktype = 'OUT';
+
+-- name: known
+-- Which of some chunks any of some datasets has.
+select k.value from json_each(:dataids) k
+where exists (
+    select 1 from datastatus d
+    where d.dataid = k.value and d.locktype = 'OUT'
+      and d.datasetid in (select value from json_each(:datasetids)));
+
+-- name: facts
+-- What is known of some READY chunks of a dataset.
+select f.dataid, f.jobid, f.location, f.rows, f.bytes, f.fingerprint, f.validated, f.checks, f.inputs, f.at
+from json_each(:chunks) k cross join chunkfact f on f.datasetid = :datasetid and f.dataid = k.value ->> 'dataid'
+                    and f.generation = k.value ->> 'generation';
+
+-- name: holders
+-- The runs that hold some chunks of some jobs.
+select c.dataid, c.jobid, c.runid
+from json_each(:chunks) k cross join claim c on c.jobid = k.value ->> 'jobid' and c.dataid = k.value ->> 'dataid'
+where c.owner is not null and c.runid is not null;

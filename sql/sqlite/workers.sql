@@ -1,0 +1,33 @@
+-- name: begin
+-- A worker is at work, until its lease is over.
+insert into worker (owner, runid, jobid, started, heartbeat, lease_end)
+values (:owner, :runid, :jobid, strftime('%Y-%m-%d %H:%M:%f', 'now'), strftime('%Y-%m-%d %H:%M:%f', 'now'),
+        strftime('%Y-%m-%d %H:%M:%f', 'now', :lease || ' seconds'))
+on conflict (owner) do update
+    set runid = excluded.runid, jobid = excluded.jobid, started = excluded.started,
+        heartbeat = excluded.heartbeat, lease_end = excluded.lease_end;
+
+-- name: beat
+-- Renew a worker's lease, unless it was given up for lost.
+update worker set heartbeat = strftime('%Y-%m-%d %H:%M:%f', 'now'),
+    lease_end = strftime('%Y-%m-%d %H:%M:%f', 'now', :lease || ' seconds')
+where owner = :owner;
+
+-- name: lost
+-- Workers whose lease has been over for so many seconds.
+select owner, runid, jobid from worker
+where lease_end < strftime('%Y-%m-%d %H:%M:%f', 'now', '-' || :grace || ' seconds')
+order by runid, owner;
+
+-- name: lost_runs
+-- Runs of which no worker is left: one that is alive keeps its run alive.
+select runid from worker
+group by runid having max(lease_end) < strftime('%Y-%m-%d %H:%M:%f', 'now', '-' || :grace || ' seconds')
+order by runid;
+
+-- name: claims
+-- The live claims of a run.
+select c.jobid, c.dataid, c.generation, c.owner, c.losses + 1, coalesce(p.max_attempts, :max_losses)
+from claim c left join jobpolicy p on p.jobid = c.jobid
+where c.owner is not null and c.runid = :runid
+order by c.jobid, c.dataid;

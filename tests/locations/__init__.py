@@ -1,0 +1,1 @@
+"""Code locations that the tests serve."""
