@@ -27,6 +27,9 @@ CATCH_UP = "opendataflow/catch-up"
 BATCH = "opendataflow/batch"
 DEFAULT_BATCH = 500
 
+DIAL_POLL = 2.0
+"""Seconds between two looks at a dial that holds back all that is left of a run."""
+
 NAMED = 10
 """How many chunks the reason of a failed run names."""
 
@@ -93,8 +96,10 @@ class _Run:
         self.context, self.store, self.jobid = context, store, jobid
         self.translator, self.compute, self.secrets = translator, compute, secrets
         self.checks = [each.run for each in checks]
-        self.owner, self.runid = new_owner(), context.run.run_id
+        self.runid = context.run.run_id
+        self.owner = f"{new_owner()} of run {self.runid}"  # history tells which run it was
         self.made = self.skipped = 0
+        self.waited = False
         self.refused: dict[str, str] = {}
         self.failed: dict[str, str] = {}
         self.lost: dict[str, str] = {}
@@ -104,24 +109,39 @@ class _Run:
         self._recovered = 0.0
 
     def asked(self, keys: Sequence[str]) -> Iterator[Event]:
-        """Make the chunks of these partitions, in their order."""
-        for key in keys:
-            dataid = self.translator.dataid(key)
-            if self.again:
-                self._send_back(dataid)
-            environment = self.environment()
-            claims = self.claim(dataid)
-            if not claims:
-                if events := self._ready_already(dataid, key):
-                    self.skipped += 1
-                    yield from events
-                    continue
-                claims = self._refuse(dataid)
-            while claims:
-                produced = self._produce(claims[0], environment)
-                yield from self._events(produced, key)
-                # An attempt that the policy grants without delay is made at once.
-                claims = self.claim(dataid) if produced.status == RESUBMIT else []
+        """Make the chunks of these partitions, in their order; what the dial holds back, last."""
+        left, again = list(keys), self.again
+        while left:
+            held_back: list[str] = []
+            for key in left:
+                if again:
+                    self._send_back(self.translator.dataid(key))
+                yield from self._ask(key, held_back)
+            again = False
+            if held_back == left:
+                time.sleep(DIAL_POLL)
+            left = held_back
+
+    def _ask(self, key: str, held_back: list[str]) -> Iterator[Event]:
+        """Make the chunk of one partition, unless the tables forbid it."""
+        dataid = self.translator.dataid(key)
+        environment = self.environment()
+        claims = self.claim(dataid)
+        if not claims:
+            if events := self._ready_already(dataid, key):
+                self.skipped += 1
+                yield from events
+                return
+            refused = self._refuse(dataid)
+            if refused is None:
+                held_back.append(key)
+                return
+            claims = refused
+        while claims:
+            produced = self._produce(claims[0], environment)
+            yield from self._events(produced, key)
+            # An attempt that the policy grants without delay is made at once.
+            claims = self.claim(dataid) if produced.status == RESUBMIT else []
 
     def offered(self) -> Iterator[Event]:
         """Make what may be made now, up to the size of a batch."""
@@ -203,8 +223,11 @@ class _Run:
             return []
         return [skipped(row, dataid, key, self.translator, self.log) for row in ready.values()]
 
-    def _refuse(self, dataid: str) -> list[Claim]:
-        """Count a chunk as refused, with the reason; or the claim, if there is none any more."""
+    def _refuse(self, dataid: str) -> list[Claim] | None:
+        """Count a chunk as refused, with the reason; or the claim, if there is none any more.
+
+        None if only the job's dial forbids it: that passes.
+        """
         answer = self.store.db.insist(lambda: explain(self.store, self.jobid, dataid))[0]
         told = "somebody else changed it at this moment: launch the run again"
         if answer.reasons:
@@ -212,6 +235,11 @@ class _Run:
             told += f". Run: {answer.action}" if answer.action else ""
         if answer.may_run and (claims := self.claim(dataid)):
             return claims
+        if answer.reasons and answer.reasons[0].code == "AT_CONCURRENCY":
+            if not self.waited:
+                self.say(f"{printable(dataid)} of job {self.jobid} waits for its turn: {told}")
+            self.waited = True
+            return None
         self.refused[dataid] = told
         self.context.log.error(f"{printable(dataid)} of job {self.jobid} is refused: {told}")
         return []

@@ -6,18 +6,14 @@ from collections.abc import Iterable
 
 import dagster as dg
 
-from .dataflow.errors import DataflowError
 from .dataflow.model import Recovered
-from .dataflow.runjob import first_line
 from .dataflow.store import Store
+from .launching import PATIENCE, away
 from .mirror import Mirror
 from .reconcile import Reconciled, reconcile
 from .resource import DataflowResource
 from .settling import bury_lost_runs, settle_ended_runs
 from .translator import DataflowTranslator
-
-PATIENCE = 5.0
-"""Seconds that a tick waits for a database that went away: a tick has 60."""
 
 GRACE = 60.0
 """Seconds that workers have, after an outage of the database, to renew their leases."""
@@ -51,14 +47,15 @@ def reconcile_sensor(
         "what dead runs left.",
     )
     def sensor(context: dg.SensorEvaluationContext) -> dg.SkipReason:
-        store = dataflow.patient_store(PATIENCE)
+        store = None
         try:
+            store = dataflow.patient_store(PATIENCE)
             settled = settle(store, context.instance)
             done = reconcile(
                 store, Mirror(context.instance), translator, context.cursor, seconds=seconds
             )
         except Exception as error:
-            return dg.SkipReason(_trouble(store, error))
+            return dg.SkipReason(_away(store, error))
         context.update_cursor(done.cursor)
         for each in settled:
             context.log.info(
@@ -94,16 +91,10 @@ def told(done: Reconciled, settled: Iterable[Recovered]) -> str:
     return f"{line}; there is more, which the next tick does." if done.more else f"{line}."
 
 
-def _trouble(store: Store, error: Exception) -> str:
-    """One line about a tick that couldn't be; what isn't an outage or a refusal is raised again."""
-    if store.db.trouble(error) or type(error).__name__ == "NoDatabase":
+def _away(store: Store | None, error: Exception) -> str:
+    """One line about tables that can't be read; workers get time to renew their leases after it."""
+    line = away(store, error, "Nothing is shown or settled until they can. See `odf doctor`.")
+    if store is not None:
         with _lock:
             _back[store.db.where] = time.monotonic() + GRACE
-        store.db.drop()
-        return (
-            f"The database of OpenDataFlow can't be reached: {first_line(error)}. Nothing is "
-            "settled or shown until it is back. `odf doctor` tells more."
-        )
-    if isinstance(error, DataflowError):
-        return first_line(error)
-    raise error
+    return line

@@ -704,3 +704,25 @@ def test_trivial_chunks_are_quick(
     assert each < 0.03, f"{each * 1000:.1f} ms of work"  # 5 ms, of which 2 are ours
     size = len(json.dumps({k: str(v.value) for k, v in ran.made["bobout", "1"].metadata.items()}))
     assert size < 1000
+
+
+def test_what_the_dial_holds_back_waits_for_its_turn(
+    dataflow: DataflowResource, store: Store, run: Callable[..., Ran],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    for key in keys(3):
+        put(store, "bobin", key)
+    [other] = store.claim("loadbob", owner="somebody else", only=keys(3)[2])
+    policy(store, "loadbob", concurrency=1)
+    looks: list[float] = []
+
+    def look(seconds: float) -> None:
+        looks.append(seconds)
+        if len(looks) == 3:
+            store.finish(other)
+
+    monkeypatch.setattr("opendataflow_dagster.chunks.time.sleep", look)
+    ran = run(job_of(dataflow), *keys(3))
+    assert ran.success
+    assert len(looks) >= 3
+    assert {row[1] for row in statuses(store).values()} == {"READY"}
