@@ -710,9 +710,9 @@ def test_what_the_dial_holds_back_waits_for_its_turn(
     dataflow: DataflowResource, store: Store, run: Callable[..., Ran],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    for key in keys(3):
+    for key in keys(4):
         put(store, "bobin", key)
-    [other] = store.claim("loadbob", owner="somebody else", only=keys(3)[2])
+    [other] = store.claim("loadbob", owner="somebody else", only=keys(4)[3])
     policy(store, "loadbob", concurrency=1)
     looks: list[float] = []
 
