@@ -1,5 +1,6 @@
 # Everything runs from .venv, which `make install` makes with Python 3.11 or newer.
 PYTHON ?= python3
+PORT ?= 3000
 BIN := .venv/bin
 STAMP := .venv/.installed
 
@@ -33,8 +34,8 @@ check: install ## Check style, format, types and layers
 	$(BIN)/pyright
 	$(BIN)/lint-imports
 
-ui: ## Open the Dagster UI (not in this version yet)
-	@echo "The Dagster UI isn't in this version yet: it comes with the Dagster issue." >&2; exit 1
+ui: install ## Open the demo's data in Dagster's UI; PORT=3000
+	@env PORT=$(PORT) definitions/ui.sh
 
 soak: install ## Run the tests that take minutes
 	$(BIN)/python -m pytest -m soak

@@ -1,35 +1,26 @@
 """Everything in one call: a code location made of what the tables say."""
 
-import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import dagster as dg
 
-from .assets import RESOURCE, dataflow_assets, external_assets, one_producer_each, registered
+from .assets import RESOURCE, registered
 from .checks import ChunkCheck
 from .dataflow.catalog import Catalog
-from .dataflow.errors import DataflowError, NoDatabase, WrongUse
-from .dataflow.names import printable, typed
+from .dataflow.errors import DataflowError, NoDatabase
 from .dataflow.runjob import first_line
-from .dataflow.script import CannotStart, check
 from .io_manager import DataflowIOManager
 from .launching import catch_up_sensor
 from .resource import DataflowResource
+from .runners import Path, Runners, Script, by_job
 from .schedules import today_schedules
-from .scripts import script_assets
 from .sensors import reconcile_sensor
 from .settling import settlement_sensors
 from .translator import DataflowTranslator
 
 IO_MANAGER = "dataflow_io_manager"
 """The key of the IO manager, so that a project's own stays what it is."""
-
-NAMED = 10
-"""How many jobs an error names."""
-
-Path = str | os.PathLike[str]
-Script = Path | Sequence[Path]
 
 
 def build_definitions(
@@ -64,12 +55,12 @@ def build_definitions(
     catalog = catalog or _catalog(dataflow)
     shown = None if jobs is None else {registered(catalog, jobid).jobid for jobid in jobs}
 
-    here = _Here(catalog, translator, checks)
+    here = Runners(catalog, translator, checks)
     for each in assets:
         here.add_assets(each)
     for jobid, function in (functions or {}).items():
         here.add_function(jobid, function)
-    for jobid, argv in _scripts(scripts, catalog, shown).items():
+    for jobid, argv in by_job(scripts, catalog.jobs if shown is None else shown).items():
         here.add_script(jobid, argv)
     here.check()
 
@@ -104,154 +95,6 @@ def build_definitions(
     )
 
 
-class _Here:
-    """What this code location runs, job by job."""
-
-    def __init__(
-        self, catalog: Catalog, translator: DataflowTranslator, checks: Iterable[ChunkCheck]
-    ) -> None:
-        self.catalog, self.translator = catalog, translator
-        self.assets: list[Any] = []
-        self.targets: dict[str, dg.AssetsDefinition] = {}
-        self._by: dict[str, str] = {}
-        self._checks = list(checks)
-        self._keys: dict[dg.AssetKey, str] = {}
-        for each in catalog.datasets:
-            other = self._keys.setdefault(translator.asset_key(each), each)
-            if other != each:
-                raise WrongUse(
-                    f"Datasets {other!r} and {each!r} are both called "
-                    f"{translator.asset_key(each).to_user_string()!r} by the translator. Give each "
-                    "a key of its own."
-                )
-
-    def add_assets(self, given: Any) -> None:
-        """Take assets as they are; those that run a job are told by what they say of themselves."""
-        self.assets.append(given)
-        if isinstance(given, dg.AssetsDefinition):
-            jobid = self._job_of(given)
-            if jobid is not None:
-                self._take(jobid, given, "the assets of @dataflow_assets")
-
-    def add_function(self, jobid: str, function: Callable[..., Any]) -> None:
-        name = getattr(function, "__name__", type(function).__name__)
-        if not callable(function) or isinstance(function, dg.AssetsDefinition):
-            raise WrongUse(
-                f"What runs job {jobid!r}, a {type(function).__name__}, isn't a function. Assets "
-                "that are made already go into `assets`."
-            )
-        self._registered(jobid, f"function {name}")
-        made = dataflow_assets(
-            job=jobid, dataflow=self.catalog, translator=self.translator, checks=self._for(jobid)
-        )(function)
-        self._take(jobid, made, f"function {name}")
-        self.assets.append(made)
-
-    def add_script(self, jobid: str, argv: list[str]) -> None:
-        self._registered(jobid, f"script {argv[0]}")
-        try:
-            check(argv[0], os.environ.get("PATH", os.defpath))
-        except CannotStart as refusal:
-            raise WrongUse(f"The script of job {jobid!r} {refusal}.") from None
-        made = script_assets(
-            jobid, argv, dataflow=self.catalog, translator=self.translator, checks=self._for(jobid)
-        )
-        self._take(jobid, made, f"script {argv[0]}")
-        self.assets.append(made)
-
-    def check(self) -> None:
-        """Refuse what Dagster would refuse in more words, or not at all."""
-        one_producer_each(self.catalog, self.targets)
-        seen: dict[dg.AssetKey, Any] = {}
-        for each in self.assets:
-            for key in _keys(each):
-                if seen.setdefault(key, each) is not each:
-                    raise WrongUse(
-                        f"Asset {key.to_user_string()!r} is defined twice. Leave one of them out, "
-                        "or rename the dataset's by a DataflowTranslator."
-                    )
-        written = {each for jobid in self.targets for each in self.catalog.jobs[jobid].outputs}
-        for each in self._checks:
-            if each.dataset not in written:
-                of = f"dataset {each.dataset!r}" if each.dataset else "no dataset in particular"
-                raise WrongUse(
-                    f"Check {each.name!r} is for {of}, but it has to be for one that a job here "
-                    "writes. Use @dataflow_check(dataset=…)."
-                )
-
-    def elsewhere(self, shown: set[str] | None) -> list[dg.AssetSpec]:
-        """The assets of all other datasets, or of those that have to do with some jobs."""
-        here = {key for each in self.assets for key in _keys(each)}
-        specs = [
-            spec
-            for spec in external_assets(self.catalog, (), self.translator)
-            if spec.key not in here
-        ]
-        if shown is None:
-            return specs
-        plans = [self.catalog.jobs[jobid] for jobid in {*shown, *self.targets}]
-        wanted = {
-            self.translator.asset_key(each)
-            for plan in plans
-            for each in (*plan.reads, *plan.outputs)
-        }
-        return [
-            spec.replace_attributes(
-                deps=[dep for dep in spec.deps if dep.asset_key in wanted | here]
-            )
-            for spec in specs
-            if spec.key in wanted
-        ]
-
-    def _take(self, jobid: str, made: dg.AssetsDefinition, by: str) -> None:
-        if jobid in self._by:
-            raise WrongUse(
-                f"Job {jobid!r} is given twice: by {self._by[jobid]} and by {by}. Leave out one."
-            )
-        self._by[jobid] = by
-        self.targets[jobid] = made
-
-    def _for(self, jobid: str) -> list[ChunkCheck]:
-        return [each for each in self._checks if each.dataset in self.catalog.jobs[jobid].outputs]
-
-    def _registered(self, jobid: str, by: str) -> None:
-        """Refuse a job that the tables don't know, with those that they do."""
-        if jobid in self.catalog.jobs:
-            registered(self.catalog, jobid)
-            return
-        known = sorted(self.catalog.jobs)
-        more = f" and {len(known) - NAMED} more" if len(known) > NAMED else ""
-        names = ", ".join(map(printable, known[:NAMED])) + more if known else "none"
-        raise WrongUse(
-            f"Job {jobid!r}, which {by} is given for, isn't registered (these are: {names}). "
-            f"Run: odf job add {typed(jobid)} --in DATASET --out DATASET"
-        )
-
-    def _job_of(self, given: dg.AssetsDefinition) -> str | None:
-        """The job that assets run; None: they run none of ours."""
-        if RESOURCE not in given.required_resource_keys:
-            return None
-        outputs = set()
-        for spec in given.specs:
-            datasetid = spec.metadata.get("opendataflow/dataset", self._keys.get(spec.key))
-            if datasetid in self.catalog.datasets and (
-                self.translator.asset_key(datasetid) != spec.key
-            ):
-                raise WrongUse(
-                    f"Asset {spec.key.to_user_string()!r} of dataset {datasetid!r} is called "
-                    f"{self.translator.asset_key(datasetid).to_user_string()!r} by the translator. "
-                    "Give the same translator to @dataflow_assets and to build_definitions."
-                )
-            outputs.add(datasetid)
-        told = {spec.metadata.get("opendataflow/job") for spec in given.specs}
-        for jobid, plan in self.catalog.jobs.items():
-            named = told == {jobid}
-            unnamed = told == {None} and given.op.name == self.translator.op_name(jobid)
-            if set(plan.outputs) == outputs and (named or unnamed):
-                return jobid
-        return None
-
-
 def _catalog(dataflow: DataflowResource) -> Catalog:
     try:
         return dataflow.catalog()
@@ -265,52 +108,3 @@ def _catalog(dataflow: DataflowResource) -> Catalog:
             f"What is registered in {store.db.where} can't be read, and no earlier answer was "
             f"kept: {first_line(error)}. Run: odf doctor"
         ) from None
-
-
-def _scripts(
-    scripts: Mapping[str, Script] | Path | None, catalog: Catalog, shown: set[str] | None
-) -> dict[str, list[str]]:
-    """By job, the program to run and its arguments."""
-    if scripts is None:
-        return {}
-    if isinstance(scripts, Mapping):
-        return {jobid: _argv(jobid, script) for jobid, script in scripts.items()}
-    found: dict[str, list[str]] = {}
-    try:
-        names = sorted(os.listdir(scripts))
-    except OSError as error:
-        raise WrongUse(
-            f"The folder of scripts {os.fspath(scripts)!r} can't be read: {error.strerror}. Name a "
-            "folder, or map jobs to scripts: {'loadbob': './loadbob.sh'}."
-        ) from None
-    for name in names:
-        path = os.path.abspath(os.path.join(scripts, name))
-        jobid = os.path.splitext(name)[0]  # as `odf run` and RunJob name a script's job
-        if jobid not in (catalog.jobs if shown is None else shown) or name.endswith("~"):
-            continue
-        if os.path.isfile(path) and os.access(path, os.X_OK):
-            if jobid in found:
-                raise WrongUse(
-                    f"Job {jobid!r} is given twice: by script {found[jobid][0]} and by script "
-                    f"{path}. Leave out one."
-                )
-            found[jobid] = [path]
-    return found
-
-
-def _argv(jobid: str, script: Script) -> list[str]:
-    """A program and its arguments; a path that is relative now stays the same file later."""
-    words = [script] if isinstance(script, str | os.PathLike) else list(script)
-    argv = [os.fspath(word) for word in words]
-    if not argv or not argv[0]:
-        raise WrongUse(f"The script of job {jobid!r} is empty. Name a program.")
-    if "/" in argv[0] or isinstance(words[0], os.PathLike):
-        argv[0] = os.path.abspath(argv[0])
-    return argv
-
-
-def _keys(given: Any) -> Iterable[dg.AssetKey]:
-    if isinstance(given, dg.AssetsDefinition):
-        return given.keys
-    key = getattr(given, "key", None)
-    return [key] if isinstance(key, dg.AssetKey) else []

@@ -146,8 +146,7 @@ class _Output:
         self.manager, self.context, self.store = manager, context, store
         self.datasetid, self.jobid, self.consumed = datasetid, jobid, consumed
         self.execution = _execution()
-        tags = self.execution.run.tags if self.execution else {}
-        self.again = tags.get(AGAIN, "").lower() == "true"
+        self.again = context.step_context.run_tags.get(AGAIN, "").lower() == "true"
 
     def publish(self, key: str, obj: Any) -> None:
         """Claim a chunk, publish it, and make it READY; or raise why it isn't."""

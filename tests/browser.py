@@ -76,9 +76,12 @@ class UI:
         self.page.goto(self.url + path, wait_until="commit")
 
     def open_partitions(self, asset: str) -> None:
-        """Open the page with the partitions of an asset, and wait for their colours."""
+        """Open the page with the partitions of an asset, and wait for the first one's colour."""
         self.open(f"/assets/{quote(asset)}?view=partitions")
-        self.counts()
+        end = time.monotonic() + SECONDS
+        while not any(self.counts().values()):  # it counts none until it has been told
+            assert time.monotonic() < end, f"{asset} has no partitions"
+            self.page.wait_for_timeout(50)
 
     def counts(self) -> dict[str, int]:
         """What the page counts: green, red, blue, missing."""
@@ -141,12 +144,17 @@ class UI:
 
     def switch_sensor(self, location: str, sensor: str, on: bool) -> None:
         """Open the page of a sensor and switch it on or off."""
-        self.open(f"/locations/{quote(location)}/sensors/{quote(sensor)}")
         row = self.page.get_by_role("row", name="Running")
         box = row.get_by_role("checkbox")
-        expect(box).to_be_checked(checked=not on)
-        row.locator("label").click()
-        expect(box).to_be_checked(checked=on)
+        for _ in range(5):
+            self.open(f"/locations/{quote(location)}/sensors/{quote(sensor)}")
+            box.wait_for(state="attached")
+            if box.is_checked() == on:
+                return
+            row.locator("label").click()
+            # A tick that ends at this moment writes back the switch as it was when it began.
+            self.page.wait_for_timeout(1000)
+        raise AssertionError(f"{sensor} can't be switched {'on' if on else 'off'}")
 
     def _press_materialize(self) -> None:
         # "Materialize…" asks for partitions; with one of them chosen, the dialog starts with it.

@@ -397,9 +397,20 @@ class Client:
         )  # fmt: skip
 
     def stop_sensor(self, name: str) -> None:
-        """Switch a sensor off."""
-        state = self._sensor(name, "id sensorState { id }")["sensorState"]
-        self.ask("mutation($id: String!) { stopSensor(id: $id) { " + ERROR + " } }", id=state["id"])
+        """Switch a sensor off, until it stays off.
+
+        Dagster loses the switch when a tick ends at this moment: the daemon writes back the
+        sensor's whole state as it was when it read it.
+        """
+        for _ in range(5):
+            state = self._sensor(name, "id sensorState { id }")["sensorState"]
+            self.ask(
+                "mutation($id: String!) { stopSensor(id: $id) { " + ERROR + " } }", id=state["id"]
+            )
+            time.sleep(0.2)
+            if self.sensors()[name] == "STOPPED":
+                return
+        raise AssertionError(f"sensor {name} can't be stopped")
 
     def ticks(self, name: str, limit: int = 20) -> list[dict[str, Any]]:
         """Ticks of a sensor, the latest first."""

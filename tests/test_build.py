@@ -244,8 +244,14 @@ def test_checks_go_to_the_job_that_writes_their_dataset(dataflow: DataflowResour
     assert {(each.asset_key.to_user_string(), each.name) for each in keys} == {
         ("bobout", "has_rows")
     }
-    with pytest.raises(WrongUse, match="Check 'has_rows' is for dataset 'bobout', but"):
+    with pytest.raises(WrongUse, match="Check 'has_rows' is for dataset 'bobout', which"):
         build_definitions(dataflow, functions={"report": make}, checks=[has_rows])
+
+    @dataflow_assets(job="loadbob", dataflow=dataflow)
+    def loadbob(chunk: Chunk) -> None: ...
+
+    with pytest.raises(WrongUse, match=r"or give it to @dataflow_assets\(checks=…\)"):
+        build_definitions(dataflow, assets=[loadbob], checks=[has_rows])
 
 
 # --- what is refused, in one line ---------------------------------------------------------------

@@ -147,3 +147,15 @@ def wait_until(done: Callable[[], bool], seconds: float = 20) -> None:
     while not done():
         assert time.monotonic() < end, f"nothing after {seconds} s"
         time.sleep(0.1)
+
+
+def test_every_public_name_is_there_without_pandas_and_spark() -> None:
+    told = (
+        "import sys\n"
+        "sys.modules.update(dict.fromkeys(['pandas', 'pyarrow', 'pyspark', 'numpy']))\n"
+        "import opendataflow_dagster as odf\n"
+        "print(len([getattr(odf, name) for name in odf.__all__]))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", told], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) > 10

@@ -1,5 +1,8 @@
 """Plain assets on chunks: what they read, what they publish, and what they are refused."""
 
+import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -12,10 +15,10 @@ import pyarrow as pa
 import pytest
 
 from opendataflow_dagster import DataflowIOManager, DataflowResource, DataflowTranslator
-from opendataflow_dagster.dataflow import folders
+from opendataflow_dagster.dataflow import files, folders
 from opendataflow_dagster.dataflow.registry import add_dataset
 from opendataflow_dagster.dataflow.store import Store
-from tests.stores import check, policy, put, register, sql, status, take
+from tests.stores import check, expire, policy, put, register, sql, status, take
 
 # Dagster's own, of any resource in another: it replaces its config by what it deprecated.
 pytestmark = pytest.mark.filterwarnings("ignore:InitResourceContext.dagster_run is deprecated")
@@ -23,6 +26,15 @@ pytestmark = pytest.mark.filterwarnings("ignore:InitResourceContext.dagster_run 
 DOMAIN = dg.DynamicPartitionsDefinition(name="dataflow/bobin")
 RANGE = "dagster/asset_partition_range_start", "dagster/asset_partition_range_end"
 FRAME = pd.DataFrame({"name": ["a", "b"], "amount": [1.5, None]})
+
+
+BOTH = pytest.mark.parametrize("url", ["sqlite", "postgres"], indirect=True)
+
+
+@pytest.fixture
+def url(request: pytest.FixtureRequest) -> str:
+    """SQLite, unless a test runs on both: what is here knows no dialect."""
+    return request.getfixturevalue(f"{getattr(request, 'param', 'sqlite')}_url")
 
 
 @pytest.fixture
@@ -175,6 +187,7 @@ def test_a_chunk_is_read_as_its_annotation_says(
         (Any, lambda x: list(x) == ["1", "2"]),
     ],
 )
+@BOTH
 def test_several_chunks_are_put_together_or_given_by_partition(
     run: Callable[..., Ran], annotation: Any, expected: Callable[[Any], bool]
 ) -> None:
@@ -232,6 +245,7 @@ def test_what_shouldnt_be_read_isnt_and_the_failure_says_what_to_run(
     assert seen == []
 
 
+@BOTH
 def test_a_chunk_that_didnt_pass_its_checks_isnt_read(
     run: Callable[..., Ran], store: Store
 ) -> None:
@@ -255,6 +269,7 @@ def test_a_refusal_isnt_retried(run: Callable[..., Ran]) -> None:
     assert "STEP_UP_FOR_RETRY" not in [each.event_type_value for each in ran.result.all_events]
 
 
+@BOTH
 def test_a_plain_asset_publishes_and_commits_its_chunk(
     run: Callable[..., Ran], store: Store, tmp_path: Path
 ) -> None:
@@ -263,7 +278,7 @@ def test_a_plain_asset_publishes_and_commits_its_chunk(
     assert ran.success
     assert status(store, "bobout", "1", "loadbob") == "READY"
     path = tmp_path / "bobout" / "dataid=1"
-    assert pd.read_parquet(path / "part-0.parquet").to_dict("list") == {
+    assert files.read_frame(str(path), "parquet").to_dict("list") == {
         "name": ["x"], "amount": [1], "more": [1],
     }  # fmt: skip
     [fact] = sql(store, "select generation, location, rows, bytes from chunkfact where rows = 1")
@@ -291,11 +306,13 @@ def test_two_plain_assets_in_a_run_hand_on_the_generation(
     ran = run([maker(), asset(total)], "1")
 
     assert ran.success
-    assert (tmp_path / "total" / "dataid=1" / "part-0.json").read_text() == '{"sum": 1.5}\n'
+    [path] = files.data_files(str(tmp_path / "total" / "dataid=1"))
+    assert Path(path).read_text() == '{"sum": 1.5}\n'
     made, seen = ran.metadata("bobout"), ran.metadata("total")
     assert seen["inputs"] == {"bobout": made["generation"]}
 
 
+@BOTH
 def test_what_is_ready_isnt_written_twice_unless_forced(
     run: Callable[..., Ran], store: Store, tmp_path: Path
 ) -> None:
@@ -313,10 +330,11 @@ def test_what_is_ready_isnt_written_twice_unless_forced(
     assert forced.success
     assert forced.metadata()["generation"] > first
     assert forced.metadata()["rows"] == 0
-    assert len(pd.read_parquet(tmp_path / "bobout" / "dataid=1" / "part-0.parquet")) == 0
+    assert len(files.read_frame(str(tmp_path / "bobout" / "dataid=1"), "parquet")) == 0
     check(store)
 
 
+@BOTH
 def test_a_chunk_in_other_hands_is_refused(run: Callable[..., Ran], store: Store) -> None:
     take(store, "loadbob", "other", only="1")
 
@@ -327,6 +345,7 @@ def test_a_chunk_in_other_hands_is_refused(run: Callable[..., Ran], store: Store
     assert status(store, "bobout", "1", "loadbob") == "RUNNING"
 
 
+@BOTH
 def test_of_two_writers_of_a_chunk_one_wins(
     run: Callable[..., Ran], store: Store, dataflow: DataflowResource
 ) -> None:
@@ -342,8 +361,9 @@ def test_of_two_writers_of_a_chunk_one_wins(
                 return pd.DataFrame({"by": [number]})
 
             mine = [maker(made)]
+            given = [*mine, *elsewhere(mine)]
             result = dg.materialize(
-                [*mine, *elsewhere(mine)], instance=instance, partition_key="1", raise_on_error=False,
+                given, instance=instance, partition_key="1", raise_on_error=False,
                 resources={"io_manager": DataflowIOManager(dataflow=dataflow)},
             )  # fmt: skip
             ran.append(Ran(result))
@@ -386,7 +406,7 @@ def test_a_policys_attempts_are_made_at_once(
     run: Callable[..., Ran], store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     policy(store, "loadbob", max_attempts=3)
-    plain, calls = folders._exchange, []
+    calls = []
 
     def flaky(path: str) -> None:
         calls.append(path)
@@ -395,11 +415,11 @@ def test_a_policys_attempts_are_made_at_once(
 
     monkeypatch.setattr(folders, "_sync", flaky)
 
-    assert plain
     assert run(maker(), "1").success
     assert len(calls) == 3
 
 
+@BOTH
 def test_a_zombie_publishes_nothing(
     run: Callable[..., Ran], store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -417,7 +437,7 @@ def test_a_zombie_publishes_nothing(
     ran = run(maker(), "1")
 
     assert ran.reason.startswith("LOST: Chunk '1' of 'loadbob' was taken over")
-    assert len(pd.read_parquet(tmp_path / "bobout" / "dataid=1" / "part-0.parquet")) == 1
+    assert len(files.read_frame(str(tmp_path / "bobout" / "dataid=1"), "parquet")) == 1
     assert status(store, "bobout", "1", "loadbob") == "READY"
     assert list((tmp_path / "bobout").iterdir()) == [tmp_path / "bobout" / "dataid=1"]
 
@@ -439,6 +459,7 @@ def test_a_lease_shorter_than_the_publish_is_renewed(
     check(store)
 
 
+@BOTH
 def test_what_was_made_of_data_that_changed_meanwhile_isnt_published(
     run: Callable[..., Ran], store: Store, tmp_path: Path
 ) -> None:
@@ -564,3 +585,44 @@ def test_a_database_that_is_away_fails_in_one_line(
 
 def _bobout() -> pd.DataFrame:
     return FRAME
+
+
+DOOMED = """
+import os, signal, sys
+import dagster as dg, pandas as pd
+from opendataflow_dagster import DataflowIOManager, DataflowResource
+from opendataflow_dagster.dataflow import files, folders
+
+plain = folders._show
+def show(*args):
+    plain(*args)
+    os.kill(os.getpid(), signal.SIGKILL)
+folders._show = show
+
+@dg.asset(partitions_def=dg.DynamicPartitionsDefinition(name="dataflow/bobin"))
+def bobout() -> pd.DataFrame:
+    return pd.DataFrame({"a": [1]})
+
+instance = dg.DagsterInstance.ephemeral()
+instance.add_dynamic_partitions("dataflow/bobin", ["1"])
+manager = DataflowIOManager(dataflow=DataflowResource(url=sys.argv[1]))
+dg.materialize([bobout], instance=instance, resources={"io_manager": manager}, partition_key="1")
+"""
+
+
+def test_killed_between_publish_and_ready_nothing_is_read_and_a_rerun_makes_it_whole(
+    run: Callable[..., Ran], store: Store, url: str
+) -> None:
+    doomed = subprocess.run([sys.executable, "-c", DOOMED, url], capture_output=True)
+    assert doomed.returncode == -signal.SIGKILL
+    seen: list[pd.DataFrame] = []
+
+    def below(bobout: pd.DataFrame) -> None:
+        seen.append(bobout)
+
+    assert run(asset(below), "1").reason.startswith("DATA_NOT_READY: 'bobout' is being made by")
+    expire(store)
+    assert run(maker(), "1").success
+    assert run(asset(below), "1").success
+    assert seen[0].equals(FRAME)
+    check(store)

@@ -24,7 +24,7 @@ from pandas.testing import assert_frame_equal
 from opendataflow_dagster.dataflow import files, folders
 from opendataflow_dagster.dataflow.chunk import Chunk, ChunkFailed, Result, open_chunk
 from opendataflow_dagster.dataflow.environment import job_environment
-from opendataflow_dagster.dataflow.errors import Refused, StaleClaim, WrongUse
+from opendataflow_dagster.dataflow.errors import DataflowError, Refused, StaleClaim, WrongUse
 from opendataflow_dagster.dataflow.publish import publish, read
 from opendataflow_dagster.dataflow.reading import ask, read_chunk
 from opendataflow_dagster.dataflow.registry import add_dataset
@@ -321,6 +321,10 @@ def test_a_frame_without_columns_and_arrow_tables_are_fine(format: str, tmp_path
     files.write(pd.DataFrame(), str(tmp_path / "none"), format)
     told = files.write(pa.table({"a": [1, 2]}), str(tmp_path / "arrow"), format)
 
+    (tmp_path / "spark").mkdir()
+    spark = type("DataFrame", (), {"toArrow": lambda self: pa.table({"b": [3]})})()
+    assert files.write(spark, str(tmp_path / "spark"), format)["rows"] == 1
+
     assert files.read_frame(str(tmp_path / "none"), format).empty
     assert told["rows"] == 2
     assert files.read_table(str(tmp_path / "arrow"), format).to_pydict() == {"a": [1, 2]}
@@ -360,6 +364,14 @@ def test_bytes_and_files_that_are_there_are_published_as_they_are(tmp_path: Path
 
 # --- claims ---
 
+BOTH = pytest.mark.parametrize("url", ["sqlite", "postgres"], indirect=True)
+
+
+@pytest.fixture
+def url(request: pytest.FixtureRequest) -> str:
+    """SQLite, unless a test runs on both: what is here knows no dialect."""
+    return request.getfixturevalue(f"{getattr(request, 'param', 'sqlite')}_url")
+
 
 @pytest.fixture
 def line(store: Store, tmp_path: Path) -> Store:
@@ -388,6 +400,7 @@ def loaded(store: Store, datasetid: str, dataid: str, kind: str = "pandas") -> A
     )[0]  # fmt: skip
 
 
+@BOTH
 def test_a_published_chunk_is_read_back_once_it_is_ready(line: Store, tmp_path: Path) -> None:
     chunk = claimed(line)
 
@@ -403,6 +416,7 @@ def test_a_published_chunk_is_read_back_once_it_is_ready(line: Store, tmp_path: 
     assert loaded(line, "bobout", "1", "path") == result.location
 
 
+@BOTH
 def test_a_zombie_publishes_nothing_before_or_after_its_heir(line: Store) -> None:
     zombie = claimed(line)
     expire(line, zombie.claim)
@@ -426,6 +440,7 @@ def test_a_folder_of_older_tables_is_refused_with_the_way_out(line: Store, tmp_p
         published(line, claimed(line), FRAME)
 
 
+@BOTH
 def test_a_read_that_a_new_publish_overtakes_is_done_again(line: Store) -> None:
     first = claimed(line)
     published(line, first, FRAME)
@@ -489,6 +504,7 @@ def test_a_chunk_that_shouldnt_be_read_says_why_and_what_to_run(
     assert refused.value.code == code
 
 
+@BOTH
 def test_a_chunk_that_didnt_pass_its_checks_isnt_read(line: Store, tmp_path: Path) -> None:
     from opendataflow_dagster.dataflow.model import Fact
 
@@ -637,6 +653,26 @@ def test_two_publishes_of_a_new_chunk_of_a_table_dont_double_it(table: Any) -> N
     assert len(run("""select * from "or""de%rs" where "d%ay" = 'new'""")) == 2
 
 
+def test_a_table_that_isnt_there_or_a_database_that_is_away_says_so_without_a_secret(
+    table: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, _ = table
+    monkeypatch.setenv("PASSKEY", "a key for tests")
+    add_dataset(store, "orders", tablename="nothing", password="tr0ub4dor")
+    sql(store, "update datastatus set status = 'READY' where dataid = '2'")
+
+    with pytest.raises(DataflowError, match=r"/nothing|\.nothing") as missing:
+        loaded(store, "orders", "2")
+    with pytest.raises(ChunkFailed, match="nothing"):
+        published(store, claimed(store, job="sell"), ORDERS)
+    add_dataset(store, "orders", hostname="127.0.0.1:1", database="none", format="postgresql")
+    with pytest.raises(Refused, match=r"which can't be opened.*Run: odf dataset list") as away:
+        loaded(store, "orders", "2")
+
+    assert away.value.code == "INVALID_LOCATION"
+    assert "tr0ub4dor" not in f"{missing.value}{away.value}"
+
+
 def test_the_tables_of_odf_themselves_are_no_place_for_data(sqlite_url: str) -> None:
     store = open_store(sqlite_url)
     store.init()
@@ -679,3 +715,34 @@ def _place_like(store: Store, datasetid: str) -> dict[str, Any]:
 def _execute(run: Callable[..., Any], text: str) -> None:
     with suppress(psycopg.ProgrammingError):  # it has no rows to fetch
         run(text)
+
+
+# --- functions that return their value ---
+
+
+def test_what_a_function_returns_is_published_after_its_checks(line: Store, tmp_path: Path) -> None:
+    from opendataflow_dagster.dataflow.model import READY
+    from opendataflow_dagster.dataflow.produce import Checked, produce
+    from opendataflow_dagster.dataflow.publish import publishing
+    from opendataflow_dagster.dataflow.pulse import Pulse
+
+    def made(obj: Any, passed: bool = True) -> Any:
+        compute, publish = publishing(line, lambda chunk: obj)
+        [claim] = take(line, "loadbob", only="1")
+        environment = job_environment(line, line.read_plan("loadbob"), secrets=False)
+        with Pulse(line, claim.owner) as pulse:
+            produced = produce(
+                line, claim, environment, compute, publish=publish, pulse=pulse,
+                checks=[lambda chunk: Checked("seen", "bobout", passed)],
+            )  # fmt: skip
+        sql(line, "update datastatus set status = 'RESUBMIT' where datasetid = 'bobout'")
+        return produced
+
+    assert "NOT_VALIDATED" in made(FRAME, passed=False).reason
+    assert not (tmp_path / "out").exists()
+    assert made(FRAME).facts[0].rows == 3
+    assert made({"bobout": FRAME.head(1)}).facts[0].rows == 1
+    assert made(Result(7)).facts[0].rows == 7
+    assert made(None).status == READY
+    assert "A list can't be published" in made([1]).reason
+    assert "a dict for 'other'" in made({"other": FRAME}).reason

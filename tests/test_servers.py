@@ -177,7 +177,7 @@ def test_the_ui(dagster: Dagster, folder: Path, page: Any, storage: str) -> None
 
     ui.open_partitions("made")
     wanted = {good: "green", bad: "red", slow: "blue", other: "missing", last: "missing"}
-    assert ui.squares() == wanted
+    ui.see(lambda squares: squares == wanted, "one of each colour")
     assert ui.counts() == {"green": 1, "red": 1, "blue": 1, "missing": 2}
     ui.shoot(f"servers_{storage}_grid")
 

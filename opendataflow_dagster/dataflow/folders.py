@@ -84,8 +84,9 @@ def find(root: str, dataid: str, produced: str | None = None) -> str | None:
     if path.startswith(os.path.normpath(root) + os.sep):
         return path if os.path.exists(path) else None
     names = [directory(dataid)]
-    plain = {escaped(dataid)} | ({dataid} if "/" not in dataid and dataid.strip(".") else set())
-    names += [each + end for each in plain for end in ("", *(f".{each}" for each in FORMATS))]
+    plain = {escaped(dataid), dataid} if dataid.strip(".") and dataid != STAGING else set()
+    names += [each + end for each in plain if "/" not in each
+              for end in ("", *(f".{each}" for each in FORMATS))]  # fmt: skip
     return next((path for each in names if os.path.exists(path := os.path.join(root, each))), None)
 
 

@@ -1,5 +1,6 @@
 """What a job has made becomes the chunk: in its folder or its table, whole or not at all."""
 
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from . import files
@@ -40,6 +41,39 @@ def publish(
         raise
     except DataflowError as error:
         raise ChunkFailed(with_code(error)) from error
+
+
+def publishing(
+    store: Store, compute: Callable[[Chunk], Any], *, format: str = DEFAULT_FORMAT
+) -> tuple[Callable[[Chunk], Any], Callable[[Chunk], dict[str, Result]]]:
+    """A function in two for `produce`: what it returns besides `Result`s is published afterwards.
+
+    It returns the object for a job's only output, or a dict: dataset → object.
+    """
+    kept: dict[str, Any] = {}
+
+    def computed(chunk: Chunk) -> Any:
+        kept.clear()
+        returned = compute(chunk)
+        if not isinstance(returned, Mapping):
+            if returned is None or isinstance(returned, Result) or len(chunk.outputs) > 1:
+                return returned
+            returned = dict.fromkeys(chunk.outputs, returned)
+        mine = {
+            each: value
+            for each, value in returned.items()
+            if each in chunk.outputs and not (value is None or isinstance(value, Result))
+        }
+        kept.update(mine)
+        return {each: value for each, value in returned.items() if each not in mine}
+
+    def published(chunk: Chunk) -> dict[str, Result]:
+        return {
+            each: publish(store, chunk.outputs[each], chunk, obj, format=format)
+            for each, obj in kept.items()
+        }
+
+    return computed, published
 
 
 def read(found: Reading, target: Any, kind: str = "pandas") -> Any:

@@ -2,13 +2,14 @@
 
 import os
 from collections.abc import Callable, Mapping
+from datetime import datetime
 from typing import Any, NamedTuple, TypeVar
 
 from .answers import five_answers
 from .errors import Refused
 from .folders import find, read_note
-from .hindrances import IN_A_CIRCLE, advice, hindrances
-from .model import READY, Plan
+from .hindrances import advice, hindrances
+from .model import Plan
 from .names import check_id, typed
 from .places import location
 from .store import Store
@@ -151,9 +152,7 @@ def _ask(store: Store, datasetid: str, dataid: str, format: str) -> Reading:
         found = explain_chunk(store, producer, dataid, None)
         if found.may_run:
             return None
-        first = found.reasons[0]
-        circle = first.code == IN_A_CIRCLE
-        return first if circle else first._replace(action=found.action)
+        return found.reasons[0]._replace(action=found.action)
 
     reasons = in_order([*hindrances(state, above), *advice(state)])
     made, fact = next(state.inputs(), (None, {}))
@@ -182,8 +181,6 @@ def _state(
         for claim in db.records("why.claims", dataid=dataid)
     }
     facts = {(datasetid, fact["generation"]): fact for fact in db.records("reading.facts", **known)}
-    from datetime import datetime
-
     now = from_table(store, datetime.fromtimestamp(store.now()).astimezone())
     makers = [jobid for (jobid,) in db.run("reading.producers", datasetid=datasetid)]
     return State(
@@ -204,8 +201,3 @@ def _checkable(datasetid: str, columns: Mapping[str, str | None], format: str) -
 def _seen(store: Store, datasetid: str, dataid: str) -> list[tuple]:
     known = {"datasetid": datasetid, "dataid": dataid}
     return store.db.insist(lambda: store.db.run("reading.rows", **known))[0]
-
-
-__all__ = [
-    "READY", "Reading", "ask", "bounds_of", "producers", "read_chunk", "refusal", "with_code",
-]  # fmt: skip

@@ -7,9 +7,10 @@ from contextlib import closing, contextmanager
 from typing import Any
 
 from . import sqlfiles
-from .errors import Refused
+from .errors import DataflowError, Refused
 from .files import flat, need
 from .names import typed
+from .runjob import first_line
 from .targets import POSTGRES, Table
 
 Bounds = tuple[str, str | None, int | None]
@@ -122,28 +123,44 @@ class Rows:
     @contextmanager
     def _connected(self) -> Iterator[Any]:
         """A connection for one transaction, which is rolled back unless it is committed."""
-        table = self.table
-        if table.dialect == POSTGRES:
-            import psycopg
-
-            host, _, port = table.host.partition(":")
-            told = {"host": host, "port": port, "dbname": table.database, "user": table.user}
-            given: Any = {name: value for name, value in told.items() if value}
-            with closing(psycopg.connect(**given, password=self._password())) as connection:
-                yield connection
-            return
         import sqlite3
 
-        if not os.path.isfile(table.database):
+        import psycopg
+
+        connect = self._postgres if self.table.dialect == POSTGRES else self._sqlite
+        try:
+            connection = connect()
+        except (psycopg.Error, sqlite3.Error) as error:
+            raise Refused(
+                f"{self.table.datasetid!r} is registered at {self.table.location}, which can't be "
+                f"opened: {first_line(error)}. Run: odf dataset list",
+                code="INVALID_LOCATION",
+            ) from None
+        try:
+            with closing(connection):
+                yield connection
+        except (psycopg.Error, sqlite3.Error) as error:
+            raise DataflowError(f"{self.table.location}: {first_line(error)}") from error
+
+    def _postgres(self) -> Any:
+        import psycopg
+
+        host, _, port = self.table.host.partition(":")
+        told = {"host": host, "port": port, "dbname": self.table.database, "user": self.table.user}
+        given: Any = {name: value for name, value in told.items() if value}
+        return psycopg.connect(**given, password=self._password(), connect_timeout=10)
+
+    def _sqlite(self) -> Any:
+        import sqlite3
+
+        table = self.table
+        if not os.path.isfile(table.database):  # it would be made, empty
             raise Refused(
                 f"{table.datasetid!r} is registered at {table.location}, and there is no file "
                 f"{table.database}. Run: odf dataset add {typed(table.datasetid)} --database FILE",
                 code="INVALID_LOCATION",
             )
-        with closing(
-            sqlite3.connect(table.database, timeout=_PATIENCE, isolation_level=None)
-        ) as connection:
-            yield connection
+        return sqlite3.connect(table.database, timeout=_PATIENCE, isolation_level=None)
 
 
 def _of_sqlite(value: Any) -> Any:

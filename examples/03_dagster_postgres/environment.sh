@@ -1,0 +1,9 @@
+# Read by each process of Dagster before it starts: `. ./environment.sh`. What is set already stays.
+export DAGSTER_HOME="${DAGSTER_HOME:-$PWD}"
+export DAGSTER_POSTGRES_HOST="${DAGSTER_POSTGRES_HOST:-127.0.0.1}"
+export DAGSTER_POSTGRES_PORT="${DAGSTER_POSTGRES_PORT:-5432}"
+export DAGSTER_POSTGRES_DB="${DAGSTER_POSTGRES_DB:-dagster}"
+export DAGSTER_POSTGRES_USER="${DAGSTER_POSTGRES_USER:-dagster}"
+# A secret: from your secret store or a file that isn't in git, not from here.
+export DAGSTER_POSTGRES_PASSWORD="${DAGSTER_POSTGRES_PASSWORD:-dagster}"
+export DAGSTER_EVENT_BATCH_SIZE="${DAGSTER_EVENT_BATCH_SIZE:-500}"
