@@ -73,7 +73,8 @@ def dataflow_assets(
 ) -> Callable[[Callable[..., Any]], dg.AssetsDefinition]:
     """Make assets of a function that makes one chunk: `fn(chunk)`, or `fn(chunk, context)`.
 
-    It returns None, a `Result`, or a dict: dataset → `Result`. The options are those of
+    It returns None, a `Result`, or what is to be published as the chunk: a frame, an Arrow table,
+    bytes, a Path. For several datasets, a dict: dataset → one of these. The options are those of
     `assets_of_job`.
     """
 
@@ -85,8 +86,9 @@ def dataflow_assets(
 
         described: dict[str, Any] = {"description": inspect.getdoc(fn)} | options
         return assets_of_job(
-            job, dataflow, prepare, translator=translator, checks=checks, **described
-        )
+            job, dataflow, prepare, translator=translator, checks=checks, publishes=True,
+            **described,
+        )  # fmt: skip
 
     return made
 
@@ -99,6 +101,7 @@ def assets_of_job(
     translator: DataflowTranslator | None = None,
     checks: Iterable[ChunkCheck] = (),
     secrets: bool = False,
+    publishes: bool = False,
     name: str | None = None,
     description: str | None = None,
     group_name: str | None = None,
@@ -130,8 +133,9 @@ def assets_of_job(
     def body(context: dg.AssetExecutionContext) -> Iterator[Event]:
         resource = getattr(context.resources, RESOURCE)
         return run_chunks(
-            context, resource, jobid, translator, prepare(context), checks, secrets=secrets
-        )
+            context, resource, jobid, translator, prepare(context), checks, secrets=secrets,
+            publishes=publishes,
+        )  # fmt: skip
 
     # The names are ours: a dataset's own may be no identifier, or two may look the same as one.
     ins = {

@@ -15,6 +15,7 @@ from .dataflow.model import FAILED, PENDING, READY, RESUBMIT, Claim, read_status
 from .dataflow.moves import resubmit
 from .dataflow.names import printable
 from .dataflow.produce import Compute, Produced, produce
+from .dataflow.publish import publishing
 from .dataflow.pulse import Pulse, briefly
 from .dataflow.runjob import LOST, NOTHING, first_line
 from .dataflow.store import PLAN_AGE, Store, new_owner
@@ -47,15 +48,16 @@ class Stopped(BaseException):
 def run_chunks(
     context: dg.AssetExecutionContext, dataflow: DataflowResource, jobid: str,
     translator: DataflowTranslator, compute: Compute, checks: Sequence[ChunkCheck] = (), *,
-    secrets: bool = False,
+    secrets: bool = False, publishes: bool = False,
 ) -> Iterator[Event]:  # fmt: skip
     """Make the chunks that a run asks for, or else those that the tables offer; one bad one fails
     itself only, and the run at its end.
 
-    `secrets` puts the passwords into the environment, as scripts expect it.
+    `secrets` puts the passwords into the environment, as scripts expect it; with `publishes`, what
+    the work returns is published as the chunk.
     """
     try:
-        run = _Run(context, dataflow.store, jobid, translator, compute, checks, secrets)
+        run = _Run(context, dataflow.store, jobid, translator, compute, checks, secrets, publishes)
     except DataflowError as error:
         raise dg.Failure(str(error), allow_retries=False) from None
     stop: Stopped | None = None
@@ -91,10 +93,11 @@ class _Run:
     def __init__(
         self, context: dg.AssetExecutionContext, store: Store, jobid: str,
         translator: DataflowTranslator, compute: Compute, checks: Sequence[ChunkCheck],
-        secrets: bool,
+        secrets: bool, publishes: bool,
     ) -> None:  # fmt: skip
         self.context, self.store, self.jobid = context, store, jobid
-        self.translator, self.compute, self.secrets = translator, compute, secrets
+        self.translator, self.secrets = translator, secrets
+        self.compute, self.publish = publishing(store, compute) if publishes else (compute, None)
         self.checks = [each.run for each in checks]
         self.runid = context.run.run_id
         self.owner = f"{new_owner()} of run {self.runid}"  # history tells which run it was
@@ -168,6 +171,11 @@ class _Run:
 
     def claim(self, dataid: str | None) -> list[Claim]:
         """A claim; if there is none, lost ones are settled first, which is tried once a second."""
+        if self.pulse.dismissed:  # Dagster can force a run to its end, but not its process
+            raise dg.Failure(
+                f"Run {self.runid} was ended by others (canceled, or taken for dead), so it makes "
+                "no more chunks.", allow_retries=False,
+            )  # fmt: skip
         claims = self._claim(dataid)
         if not claims and time.monotonic() - self._recovered > PLAN_AGE:
             self._recovered = time.monotonic()
@@ -180,8 +188,8 @@ class _Run:
 
     def _produce(self, claim: Claim, environment: JobEnvironment) -> Produced:
         return produce(
-            self.store, claim, environment, self.compute, checks=self.checks, pulse=self.pulse,
-            interrupted=self.interrupted,
+            self.store, claim, environment, self.compute, checks=self.checks,
+            publish=self.publish, pulse=self.pulse, interrupted=self.interrupted,
         )  # fmt: skip
 
     def _events(self, produced: Produced, key: str) -> Iterator[Event]:
@@ -195,6 +203,7 @@ class _Run:
             for fact in produced.facts:
                 yield made(produced, fact, today, key, self.translator, self.log)
         elif produced.status == LOST:
+            self.pulse.beat()
             self.lost[dataid] = produced.reason
             self.context.log.error(f"{printable(dataid)}: {produced.reason}")
         else:

@@ -216,7 +216,7 @@ class _Pass:
         for some in _pieces(cleared):
             self.mirror.clear(key, [self.translator.partition_key(each.dataid) for each in some])
             self.wrote["cleared"] += len(some)
-        if stale or (dataids is None and found):
+        if stale or dataids is None:  # the cache goes on showing runs that were deleted
             self.mirror.forget_cache(key)
         for each in found:
             if each.repair == "wait" and each.run_id not in self.place.backfills:

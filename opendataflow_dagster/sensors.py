@@ -58,9 +58,7 @@ def reconcile_sensor(
             return dg.SkipReason(_away(store, error))
         context.update_cursor(done.cursor)
         for each in settled:
-            context.log.info(
-                f"{each.jobid} {each.dataid}: settled as {each.status}, {each.reason}"
-            )
+            context.log.info(f"{each.jobid} {each.dataid}: settled as {each.status}, {each.reason}")
         return dg.SkipReason(told(done, settled))
 
     return sensor

@@ -726,3 +726,46 @@ def test_what_the_dial_holds_back_waits_for_its_turn(
     assert ran.success
     assert len(looks) >= 3
     assert {row[1] for row in statuses(store).values()} == {"READY"}
+
+
+def test_what_a_function_returns_is_published_as_the_chunk(
+    dataflow: DataflowResource, store: Store, run: Callable[..., Ran], tmp_path: Path
+) -> None:
+    import pandas
+
+    add_dataset(store, "bobout", hostname=str(tmp_path / "out"), format="csv")
+    for key in keys(2):
+        put(store, "bobin", key)
+
+    def frame(chunk: Chunk) -> Any:
+        return pandas.DataFrame({"day": [chunk.dataid], "amount": [17]})
+
+    ran = run(job_of(dataflow, frame), *keys(2))
+    assert ran.success
+    for key in keys(2):
+        told = metadata(ran.made["bobout", key])
+        assert told["rows"] == 1
+        assert told["location"].startswith(str(tmp_path / "out"))
+        assert "registered as" not in told["location"]
+        [file] = Path(told["location"]).glob("*.csv")
+        assert pandas.read_csv(file).to_dict("records") == [{"day": key, "amount": 17}]
+
+
+def test_a_run_that_others_have_ended_makes_no_more_chunks(
+    dataflow: DataflowResource, store: Store, run: Callable[..., Ran]
+) -> None:
+    from opendataflow_dagster.dataflow.workers import runs_at_work, settle_run
+
+    for key in keys(3):
+        put(store, "bobin", key)
+    made = []
+
+    def ended_from_outside(chunk: Chunk) -> None:
+        made.append(chunk.dataid)
+        [runid] = runs_at_work(store)
+        settle_run(store, runid, why="forced to its end", canceled=True)
+
+    ran = run(job_of(dataflow, ended_from_outside), *keys(3))
+    assert not ran.success
+    assert made == keys(3)[:1]
+    assert {row[1] for row in statuses(store).values()} == {"READY", "FAILED"}

@@ -24,9 +24,11 @@ def path_of(place: str) -> str | None:
 
 
 def is_missing(place: str) -> bool:
-    """Whether a place is on this machine and isn't there."""
+    """Whether a place is on this machine and isn't there; a table in a file is where that is."""
     path = path_of(place)
-    return path is not None and not os.path.exists(path)
+    return path is not None and not (
+        os.path.exists(path) or os.path.isfile(os.path.dirname(path.rstrip("/")))
+    )
 
 
 def is_within(produced: str, configured: str) -> bool:

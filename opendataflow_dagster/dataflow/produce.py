@@ -22,7 +22,7 @@ from .chunk import (
 from .environment import JobEnvironment
 from .errors import StaleClaim
 from .model import READY, Claim, Fact
-from .places import is_missing
+from .places import is_missing, is_within
 from .pulse import Pulse, briefly
 from .runjob import LOST, first_line
 from .store import Store, _stale
@@ -195,7 +195,7 @@ def five_answers(produced: Produced, datasetid: str, today: bool = False) -> dic
         for each in inputs
     ]
     where = fact.location or "registered without a place"
-    if fact.location and place and fact.location != place:
+    if fact.location and place and not is_within(fact.location, place):
         where += f"; registered as {place}"
     if fact.location and is_missing(fact.location):
         where += ", which doesn't exist here"

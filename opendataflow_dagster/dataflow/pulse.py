@@ -38,6 +38,8 @@ class Pulse:
         self._changed = Condition()
         self._due = 0.0
         self._over = self._away = False
+        self.dismissed = False
+        """Whether somebody has settled the run that this worker is part of: it should stop."""
         self._thread: Thread | None = None
 
     def __enter__(self) -> "Pulse":
@@ -92,7 +94,7 @@ class Pulse:
         if self.runid and self.jobid:
             from .workers import beat
 
-            beat(self.store, self.owner, self.lease)
+            self.dismissed = not beat(self.store, self.owner, self.lease)
 
     def _run(self) -> None:
         try:
