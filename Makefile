@@ -40,9 +40,11 @@ ui: install ## Open the demo's data in Dagster's UI; PORT=3000
 soak: install ## Run the tests that take minutes
 	$(BIN)/python -m pytest -m soak
 
-bench: install ## Measure claims and job starts against others
+bench: install ## Measure claims, job starts and Dagster's side against others
 	$(BIN)/python benchmarks/claims.py
 	$(BIN)/python benchmarks/runjob.py
+	$(BIN)/python benchmarks/reconcile.py
+	$(BIN)/python benchmarks/catchup.py
 
 docs: install ## Write docs/commands.md from the commands' help
 	$(BIN)/python docs/commands.py > docs/commands.md

@@ -31,6 +31,9 @@ DEFAULT_BATCH = 500
 DIAL_POLL = 2.0
 """Seconds between two looks at a dial that holds back all that is left of a run."""
 
+GRACE = 60.0
+"""Seconds that other workers have, after an outage of the database, to renew their leases."""
+
 NAMED = 10
 """How many chunks the reason of a failed run names."""
 
@@ -177,7 +180,8 @@ class _Run:
                 "no more chunks.", allow_retries=False,
             )  # fmt: skip
         claims = self._claim(dataid)
-        if not claims and time.monotonic() - self._recovered > PLAN_AGE:
+        due = time.monotonic() - self._recovered > PLAN_AGE
+        if not claims and due and self.pulse.is_steady(GRACE):
             self._recovered = time.monotonic()
             if self.store.recover(self.jobid):
                 claims = self._claim(dataid)

@@ -9,7 +9,11 @@ import dagster as dg
 from .dataflow.model import Fact
 from .dataflow.names import typed
 from .dataflow.produce import Produced, Result, five_answers
+from .dataflow.truth import Truth
 from .translator import DataflowTranslator
+
+VERSION_TAG = "dagster/data_version"
+"""What tells one production of a chunk from another: its generation, or 0 for a hand-made row."""
 
 AGAIN = "opendataflow/resubmit"
 """The tag of a run that makes again what is READY or has failed."""
@@ -72,6 +76,35 @@ def skipped(
     return _materialization(translator.asset_key(datasetid), partition, generation or 0, told, {})
 
 
+def elsewhere(
+    datasetid: str, dataid: str, truth: Truth, fact: Mapping[str, Any] | None,
+    translator: DataflowTranslator,
+) -> dg.AssetMaterialization:  # fmt: skip
+    """A dataset's READY chunk that no Dagster run has told of, with what the tables know of it."""
+    known = dict(fact or {})
+    consumed = json.loads(known["inputs"]) if known.get("inputs") else {}
+    validated = {None: "no checks", True: "validated", False: "not validated"}
+    judged = known.get("validated")
+    told = {
+        "generation": truth.generation or 0,
+        "rows": known.get("rows"),
+        "bytes": known.get("bytes"),
+        "location": known.get("location"),
+        "fingerprint": known.get("fingerprint"),
+        "inputs": consumed,
+        "job": truth.jobid,
+        "at": known.get("at"),
+        "ready": f"{datasetid} is READY, made by {truth.jobid}",
+        "right": "; ".join(f"{each}: generation {n}" for each, n in consumed.items()) or "unknown",
+        "validated": known.get("checks") or validated[None if judged is None else bool(judged)],
+        "safe": "nobody holds it",
+    }
+    return _materialization(
+        translator.asset_key(datasetid), translator.partition_key(dataid), truth.generation or 0,
+        told, {},
+    )  # fmt: skip
+
+
 def _materialization(
     asset: dg.AssetKey, partition: str, generation: int, told: Mapping[str, Any],
     more: Mapping[str, Any],
@@ -83,7 +116,7 @@ def _materialization(
     }
     if told["rows"] is not None:
         ours["dagster/row_count"] = told["rows"]
-    tags = {"dagster/data_version": str(generation), "opendataflow/generation": str(generation)}
+    tags = {VERSION_TAG: str(generation)}
     try:
         return dg.AssetMaterialization(
             asset, metadata={**more, **ours}, partition=partition, tags=tags

@@ -42,10 +42,10 @@ from sqlalchemy.dialects import postgresql, sqlite
 
 from .dataflow.errors import WrongUse
 from .dataflow.model import FAILED, HOLD, READY, RESUBMIT, RUNNING
+from .materializations import VERSION_TAG
 
 TRIED_WITH = "1.13.27"
 
-VERSION_TAG = "dagster/data_version"
 SHADOW_TAG = "opendataflow/stands-for"
 OURS = "opendataflow"
 """The step key of events that the mirror writes, so that it doesn't read its own as news."""

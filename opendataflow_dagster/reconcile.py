@@ -13,15 +13,14 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple
 
-import dagster as dg
-
 from .dataflow.catalog import Catalog, read_catalog
 from .dataflow.history import LostCursor, end_of_log, events_after
 from .dataflow.model import FAILED, HOLD, PENDING, READY, RESUBMIT, RUNNING
 from .dataflow.names import natural_key
 from .dataflow.store import Store
 from .dataflow.truth import Truth, facts, holders, known, truths
-from .mirror import VERSION_TAG, Mirror, Shown
+from .materializations import elsewhere
+from .mirror import Mirror, Shown
 from .translator import DataflowTranslator
 
 PAGE = 5000
@@ -196,7 +195,12 @@ class _Pass:
                 return False
             told = facts(self.store, datasetid, {each.dataid: each.truth for each in some})
             self.mirror.make(
-                [materialization(self.translator, each, told.get(each.dataid)) for each in some]
+                [
+                    elsewhere(
+                        datasetid, each.dataid, each.truth, told.get(each.dataid), self.translator
+                    )
+                    for each in some
+                ]
             )
             self.wrote["made"] += len(some)
         plans: dict[tuple[str, str], list[str]] = {}
@@ -371,27 +375,6 @@ def _with_holders(store: Store, mirror: Mirror, found: list[Difference]) -> list
         else each
         for each in found
     ]
-
-
-def materialization(
-    translator: DataflowTranslator, found: Difference, fact: Mapping[str, Any] | None
-) -> dg.AssetMaterialization:
-    """The event that shows a READY chunk which Dagster didn't make, with what is known of it."""
-    truth = found.truth
-    metadata: dict[str, Any] = {"opendataflow/job": truth.jobid}
-    if truth.generation is not None:
-        metadata["opendataflow/generation"] = truth.generation
-    for name, value in (fact or {}).items():
-        if value is not None and name != "jobid":
-            metadata[f"opendataflow/{name}"] = bool(value) if name == "validated" else value
-    if "opendataflow/rows" in metadata:
-        metadata["dagster/partition_row_count"] = metadata["opendataflow/rows"]
-    return dg.AssetMaterialization(
-        translator.asset_key(found.datasetid),
-        partition=translator.partition_key(found.dataid),
-        metadata=metadata,
-        tags={VERSION_TAG: truth.version},
-    )
 
 
 def _parsed(cursor: str | None) -> Place:

@@ -153,7 +153,7 @@ def test_a_chunk_is_claimed_made_and_told(
     [(generation,)] = sql(store, "select generation from datastatus where datasetid = 'bobout'")
     told = metadata(event)
     assert event.tags["dagster/data_version"] == str(generation)
-    assert event.tags["opendataflow/generation"] == str(generation)
+    assert event.tags == {"dagster/data_version": str(generation)}
     assert told["generation"] == generation
     assert (told["rows"], told["bytes"], told["fingerprint"]) == (5, 10, "abc")
     assert told["dagster/row_count"] == 5
@@ -229,7 +229,7 @@ def test_what_is_ready_is_shown_as_such_and_made_again_only_by_the_tag(
     assert forced.success
     told = metadata(forced.made["bobout", "1"])
     assert "skipped" not in told
-    assert told["generation"] > int(first.tags["opendataflow/generation"])
+    assert told["generation"] > int(first.tags["dagster/data_version"])
     [(who, why)] = sql(
         store, "select who, why from dataevent where status_after = 'RESUBMIT' and locktype = 'OUT'"
     )

@@ -10,7 +10,8 @@ from dagster import __version__ as dagster_version
 
 from opendataflow_dagster.dataflow.errors import WrongUse
 from opendataflow_dagster.dataflow.model import FAILED, HOLD, READY, RESUBMIT, RUNNING
-from opendataflow_dagster.mirror import SHADOW_TAG, TRIED_WITH, VERSION_TAG, Mirror
+from opendataflow_dagster.materializations import VERSION_TAG
+from opendataflow_dagster.mirror import SHADOW_TAG, TRIED_WITH, Mirror
 
 KEY = dg.AssetKey(["orders"])
 PARTS = dg.DynamicPartitionsDefinition(name="d")

@@ -32,12 +32,14 @@ class Pulse:
     ) -> None:  # fmt: skip
         self.store, self.owner = store, owner or new_owner()
         self.runid, self.jobid, self.lease = runid, jobid, lease
+        self._granted = lease  # the worker's own: what the job's policy says comes first
         self._say = say or (lambda _: None)
         self._held: dict[tuple[str, str, int], Claim] = {}
         self._lost: set[tuple[str, str, int]] = set()
         self._changed = Condition()
         self._due = 0.0
         self._over = self._away = False
+        self._back = float("-inf")
         self.dismissed = False
         """Whether somebody has settled the run that this worker is part of: it should stop."""
         self._thread: Thread | None = None
@@ -46,7 +48,7 @@ class Pulse:
         if self.runid and self.jobid:
             from .workers import begin_work
 
-            begin_work(self.store, self.owner, self.runid, self.jobid, self.lease)
+            self._granted = begin_work(self.store, self.owner, self.runid, self.jobid, self.lease)
         self._thread = Thread(target=self._run, name=f"pulse of {self.owner}", daemon=True)
         self._thread.start()
         return self
@@ -80,6 +82,13 @@ class Pulse:
         """Whether somebody else has taken the claim over, as far as was heard."""
         return _key(claim) in self._lost
 
+    def is_steady(self, grace: float) -> bool:
+        """Whether the database was there all the last `grace` seconds, as far as was heard.
+
+        After an outage, leases are over of workers that are alive and about to renew them.
+        """
+        return not self._away and time.monotonic() - self._back > grace
+
     def beat(self) -> None:
         """Renew everything now; what isn't ours any more is lost."""
         with self._changed:
@@ -94,7 +103,9 @@ class Pulse:
         if self.runid and self.jobid:
             from .workers import beat
 
-            self.dismissed = not beat(self.store, self.owner, self.lease)
+            granted = beat(self.store, self.owner, self.lease)
+            self.dismissed = granted is None
+            self._granted = granted or self._granted
 
     def _run(self) -> None:
         try:
@@ -114,13 +125,14 @@ class Pulse:
             self._away = True
         else:
             if self._away:
+                self._back = time.monotonic()
                 self._say("The database is back, and the claim renewed")
             self._away = False
 
     def _pause(self) -> float:
         """Seconds between two beats: of the shortest lease, a third."""
         leases = [claim.lease for claim in self._held.values()]
-        pause = min([*leases, self.lease]) / 3
+        pause = min([*leases, self._granted]) / 3
         return min(pause, AGAIN) if self._away else pause
 
     def _wait(self) -> bool:

@@ -17,16 +17,21 @@ class Worker(NamedTuple):
     jobid: str
 
 
-def begin_work(store: Store, owner: str, runid: str, jobid: str, lease: float = LEASE) -> None:
-    """Note that a worker is at work in a run, until its lease is over."""
-    store.db.insist(
-        lambda: store.db.change("workers.begin", owner=owner, runid=runid, jobid=jobid, lease=lease)
+def begin_work(store: Store, owner: str, runid: str, jobid: str, lease: float = LEASE) -> float:
+    """Note that a worker is at work in a run, until its lease is over; return how long that is.
+
+    It is what the job's policy says, or else `lease`.
+    """
+    rows, _ = store.db.insist(
+        lambda: store.db.run("workers.begin", owner=owner, runid=runid, jobid=jobid, lease=lease)
     )
+    return float(rows[0][0])
 
 
-def beat(store: Store, owner: str, lease: float = LEASE) -> bool:
-    """Renew a worker's lease; whether it still counts as at work."""
-    return bool(store.db.change("workers.beat", owner=owner, lease=lease))
+def beat(store: Store, owner: str, lease: float = LEASE) -> float | None:
+    """Renew a worker's lease and return how long it is; None: the worker was given up for lost."""
+    rows = store.db.run("workers.beat", owner=owner, lease=lease)
+    return float(rows[0][0]) if rows else None
 
 
 def end_work(store: Store, owner: str) -> None:

@@ -1,15 +1,20 @@
 -- name: begin
--- A worker is at work, until its lease is over.
+-- A worker is at work, until its lease is over: that of its job's policy, if there is one.
 insert into worker as w (owner, runid, jobid, started, heartbeat, lease_end)
-values (:owner, :runid, :jobid, now(), now(), now() + :lease * interval '1 second')
+select :owner, :runid, :jobid, now(), now(), now() + coalesce(p.lease_seconds, :lease) * interval '1 second'
+from (select) as always left join jobpolicy p on p.jobid = :jobid
 on conflict (owner) do update
     set runid = excluded.runid, jobid = excluded.jobid, started = excluded.started,
-        heartbeat = excluded.heartbeat, lease_end = excluded.lease_end;
+        heartbeat = excluded.heartbeat, lease_end = excluded.lease_end
+returning extract(epoch from lease_end - heartbeat);
 
 -- name: beat
 -- Renew a worker's lease, unless it was given up for lost.
-update worker set heartbeat = now(), lease_end = now() + :lease * interval '1 second'
-where owner = :owner;
+update worker w
+set heartbeat = now(), lease_end = now() + interval '1 second' * coalesce(
+        (select p.lease_seconds from jobpolicy p where p.jobid = w.jobid), :lease)
+where w.owner = :owner
+returning extract(epoch from lease_end - heartbeat);
 
 -- name: lost
 -- Workers whose lease has been over for so many seconds.

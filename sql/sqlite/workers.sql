@@ -1,17 +1,22 @@
 -- name: begin
--- A worker is at work, until its lease is over.
+-- A worker is at work, until its lease is over: that of its job's policy, if there is one.
 insert into worker (owner, runid, jobid, started, heartbeat, lease_end)
-values (:owner, :runid, :jobid, strftime('%Y-%m-%d %H:%M:%f', 'now'), strftime('%Y-%m-%d %H:%M:%f', 'now'),
-        strftime('%Y-%m-%d %H:%M:%f', 'now', :lease || ' seconds'))
+select :owner, :runid, :jobid, strftime('%Y-%m-%d %H:%M:%f', 'now'), strftime('%Y-%m-%d %H:%M:%f', 'now'),
+       strftime('%Y-%m-%d %H:%M:%f', 'now', coalesce(p.lease_seconds, :lease) || ' seconds')
+from (select 1) left join jobpolicy p on p.jobid = :jobid
+where true
 on conflict (owner) do update
     set runid = excluded.runid, jobid = excluded.jobid, started = excluded.started,
-        heartbeat = excluded.heartbeat, lease_end = excluded.lease_end;
+        heartbeat = excluded.heartbeat, lease_end = excluded.lease_end
+returning (julianday(lease_end) - julianday(heartbeat)) * 86400;
 
 -- name: beat
 -- Renew a worker's lease, unless it was given up for lost.
 update worker set heartbeat = strftime('%Y-%m-%d %H:%M:%f', 'now'),
-    lease_end = strftime('%Y-%m-%d %H:%M:%f', 'now', :lease || ' seconds')
-where owner = :owner;
+    lease_end = strftime('%Y-%m-%d %H:%M:%f', 'now', coalesce(
+        (select p.lease_seconds from jobpolicy p where p.jobid = worker.jobid), :lease) || ' seconds')
+where owner = :owner
+returning (julianday(lease_end) - julianday(heartbeat)) * 86400;
 
 -- name: lost
 -- Workers whose lease has been over for so many seconds.

@@ -1,0 +1,25 @@
+"""The code location that benchmarks/catchup.py drives: our job, and the same by Dagster alone."""
+
+import dagster as dg
+
+from opendataflow_dagster import Chunk, DataflowResource, build_definitions, dataflow_assets
+
+dataflow = DataflowResource()
+
+
+@dataflow_assets(job="copy", dataflow=dataflow)
+def copy(chunk: Chunk) -> None:
+    """Do nothing, as the rival does."""
+
+
+@dg.asset(
+    partitions_def=dg.DynamicPartitionsDefinition(name="rival"),
+    backfill_policy=dg.BackfillPolicy.multi_run(1),
+)
+def rival() -> None:
+    """Do nothing, in a run for each partition."""
+
+
+defs = dg.Definitions.merge(
+    build_definitions(dataflow, assets=[copy], batch=1000), dg.Definitions(assets=[rival])
+)
