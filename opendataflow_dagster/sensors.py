@@ -3,17 +3,19 @@
 import threading
 import time
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 import dagster as dg
 
 from .dataflow.model import Recovered
 from .dataflow.store import Store
 from .launching import PATIENCE, away
-from .mirror import Mirror
-from .reconcile import Reconciled, reconcile
 from .resource import DataflowResource
 from .settling import bury_lost_runs, settle_ended_runs
 from .translator import DataflowTranslator
+
+if TYPE_CHECKING:
+    from .reconcile import Reconciled
 
 GRACE = 60.0
 """Seconds that workers have, after an outage of the database, to renew their leases."""
@@ -47,6 +49,10 @@ def reconcile_sensor(
         "what dead runs left.",
     )
     def sensor(context: dg.SensorEvaluationContext) -> dg.SkipReason:
+        # Here, since runs load the location too, and have no use for Dagster's storage in SQL.
+        from .mirror import Mirror
+        from .reconcile import reconcile
+
         store = None
         try:
             store = dataflow.patient_store(PATIENCE)
@@ -75,7 +81,7 @@ def settle(store: Store, instance: dg.DagsterInstance) -> list[Recovered]:
     return done
 
 
-def told(done: Reconciled, settled: Iterable[Recovered]) -> str:
+def told(done: "Reconciled", settled: Iterable[Recovered]) -> str:
     """One line about a pass."""
     counts = {
         "chunks shown as READY": done.made,
