@@ -50,7 +50,9 @@ def bury_lost_runs(
 
     A run that was killed with its code server would stay STARTED for ever. Its leases have been
     over for `grace` seconds then. One that was killed before its first worker began, or after its
-    last ended, has shown no sign for `silence` seconds.
+    last ended, has shown no sign for `silence` seconds. A run that this Dagster doesn't know is
+    left for as long to the one that does: without its workers, that one would never find it.
+    Meanwhile its claims are recovered by their leases.
     """
     settled: list[Recovered] = []
     lost = lost_runs(store, grace)
@@ -59,7 +61,9 @@ def bury_lost_runs(
         if not run.is_finished:
             _end(instance, run, "its workers are gone, none has renewed its lease")
     known = {run.run_id: run for run in _known(instance, lost)}
-    for runid in lost:
+    strangers = set(lost) - set(known)
+    forgotten = strangers & set(lost_runs(store, max(grace, silence)) if strangers else ())
+    for runid in [each for each in lost if each in known or each in forgotten]:
         canceled = runid in known and known[runid].status == dg.DagsterRunStatus.CANCELED
         why = f"the workers of run {runid} are gone"
         settled += _settled(store, runid, why, canceled)

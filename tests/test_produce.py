@@ -341,6 +341,8 @@ def test_an_outage_is_said_once_and_is_nobodys_fault(postgres_server: Server) ->
         produced = produce(store, claim, environment, compute, pulse=pulse)
 
     assert produced.status == READY
+    assert pulse.is_steady(0)
+    assert not pulse.is_steady(60)
     assert len(said) == 2
     assert "can't be renewed" in said[0]
     assert "is back" in said[1]

@@ -155,6 +155,15 @@ def test_the_lost_worker_of_an_unknown_run_is_settled_by_its_lease(
     assert sql(job, "select * from worker") == []
 
 
+def test_a_run_of_another_dagster_is_left_to_it_for_a_while(
+    job: Store, instance: dg.DagsterInstance
+) -> None:
+    begin_work(job, "w1", RUN + "7", "job", 0)
+    take(job, "job", "w1", runid=RUN + "7")
+    assert unchanged(job, lambda: bury_lost_runs(job, instance))
+    assert [each.status for each in bury_lost_runs(job, instance, silence=-60)] == ["RESUBMIT"]
+
+
 def test_killed_between_the_end_of_the_run_and_its_settlement(
     job: Store, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -80,6 +80,14 @@ def test_a_worker_begins_beats_and_ends(store: Store) -> None:
     assert not beat(store, "w1", 60)
 
 
+def test_a_workers_lease_is_that_of_its_jobs_policy(store: Store) -> None:
+    assert begin_work(store, "w1", "run", "job", 60) == pytest.approx(60, abs=0.01)
+    policy(store, "job", lease_seconds=7)
+    assert beat(store, "w1", 60) == pytest.approx(7, abs=0.01)
+    assert begin_work(store, "w2", "run", "job", 60) == pytest.approx(7, abs=0.01)
+    assert begin_work(store, "w3", "run", "other", 60) == pytest.approx(60, abs=0.01)
+
+
 def test_a_worker_is_lost_when_its_lease_is_over_and_back_when_it_beats(store: Store) -> None:
     begin_work(store, "w1", "run", "job", 0)
     begin_work(store, "w2", "run", "job", 60)

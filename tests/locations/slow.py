@@ -1,0 +1,19 @@
+"""A job whose chunks take long enough to be killed in the midst of them; each is told to a file."""
+
+import os
+import time
+from pathlib import Path
+
+from opendataflow_dagster.build import build_definitions
+from opendataflow_dagster.dataflow.produce import Chunk
+
+
+def slow(chunk: Chunk) -> None:
+    """Take a while, and tell of it in a line."""
+    time.sleep(0.15)
+    chunk.check()
+    with (Path(os.environ["SLOW_FOLDER"]) / "made").open("a") as file:
+        file.write(f"{chunk.dataid} {chunk.generation} {os.getpid()}\n")
+
+
+defs = build_definitions(functions={"slow": slow})
