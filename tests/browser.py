@@ -102,6 +102,7 @@ class UI:
             for title, colour in self.page.evaluate(READ_SQUARES):
                 found[title] = COLOURS.get(colour, str(colour))
             if not self.page.evaluate(SCROLL, 0.8):
+                self.page.evaluate(SCROLL, 0)
                 return found
 
     def see(
@@ -119,6 +120,12 @@ class UI:
             self.counts()
         return squares
 
+    def choose(self, partition: str) -> None:
+        """Click a partition in the list, on the page with the partitions of an asset."""
+        rows = self.page.locator("[class*=AssetEventList_assetListRow]")
+        rows.get_by_title(partition, exact=True).click()
+        self.page.get_by_role("button", name=re.compile("^View all historical events")).wait_for()
+
     def dialog(self) -> Locator:
         """The dialog in front."""
         return self.page.locator(".bp5-dialog")
@@ -126,7 +133,7 @@ class UI:
     def materialize(self, asset: str, partition: str) -> None:
         """Choose a partition of an asset, press Materialize, and launch its run."""
         self.open_partitions(asset)
-        self.page.get_by_title(partition, exact=True).first.click()
+        self.choose(partition)
         self._press_materialize()
         self.dialog().get_by_role("button", name="Launch 1 run", exact=True).click()
         expect(self.dialog()).to_have_count(0)
