@@ -153,17 +153,22 @@ class Mirror:
             )
 
     def clear(self, key: dg.AssetKey, partitions: Sequence[str]) -> None:
-        """Show partitions as missing: their materializations and plans are forgotten."""
+        """Show partitions as missing: their materializations and plans count no more.
+
+        The events stay in the logs of their runs. SQLite would give the numbers of deleted ones
+        to the next, which Dagster's cache, and our cursor, would take for known.
+        """
         for some in _batches(partitions):
             with self.events.index_transaction() as db:
-                gone = sql.and_(
+                theirs = sql.and_(
                     _EVENTS.asset_key == key.to_string(),
                     _EVENTS.partition.in_(some),
                     _EVENTS.dagster_event_type.in_([_MADE, _PLANNED]),
                 )
-                ids = sql.select(_EVENTS.id).where(gone)
+                ids = sql.select(_EVENTS.id).where(theirs)
                 db.execute(AssetEventTagsTable.delete().where(_TAGS.event_id.in_(ids)))
-                db.execute(SqlEventLogStorageTable.delete().where(gone))
+                nobodys = SqlEventLogStorageTable.update().where(theirs)
+                db.execute(nobodys.values(asset_key=None, partition=None))
         self.forget_cache(key)
 
     def forget_cache(self, key: dg.AssetKey) -> None:
@@ -269,12 +274,13 @@ class Mirror:
                 table.id.in_([number for _, number in found.values()])
             )
             partitions = {row[0]: [*found[row[0]], row[1]] for row in db.execute(last)}
+            events = db.execute(sql.select(sql.func.max(_EVENTS.id))).scalar() or 0
         with self.runs.connect() as db:
             query = sql.select(RunsTable.c.id, RunsTable.c.run_id)
             newest = db.execute(query.order_by(RunsTable.c.id.desc()).limit(1)).fetchone()
             count = db.execute(sql.select(sql.func.count()).select_from(RunsTable)).scalar_one()
         runs = [*newest, count] if newest else [0, "", 0]
-        return {"assets": assets, "partitions": partitions, "runs": runs}
+        return {"assets": assets, "partitions": partitions, "runs": runs, "events": events}
 
     def runs_were_deleted(self, number: int, run_id: str, count: int) -> bool:
         """Whether runs are gone since a mark; SQLite gives a deleted run's number to the next."""

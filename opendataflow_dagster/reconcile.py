@@ -69,6 +69,7 @@ class Place:
     datasets: list[str] = field(default_factory=list)
     domains: list[str] = field(default_factory=list)
     backfills: list[str] = field(default_factory=list)
+    caches: list[str] = field(default_factory=list)
 
 
 def reconcile(
@@ -106,6 +107,10 @@ class _Pass:
 
     def run(self) -> Reconciled:
         place, before = self.place, self._marks()
+        # A page that was being drawn when a cache was forgotten may have brought the old one back.
+        for datasetid in place.caches:
+            self.mirror.forget_cache(self.translator.asset_key(datasetid))
+        place.caches = []
         self._look_out(before)
         finished = self._follow() and self._verify()
         place.marks = self._marks() if any(self.wrote.values()) else before
@@ -120,6 +125,9 @@ class _Pass:
             if place.log is None:
                 place.log, place.events = end_of_log(self.store), self.mirror.newest()
             place.datasets, place.domains = list(self.datasets.values()), list(self.members)
+        elif marks["events"] < place.events:  # SQLite gives the numbers of deleted events again
+            place.events = self.mirror.newest()
+            place.datasets = list(self.datasets.values())
         elif marks["runs"] != place.marks["runs"] and self.mirror.runs_were_deleted(
             *place.marks["runs"]
         ):
@@ -222,6 +230,8 @@ class _Pass:
             self.wrote["cleared"] += len(some)
         if stale or dataids is None:  # the cache goes on showing runs that were deleted
             self.mirror.forget_cache(key)
+        if stale or cleared or dataids is None:
+            self.place.caches.append(datasetid)
         for each in found:
             if each.repair == "wait" and each.run_id not in self.place.backfills:
                 self.place.backfills.append(each.run_id)

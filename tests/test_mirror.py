@@ -195,3 +195,27 @@ def test_a_storage_that_cannot_be_mirrored_is_refused_in_one_line() -> None:
 
     with pytest.raises(WrongUse, match=r"in object, which can't mirror .* dagster-postgres"):
         Mirror(Other())  # type: ignore[arg-type]
+
+
+def test_what_comes_after_a_clearing_is_seen(mirror: Mirror) -> None:
+    mirror.make(made("1", "2"))
+    assert len(mirror.grid(KEY, PARTS)) == 2, "and the cache knows of the newest event"
+    mirror.clear(KEY, ["1", "2"])
+    assert mirror.grid(KEY, PARTS) == {}
+    mirror.make(made("3", version="2"))
+    assert mirror.grid(KEY, PARTS) == {"3": READY}
+    mirror.plan(KEY, ["1"], RUNNING)
+    assert mirror.grid(KEY, PARTS) == {"1": RUNNING, "3": READY}
+
+
+def test_a_cleared_event_stays_in_the_log_of_its_run(
+    mirror: Mirror, instance: dg.DagsterInstance
+) -> None:
+    @dg.asset(partitions_def=PARTS, key=KEY)
+    def orders() -> None: ...
+
+    done = dg.materialize([orders], instance=instance, partition_key="1")
+    kinds = [each.dagster_event_type for each in instance.all_logs(done.run_id)]
+    mirror.clear(KEY, ["1"])
+    assert mirror.grid(KEY, PARTS) == {}
+    assert [each.dagster_event_type for each in instance.all_logs(done.run_id)] == kinds

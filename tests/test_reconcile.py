@@ -418,3 +418,33 @@ def test_a_tick_with_nothing_new_writes_nothing(grid: Grid) -> None:
         assert (done.writes, done.more) == (0, False)
     assert grid.mirror.newest() >= newest
     assert time.time() - started < 30
+
+
+def test_a_cache_that_a_page_brings_back_is_forgotten_again(grid: Grid) -> None:
+    moves.ready(grid.store, "orders", WEEK)
+    make(grid.store, WEEK[0])
+    grid.tick()
+    key = NAMES.asset_key("copies")
+    grid.squares("copies")
+    old = grid.instance.get_asset_records([key])[0].asset_entry.cached_status
+    moves.resubmit(grid.store, "copy", [WEEK[0]])
+    moves.delete_run(grid.store, "copy", WEEK[0])
+    grid.tick()
+    grid.instance.update_asset_cached_status_data(key, old)
+    assert grid.squares("copies") == {WEEK[0]: READY}, "a page was being drawn meanwhile"
+    grid.tick()
+    assert grid.squares("copies") == {}
+    grid.agrees()
+
+
+def test_events_whose_numbers_were_given_again_are_news(grid: Grid) -> None:
+    moves.ready(grid.store, "orders", WEEK)
+    make(grid.store, WEEK[0])
+    grid.tick()
+    place = json.loads(grid.cursor or "")
+    grid.cursor = json.dumps(place | {"events": place["marks"]["events"] + 1000})
+    copies = NAMES.asset_key("copies")
+    grid.instance.report_runless_asset_event(dg.AssetMaterialization(copies, partition=WEEK[1]))
+    grid.tick()
+    assert grid.squares("copies") == {WEEK[0]: READY}
+    grid.agrees()
