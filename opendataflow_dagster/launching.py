@@ -11,6 +11,7 @@ from .dataflow.errors import DataflowError, WrongUse
 from .dataflow.offers import MOST, NOTHING, Offer, offer, told
 from .dataflow.runjob import first_line
 from .dataflow.store import Store
+from .dataflow.workers import runs_at_work
 from .resource import DataflowResource
 from .translator import DataflowTranslator
 
@@ -27,6 +28,9 @@ LONGEST_WAIT = 3600.0
 
 SLACK = 30.0
 """Seconds by which a launch may be early, so that a late tick doesn't delay all after it."""
+
+UNHEARD = 60.0
+"""Seconds after which a run that should be at work, but has no worker, holds up no other one."""
 
 REMEMBERED = 10
 """Ended runs of a job that are looked at: doubling as often leads to the longest wait."""
@@ -73,13 +77,20 @@ class Launcher:
         self.instance, self.batch, self.shortest_wait = instance, batch, shortest_wait
         self.translator = translator or DataflowTranslator()
 
-    def at_work(self, jobids: Iterable[str]) -> dict[str, list[dg.RunRecord]]:
-        """The runs of jobs that haven't ended, by job."""
+    def at_work(self, jobids: Iterable[str], store: Store) -> dict[str, list[dg.RunRecord]]:
+        """The runs of jobs that haven't ended, by job.
+
+        One that was killed before it began stays "started" for a while, until it is buried: it
+        must not keep the next from being launched. Should it live after all, the claims decide.
+        """
         found: dict[str, list[dg.RunRecord]] = {jobid: [] for jobid in jobids}
         if found:
             wanted = dg.RunsFilter(statuses=AT_WORK, tags={JOB: list(found)})
-            for record in self.instance.get_run_records(filters=wanted):
-                found[record.dagster_run.tags[JOB]].append(record)
+            records = self.instance.get_run_records(filters=wanted)
+            busy = set(runs_at_work(store)) if any(map(_is_unheard, records)) else set()
+            for record in records:
+                if not _is_unheard(record) or record.dagster_run.run_id in busy:
+                    found[record.dagster_run.tags[JOB]].append(record)
         return found
 
     def ended(self, jobid: str) -> Sequence[dg.RunRecord]:
@@ -199,17 +210,17 @@ def catch_up_sensor(
         description="Launches runs of the jobs that may claim chunks, within their dials.",
     )
     def catch_up(context: dg.SensorEvaluationContext) -> dg.SensorResult | dg.SkipReason:
-        store = None
-        try:
-            store = dataflow.patient_store(PATIENCE)
-            offers = [offer(store, jobid, most=most) for jobid in jobs]
-        except Exception as error:
-            return dg.SkipReason(away(store, error))
         launcher = Launcher(
             context.instance, translator=translator, batch=batch,
             shortest_wait=minimum_interval_seconds,
         )  # fmt: skip
-        at_work = launcher.at_work(jobs)
+        store = None
+        try:
+            store = dataflow.patient_store(PATIENCE)
+            offers = [offer(store, jobid, most=most) for jobid in jobs]
+            at_work = launcher.at_work(jobs, store)
+        except Exception as error:
+            return dg.SkipReason(away(store, error))
         requests: list[dg.RunRequest] = []
         idle, lines = [], []
         for found in offers:
@@ -257,6 +268,12 @@ def away(store: Store | None, error: Exception, then: str = "Nothing is launched
     if not isinstance(error, known):
         raise error
     return f"The tables of OpenDataFlow can't be read: {first_line(error)}. {then}"
+
+
+def _is_unheard(record: dg.RunRecord) -> bool:
+    """Whether a run has been said to be at work for so long that it should have a worker."""
+    since = time.time() - (record.start_time or record.create_timestamp.timestamp())
+    return record.dagster_run.status == dg.DagsterRunStatus.STARTED and since > UNHEARD
 
 
 def _room(found: Offer, running: int, runs_per_job: int, batch: int) -> int:

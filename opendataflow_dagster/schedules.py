@@ -88,12 +88,12 @@ def _schedule(
         try:
             store = dataflow.patient_store(PATIENCE)
             found = offer(store, jobid)
+            launcher = Launcher(context.instance, translator=translator, batch=batch)
+            running = launcher.at_work([jobid], store)[jobid]
         except Exception as error:
             return dg.SkipReason(away(store, error))
         if found.obstacle:
             return dg.SkipReason(f"{jobid}: {told(found)}.")
-        launcher = Launcher(context.instance, translator=translator, batch=batch)
-        running = launcher.at_work([jobid])[jobid]
         ended = launcher.ended(jobid)
         if waits := launcher.early(found, [*running, *ended]):
             return dg.SkipReason(f"{jobid}: {told(found)}, {waits}.")

@@ -14,7 +14,7 @@ from .dataflow.workers import lost_runs, runs_at_work, settle_run
 from .launching import PATIENCE, away
 from .resource import DataflowResource
 
-SILENCE = 3600.0
+SILENCE = 600.0
 """Seconds after which a run that launched us, but has no worker at work, is given up for dead."""
 
 IN_HAND = (
@@ -44,7 +44,7 @@ def settle_ended_run(store: Store, run: dg.DagsterRun) -> list[Recovered]:
 
 
 def bury_lost_runs(
-    store: Store, instance: dg.DagsterInstance, grace: float = 0.0, *, silence: float = SILENCE
+    store: Store, instance: dg.DagsterInstance, grace: float = 0.0, *, silence: float | None = None
 ) -> list[Recovered]:
     """End the Dagster runs whose workers are all lost, and settle what they hold.
 
@@ -55,6 +55,7 @@ def bury_lost_runs(
     Meanwhile its claims are recovered by their leases.
     """
     settled: list[Recovered] = []
+    silence = SILENCE if silence is None else silence
     lost = lost_runs(store, grace)
     # First the runs: what is left when this is killed in between is found as that of ended runs.
     for run in _known(instance, lost):

@@ -389,3 +389,26 @@ def test_the_daemon_launches_and_a_run_worker_makes_what_is_offered(
             lambda found: found and found[0][1] and found[0][0] != killed.run_id, 40, "again",
         )  # fmt: skip
     close(store)
+
+
+def test_a_run_that_died_before_it_began_holds_up_none_for_long(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    from opendataflow_dagster import launching
+    from opendataflow_dagster.dataflow.store import open_store
+    from opendataflow_dagster.dataflow.workers import begin_work
+
+    store = open_store(f"sqlite:///{tmp_path}/flow.db")
+    store.init()
+    with dg.DagsterInstance.ephemeral() as instance:
+        run = dg.DagsterRun(
+            "any", status=dg.DagsterRunStatus.STARTED, tags={launching.JOB: "loadbob"}
+        )
+        instance.add_run(run)
+        launcher = launching.Launcher(instance)
+        assert len(launcher.at_work(["loadbob"], store)["loadbob"]) == 1
+        monkeypatch.setattr(launching, "UNHEARD", -1.0)
+        assert launcher.at_work(["loadbob"], store)["loadbob"] == []
+        begin_work(store, "somebody", run.run_id, "loadbob")
+        assert len(launcher.at_work(["loadbob"], store)["loadbob"]) == 1
+    store.close()

@@ -4,6 +4,7 @@ import os
 import time
 from pathlib import Path
 
+from opendataflow_dagster import launching, settling
 from opendataflow_dagster.build import build_definitions
 from opendataflow_dagster.dataflow.produce import Chunk
 
@@ -15,5 +16,8 @@ def slow(chunk: Chunk) -> None:
     with (Path(os.environ["SLOW_FOLDER"]) / "made").open("a") as file:
         file.write(f"{chunk.dataid} {chunk.generation} {os.getpid()}\n")
 
+
+# What a test can't wait for: a run that was killed before its first worker began.
+launching.UNHEARD, settling.SILENCE = 10.0, 20.0
 
 defs = build_definitions(functions={"slow": slow})
