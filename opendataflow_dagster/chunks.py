@@ -34,6 +34,9 @@ DIAL_POLL = 2.0
 GRACE = 60.0
 """Seconds that other workers have, after an outage of the database, to renew their leases."""
 
+LOCK_PATIENCE = 10.0
+"""Seconds for which a chunk is asked for again that somebody else has in hand."""
+
 NAMED = 10
 """How many chunks the reason of a failed run names."""
 
@@ -106,6 +109,7 @@ class _Run:
         self.owner = f"{new_owner()} of run {self.runid}"  # history tells which run it was
         self.made = self.skipped = 0
         self.waited = False
+        self.locked: dict[str, float] = {}
         self.refused: dict[str, str] = {}
         self.failed: dict[str, str] = {}
         self.lost: dict[str, str] = {}
@@ -239,7 +243,7 @@ class _Run:
     def _refuse(self, dataid: str) -> list[Claim] | None:
         """Count a chunk as refused, with the reason; or the claim, if there is none any more.
 
-        None if only the job's dial forbids it: that passes.
+        None if it has to wait: for the job's dial, or shortly for who has it in hand.
         """
         answer = self.store.db.insist(lambda: explain(self.store, self.jobid, dataid))[0]
         told = "somebody else changed it at this moment: launch the run again"
@@ -248,7 +252,7 @@ class _Run:
             told += f". Run: {answer.action}" if answer.action else ""
         if answer.may_run and (claims := self.claim(dataid)):
             return claims
-        if answer.reasons and answer.reasons[0].code == "AT_CONCURRENCY":
+        if answer.reasons and self._passes(answer.reasons[0].code, dataid):
             if not self.waited:
                 self.say(f"{printable(dataid)} of job {self.jobid} waits for its turn: {told}")
             self.waited = True
@@ -256,6 +260,12 @@ class _Run:
         self.refused[dataid] = told
         self.context.log.error(f"{printable(dataid)} of job {self.jobid} is refused: {told}")
         return []
+
+    def _passes(self, code: str, dataid: str) -> bool:
+        """Whether what forbids a chunk may pass soon: another run may be nearly through with it."""
+        since = self.locked.setdefault(dataid, time.monotonic())
+        shortly = time.monotonic() - since < LOCK_PATIENCE
+        return code == "AT_CONCURRENCY" or (code == "LOCKED" and shortly)
 
     def _send_back(self, dataid: str) -> None:
         """Let a chunk be made again that is READY or has failed; what is held stays so."""

@@ -769,3 +769,30 @@ def test_a_run_that_others_have_ended_makes_no_more_chunks(
     assert not ran.success
     assert made == keys(3)[:1]
     assert {row[1] for row in statuses(store).values()} == {"READY", "FAILED"}
+
+
+def test_a_chunk_that_another_has_in_hand_is_asked_for_again_shortly(
+    dataflow: DataflowResource, store: Store, run: Callable[..., Ran],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    for key in keys(2):
+        put(store, "bobin", key)
+    [other] = store.claim("loadbob", owner="somebody else", only=keys(2)[0])
+    monkeypatch.setattr(
+        "opendataflow_dagster.chunks.time.sleep", lambda seconds: store.finish(other)
+    )
+    assert run(job_of(dataflow), *keys(2)).success
+    [again] = store.claim("loadbob", owner="somebody else", only=keys(2)[0]) or [None]
+    assert again is None
+    assert {row[1] for row in statuses(store).values()} == {"READY"}
+
+
+def test_a_chunk_that_another_keeps_in_hand_is_refused(
+    dataflow: DataflowResource, store: Store, run: Callable[..., Ran],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setattr("opendataflow_dagster.chunks.LOCK_PATIENCE", 0.0)
+    put(store, "bobin", keys(1)[0])
+    store.claim("loadbob", owner="somebody else")
+    assert not run(job_of(dataflow), *keys(1)).success
+    assert statuses(store)["bobout", "loadbob", keys(1)[0]] == ("OUT", "RUNNING")
