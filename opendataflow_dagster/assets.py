@@ -11,9 +11,12 @@ from .checks import ChunkCheck, bound
 from .chunks import Body, Event, run_chunks
 from .dataflow.catalog import Catalog
 from .dataflow.errors import WrongUse
+from .dataflow.maker import Maker
 from .dataflow.names import typed
-from .dataflow.produce import Chunk, Compute
+from .dataflow.produce import Chunk
+from .dataflow.publish import publishing
 from .resource import DataflowResource
+from .spark.jobs import is_spark_function
 from .translator import DataflowTranslator
 
 SILENT = "__source_asset_observation__"
@@ -74,21 +77,29 @@ def dataflow_assets(
     """Make assets of a function that makes one chunk: `fn(chunk)`, or `fn(chunk, context)`.
 
     It returns None, a `Result`, or what is to be published as the chunk: a frame, an Arrow table,
-    bytes, a Path. For several datasets, a dict: dataset → one of these. The options are those of
-    `assets_of_job`.
+    bytes, a Path. For several datasets, a dict: dataset → one of these. One of `@spark_job`, or
+    with a parameter that is a DataFrame of Spark, is given the chunks of its inputs. The options
+    are those of `assets_of_job`.
     """
 
     def made(fn: Callable[..., Any]) -> dg.AssetsDefinition:
+        described: dict[str, Any] = {"description": inspect.getdoc(getattr(fn, "fn", fn))} | options
+        if is_spark_function(fn):
+            from .spark_assets import assets_of_function
+
+            return assets_of_function(
+                job, dataflow, fn, translator=translator, checks=checks, **described
+            )
         takes_context = len(inspect.signature(fn).parameters) > 1
 
-        def prepare(context: dg.AssetExecutionContext) -> Compute:
-            return (lambda chunk: fn(chunk, context)) if takes_context else fn
+        def prepare(context: dg.AssetExecutionContext) -> Maker:
+            store = getattr(context.resources, RESOURCE).store
+            compute = (lambda chunk: fn(chunk, context)) if takes_context else fn
+            return Maker(*publishing(store, compute))
 
-        described: dict[str, Any] = {"description": inspect.getdoc(fn)} | options
         return assets_of_job(
-            job, dataflow, prepare, translator=translator, checks=checks, publishes=True,
-            **described,
-        )  # fmt: skip
+            job, dataflow, prepare, translator=translator, checks=checks, **described
+        )
 
     return made
 
@@ -96,12 +107,12 @@ def dataflow_assets(
 def assets_of_job(
     jobid: str,
     dataflow: DataflowResource | Catalog,
-    prepare: Callable[[dg.AssetExecutionContext], Compute],
+    prepare: Callable[[dg.AssetExecutionContext], Maker],
     *,
     translator: DataflowTranslator | None = None,
     checks: Iterable[ChunkCheck] = (),
+    promised: Iterable[ChunkCheck] = (),
     secrets: bool = False,
-    publishes: bool = False,
     name: str | None = None,
     description: str | None = None,
     group_name: str | None = None,
@@ -119,7 +130,8 @@ def assets_of_job(
 ) -> dg.AssetsDefinition:
     """One step that makes all datasets of a job; `prepare` gives what makes a chunk.
 
-    Dagster proposes partitions; the tables decide which of them may run.
+    Dagster proposes partitions; the tables decide which of them may run. `promised` are checks
+    whose answers the maker itself gives.
     """
     catalog = dataflow if isinstance(dataflow, Catalog) else dataflow.catalog()
     translator = translator or DataflowTranslator()
@@ -133,9 +145,8 @@ def assets_of_job(
     def body(context: dg.AssetExecutionContext) -> Iterator[Event]:
         resource = getattr(context.resources, RESOURCE)
         return run_chunks(
-            context, resource, jobid, translator, prepare(context), checks, secrets=secrets,
-            publishes=publishes,
-        )  # fmt: skip
+            context, resource, jobid, translator, prepare(context), checks, secrets=secrets
+        )
 
     # The names are ours: a dataset's own may be no identifier, or two may look the same as one.
     ins = {
@@ -143,7 +154,10 @@ def assets_of_job(
         for at, dep in enumerate({dep.asset_key: dep for s in specs for dep in s.deps}.values())
     }
     outs = {f"output_{at}": spec for at, spec in enumerate(specs)}
-    judged = {f"check_{at}": check.spec(translator) for at, check in enumerate(checks)}
+    judged = {
+        f"check_{at}": check.spec(translator)
+        for at, check in enumerate([*bound(promised, plan), *checks])
+    }
     op = dg.op(
         name=name or translator.op_name(jobid),
         description=description,

@@ -11,11 +11,11 @@ import dagster as dg
 from .checks import ChunkCheck, evaluation
 from .dataflow.environment import JobEnvironment, job_environment
 from .dataflow.errors import DataflowError
+from .dataflow.maker import Maker, make
 from .dataflow.model import FAILED, PENDING, READY, RESUBMIT, Claim, read_status
 from .dataflow.moves import resubmit
 from .dataflow.names import printable
-from .dataflow.produce import Compute, Produced, produce
-from .dataflow.publish import publishing
+from .dataflow.produce import Produced
 from .dataflow.pulse import Pulse, briefly
 from .dataflow.runjob import LOST, NOTHING, first_line
 from .dataflow.store import PLAN_AGE, Store, new_owner
@@ -53,17 +53,16 @@ class Stopped(BaseException):
 
 def run_chunks(
     context: dg.AssetExecutionContext, dataflow: DataflowResource, jobid: str,
-    translator: DataflowTranslator, compute: Compute, checks: Sequence[ChunkCheck] = (), *,
-    secrets: bool = False, publishes: bool = False,
+    translator: DataflowTranslator, maker: Maker, checks: Sequence[ChunkCheck] = (), *,
+    secrets: bool = False,
 ) -> Iterator[Event]:  # fmt: skip
     """Make the chunks that a run asks for, or else those that the tables offer; one bad one fails
     itself only, and the run at its end.
 
-    `secrets` puts the passwords into the environment, as scripts expect it; with `publishes`, what
-    the work returns is published as the chunk.
+    `secrets` puts the passwords into the environment, as scripts expect it.
     """
     try:
-        run = _Run(context, dataflow.store, jobid, translator, compute, checks, secrets, publishes)
+        run = _Run(context, dataflow.store, jobid, translator, maker, checks, secrets)
     except DataflowError as error:
         raise dg.Failure(str(error), allow_retries=False) from None
     stop: Stopped | None = None
@@ -86,6 +85,8 @@ def run_chunks(
         if not isinstance(error, Stopped):
             raise
         stop = error
+    finally:
+        maker.close()
     if stop:
         signal.raise_signal(stop.number)  # Dagster's handler raises what cancels the run
         raise dg.Failure(f"The run was stopped by {stop}.", allow_retries=False)
@@ -98,13 +99,12 @@ class _Run:
 
     def __init__(
         self, context: dg.AssetExecutionContext, store: Store, jobid: str,
-        translator: DataflowTranslator, compute: Compute, checks: Sequence[ChunkCheck],
-        secrets: bool, publishes: bool,
+        translator: DataflowTranslator, maker: Maker, checks: Sequence[ChunkCheck], secrets: bool,
     ) -> None:  # fmt: skip
         self.context, self.store, self.jobid = context, store, jobid
         self.translator, self.secrets = translator, secrets
-        self.compute, self.publish = publishing(store, compute) if publishes else (compute, None)
-        self.checks = [each.run for each in checks]
+        self.maker, self.checks = maker, [each.run for each in checks]
+        self.taken: dict[int, tuple[Claim, str]] = {}
         self.runid = context.run.run_id
         self.owner = f"{new_owner()} of run {self.runid}"  # history tells which run it was
         self.made = self.skipped = 0
@@ -127,15 +127,18 @@ class _Run:
                 if again:
                     self._send_back(self.translator.dataid(key))
                 yield from self._ask(key, held_back)
+                if len(self.taken) >= self.maker.at_once:
+                    yield from self._make_taken()
+            yield from self._make_taken()
             again = False
             if held_back == left:
                 time.sleep(DIAL_POLL)
             left = held_back
 
     def _ask(self, key: str, held_back: list[str]) -> Iterator[Event]:
-        """Make the chunk of one partition, unless the tables forbid it."""
+        """Take the chunk of one partition, unless the tables forbid it."""
         dataid = self.translator.dataid(key)
-        environment = self.environment()
+        self.environment()
         claims = self.claim(dataid)
         if not claims:
             if events := self._ready_already(dataid, key):
@@ -147,23 +150,41 @@ class _Run:
                 held_back.append(key)
                 return
             claims = refused
-        while claims:
-            produced = self._produce(claims[0], environment)
-            yield from self._events(produced, key)
-            # An attempt that the policy grants without delay is made at once.
-            claims = self.claim(dataid) if produced.status == RESUBMIT else []
+        self._take(claims, key)
+
+    def _take(self, claims: Sequence[Claim], key: str) -> None:
+        """Keep claims in hand until there are as many as the maker wants at once."""
+        for claim in claims:
+            self.pulse.hold(claim)
+            self.taken[claim.generation] = claim, key
+
+    def _make_taken(self) -> Iterator[Event]:
+        """Make the chunks in hand, and those again at once for which the policy grants it."""
+        while self.taken:
+            taken, keys = [claim for claim, _ in self.taken.values()], dict(self.taken)
+            environment = self.environment()
+            for produced in make(
+                self.store, taken, environment, self.maker, checks=self.checks, pulse=self.pulse,
+                interrupted=self.interrupted,
+            ):  # fmt: skip
+                _, key = keys[produced.claim.generation]
+                del self.taken[produced.claim.generation]
+                yield from self._events(produced, key)
+                if produced.status == RESUBMIT:
+                    self._take(self.claim(produced.claim.dataid), key)
 
     def offered(self) -> Iterator[Event]:
         """Make what may be made now, up to the size of a batch."""
         left = int(self.context.run.tags.get(BATCH) or DEFAULT_BATCH)
         while left > 0:
-            environment = self.environment()
-            claims = self.claim(None)
+            self.environment()
+            claims = self.claim(None, min(left, self.maker.at_once))
             if not claims:
                 break
-            left -= 1
-            produced = self._produce(claims[0], environment)
-            yield from self._events(produced, self.translator.partition_key(claims[0].dataid))
+            left -= len(claims)
+            for claim in claims:
+                self._take([claim], self.translator.partition_key(claim.dataid))
+            yield from self._make_taken()
 
     def environment(self) -> JobEnvironment:
         """What the work is told, as of a second ago at most; raises what forbids to claim."""
@@ -176,29 +197,25 @@ class _Run:
             self._environment = now, made
         return self._environment[1]
 
-    def claim(self, dataid: str | None) -> list[Claim]:
-        """A claim; if there is none, lost ones are settled first, which is tried once a second."""
+    def claim(self, dataid: str | None, k: int = 1) -> list[Claim]:
+        """Claims; if there are none, lost ones are settled first, which is tried once a second."""
         if self.pulse.dismissed:  # Dagster can force a run to its end, but not its process
             raise dg.Failure(
                 f"Run {self.runid} was ended by others (canceled, or taken for dead), so it makes "
                 "no more chunks.", allow_retries=False,
             )  # fmt: skip
-        claims = self._claim(dataid)
+        claims = self._claim(dataid, k)
         due = time.monotonic() - self._recovered > PLAN_AGE
         if not claims and due and self.pulse.is_steady(GRACE):
             self._recovered = time.monotonic()
             if self.store.recover(self.jobid):
-                claims = self._claim(dataid)
+                claims = self._claim(dataid, k)
         return claims
 
-    def _claim(self, dataid: str | None) -> list[Claim]:
-        return self.store.claim(self.jobid, owner=self.owner, runid=self.runid, only=dataid)
-
-    def _produce(self, claim: Claim, environment: JobEnvironment) -> Produced:
-        return produce(
-            self.store, claim, environment, self.compute, checks=self.checks,
-            publish=self.publish, pulse=self.pulse, interrupted=self.interrupted,
-        )  # fmt: skip
+    def _claim(self, dataid: str | None, k: int) -> list[Claim]:
+        found = self.store.claim(self.jobid, owner=self.owner, runid=self.runid, only=dataid, k=k)
+        # After a lost connection the store tells of all that this owner has got.
+        return [each for each in found if each.generation not in self.taken]
 
     def _events(self, produced: Produced, key: str) -> Iterator[Event]:
         """Count a chunk that was in hand, and tell Dagster of it."""

@@ -5,11 +5,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from .dataflow.chunk import Place
 from .dataflow.errors import Refused
 from .dataflow.names import printable
 from .dataflow.publish import read
 from .dataflow.reading import Reading
-from .dataflow.targets import Folder, Table
+from .dataflow.targets import DEFAULT_FORMAT, Folder, Remote, Table
 
 SHOWN = 200
 """How many chunks of one input the log lists."""
@@ -38,7 +39,7 @@ def wanted(annotation: Any) -> tuple[str, str]:
     return "one", kind
 
 
-def data(reading: Reading, target: Folder | Table, kind: str) -> Any:
+def data(reading: Reading, target: Folder | Remote | Table, kind: str) -> Any:
     if kind == "spark":
         return _spark(reading, target)
     if kind in ("path", "str"):
@@ -47,21 +48,20 @@ def data(reading: Reading, target: Folder | Table, kind: str) -> Any:
     return read(reading, target, kind)
 
 
-def _spark(reading: Reading, target: Folder | Table) -> Any:
-    """A chunk of a folder by Spark's own readers; of a table, by way of pandas."""
-    try:
-        from pyspark.sql import SparkSession  # pyright: ignore[reportMissingImports]
-    except ModuleNotFoundError:
-        raise Refused(
-            "An input is annotated as a DataFrame of Spark, and pyspark isn't installed. "
-            "Install it: pip install 'opendataflow-dagster[spark]'"
-        ) from None
-    session = SparkSession.builder.getOrCreate()
-    if isinstance(target, Table):
-        return session.createDataFrame(read(reading, target))
-    path, format = read(reading, target, "path"), target.format
-    options = {"header": "true", "inferSchema": "true"} if format == "csv" else {}
-    return session.read.format(format).options(**options).load(path)
+def _spark(reading: Reading, target: Folder | Remote | Table) -> Any:
+    """A chunk as a frame of the session that runs, or else of a new one."""
+    from .spark.frames import read_chunk_frame
+    from .spark.session import spark_session
+
+    fact = reading.fact
+    place = Place(
+        reading.datasetid, reading.columns, fact.get("location"), reading.generation,
+        fact.get("rows"), fact.get("fingerprint"),
+    )  # fmt: skip
+    return read_chunk_frame(
+        spark_session(), place, reading.dataid, reading.password, lambda: reading.bounds,
+        getattr(target, "format", DEFAULT_FORMAT),
+    )  # fmt: skip
 
 
 def joined(parts: list[Any], kind: str, name: str) -> Any:

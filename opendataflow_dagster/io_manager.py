@@ -23,6 +23,7 @@ from .dataflow.why import explain
 from .inputs import consumption, data, evidence, joined, wanted
 from .materializations import AGAIN, made
 from .resource import DataflowResource
+from .spark.publishing import is_frame, publish_frame
 from .translator import DataflowTranslator, unescaped_word
 
 NAMED = 10
@@ -176,7 +177,8 @@ class _Output:
 
     def _write(self, chunk: Chunk, obj: Any) -> dict[str, Result]:
         place = chunk.outputs[self.datasetid]
-        told = publish(self.store, place, chunk, obj, format=self.manager.format)
+        way = publish_frame if is_frame(obj) else publish
+        told = way(self.store, place, chunk, obj, format=self.manager.format)
         return {self.datasetid: told}
 
     def _compare(self, chunk: Chunk) -> None:

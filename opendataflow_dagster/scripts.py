@@ -10,8 +10,9 @@ from .assets import assets_of_job
 from .checks import ChunkCheck
 from .chunks import Stopped
 from .dataflow.catalog import Catalog
+from .dataflow.maker import Maker
 from .dataflow.process import Scripts
-from .dataflow.produce import Chunk, ChunkFailed, Compute
+from .dataflow.produce import Chunk, ChunkFailed
 from .dataflow.script import CannotStart, check
 from .resource import DataflowResource
 from .translator import DataflowTranslator
@@ -38,12 +39,12 @@ def script_assets(
     """
     argv = [script] if isinstance(script, str) else list(script)
 
-    def prepare(context: dg.AssetExecutionContext) -> Compute:
+    def prepare(context: dg.AssetExecutionContext) -> Maker:
         try:
             check(argv[0], os.environ.get("PATH", os.defpath))
         except CannotStart as refusal:
             raise dg.Failure(f"{refusal}. Nothing was claimed.", allow_retries=False) from None
-        return script_compute(argv, stop_grace=stop_grace)
+        return Maker(script_compute(argv, stop_grace=stop_grace))
 
     described: dict[str, Any] = {
         "description": f"Runs `{' '.join(argv)}` for each chunk."

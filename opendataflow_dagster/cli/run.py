@@ -20,19 +20,41 @@ SCRIPT_LINE = {"allow_interspersed_args": False, "ignore_unknown_options": False
 )
 @click.option("--strict", is_flag=True, help="Exit with 3 if there was nothing to do.")
 @click.option("--config", metavar="FILE", help="The properties file; else ./dataflow.properties.")
-@click.argument("script")
+@click.option(
+    "--spark", metavar="MODULE:FUNCTION", help="A function of DataFrames, in the place of SCRIPT."
+)
+@click.option(
+    "--batch",
+    type=click.IntRange(min=1),
+    help="With --spark: so many chunks in one go; the function keeps their column `dataid`.",
+)
+@click.argument("script", required=False)
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="[ARG]...")
 @click.pass_context
 def run(
     ctx: click.Context, job: str | None, all_chunks: bool, workers: int, strict: bool,
-    config: str | None, script: str, arguments: tuple[str, ...],
+    config: str | None, spark: str | None, batch: int | None, script: str | None,
+    arguments: tuple[str, ...],
 ) -> None:  # fmt: skip
     """Claim the next chunk that is ready, run SCRIPT for it, and settle it.
 
-    The exit code is the script's, or 128+n if it died by signal n.
+    The exit code is the script's, or 128+n if it died by signal n. With --spark, a function is
+    called instead, of a module here or of a file (path/file.py:function): its frames are the chunks
+    of the job's inputs, and what it returns is published. The job is called like the function.
     """
     config = config or ctx.find_root().obj
-    ctx.exit(execute(RunLine(script, arguments, job, all_chunks, workers, strict, config)))
+    if spark is None:
+        if script is None:
+            raise click.UsageError("Name a SCRIPT, or --spark MODULE:FUNCTION.")
+        if batch is not None:
+            raise click.UsageError("--batch is for --spark: a script makes one chunk.")
+        ctx.exit(execute(RunLine(script, arguments, job, all_chunks, workers, strict, config)))
+    if script is not None:
+        raise click.UsageError(f"Give either --spark or the script {script!r}, not both.")
+    from .sparkline import execute_spark
+
+    line = RunLine(spark, (), job, all_chunks or workers > 1, workers, strict, config)
+    ctx.exit(execute_spark(line, batch))
 
 
 @click.command(context_settings=SCRIPT_LINE)

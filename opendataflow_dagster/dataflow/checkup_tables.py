@@ -9,7 +9,7 @@ from . import sqlfiles
 from .errors import CredentialError, DataflowError
 from .store import Store
 
-SCHEMA = "1"
+SCHEMA = "2"
 """The version of the tables that this program makes."""
 
 OLDEST_SERVER = 13

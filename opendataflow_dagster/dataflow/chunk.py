@@ -41,6 +41,7 @@ class Result(NamedTuple):
     fingerprint: str | None = None
     location: str | None = None
     metadata: Mapping[str, Any] = {}
+    schema: str | None = None
 
 
 class Checked(NamedTuple):

@@ -24,6 +24,10 @@ from .places import path_of
 STAGING = "_staging"
 """Where chunks are written; Spark and pyarrow pass over what begins with `_`."""
 
+BATCH = "_batch-"
+"""How a directory begins in which many chunks are written together; their last generation follows.
+"""
+
 NOTE = "_odf.json"
 """The file in a chunk's directory that tells its generation, rows, format and columns."""
 
@@ -109,25 +113,45 @@ def put(
     `confirm` raises if the claim isn't ours any more; it is asked right before the chunk appears.
     What a killed process left behind is cleared by the next publish of the same chunk.
     """
-    final = chunk_path(root, dataid)
-    staging = os.path.join(root, STAGING, directory(dataid))
-    mine = _begin(staging, generation)
+    staged = Staged(root, dataid, generation)
     try:
-        _sweep(staging, final, generation, mine)
-        told = {"dataid": dataid, "generation": generation, **write(mine)}
-        with open(os.path.join(mine, NOTE), "w", encoding="utf-8") as file:
-            json.dump(told, file, ensure_ascii=True)
-        _sync(mine)
-        with _turn(staging):
-            _show(mine, final, generation, confirm)
-            _sync_one(root)
-        _sweep(staging, final, generation, "")
+        staged.tell(write(staged.path))
+        return staged.show(confirm)
     finally:
-        _remove(mine)
-        for empty in (staging, os.path.dirname(staging)):
+        staged.discard()
+
+
+class Staged:
+    """A chunk on its way: an empty directory to write to, which nobody reads until it is shown."""
+
+    def __init__(self, root: str, dataid: str, generation: int) -> None:
+        self.root, self.dataid, self.generation = root, dataid, generation
+        self.final = chunk_path(root, dataid)
+        self._staging = os.path.join(root, STAGING, directory(dataid))
+        self.path = _begin(self._staging, generation)
+        _sweep(self._staging, self.final, generation, self.path)
+
+    def tell(self, told: Mapping[str, Any]) -> None:
+        """Write the note of what was written, and have all of it on the disk."""
+        note = {"dataid": self.dataid, "generation": self.generation, **told}
+        with open(os.path.join(self.path, NOTE), "w", encoding="utf-8") as file:
+            json.dump(note, file, ensure_ascii=True)
+        _sync(self.path)
+
+    def show(self, confirm: Callable[[], None]) -> str:
+        """Put the directory in the place of the chunk, if the claim is still ours; where it is."""
+        with _turn(self._staging):
+            _show(self.path, self.final, self.generation, confirm)
+            _sync_one(self.root)
+        _sweep(self._staging, self.final, self.generation, "")
+        return self.final
+
+    def discard(self) -> None:
+        """Remove what wasn't shown, or what was replaced."""
+        _remove(self.path)
+        for empty in (self._staging, os.path.dirname(self._staging)):
             with suppress(OSError):  # somebody else is at work in it
                 os.rmdir(empty)
-    return final
 
 
 def _begin(staging: str, generation: int) -> str:

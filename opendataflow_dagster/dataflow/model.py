@@ -53,6 +53,7 @@ class Fact(NamedTuple):
     fingerprint: str | None = None
     validated: bool | None = None
     checks: str | None = None
+    schema: str | None = None
 
 
 class Plan(NamedTuple):

@@ -20,7 +20,7 @@ from .chunk import (
     tidy,
 )
 from .environment import JobEnvironment
-from .errors import StaleClaim
+from .errors import DataflowError, StaleClaim
 from .model import READY, Claim, Fact
 from .places import is_missing, is_within
 from .pulse import Pulse, briefly
@@ -131,7 +131,8 @@ class _Work:
         if isinstance(error, StaleClaim) or not self.alive():
             raise error if isinstance(error, StaleClaim) else _stale([self.claim])
         self.reason = reason_of(error)
-        self.error = None if isinstance(error, ChunkFailed) else error
+        cause = error.__cause__ if isinstance(error, ChunkFailed) else error
+        self.error = None if isinstance(cause, DataflowError) else cause
 
     def alive(self) -> bool:
         return not self.pulse.lost(self.claim)
@@ -159,6 +160,7 @@ class _Work:
                 or self.environment.locations.get(datasetid),
                 *self.results.get(datasetid, Result())[:3],
                 *_judged([each for each in self.checks if each.datasetid == datasetid]),
+                self.results.get(datasetid, Result()).schema,
             )
             for datasetid in self.environment.plan.outputs
         ]  # fmt: skip

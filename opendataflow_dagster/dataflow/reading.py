@@ -63,16 +63,27 @@ class Reading(NamedTuple):
 
     def path(self, folder: Folder) -> str:
         """The file or directory that the chunk is, of the generation that the tables tell."""
-        found = find(folder.root, self.dataid, self.fact.get("location"))
         again = f"odf resubmit {typed(self.maker, self.dataid)}"
-        if found is None:
-            text = f"{self.datasetid!r} is READY, but there is nothing of chunk {self.dataid!r}"
-            raise refusal("INVALID_LOCATION", f"{text} in {folder.root}", again)
-        there = read_note(found).get("generation")
-        if self.generation and there and there > self.generation:
-            text = f"{found} is of generation {there}, and the tables tell of {self.generation}"
-            raise refusal("DATA_NOT_READY", f"{text}: it was published and not settled", again)
-        return found
+        return located(folder, self.dataid, self.fact.get("location"), self.generation, again)[0]
+
+
+def located(
+    folder: Folder, dataid: str, produced: str | None, generation: int | None, again: str = ""
+) -> tuple[str, dict[str, Any]]:
+    """Where a READY chunk of a folder is, and its note; refused if it isn't what the tables tell.
+
+    `again` is the command that has it made anew.
+    """
+    found = find(folder.root, dataid, produced)
+    if found is None:
+        text = f"{folder.datasetid!r} is READY, but there is nothing of chunk {dataid!r}"
+        raise refusal("INVALID_LOCATION", f"{text} in {folder.root}", again)
+    note = read_note(found)
+    there = note.get("generation")
+    if generation and there and there > generation:
+        text = f"{found} is of generation {there}, and the tables tell of {generation}"
+        raise refusal("DATA_NOT_READY", f"{text}: it was published and not settled", again)
+    return found, note
 
 
 def refusal(code: str, text: str, action: str = "") -> Refused:

@@ -2,7 +2,7 @@
 
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from .environment import JobEnvironment, job_environment
@@ -47,6 +47,9 @@ class Outcome(NamedTuple):
 class Runner:
     """Runs one script for chunks of one job; threads may share it."""
 
+    secrets = True
+    """Whether what it runs finds the passwords in its environment."""
+
     def __init__(
         self, store: Store, jobid: str, argv: list[str], *, say: Say,
         environ: Mapping[str, str] = os.environ,
@@ -67,19 +70,33 @@ class Runner:
         now = time.monotonic()
         if self._environment is None or now - self._environment[0] > PLAN_AGE:
             plan = self.store.plan(self.jobid)
-            made, _ = self.store.db.insist(lambda: job_environment(self.store, plan, self.environ))
+            made, _ = self.store.db.insist(
+                lambda: job_environment(self.store, plan, self.environ, secrets=self.secrets)
+            )
             self._environment = now, made
         return self._environment[1]
 
-    def claim(self, owner: str) -> tuple[Claim, JobEnvironment] | None:
-        """The next chunk, and what its script is told; lost claims are looked for when idle."""
+    def claim(self, owner: str, k: int = 1) -> tuple[list[Claim], JobEnvironment] | None:
+        """The next chunks, and what they are told; lost claims are looked for when idle."""
         environment = self.environment()
-        claims = self.store.claim(self.jobid, owner=owner)
+        claims = self.store.claim(self.jobid, owner=owner, k=k)
         if not claims and self.store.recover(self.jobid):
-            claims = self.store.claim(self.jobid, owner=owner)
-        return (claims[0], environment) if claims else None
+            claims = self.store.claim(self.jobid, owner=owner, k=k)
+        return (claims, environment) if claims else None
 
     def run(
+        self,
+        claims: Sequence[Claim],
+        environment: JobEnvironment,
+        scripts: Scripts,
+        *,
+        stdin_null: bool = False,
+    ) -> Iterator[tuple[Claim, Result]]:
+        """Run the script for each claimed chunk, and settle it."""
+        for claim in claims:
+            yield claim, self.run_one(claim, environment, scripts, stdin_null=stdin_null)
+
+    def run_one(
         self,
         claim: Claim,
         environment: JobEnvironment,
@@ -158,6 +175,13 @@ def run_job(
     `progress` is told how many chunks are done and how many failed, after each.
     """
     runner = Runner(store, jobid, argv, say=say, environ=environ)
+    return run_chunks(runner, all_chunks=all_chunks, workers=workers, progress=progress)
+
+
+def run_chunks(
+    runner: Runner, *, all_chunks: bool = False, workers: int = 1, progress: Tell | None = None
+) -> Outcome:
+    """Let a runner work on the next chunk, or with `all_chunks` until nothing is left."""
     with Scripts() as scripts:
         if all_chunks or workers > 1:
             from .catchup import catch_up
@@ -167,7 +191,8 @@ def run_job(
         if taken is None:
             runner.tell(NOTHING)
             return Outcome(stop_code(scripts))
-        return _outcome(runner.run(*taken, scripts), scripts)
+        [(_, result)] = runner.run(*taken, scripts)
+        return _outcome(result, scripts)
 
 
 def force_job(
@@ -181,7 +206,7 @@ def force_job(
     with Scripts() as scripts:
         environment = runner.environment()
         claim = force(store, jobid, dataid, owner=new_owner())
-        return _outcome(runner.run(claim, environment, scripts), scripts)
+        return _outcome(runner.run_one(claim, environment, scripts), scripts)
 
 
 def facts(claim: Claim, environment: JobEnvironment) -> list[Fact]:

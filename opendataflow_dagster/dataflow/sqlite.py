@@ -122,6 +122,10 @@ class SqliteStore(Store):
 
     db: SqliteDatabase
 
+    def _add_columns(self) -> None:
+        if self.db.run("upgrade.lacks_schema"):
+            self.db.run("upgrade.add_schema")
+
     def _take(
         self,
         jobid: str,

@@ -37,11 +37,15 @@ class Store:
         self.db.script(sqlfiles.schema(self.db.dialect))
         with self.db.transaction(who="odf init", why="found on init", act="init"):
             self.db.run("upgrade.turn")
+            self._add_columns()
             self.db.run("upgrade.rebase")
             self.db.run("upgrade.remember")
             for (jobid,) in self.db.run("upgrade.jobs"):
                 self.db.run("upgrade.rebuild", jobid=jobid)
             self.db.run("upgrade.stamp")
+
+    def _add_columns(self) -> None:
+        """Add what a newer version of a table has, where the tables' script can't."""
 
     def close(self) -> None:
         self.db.close()

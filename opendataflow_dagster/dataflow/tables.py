@@ -44,10 +44,14 @@ class Rows:
     def read(self) -> Any:
         """The rows as a frame."""
         pandas = need("pandas")
+        names, rows = self.fetch()
+        return pandas.DataFrame.from_records(rows, columns=names)
+
+    def fetch(self) -> tuple[list[str], list[tuple]]:
+        """The names of the columns, and the rows."""
         with self._connected() as connection:
             cursor = self._execute(connection, "rows")
-            names = [column[0] for column in cursor.description]
-            return pandas.DataFrame.from_records(cursor.fetchall(), columns=names)
+            return [column[0] for column in cursor.description], cursor.fetchall()
 
     def replace(self, frame: Any, confirm: Callable[[], None]) -> int:
         """Put the rows of a frame in the place of the chunk's, all or none; how many they are.

@@ -1,4 +1,4 @@
-"""What the place of a dataset is: a folder with files of a format, or a table of a database."""
+"""What the place of a dataset is: a folder, a place without renames, or a table of a database."""
 
 import os
 from collections.abc import Mapping
@@ -11,13 +11,34 @@ from .places import location, path_of
 
 DEFAULT_FORMAT = "parquet"
 
-POSTGRES, SQLITE = "postgres", "sqlite"
-_DATABASES = {"postgres": POSTGRES, "postgresql": POSTGRES, "sqlite": SQLITE, "sqlite3": SQLITE}
+SPARK_FORMATS = ("orc", "delta", "iceberg")
+"""Formats of a folder that Spark alone reads and writes."""
+
+POSTGRES, SQLITE, JDBC = "postgres", "sqlite", "jdbc"
+_DATABASES = {
+    "postgres": POSTGRES, "postgresql": POSTGRES, "sqlite": SQLITE, "sqlite3": SQLITE, "jdbc": JDBC,
+}  # fmt: skip
 _SUFFIXES = (".db", ".sqlite", ".sqlite3")
+
+REMOTE = "remote+"
+"""Before a URL: what is there is published as in an object store, such as `remote+file:///mnt/x`."""
+
+_REMOTE_SCHEMES = (
+    "s3a", "s3", "s3n", "gs", "abfss", "abfs", "wasbs", "wasb", "adl", "oss", "cosn", "obs", "hdfs",
+    "webhdfs", "viewfs",
+)  # fmt: skip
 
 
 class Folder(NamedTuple):
     """A folder whose chunks are directories with files of this format."""
+
+    datasetid: str
+    root: str
+    format: str
+
+
+class Remote(NamedTuple):
+    """A place without a rename that can be relied on: a chunk is a version that the tables name."""
 
     datasetid: str
     root: str
@@ -40,11 +61,12 @@ class Table(NamedTuple):
 
 def target_of(
     datasetid: str, columns: Mapping[str, str | None], format: str = DEFAULT_FORMAT
-) -> Folder | Table:
+) -> Folder | Remote | Table:
     """The place that a dataset is registered with, if data can be read and written there.
 
-    A path is a folder, unless its `format` or its looks say that it is a file of SQLite. A table on
-    any other host, or with the format `postgresql`, is PostgreSQL's.
+    A path is a folder, unless its `format` or its looks say that it is a file of SQLite. A URL such
+    as `s3a://` is remote, and one that begins with `jdbc:` is any database. A table on any other
+    host, or with the format `postgresql`, is PostgreSQL's.
     """
     told = {name: value or "" for name, value in columns.items()}
     place, kind = location(columns), told.get("format", "").lower()
@@ -55,15 +77,17 @@ def target_of(
             code="INVALID_LOCATION",
         )
     host, database = told.get("hostname", ""), told.get("database", "")
-    if kind not in ("", *FORMATS, *_DATABASES):
+    if kind not in ("", *FORMATS, *SPARK_FORMATS, *_DATABASES):
         raise Refused(
             f"{datasetid!r} has the format {kind!r}, which isn't read or written here: choose "
-            f"{', '.join(FORMATS)}, postgresql or sqlite. "
+            f"{', '.join((*FORMATS, *SPARK_FORMATS))}, postgresql, sqlite or jdbc. "
             f"Run: odf dataset add {typed(datasetid)} --format {DEFAULT_FORMAT}",
             code="INVALID_LOCATION",
         )
     dialect = _DATABASES.get(kind) or ("" if kind else _looks_like(host, database, told))
     if not dialect:
+        if is_remote(place):
+            return Remote(datasetid, place.rstrip("/"), kind or format)
         root = path_of(place)
         if root is None:
             raise _no_path(datasetid, place)
@@ -80,20 +104,39 @@ def target_of(
             f"Run: odf dataset add {typed(datasetid)} --chunkcolumn COLUMN",
             code="INVALID_LOCATION",
         )
+    if dialect == JDBC and not host.startswith("jdbc:"):
+        raise Refused(
+            f"{datasetid!r} has the format jdbc, and its host {host!r} is no URL of JDBC. "
+            f"Run: odf dataset add {typed(datasetid)} --hostname jdbc:DRIVER://HOST/DATABASE",
+            code="INVALID_LOCATION",
+        )
     if dialect == SQLITE:
         path = path_of(_without(database or host, "sqlite:///", "/"))
         if path is None:
             raise _no_path(datasetid, place)
         host, database = "", os.path.abspath(path)
-    host = _without(host, "postgresql://", "").rstrip("/")
+    if dialect == POSTGRES:
+        host = _without(host, "postgresql://", "").rstrip("/")
     return Table(
         datasetid, place, dialect, database, host, told.get("schemaname", ""), told["tablename"],
         told["chunkcolumn"], told.get("username", ""),
     )  # fmt: skip
 
 
+def is_remote(place: str) -> bool:
+    """Whether a place is published to by versions, since it has no rename to rely on."""
+    return place.startswith((REMOTE, *(f"{scheme}://" for scheme in _REMOTE_SCHEMES)))
+
+
+def address(place: str) -> str:
+    """The URL by which Spark and Hadoop know a place."""
+    return place.removeprefix(REMOTE)
+
+
 def _looks_like(host: str, database: str, told: Mapping[str, str]) -> str:
-    if not told.get("tablename"):
+    if host.startswith("jdbc:"):
+        return JDBC
+    if not told.get("tablename") or is_remote(host):
         return ""
     if host.startswith("sqlite:") or database.startswith("sqlite:"):
         return SQLITE

@@ -133,14 +133,14 @@ consumed as materialized (
 told as (
     select * from json_to_recordset(cast(:facts as json)) as f(
         datasetid text, dataid text, location text, rows bigint, bytes bigint, fingerprint text,
-        validated boolean, checks text)
+        validated boolean, checks text, schema text)
 ),
 noted as (
     insert into chunkfact (datasetid, dataid, generation, jobid, inputs, location, rows, bytes, fingerprint,
-                           validated, checks)
+                           validated, checks, schema)
     select s.datasetid, s.dataid, s.generation, :jobid,
            (select inputs_of from consumed) ->> cast(s.dataid as text), f.location, f.rows, f.bytes, f.fingerprint,
-           f.validated, f.checks
+           f.validated, f.checks, f.schema
     from settled s
         left join told f on f.datasetid = s.datasetid and f.dataid = s.dataid
 )

@@ -58,9 +58,10 @@ create table if not exists worker (
 create table if not exists chunkfact (
     datasetid text not null, dataid text not null, generation bigint not null,
     location text, rows bigint, bytes bigint, fingerprint text, validated boolean, checks text,
-    at timestamptz not null default now(), jobid text, inputs text,
+    at timestamptz not null default now(), jobid text, inputs text, schema text,
     primary key (datasetid, dataid, generation)
 );
+alter table chunkfact add column if not exists schema text;
 
 -- A chunk's rows: lower_bound <= column < upper_bound; column = lower_bound without an upper bound; column
 -- modulo modulus = lower_bound with a modulus.

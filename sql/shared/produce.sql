@@ -18,6 +18,22 @@ where s.locktype = 'OUT';
 
 -- name: note_invalid
 -- What is known of a chunk that failed its checks.
-insert into chunkfact (datasetid, dataid, generation, jobid, location, rows, bytes, fingerprint, validated, checks)
-values (:datasetid, :dataid, :generation, :jobid, :location, :rows, :bytes, :fingerprint, :validated, :checks)
+insert into chunkfact (datasetid, dataid, generation, jobid, location, rows, bytes, fingerprint, validated, checks, schema)
+values (:datasetid, :dataid, :generation, :jobid, :location, :rows, :bytes, :fingerprint, :validated, :checks, :schema)
 on conflict (datasetid, dataid, generation) do nothing;
+
+-- name: last_rows
+-- How many rows the chunks of a dataset had that were published last, without this one.
+select f.dataid, f.rows from chunkfact f
+    join datastatus s on s.datasetid = f.datasetid and s.dataid = f.dataid and s.generation = f.generation
+where f.datasetid = :datasetid and f.dataid <> :dataid and f.rows is not null
+  and s.locktype = 'OUT' and s.status = 'READY'
+order by f.generation desc limit :most;
+
+-- name: last_schema
+-- The schema of the chunk of a dataset that was published last, without this one.
+select f.dataid, f.schema from chunkfact f
+    join datastatus s on s.datasetid = f.datasetid and s.dataid = f.dataid and s.generation = f.generation
+where f.datasetid = :datasetid and f.dataid <> :dataid and f.schema is not null
+  and s.locktype = 'OUT' and s.status = 'READY'
+order by f.generation desc limit 1;

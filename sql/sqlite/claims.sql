@@ -93,9 +93,9 @@ returning datasetid;
 -- name: note
 -- What is known of a produced chunk.
 insert into chunkfact (datasetid, dataid, generation, jobid, inputs, location, rows, bytes, fingerprint,
-                       validated, checks)
+                       validated, checks, schema)
 values (:datasetid, :dataid, :generation, :jobid, :inputs, :location, :rows, :bytes, :fingerprint,
-        :validated, :checks)
+        :validated, :checks, :schema)
 on conflict (datasetid, dataid, generation) do nothing;
 
 -- name: verdict

@@ -49,7 +49,7 @@ create table if not exists worker (
 create table if not exists chunkfact (
     datasetid text not null, dataid text not null, generation integer not null,
     location text, rows integer, bytes integer, fingerprint text, validated integer, checks text,
-    at text not null default (strftime('%Y-%m-%d %H:%M:%f', 'now')), jobid text, inputs text,
+    at text not null default (strftime('%Y-%m-%d %H:%M:%f', 'now')), jobid text, inputs text, schema text,
     primary key (datasetid, dataid, generation)
 ) without rowid;
 

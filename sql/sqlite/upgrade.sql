@@ -9,3 +9,11 @@ insert into rebuild (jobid) values (:jobid);
 -- name: rebase
 -- The log's order is its own: a copied file needs nothing.
 select 1;
+
+-- name: lacks_schema
+-- Whether chunkfact is of a version that didn't keep schemas.
+select 1 where not exists (select 1 from pragma_table_info('chunkfact') where name = 'schema');
+
+-- name: add_schema
+-- Keep the schemas of chunks.
+alter table chunkfact add column schema text;

@@ -1,0 +1,100 @@
+"""What a chunk's evidence costs: `python benchmarks/evidence.py [--quick]`.
+
+40 chunks of 50,000 rows × 8 columns, from Parquet to Parquet: bare, then with rows, fingerprint and
+schema taken in the same pass, and with rules besides. The three take turns chunk by chunk, and each
+ratio is that of a round's medians. Exit code 0 if the target is met.
+"""
+
+import argparse
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from measure import Report, Samples, concluded, progress, spread  # noqa: E402
+
+from opendataflow_dagster.spark.evidence import observed  # noqa: E402
+from opendataflow_dagster.spark.expect import rules_of  # noqa: E402
+from opendataflow_dagster.spark.session import spark_session  # noqa: E402
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+ROWS = 50_000
+COLUMNS = (
+    "id", "id % 97 as shop", "cast(rand(1) * 1000 as decimal(12, 2)) as amount",
+    "cast(id as string) as name", "timestamp_seconds(id) as at", "rand(2) as x", "rand(3) as y",
+    "if(id % 7 = 0, null, sha1(cast(id as string))) as code",
+)  # fmt: skip
+EXPECT = {"not_null": ["id", "name"], "range": {"amount": (0, 1000)}, "sql": {"x": "x < 1"}}
+
+Write = Callable[["DataFrame", str], None]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="two rounds of 10 chunks")
+    options = parser.parse_args()
+    chunks, rounds = (10, 2) if options.quick else (40, 5)
+    spark, report = spark_session(), Report()
+    try:
+        with tempfile.TemporaryDirectory(prefix="odf-evidence-") as folder:
+            measure(spark, Path(folder), chunks, rounds, report)
+    finally:
+        spark.stop()
+    return report.verdict()
+
+
+def measure(spark: "SparkSession", folder: Path, chunks: int, rounds: int, report: Report) -> None:
+    progress("making the chunks")
+    for chunk in range(chunks):
+        frame = spark.range(chunk * ROWS, (chunk + 1) * ROWS, numPartitions=1)
+        frame.selectExpr(*COLUMNS).write.parquet(str(folder / "in" / str(chunk)))
+    schema = spark.read.parquet(str(folder / "in" / "0")).schema
+    ways: dict[str, Write] = {"bare": bare, "with evidence": told, "and four rules": judged}
+    samples, medians = Samples(), Samples()
+    for turn in range(rounds + 1):  # the first one warms up
+        progress(f"round {turn} of {rounds}")
+        for chunk in range(chunks):
+            # Who goes first changes: a file just read is read faster.
+            names = list(ways)[chunk % 3 :] + list(ways)[: chunk % 3]
+            for name in names:
+                frame = spark.read.schema(schema).parquet(str(folder / "in" / str(chunk)))
+                start = time.perf_counter()
+                ways[name](frame, str(folder / "out" / f"{turn}-{chunk}-{name[:4]}"))
+                samples.add((turn, name), (time.perf_counter() - start) * 1000)
+        for name in ways:
+            if turn:
+                medians.add(name, statistics.median(samples[turn, name]))
+    rows = [[name, spread(medians[name])] for name in ways]
+    report.table(f"A chunk of {ROWS:,} rows × {len(COLUMNS)} columns", ["ms"], rows)
+    ratios = medians.ratios("with evidence", "bare")
+    report.require("Parquet → Parquet with evidence, against bare", ratios, most=1.10, unit="×")
+
+
+def bare(frame: "DataFrame", place: str) -> None:
+    frame.write.parquet(place)
+
+
+def told(frame: "DataFrame", place: str) -> None:
+    seen, evidence = observed(frame)
+    seen.write.parquet(place)
+    evidence(rows=ROWS)
+
+
+def judged(frame: "DataFrame", place: str) -> None:
+    rules = rules_of(EXPECT, ["out"])
+    extra = [each for rule in rules for each in rule.observes("r")]
+    seen, evidence = observed(frame, extra)
+    seen.write.parquet(place)
+    evidence(rows=ROWS)
+
+
+if __name__ == "__main__":
+    sys.exit(concluded(main))

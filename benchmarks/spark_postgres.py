@@ -1,0 +1,198 @@
+"""PostgreSQL by Spark, with and without JDBC: `python benchmarks/spark_postgres.py [--quick]`.
+
+A table of 2 million rows × 8 columns is read whole in 4 parts and by chunks of 100,000, and written
+back as a chunk, by ours and by Spark's own JDBC reader and writer with the machine's jar, in turns.
+Each required ratio is the median of the rounds' own ratios. Exit code 0 if all are met.
+"""
+
+import argparse
+import os
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+import psycopg  # noqa: E402
+from measure import Report, Samples, concluded, progress, spread  # noqa: E402
+
+from opendataflow_dagster.dataflow.targets import Table  # noqa: E402
+from opendataflow_dagster.spark.postgres import StagedRows, looking, read_rows  # noqa: E402
+from opendataflow_dagster.spark.session import spark_session  # noqa: E402
+from tests.postgres import Server  # noqa: E402
+
+JAR = os.environ.get("POSTGRESQL_JAR", "/usr/share/java/postgresql.jar")
+CHUNK = 100_000
+
+MAKE = """
+create table source (id bigint primary key, shop int, amount numeric(12,2), name text,
+    at timestamptz, x float8, day date, u uuid);
+insert into source
+    select i, i % 97, i % 100000 / 7.0, 'name ' || i, timestamptz '2026-01-01' + i * interval '1 s',
+        i / 3.0, date '2026-01-01' + i / 100000, gen_random_uuid()
+    from generate_series(0, {rows} - 1) i;
+create index on source (day);
+create table target (like source);
+alter table target add chunk text;
+create table plain (like source);
+vacuum analyze source;
+checkpoint;
+"""
+
+
+class Contest:
+    """The same rows by ours and by JDBC."""
+
+    def __init__(self, spark: Any, base: psycopg.Connection, rows: int) -> None:
+        self.spark, self.base, self.rows = spark, base, rows
+        info = base.info
+        self._url = f"jdbc:postgresql://127.0.0.1:{info.port}/{info.dbname}"
+        self._host, self._database = f"127.0.0.1:{info.port}", info.dbname
+        self._day = 0
+        self._frame = self._jdbc("source", 2).persist()
+        self._frame.count()
+
+    def ours_whole(self) -> int:
+        _consume(read_rows(self.spark, self._table("source", "day"), parts=4))
+        return self.rows
+
+    def jdbc_whole(self) -> int:
+        _consume(self._jdbc("source", 4))
+        return self.rows
+
+    def ours_chunk(self) -> int:
+        day = self._next()
+        _consume(read_rows(self.spark, self._table("source", "day"), f"2026-01-{day + 1:02}"))
+        return CHUNK
+
+    def ours_chunk_in_two(self) -> int:
+        day = self._next()
+        with looking():
+            table = self._table("source", "day")
+            _consume(read_rows(self.spark, table, f"2026-01-{day + 1:02}", parts=2))
+        return CHUNK
+
+    def jdbc_chunk(self) -> int:
+        day = self._next()
+        query = f"(select * from source where day = '2026-01-{day + 1:02}') q"
+        _consume(self._jdbc(query, 2, day * CHUNK, (day + 1) * CHUNK))
+        return CHUNK
+
+    def ours_write(self) -> int:
+        table = self._table("target", "chunk")
+        return StagedRows.write(self._frame, table, "all", None, None, 1).show(lambda: None)
+
+    def jdbc_write(self, more: str = "") -> int:
+        options = self._options("plain", f"?stringtype=unspecified{more}")
+        self._frame.write.format("jdbc").options(**options).mode("append").save()
+        return self.rows
+
+    def jdbc_write_rewritten(self) -> int:
+        return self.jdbc_write("&reWriteBatchedInserts=true")
+
+    def clear(self) -> None:
+        """What a write leaves is no burden of the next one's."""
+        self.base.execute("truncate target, plain")
+        self.base.execute("checkpoint")
+
+    def _next(self) -> int:
+        self._day = (self._day + 1) % (self.rows // CHUNK)
+        return self._day
+
+    def _table(self, name: str, column: str) -> Table:
+        return Table(
+            "x", name, "postgres", self._database, self._host, "", name, column, "postgres"
+        )
+
+    def _options(self, table: str, more: str = "") -> dict[str, Any]:
+        return {
+            "url": self._url + more, "dbtable": table, "user": "postgres", "fetchsize": 10_000,
+            "driver": "org.postgresql.Driver",
+        }  # fmt: skip
+
+    def _jdbc(self, table: str, parts: int, lower: int = 0, upper: int | None = None) -> Any:
+        bounds = {"lowerBound": lower, "upperBound": upper or self.rows, "numPartitions": parts}
+        options = self._options(table) | bounds | {"partitionColumn": "id"}
+        return self.spark.read.format("jdbc").options(**options).load()
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--quick", action="store_true", help="400,000 rows, three rounds")
+    quick = parser.parse_args().quick
+    if not os.path.exists(JAR):
+        print(f"There is no {JAR}. Install libpostgresql-jdbc-java, or say POSTGRESQL_JAR=PATH.",
+              file=sys.stderr)  # fmt: skip
+        return 2
+    rows, rounds = (400_000, 3) if quick else (2_000_000, 5)
+    spark = spark_session({
+        "spark.master": "local[2]", "spark.jars": JAR, "spark.driver.memory": "2g",
+    })  # fmt: skip
+    samples, report = Samples(), Report()
+    with Server() as server:
+        with psycopg.connect(server.create_database("bench"), autocommit=True) as base:
+            progress(f"loading {rows:,} rows")
+            for statement in MAKE.format(rows=rows).split(";"):
+                base.execute(statement)  # type: ignore[arg-type]
+            compare(Contest(spark, base, rows), rounds, samples)
+        spark.stop()
+    judge(samples, rows, report)
+    return report.verdict()
+
+
+def compare(contest: Contest, rounds: int, samples: Samples) -> None:
+    """All in turns; every other round in the opposite order, the first one doesn't count."""
+    ways: list[tuple[Callable[[], int], int]] = [
+        (contest.ours_whole, 1), (contest.jdbc_whole, 1), (contest.ours_chunk, 6),
+        (contest.ours_chunk_in_two, 6), (contest.jdbc_chunk, 6), (contest.ours_write, 1),
+        (contest.jdbc_write, 1), (contest.jdbc_write_rewritten, 1),
+    ]  # fmt: skip
+    for number in range(rounds + 1):
+        for way, times in ways[:: 1 if number % 2 else -1]:
+            progress(f"round {number} of {rounds}: {way.__name__}")
+            if "write" in way.__name__:
+                contest.clear()
+            start, done = time.perf_counter(), 0
+            for _ in range(times):
+                done += way()
+            if number:
+                samples.add(way.__name__, done / (time.perf_counter() - start) / 1000)
+    progress("")
+
+
+def judge(samples: Samples, rows: int, report: Report) -> None:
+    names = {
+        "ours_whole": "ours, whole in 4 parts", "jdbc_whole": "JDBC, whole in 4 parts",
+        "ours_chunk": "ours, chunk of 100k", "ours_chunk_in_two": "ours, chunk in 2 parts",
+        "jdbc_chunk": "JDBC, chunk in 2 parts", "ours_write": "ours, written and published",
+        "jdbc_write": "JDBC writer", "jdbc_write_rewritten": "JDBC writer, reWriteBatchedInserts",
+    }  # fmt: skip
+    report.table(
+        f"PostgreSQL, {rows:,} rows × 8 columns: thousand rows per second",
+        ["median (least–most)"],
+        [[told, spread(samples[name])] for name, told in names.items()],
+    )
+    for what, one, other, least in (
+        ("read whole: ours / JDBC", "ours_whole", "jdbc_whole", 1.0),
+        ("read by chunks: ours / JDBC", "ours_chunk", "jdbc_chunk", 0.75),
+        ("write: ours / JDBC writer", "ours_write", "jdbc_write", 1.3),
+    ):
+        report.require(what, samples.ratios(one, other), least=least)
+    for what, one, other in (
+        ("chunk in 2 parts / JDBC", "ours_chunk_in_two", "jdbc_chunk"),
+        ("write: ours / JDBC with reWriteBatchedInserts", "ours_write", "jdbc_write_rewritten"),
+    ):
+        print(f"For the record: {what}: {spread(samples.ratios(one, other))}")
+
+
+def _consume(frame: Any) -> None:
+    frame.write.format("noop").mode("overwrite").save()
+
+
+if __name__ == "__main__":
+    sys.exit(concluded(main))

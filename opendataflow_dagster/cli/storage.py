@@ -1,0 +1,185 @@
+"""`odf clean` and `odf compact`: what lies where chunks are published."""
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import click
+
+from ..dataflow import cleaning
+from ..dataflow.cleaning import BACK, POINTER, Leftover, Remove
+from ..dataflow.errors import DataflowError, Refused, WrongUse
+from ..dataflow.store import Store
+from ..dataflow.targets import POSTGRES, Folder, Remote, Table, target_of
+from ..dataflow.times import parse_duration
+from .output import as_json, count_of, show, store_of
+from .runline import complain
+
+_plan = click.option("--plan", is_flag=True, help="Say what would be done, and change nothing.")
+
+_SIZE = re.compile(r"([0-9]+)\s*([KMGT]?)I?B?", re.IGNORECASE)
+
+
+@click.command()
+@click.argument("datasets", nargs=-1, metavar="[DATASET]...")
+@click.option(
+    "--older-than", "age", metavar="AGE", default="1h", show_default=True,
+    help="Leave alone what changed since.",
+)  # fmt: skip
+@_plan
+@as_json
+@click.pass_context
+def clean(
+    ctx: click.Context, datasets: tuple[str, ...], age: str, plan: bool, as_json: bool
+) -> None:
+    """Remove what crashed publishes left, in all datasets or some.
+
+    That is directories, versions and staging tables of claims that are over. A claim that somebody
+    has is never touched: if that process is gone, run `odf recover` first. A chunk that a crash has
+    moved aside is put back.
+
+    \b
+    Example: odf clean --plan
+    Example: odf clean bobout --older-than 10m
+    """
+    grace = parse_duration(age)
+    store = store_of(ctx)
+    rows, failed = [], False
+    for datasetid, found in _leftovers(ctx, store, datasets, grace):
+        try:
+            for row, remove in found:
+                if plan or remove():
+                    rows.append(row)
+        except (DataflowError, OSError) as error:
+            failed = True
+            complain(DataflowError(f"{datasetid!r} isn't cleaned: {error}"))
+    if plan or as_json:
+        show([_told(row) for row in rows], as_json=as_json, empty="Nothing to clean.")
+    kept = [row for row in rows if row.what not in (BACK, POINTER)]
+    size = sum(row.bytes or 0 for row in kept)
+    verb = "would go" if plan else "removed"
+    click.echo(f"{count_of(len(kept), 'leftover')} {verb}, {size} bytes.", err=True)
+    if len(kept) < len(rows):
+        verb = "would be" if plan else "were"
+        click.echo(f"{len(rows) - len(kept)} {verb} put right.", err=True)
+    if failed:
+        ctx.exit(1)
+
+
+@click.command()
+@click.argument("dataset")
+@click.argument("dataids", nargs=-1, metavar="[DATAID]...")
+@click.option("--pack", is_flag=True, help="Put many small chunks into a few files.")
+@click.option(
+    "--target-size", "size", metavar="SIZE", default="128MB", show_default=True,
+    help="How large a file should be.",
+)  # fmt: skip
+@_plan
+@as_json
+@click.pass_context
+def compact(
+    ctx: click.Context, dataset: str, dataids: tuple[str, ...], pack: bool, size: str, plan: bool,
+    as_json: bool,
+) -> None:  # fmt: skip
+    """Rewrite chunks of many small files as few; each stays the chunk that it was.
+
+    A chunk must be READY, and nobody may have it in hand. Who has listed its old files just before
+    fails, and is to be tried again.
+
+    With --pack, chunks of Parquet that are smaller than half the size move into files with a column
+    `dataid`, in `_packs` of the dataset's folder. A chunk that is made again leaves its pack.
+
+    \b
+    Example: odf compact bobout --plan
+    Example: odf compact bobout 2026-03-01 --target-size 256MB
+    Example: odf compact bobout --pack
+    """
+    from ..dataflow.compacting import compact as rewrite
+    from ..dataflow.packing import pack as put_together
+
+    store, target = store_of(ctx), _bytes(size)
+    way = put_together if pack else rewrite
+    rows = list(way(store, dataset, dataids, target=target, plan=plan))
+    done = [row for row in rows if not row.left]
+    left = [row for row in rows if row.left]
+    if plan or as_json or left:
+        shown = rows if plan or as_json else left
+        show([row._asdict() for row in shown], as_json=as_json)
+    verb = "would be" if plan else "are"
+    packed = "packed" if pack else "compacted"
+    click.echo(f"{count_of(len(done), 'chunk')} {verb} {packed}, {len(left)} left.", err=True)
+
+
+def _leftovers(
+    ctx: click.Context, store: Store, names: tuple[str, ...], grace: float
+) -> Iterator[tuple[str, Iterator[tuple[Leftover, Remove]]]]:
+    """What to clean, by dataset; a folder that two datasets share is looked at once."""
+    registered = cleaning.registered(store)
+    unknown = sorted(set(names) - {datasetid for datasetid, _, _ in registered})
+    if unknown:
+        raise Refused(
+            f"Dataset {unknown[0]!r} isn't registered. Run: odf dataset list",
+            code="NOT_REGISTERED",
+        )
+    seen: set[Any] = set()
+    for datasetid, columns, encrypted in registered:
+        if names and datasetid not in names:
+            continue
+        try:
+            target = target_of(datasetid, columns)
+        except Refused:
+            if names:
+                raise
+            continue  # such as `today`, which is no place
+        place = (
+            target._replace(datasetid="", column="")
+            if isinstance(target, Table)
+            else target._replace(datasetid="", format="")
+        )
+        if place not in seen:
+            seen.add(place)
+            yield datasetid, _of(ctx, store, target, encrypted, grace)
+
+
+def _of(
+    ctx: click.Context, store: Store, target: Any, encrypted: str | None, grace: float
+) -> Iterator[tuple[Leftover, Remove]]:
+    if isinstance(target, Folder):
+        yield from cleaning.in_folder(store, target.datasetid, target.root, grace)
+    elif isinstance(target, Remote):
+        from ..spark.clean import in_remote
+
+        yield from in_remote(store, target, lambda: _session(ctx), grace)
+    elif target.dialect == POSTGRES:
+        from ..spark.clean import in_table
+
+        yield from in_table(store, target, lambda: _password(target.datasetid, encrypted))
+
+
+def _session(ctx: click.Context) -> Any:
+    from ..dataflow.config import load_settings
+    from ..spark.session import spark_session
+
+    settings = load_settings(ctx.find_root().obj)
+    return spark_session(app="odf clean", settings=settings, short=True)
+
+
+def _password(datasetid: str, encrypted: str | None) -> str | None:
+    import os
+
+    from ..dataflow.credentials import decrypt, find_passkey, for_dataset
+
+    if not encrypted:
+        return None
+    return decrypt(encrypted, find_passkey(os.environ), purpose=for_dataset(datasetid))
+
+
+def _told(row: Leftover) -> dict[str, Any]:
+    return row._asdict() | {"age": None if row.age is None else round(row.age)}
+
+
+def _bytes(text: str) -> int:
+    found = _SIZE.fullmatch(text.strip())
+    if not found or not int(found[1]):
+        raise WrongUse(f"{text!r} isn't a size. Write it like 64MB, 128MB or 1GB.")
+    return int(found[1]) * 1024 ** " KMGT".index(found[2].upper() or " ")

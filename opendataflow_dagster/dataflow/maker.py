@@ -1,0 +1,119 @@
+"""What makes the chunks of a job: one by one, several at once, or many in one go."""
+
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from contextlib import suppress
+
+from .chunk import Chunk, open_chunk, tidy
+from .environment import JobEnvironment
+from .errors import StaleClaim
+from .model import Claim
+from .produce import Check, Compute, Produced, Publish, produce
+from .pulse import Pulse, briefly
+from .runjob import first_line
+from .store import Store
+
+
+class Maker:
+    """Makes chunks by a function; one that does more overrides what it does otherwise."""
+
+    batch = 1
+    """How many chunks `prepare` wants to see at once."""
+    threads = 1
+    """How many chunks may be computed at once."""
+
+    def __init__(
+        self, compute: Compute, publish: Publish | None = None, checks: Sequence[Check] = ()
+    ) -> None:
+        self.compute, self.publish, self.checks = compute, publish, checks
+
+    @property
+    def at_once(self) -> int:
+        """How many claims to take in one go."""
+        # Twice the threads, so that none of them waits for the last chunk of a handful.
+        return max(self.batch, 2 * self.threads if self.threads > 1 else 1)
+
+    def prepare(self, chunks: Sequence[Chunk]) -> None:
+        """Do for many chunks what is cheaper at once; `compute` comes for each of them then.
+
+        What goes wrong here is left to `compute`, so that a bad chunk fails alone.
+        """
+
+    def forget(self, claim: Claim) -> None:
+        """Let go of what was kept for a chunk, however it ended."""
+
+    def interrupt(self) -> None:
+        """End the work that other threads are doing; they raise."""
+
+    def close(self) -> None:
+        """Let go of everything: there are no more chunks."""
+
+
+def make(
+    store: Store, claims: Sequence[Claim], environment: JobEnvironment, maker: Maker, *,
+    checks: Sequence[Check] = (), pulse: Pulse,
+    interrupted: Callable[[BaseException], str] = lambda error: f"interrupted: {first_line(error)}",
+) -> Iterator[Produced]:  # fmt: skip
+    """Make claimed chunks as `produce` does, and settle them one by one.
+
+    Whoever stops asking for the next one gives up the rest: they are settled as interrupted.
+    """
+    left = {claim.generation: claim for claim in claims}
+    for claim in claims:
+        pulse.hold(claim)
+
+    def one(claim: Claim) -> Produced:
+        try:
+            return produce(
+                store, claim, environment, maker.compute, checks=[*maker.checks, *checks],
+                publish=maker.publish, pulse=pulse, interrupted=interrupted,
+            )  # fmt: skip
+        finally:
+            left.pop(claim.generation, None)
+            maker.forget(claim)
+
+    try:
+        if len(claims) > 1 and maker.batch > 1:
+            maker.prepare([open_chunk(store, each, environment, pulse) for each in claims])
+        if len(claims) > 1 and maker.threads > 1:
+            yield from _at_once(store, claims, one, maker)
+        else:
+            for claim in claims:
+                yield one(claim)
+    except BaseException as error:
+        _give_up(store, list(left.values()), maker, interrupted(error))
+        raise
+    finally:
+        for claim in claims:
+            pulse.let_go(claim)
+
+
+def _at_once(
+    store: Store, claims: Sequence[Claim], one: Callable[[Claim], Produced], maker: Maker
+) -> Iterator[Produced]:
+    def work(claim: Claim) -> Produced:
+        try:
+            return one(claim)
+        finally:
+            store.db.drop()  # a thread's own connection ends with its work
+
+    with ThreadPoolExecutor(maker.threads, thread_name_prefix="chunk") as pool:
+        futures: list[Future[Produced]] = [pool.submit(work, claim) for claim in claims]
+        try:
+            for done in as_completed(futures):
+                yield done.result()
+        except BaseException:
+            for each in futures:
+                each.cancel()
+            maker.interrupt()
+            raise
+
+
+def _give_up(store: Store, claims: Sequence[Claim], maker: Maker, why: str) -> None:
+    """Settle chunks that weren't begun; what can't be settled now, its lease does."""
+    if claims:
+        store.db.drop()  # the old connection may have been cut off in mid-word
+    for claim in claims:
+        maker.forget(claim)
+        with suppress(StaleClaim, Exception):
+            briefly(store.db, lambda claim=claim: store._fail(claim, tidy(why), False))

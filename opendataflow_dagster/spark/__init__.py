@@ -1,0 +1,1 @@
+"""Chunks as DataFrames of Spark: sessions, places, publishing, evidence, expectations."""

@@ -1,0 +1,218 @@
+"""Many small chunks in one job of Spark: read, made and written together, settled one by one."""
+
+import os
+import shutil
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ..dataflow.chunk import Chunk, ChunkFailed
+from ..dataflow.errors import DataflowError, StaleClaim
+from ..dataflow.folders import BATCH, STAGING, directory
+from ..dataflow.packs import COLUMN, is_packed
+from ..dataflow.reading import located
+from ..dataflow.store import Store
+from ..dataflow.targets import Folder, target_of
+from .evidence import of_groups
+from .frames import TABLE_FORMATS, literal, schema_of
+from .jobs import CHUNK, FRAME, INPUTS
+from .staging import StagedFolder, write_files
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+    from .work import SparkWork
+
+FILE_FORMATS = ("parquet", "orc")
+"""Of other formats, the files tell no types and hold no schema of an empty chunk."""
+
+
+class Source(NamedTuple):
+    """The directory of an input's chunk, and how to read it with others."""
+
+    path: str
+    root: str
+    format: str
+    schema: str
+
+
+class Batch:
+    """Some claimed chunks of a job, as far as they can be made together.
+
+    What can't be (another schema, a chunk that is no directory, an output that is a table), and
+    what fails, is left to be made alone.
+    """
+
+    def __init__(self, work: "SparkWork", chunks: Sequence[Chunk]) -> None:
+        self.work, self.chunks = work, chunks
+
+    def make(self) -> None:
+        for chunks in self._alike():
+            if len(chunks) > 1:
+                try:
+                    with self.work.watched(chunks):
+                        self._make(chunks)
+                except Exception as error:
+                    self._left_alone(chunks, error)
+
+    def _alike(self) -> list[list[Chunk]]:
+        """The chunks whose inputs are read in one go: of the same schemas and formats."""
+        if not all(self._is_folder(self.chunks[0], each) for each in self.chunks[0].outputs):
+            return []
+        if any(each.what == CHUNK for each in self.work._arguments.values()):
+            return []  # the function wants to know which chunk it is
+        found: dict[Any, list[Chunk]] = {}
+        for chunk in self.chunks:
+            with suppress(DataflowError):  # it says so again when it is made alone
+                sources = {each: self._source(chunk, each) for each in self._inputs(chunk)}
+                if all(sources.values()):
+                    key = tuple((name, each.root, each.format, each.schema)
+                                for name, each in sources.items() if each)  # fmt: skip
+                    found.setdefault(key, []).append(chunk)
+        return list(found.values())
+
+    def _make(self, chunks: Sequence[Chunk]) -> None:
+        work, spark = self.work, self.work.spark()
+        frames = {each: self._read(spark, chunks, each) for each in self._inputs(chunks[0])}
+        returned = work.call(None, frames)
+        work.check_keyed(returned)
+        for datasetid, df in returned.items():
+            self._write(chunks, datasetid, df)
+
+    def _write(self, chunks: Sequence[Chunk], datasetid: str, df: "DataFrame") -> None:
+        """Write an output of all chunks in one job, and stage each chunk's files by themselves."""
+        work, spark = self.work, self.work.spark()
+        target = self._folder(chunks[0], datasetid)
+        path = begin(target.root, [each.generation for each in chunks])
+        try:
+            df = self._fitted(datasetid, chunks[0].dataid, df)
+            write_files(df, path, target.format, by=COLUMN)
+            schema = {"type": "struct", "fields": [
+                each for each in df.schema.jsonValue()["fields"] if each["name"] != COLUMN
+            ]}  # fmt: skip
+            there = {each for each in os.listdir(path) if each.startswith(f"{COLUMN}=")}
+            mine = {directory(each.dataid): each for each in chunks}
+            if strangers := sorted(there - set(mine)):
+                raise ChunkFailed(
+                    f"{work.job.name} returned rows for {strangers[0]}, which isn't in the batch."
+                )
+            typed = type(df.schema).fromJson(schema).add(COLUMN, "string")
+            written = spark.read.format(target.format).schema(typed).load(literal(path))
+            extra = work.extra(datasetid, df)
+            evidence = of_groups(written, COLUMN, extra) if there else {}
+            for name in there:  # an empty chunk has no directory: it is made alone
+                self._stage(mine[name], datasetid, os.path.join(path, name), evidence, schema)
+        finally:
+            end(path)
+
+    def _fitted(self, datasetid: str, dataid: str, df: "DataFrame") -> "DataFrame":
+        """The frame with the dataset's schema; the column that tells chunks apart comes last."""
+        rest = [each for each in df.columns if each != COLUMN]
+        kept = df.select(*map(_quoted, rest), _quoted(COLUMN))
+        fitted = self.work.fit(datasetid, dataid, kept.drop(COLUMN))
+        if fitted.columns == rest and fitted.schema == kept.drop(COLUMN).schema:
+            return kept
+        raise ChunkFailed("its schema is to be merged with the last chunk's")
+
+    def _stage(
+        self, chunk: Chunk, datasetid: str, path: str, evidence: Mapping[str, Any],
+        schema: Mapping[str, Any],
+    ) -> None:  # fmt: skip
+        work = self.work
+        place = chunk.outputs[datasetid]
+        target = self._folder(chunk, datasetid)
+        staged = StagedFolder(work.spark(), chunk, target, None)
+        try:
+            for name in os.listdir(path):
+                os.rename(os.path.join(path, name), os.path.join(staged.path, name))
+            staged.take(evidence[chunk.dataid], schema)
+        except BaseException:
+            staged.discard()
+            raise
+        work.keep(chunk, place.datasetid, staged)
+
+    def _left_alone(self, chunks: Sequence[Chunk], error: Exception) -> None:
+        """Drop what the batch has staged, so that each chunk is made by itself."""
+        if isinstance(error, StaleClaim):
+            raise error
+        for chunk in chunks:
+            self.work.forget(chunk.claim)
+        reason = str(error).strip().partition("\n")[0]
+        self.work.say(
+            f"A batch of {len(chunks)} chunks can't be made in one go ({reason}): one by one"
+        )
+
+    def _inputs(self, chunk: Chunk) -> list[str]:
+        given = self.work._arguments.values()
+        if any(each.what == INPUTS for each in given):
+            return list(chunk.inputs)
+        return list(dict.fromkeys(each.datasetid for each in given if each.what == FRAME))
+
+    def _source(self, chunk: Chunk, datasetid: str) -> Source | None:
+        """The directory of a chunk that can be read with others, if it is one."""
+        place = chunk.inputs[datasetid]
+        target = target_of(datasetid, place.columns, self.work.format)
+        if not isinstance(target, Folder) or target.format in TABLE_FORMATS:
+            return None
+        if place.location and is_packed(place.location):
+            return None
+        path, note = located(target, chunk.dataid, place.location, place.generation)
+        schema = schema_of(note)
+        root, name = os.path.split(path.rstrip("/"))
+        if schema is None or name != directory(chunk.dataid) or COLUMN in schema.names:
+            return None
+        if note["format"] not in FILE_FORMATS:
+            return None
+        return Source(path, root, note["format"], schema.json())
+
+    def _read(self, spark: Any, chunks: Sequence[Chunk], datasetid: str) -> "DataFrame":
+        from pyspark.sql.types import StringType, StructType
+
+        sources = [found for each in chunks if (found := self._source(each, datasetid))]
+        schema = StructType.fromJson(_json(sources[0].schema)).add(COLUMN, StringType())
+        reader = spark.read.format(sources[0].format).schema(schema)
+        reader = reader.option("basePath", literal(sources[0].root))
+        return reader.load([literal(each.path) for each in sources])
+
+    def _is_folder(self, chunk: Chunk, datasetid: str) -> bool:
+        target = target_of(datasetid, chunk.outputs[datasetid].columns, self.work.format)
+        return isinstance(target, Folder) and target.format in FILE_FORMATS
+
+    def _folder(self, chunk: Chunk, datasetid: str) -> Folder:
+        target = target_of(datasetid, chunk.outputs[datasetid].columns, self.work.format)
+        assert isinstance(target, Folder)
+        return target
+
+
+def begin(root: str, generations: Sequence[int]) -> str:
+    """A directory for many chunks, whose name tells the last of their generations."""
+    path = os.path.join(root, STAGING, f"{BATCH}{max(generations)}-{os.urandom(4).hex()}")
+    os.makedirs(path)
+    return path
+
+
+def sweep(store: Store, root: str) -> None:
+    """Remove the directories of batches that no living claim is of: who made them was killed."""
+    with suppress(FileNotFoundError):
+        left = [each for each in os.listdir(os.path.join(root, STAGING)) if each.startswith(BATCH)]
+        alive = store.db.insist(lambda: store.db.run("cleaning.live"))[0] if left else []
+        generations = {str(row[0]) for row in alive}
+        for name in left:
+            if name.removeprefix(BATCH).partition("-")[0] not in generations:
+                end(os.path.join(root, STAGING, name))
+
+
+def end(path: str) -> None:
+    shutil.rmtree(path, ignore_errors=True)
+    with suppress(OSError):  # somebody else is at work in it
+        os.rmdir(os.path.dirname(path))
+
+
+def _quoted(name: str) -> str:
+    return "`" + name.replace("`", "``") + "`"
+
+
+def _json(text: str) -> Any:
+    import json
+
+    return json.loads(text)

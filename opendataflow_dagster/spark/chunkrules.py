@@ -1,0 +1,113 @@
+"""The rules that a chunk has to meet as a whole: keys, how many rows, a function of its frame."""
+
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ..dataflow.chunk import ERROR, WARN, Checked, Chunk, reason_of, tidy
+from .evidence import Evidence
+from .hashing import quoted
+from .rules import Frame, Rule
+from .samples import of_keys
+from .troubles import in_a_line
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+KNOWN = 5
+"""Chunks that the number of rows is compared with."""
+
+
+@dataclass(frozen=True)
+class UniqueRule(Rule):
+    """No two rows have the same values in these columns; as in SQL, a NULL equals nothing."""
+
+    def judge(
+        self, prefix: str, evidence: Evidence, frame: Frame, last: Sequence[int], chunk: Chunk
+    ) -> Checked:
+        from pyspark.sql import functions as F
+
+        df, told = frame(), None
+        if told := self.wrong(df):
+            return self.failed(told, rows=evidence.rows)
+        keys = [F.expr(quoted(each)) for each in self.columns]
+        whole = df.where(" and ".join(f"{quoted(each)} is not null" for each in self.columns))
+        twice = whole.groupBy(*keys).agg(F.expr("count(1) as odf_times")).where("odf_times > 1")
+        [(values, rows)] = twice.selectExpr("count(1)", "coalesce(sum(odf_times), 0)").collect()
+        if not values:
+            return self.passed(rows=evidence.rows, violations=0)
+        sample = of_keys(twice, self.columns, "odf_times")
+        return self.failed(
+            f"{rows:,} of {evidence.rows:,} rows share {', '.join(self.columns)} with another"
+            f" ({values:,} {'values' if values > 1 else 'value'}), such as {sample}",
+            rows=evidence.rows, violations=rows, sample=sample,
+        )  # fmt: skip
+
+    def _analyze(self, df: "DataFrame") -> str | None:
+        return str(df.groupBy(*map(quoted, self.columns)).count().schema) and None
+
+
+@dataclass(frozen=True)
+class RowsRule(Rule):
+    """The number of rows, against bounds and against the last chunks."""
+
+    least: int | None = None
+    most: int | None = None
+    change: float | None = None
+
+    def judge(
+        self, prefix: str, evidence: Evidence, frame: Frame, last: Sequence[int], chunk: Chunk
+    ) -> Checked:
+        rows, known = evidence.rows, list(last)[-KNOWN:]
+        told = f"{rows:,} {'row' if rows == 1 else 'rows'}"
+        if self.least is not None and rows < self.least:
+            return self.failed(f"{told}, expected at least {self.least:,}", rows=rows)
+        if self.most is not None and rows > self.most:
+            return self.failed(f"{told}, expected at most {self.most:,}", rows=rows)
+        mean = sum(known) / len(known) if known else None
+        if self.change is None or mean is None or abs(rows - mean) <= self.change * mean:
+            return self.passed(rows=rows)
+        by = f" ({(rows - mean) / mean:+.0%})" if mean else ""
+        chunks = "the last chunk's" if len(known) == 1 else f"the mean of the last {len(known)}"
+        return self.failed(
+            f"{told}, against {mean:,.0f} as {chunks}{by}: at most ±{self.change:.0%} is expected",
+            rows=rows, mean=mean,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class FunctionRule(Rule):
+    """A function of the frame, which answers True, False, or what is wrong."""
+
+    fn: Callable[..., Any] = bool
+
+    def judge(
+        self, prefix: str, evidence: Evidence, frame: Frame, last: Sequence[int], chunk: Chunk
+    ) -> Checked:
+        try:
+            told = self.fn(frame(), chunk) if _takes_chunk(self.fn) else self.fn(frame())
+        except Exception as error:
+            return self.failed(f"it raised {in_a_line(error) or reason_of(error)}")
+        if isinstance(told, str):
+            return self.failed(told) if told else self.passed()
+        if hasattr(told, "passed"):
+            message = getattr(told, "message", None) or getattr(told, "description", None)
+            asked = getattr(told, "severity", self.severity)
+            severity = WARN if WARN in (getattr(asked, "value", asked), self.severity) else ERROR
+            more = getattr(told, "metadata", None) or {}
+            return Checked(
+                self.name, self.datasetid, bool(told.passed), tidy(message or ""), more, severity
+            )
+        if isinstance(told, bool) or type(told).__name__ in ("bool", "bool_"):  # numpy's too
+            return self.passed() if told else self.failed("it answered False")
+        kind = type(told).__name__
+        return self.failed(f"it returned a {kind}: return True, False, or what is wrong")
+
+
+def _takes_chunk(fn: Callable[..., Any]) -> bool:
+    try:
+        inspect.signature(fn).bind(None, None)
+    except TypeError:
+        return False
+    return True

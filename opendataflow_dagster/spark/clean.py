@@ -1,0 +1,89 @@
+"""What crashed publishes left beyond folders, where Spark or PostgreSQL has to be asked."""
+
+import re
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from ..dataflow.cleaning import GRACE, POINTER, SPARK, TABLE, VERSION, Leftover, Remove, live
+from ..dataflow.compacting import Standing, standing
+from ..dataflow.folders import NOTE, directory, unescaped
+from ..dataflow.places import path_of
+from ..dataflow.store import Store
+from ..dataflow.targets import Remote, Table, address
+from .remote import versions
+from .stores import Files, files_of, loads, text_of
+
+_ASIDE = re.compile(r"/dataid=([^/]+)/_odf-[0-9a-f]+$")
+"""A pointer that was being written."""
+
+
+def in_remote(
+    store: Store, target: Remote, session: Callable[[], Any], grace: float = GRACE,
+    files: Files | None = None,
+) -> Iterator[tuple[Leftover, Remove]]:  # fmt: skip
+    """Versions of chunks that the tables don't tell of, and pointers that name another.
+
+    A version that a pointer names stays until the pointer is right: there are readers who go by it.
+    """
+    is_local = path_of(address(target.root)) is not None
+    files = files or files_of(None if is_local else session(), target)
+    datasetid, known = target.datasetid, {"datasetid": target.datasetid}
+    below = files.below(address(target.root))  # before the tables, as in a folder
+    found = versions(below, target)
+    alive = live(store, datasetid)
+    kept = {row[2] for row in store.db.insist(
+        lambda: store.db.run("cleaning.located", **known))[0]}  # fmt: skip
+    there = {each.location for each in found}
+    for chunk in standing(store, datasetid).values():
+        if chunk.location in there and _pointed(files, target, chunk.dataid) != chunk.location:
+            path = f"{target.root}/{directory(chunk.dataid)}/{NOTE}"
+            row = Leftover(datasetid, chunk.dataid, chunk.generation, POINTER, path, None, None)
+            yield row, lambda chunk=chunk, path=path: _correct(store, files, chunk, path)
+    for each in below:
+        aside, age = _ASIDE.search(each.path), max(0.0, time.time() - each.changed)
+        if aside and age >= grace and not alive.has(dataid := unescaped(aside[1])):
+            row = Leftover(datasetid, dataid, None, SPARK, each.path, each.bytes, age)
+            yield row, lambda each=each: files.remove(each.path)
+    for each in found:
+        age = max(0.0, time.time() - each.changed)
+        if each.location in kept or age < grace or each.generation in alive.generations:
+            continue
+        if _pointed(files, target, each.dataid) != each.location:
+            row = Leftover(
+                datasetid, each.dataid, each.generation, VERSION, each.location, each.bytes, age
+            )
+            yield row, lambda each=each: files.remove(address(each.location))
+
+
+def in_table(
+    store: Store, table: Table, password: Callable[[], str | None]
+) -> Iterator[tuple[Leftover, Remove]]:
+    """Staging tables of PostgreSQL whose claims are over; a database doesn't tell their age."""
+    from .postgres import drop, leftovers
+
+    found = list(leftovers(table, password))
+    alive = live(store, table.datasetid)
+    for name, generation in found:
+        if generation not in alive.generations:
+            yield (
+                Leftover(table.datasetid, "", generation, TABLE, name, None, None),
+                lambda name=name: drop(table, password, [name]) is not False,
+            )
+
+
+def _pointed(files: Files, target: Remote, dataid: str) -> str:
+    """The version that a chunk's pointer names."""
+    chunk = f"{target.root}/{directory(dataid)}"
+    return f"{chunk}/{loads(files.read(f'{address(chunk)}/{NOTE}')).get('version')}"
+
+
+def _correct(store: Store, files: Files, chunk: Standing, path: str) -> bool:
+    """Let a pointer name the version that the tables tell of, if they still do."""
+    now = standing(store, chunk.datasetid, chunk.dataid).get(chunk.dataid)
+    if now != chunk or chunk.location is None:
+        return False
+    version = chunk.location.rpartition("/")[2]
+    told = {"version": version, "generation": chunk.generation}
+    files.write(address(path), text_of(told))
+    return True

@@ -1,0 +1,158 @@
+"""A chunk of a dataset as a DataFrame, wherever it lies."""
+
+import os
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from ..dataflow import files
+from ..dataflow.chunk import Place
+from ..dataflow.errors import Refused
+from ..dataflow.packs import is_packed, packed_source
+from ..dataflow.reading import located
+from ..dataflow.tables import Bounds, Rows
+from ..dataflow.targets import DEFAULT_FORMAT, JDBC, SQLITE, Folder, Remote, Table, target_of
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+WHOLE = 64 * 2**20
+"""Bytes of a text file that one task may read, so that a value may have several lines."""
+
+TABLE_FORMATS = ("delta", "iceberg")
+
+CSV: Mapping[str, str] = {"header": "true", "escape": '"', "quote": '"'}
+"""As everybody else writes CSV: a quote within quotes is doubled."""
+
+NO_VALUE = "\x00"
+"""What a reader of CSV takes nothing for: by default, that is an empty text, which is a value."""
+
+Password = Callable[[], str | None]
+
+
+def read_chunk_frame(
+    spark: "SparkSession", place: Place, dataid: str, password: Password,
+    bounds: Callable[[], Bounds | None], format: str = DEFAULT_FORMAT,
+) -> "DataFrame":  # fmt: skip
+    """The rows of a READY chunk."""
+    target = target_of(place.datasetid, place.columns, format)
+    if isinstance(target, Table):
+        return read_table(spark, target, dataid, bounds(), password)
+    if target.format in TABLE_FORMATS:
+        return _lake_table(spark, target, place).where(_equals(place, dataid))
+    if isinstance(target, Remote):
+        from .remote import read_version
+
+        return read_version(spark, target, dataid, place.location)
+    if place.location and is_packed(place.location):
+        return read_packed(spark, place.location)
+    path, note = located(target, dataid, place.location, place.generation)
+    return read_files(spark, path, note, target.format)
+
+
+def read_table(
+    spark: "SparkSession", table: Table, dataid: str, bounds: Bounds | None, password: Password
+) -> "DataFrame":
+    """The rows of a table that are a chunk."""
+    if table.dialect == SQLITE:
+        import pyarrow
+
+        names, rows = Rows(table, dataid, bounds, password).fetch()
+        columns = zip(*rows, strict=True) if rows else ([] for _ in names)
+        arrays = [pyarrow.array(list(each)) for each in columns]
+        # A column of NULLs has no type of its own, and Spark writes none without.
+        arrays = [each.cast(pyarrow.string()) if each.type == pyarrow.null() else each
+                  for each in arrays]  # fmt: skip
+        return spark.createDataFrame(pyarrow.table(arrays, names=names))  # pyright: ignore
+    if table.dialect == JDBC:
+        from .jdbc import read_rows
+    else:
+        from .postgres import read_rows
+    return read_rows(spark, table, dataid, bounds, password)
+
+
+def read_files(
+    spark: "SparkSession", path: str, note: Mapping[str, Any], format: str
+) -> "DataFrame":
+    """The files of one chunk: with the schema that its note tells, or as Spark finds it."""
+    kind = note.get("format") or files.SUFFIXES.get(os.path.splitext(path)[1].lower(), format)
+    reader = spark.read.format(kind).options(**_options(kind, path, note))
+    if schema := schema_of(note):
+        reader = reader.schema(schema)
+    elif os.path.isdir(path) and not files.data_files(path):
+        raise Refused(
+            f"{path} has no files, so there is nothing to tell its columns by. Write an empty "
+            "frame instead.",
+            code="INVALID_LOCATION",
+        )
+    return reader.load(literal(path))
+
+
+def read_packed(spark: "SparkSession", location: str) -> "DataFrame":
+    """A chunk that lies in one file with others."""
+    path, dataid = packed_source(location)
+    whole = spark.read.format("parquet").load(literal(path))
+    return whole.where(whole["dataid"] == dataid).drop("dataid")
+
+
+def schema_of(note: Mapping[str, Any]) -> Any:
+    """The schema that a chunk was written with by Spark, if its note has it."""
+    from pyspark.sql.types import StructType
+
+    told = note.get("schema")
+    return StructType.fromJson(told) if isinstance(told, dict) else None
+
+
+def literal(path: str) -> str:
+    """A path in which Spark sees no pattern."""
+    return "".join(f"\\{each}" if each in "{}[]*?\\" else each for each in path)
+
+
+def _options(kind: str, path: str, note: Mapping[str, Any]) -> dict[str, str]:
+    if kind not in ("csv", "json"):
+        return {}
+    told = dict(CSV) if kind == "csv" else {}
+    if kind == "csv":
+        told["nullValue"] = NO_VALUE
+        size = note.get("bytes") or sum(map(os.path.getsize, files.data_files(path)))
+        told["multiLine"] = "true" if size <= WHOLE else "false"
+    if schema_of(note) is None and kind == "csv":
+        told["inferSchema"] = "true"
+    return told
+
+
+def _lake_table(spark: "SparkSession", target: Folder | Remote, place: Place) -> "DataFrame":
+    """A table that keeps its own versions; its format comes with jars of its own."""
+    name = lake_name(place)
+    try:
+        return (
+            spark.read.table(name) if name else spark.read.format(target.format).load(target.root)
+        )
+    except Exception as error:
+        raise lake_trouble(target, error) from error
+
+
+def lake_name(place: Place) -> str | None:
+    """The name in Spark's catalog of a table, if it is registered with one."""
+    parts = [place.columns.get(each) for each in ("database", "schemaname", "tablename")]
+    named = [each for each in parts if each]
+    if not place.columns.get("tablename") or place.columns.get("hostname"):
+        return None
+    return ".".join("`" + each.replace("`", "``") + "`" for each in named)
+
+
+def lake_trouble(target: Folder | Remote, error: Exception) -> Exception:
+    """What says that a format's jars are missing, if they are."""
+    if "DATA_SOURCE_NOT_FOUND" in str(error) or "Failed to find" in str(error):
+        return Refused(
+            f"{target.datasetid!r} has the format {target.format!r}, and Spark has no such format "
+            f"here. Configure its jars: spark.jars.packages in dataflow.properties.",
+            code="INVALID_LOCATION",
+        )
+    return error
+
+
+def _equals(place: Place, dataid: str) -> Any:
+    from pyspark.sql import functions as F
+
+    column = place.columns.get("chunkcolumn") or "dataid"
+    return F.col("`" + column.replace("`", "``") + "`").cast("string") == F.lit(dataid)

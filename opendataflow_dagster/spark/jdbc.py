@@ -1,0 +1,186 @@
+"""Tables of any database that Java has a driver for: Spark reads and writes, JDBC publishes."""
+
+import os
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from hashlib import blake2b
+from typing import TYPE_CHECKING, Any
+
+from ..dataflow.errors import DataflowError, Refused
+from ..dataflow.tables import Bounds
+from ..dataflow.targets import Table
+from .jdbc_link import Password, Place, need_classic
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+STAGE = "odf_stage"
+
+_RANGED = ("tinyint", "smallint", "int", "bigint", "decimal", "date", "timestamp", "timestamp_ntz")
+
+
+def read_rows(
+    spark: "SparkSession", table: Table, dataid: str | None = None, bounds: Bounds | None = None,
+    password: Password | None = None, *, parts: int | None = None,
+) -> "DataFrame":  # fmt: skip
+    """The rows of a chunk of a table, or of all of it; a range is read in several `parts`."""
+    from pyspark.sql import functions as F
+
+    place = Place(table, dataid, bounds, password)
+    reader = spark.read.format("jdbc").options(**place.options(place.table))
+    try:
+        whole = reader.load()
+    except Exception as error:
+        raise place.trouble(error) from error
+    if dataid is None:
+        return whole
+    if table.column not in whole.columns:
+        raise Refused(
+            f"{table.location} has no column {table.column!r}, by which it is split.",
+            code="INVALID_LOCATION",
+        )
+    type = whole.schema[table.column].dataType
+    if (
+        place.upper is not None
+        and (parts or 1) > 1
+        and type.simpleString().split("(")[0] in _RANGED
+    ):
+        whole = reader.options(
+            partitionColumn=place.quoted(table.column), lowerBound=place.lower,
+            upperBound=place.upper, numPartitions=str(parts),
+        ).load()  # fmt: skip
+    column = whole[_name(table.column)]
+
+    def known(value: Any) -> Any:
+        return F.lit(value).cast(type)
+
+    if place.modulus is not None:
+        return whole.where(column % F.lit(place.modulus) == F.lit(int(place.lower)))
+    if place.upper is not None:
+        return whole.where((column >= known(place.lower)) & (column < known(place.upper)))
+    return whole.where(column == known(place.lower))
+
+
+class StagedRows:
+    """A chunk in a staging table, written by Spark."""
+
+    def __init__(self, spark: "SparkSession", place: "Place", name: str) -> None:
+        self._spark, self._place, self.name, self.rows = spark, place, name, 0
+        self._columns: list[str] = []
+
+    @classmethod
+    def write(
+        cls, df: "DataFrame", table: Table, dataid: str, bounds: Bounds | None,
+        password: Password | None, generation: int, parts: int | None = None,
+    ) -> "StagedRows":  # fmt: skip
+        """Load a frame into a new staging table beside the table."""
+        from pyspark.sql import functions as F
+
+        place = Place(table, dataid, bounds, password)
+        need_classic(df.sparkSession, table)
+        if table.column not in df.columns:
+            if place.modulus is not None or place.upper is not None:
+                raise Refused(
+                    f"The rows for {table.location} have no column {table.column!r}, by which the "
+                    "table is split. Return it too.",
+                    code="NOT_VALIDATED",
+                )
+            df = df.withColumn(table.column, F.lit(dataid))
+        marks = blake2b(f"{place.table}\n{dataid}".encode(), digest_size=4).hexdigest()
+        name = f"{STAGE}_{generation}_{marks}_{os.urandom(4).hex()}"
+        made = cls(df.sparkSession, place, name)
+        try:
+            made._fill(df if parts is None else df.coalesce(parts))
+        except BaseException:
+            made.discard()
+            raise
+        return made
+
+    def show(self, confirm: Callable[[], None]) -> int:
+        """Put the rows in the place of the chunk's, all or none; how many they are."""
+        place, names = self._place, self._names()
+        with place.connected(self._spark) as connection:
+            place.take_turn(connection)
+            place.change(connection, "delete")
+            moved = place.change(connection, "move", **names)
+            found = place.count(connection)
+            if moved != self.rows or found != moved:
+                raise Refused(
+                    f"Of {self.rows} rows that were to be chunk {place.dataid!r} of "
+                    f"{place.location}, {found} are by their {place.column!r}. Return rows of this "
+                    "chunk only.",
+                    code="NOT_VALIDATED",
+                )
+            confirm()
+            connection.commit()
+        self.discard()
+        return moved
+
+    def discard(self) -> None:
+        """Remove the staging table, if it is still there."""
+        with suppress(DataflowError), self._place.connected(self._spark) as connection:
+            self._place.change(connection, "unstage", stage=self._names()["stage"])
+            connection.commit()
+
+    def frame(self) -> "DataFrame":
+        """The rows as they were loaded."""
+        stage = self._place.target._replace(name=self.name)
+        return read_rows(self._spark, stage, password=self._place.password)
+
+    def _names(self) -> dict[str, str]:
+        columns = ", ".join(map(self._place.quoted, self._columns))
+        return {"stage": self._place.beside(self.name), "columns": columns}
+
+    def _fill(self, df: "DataFrame") -> None:
+        place, self._columns = self._place, df.columns
+        names = self._names()
+        with place.connected(self._spark) as connection:
+            place.change(connection, "stage", **names)
+            connection.commit()
+        options = place.options(names["stage"])
+        try:
+            df.write.format("jdbc").options(**options).mode("append").save()
+        except Exception as error:
+            raise place.trouble(error) from error
+        with place.connected(self._spark) as connection:
+            self.rows = place.number(connection, "count_all", table=names["stage"])
+
+
+def leftovers(
+    table: Table, password: Password | None, spark: "SparkSession | None" = None
+) -> list[tuple[str, int]]:
+    """The staging tables in the schema of a table, each with its generation."""
+    place, found = Place(table, None, None, password), []
+    with place.connected(_session(spark)) as connection:
+        rows = connection.getMetaData().getTables(None, table.schema or None, f"{STAGE}%", None)
+        while rows.next():
+            name = rows.getString("TABLE_NAME")
+            parts = name.split("_")
+            if len(parts) == 5 and parts[2].isdigit() and rows.getString("TABLE_TYPE") == "TABLE":
+                found.append((name, int(parts[2])))
+    return sorted(found)
+
+
+def drop(
+    table: Table, password: Password | None, names: Sequence[str],
+    spark: "SparkSession | None" = None,
+) -> None:  # fmt: skip
+    """Remove staging tables."""
+    place = Place(table, None, None, password)
+    for name in names:
+        if not name.startswith(STAGE + "_"):
+            raise DataflowError(f"{name!r} is no staging table.")
+    with place.connected(_session(spark)) as connection:
+        for name in names:
+            place.change(connection, "unstage", stage=place.beside(name))
+        connection.commit()
+
+
+def _session(spark: "SparkSession | None") -> "SparkSession":
+    from .session import spark_session
+
+    return spark or spark_session()
+
+
+def _name(column: str) -> str:
+    return "`" + column.replace("`", "``") + "`"

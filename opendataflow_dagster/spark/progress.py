@@ -1,0 +1,163 @@
+"""How far Spark is, told quietly; and how another thread ends what this one has Spark do."""
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
+
+from .session import is_remote
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+LATER = 6
+"""So many times `every` at most lie between two lines: a long job says less and less."""
+
+
+class State(NamedTuple):
+    """How far the running job is."""
+
+    stage: int
+    stages: int
+    done: int
+    tasks: int
+
+    def __str__(self) -> str:
+        return f"stage {self.stage} of {self.stages}: {self.done} of {self.tasks} tasks"
+
+
+class Progress:
+    """While its block runs, tell how far the Spark jobs of this thread are.
+
+    `say` is given a line when a block takes longer than `every` seconds; `live` is given each
+    second's state, for a terminal. Neither can make the work fail.
+    """
+
+    def __init__(
+        self, session: "SparkSession", say: Callable[[str], object], *, every: float = 10.0,
+        live: Callable[[State], object] | None = None,
+    ) -> None:  # fmt: skip
+        self._session, self._say, self._every, self._live = session, say, every, live
+        self._over = threading.Event()
+        self._state: State | None = None
+        self._close: Callable[[], object] = lambda: None
+
+    def __enter__(self) -> Self:
+        with suppress(Exception):
+            self._open()
+            threading.Thread(target=self._watch, name="odf-spark-progress", daemon=True).start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        with suppress(Exception):
+            self._close()
+
+    def _open(self) -> None:
+        session: Any = self._session
+        if is_remote(session):
+            here = threading.get_ident()
+
+            def told(stages: Any, inflight_tasks: int, operation_id: Any, done: bool) -> None:
+                if threading.get_ident() == here:  # other threads have blocks of their own
+                    self._state = _of_connect(list(stages or ()))
+
+            session.registerProgressHandler(told)
+            self._close = lambda: session.removeProgressHandler(told)
+        else:
+            context, tag = session.sparkContext, _new_tag()
+            context.addJobTag(tag)
+            self._close = lambda: context.removeJobTag(tag)
+            self._look = lambda: _of_classic(context, tag)
+
+    def _look(self) -> State | None:
+        return self._state
+
+    def _watch(self) -> None:
+        start = time.monotonic()
+        gap, due, said = self._every, start + self._every, None
+        with suppress(Exception):
+            while not self._over.wait(min(1.0, self._every) if self._live else due - _now()):
+                state = self._look()
+                if state and self._live and not self._over.is_set():
+                    self._live(state)
+                if _now() < due:
+                    continue
+                if state and state != said and not self._over.is_set():
+                    self._say(f"{state}, after {_now() - start:.0f} s")
+                    said, gap = state, min(gap * 2, LATER * self._every)
+                due = _now() + gap
+
+
+_now = time.monotonic
+
+
+def _new_tag() -> str:
+    from uuid import uuid4
+
+    return f"odf-{uuid4().hex}"
+
+
+def _of_classic(context: Any, tag: str) -> State | None:
+    tracker = context._jsc.sc().statusTracker()
+    python = context.statusTracker()
+    stages = {
+        stage: python.getStageInfo(stage)
+        for job in tracker.getJobIdsForTag(tag)
+        if (told := python.getJobInfo(job)) and told.status == "RUNNING"
+        for stage in told.stageIds
+    }
+    known = [info for _, info in sorted(stages.items()) if info]
+    return _first_of(
+        [(each.numCompletedTasks, each.numTasks, each.numActiveTasks > 0) for each in known]
+    )
+
+
+def _of_connect(stages: list[Any]) -> State | None:
+    """The server doesn't say what it skips: a stage that others have overtaken isn't at work."""
+    found = sorted(stages, key=lambda each: each.stage_id)
+    last = max((at for at, each in enumerate(found) if each.num_completed_tasks), default=0)
+    return _first_of(
+        [
+            (each.num_completed_tasks, each.num_tasks, at >= last and not each.done)
+            for at, each in enumerate(found)
+        ]
+    )
+
+
+def _first_of(stages: list[tuple[int, int, bool]]) -> State | None:
+    """The first stage that is at work, of the (done, tasks, at work) of each."""
+    for number, (done, tasks, at_work) in enumerate(stages, 1):
+        if at_work:
+            return State(number, len(stages), done, tasks)
+    return None
+
+
+@contextmanager
+def interrupting(session: "SparkSession") -> Iterator[Callable[[], None]]:
+    """Give a callable that ends, from any thread, the Spark jobs of this thread's block.
+
+    Also those that the block would start afterwards; it returns at once, and may be called twice.
+    """
+    target: Any = session if is_remote(session) else session.sparkContext
+    remote, tag = is_remote(session), _new_tag()
+    over, called = threading.Event(), threading.Lock()
+
+    def end() -> None:
+        while not over.is_set():
+            with suppress(Exception):
+                target.interruptTag(tag) if remote else target.cancelJobsWithTag(tag)
+            over.wait(0.5)
+
+    def cancel() -> None:
+        if called.acquire(blocking=False):
+            threading.Thread(target=end, name="odf-spark-cancel", daemon=True).start()
+
+    target.addTag(tag) if remote else target.addJobTag(tag)
+    try:
+        yield cancel
+    finally:
+        over.set()
+        with suppress(Exception):
+            target.removeTag(tag) if remote else target.removeJobTag(tag)

@@ -1,0 +1,316 @@
+"""The session of Spark that a process works with: classic, or of Spark Connect."""
+
+import atexit
+import logging
+import os
+import re
+import shutil
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from ..dataflow.config import Settings
+from ..dataflow.errors import DataflowError, WrongUse
+from .conf import (
+    FASTER_START,
+    LEVEL,
+    MASTER,
+    OPTIONS,
+    REMOTE,
+    WAREHOUSE,
+    conf_folder,
+    given_conf,
+    is_local,
+    spark_conf,
+)
+from .java import java_home, needed_java
+from .servers import listens, public
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+__all__ = ["is_remote", "java_home", "spark_conf", "spark_session"]
+
+PATIENCE = 10.0
+"""Seconds that a server may take until it listens."""
+
+_log = logging.getLogger("opendataflow_dagster")
+_starting = threading.RLock()
+
+
+class _Known:
+    """What the session of this process was asked for, and what it was said not to become."""
+
+    session: "SparkSession | None" = None
+    asked: Mapping[str, str] = {}
+    refused: Mapping[str, str] = {}
+
+    @classmethod
+    def of(cls, session: "SparkSession", asked: Mapping[str, str]) -> None:
+        cls.session, cls.asked, cls.refused = session, asked, {}
+
+
+def spark_session(
+    conf: Mapping[str, Any] | None = None, *,
+    app: str = "odf", settings: Settings | None = None, short: bool = False,
+) -> "SparkSession":  # fmt: skip
+    """The session of this process: the one that there is, or a new one.
+
+    `conf` beats `settings`, which beat our defaults (see conf.py). `short` is for runs of seconds:
+    Java starts faster, and computes more slowly.
+    """
+    with _starting:
+        _pyspark()
+        given = given_conf(settings, conf)
+        session = _running()
+        if session is not None:
+            _adapt(session, given)
+            return session
+        wanted = spark_conf(settings, conf)
+        wanted.setdefault("spark.app.name", app)
+        if wanted.get(LEVEL, "ERROR").upper() in ("ERROR", "FATAL", "OFF"):
+            _silence_what_is_raised()
+        if REMOTE in wanted:
+            session = _connected(dict(wanted))
+        elif "PYSPARK_GATEWAY_PORT" in os.environ:
+            session = _submitted(wanted, given)
+        else:
+            session = _launched(wanted, short)
+        _Known.of(session, wanted)
+        return session
+
+
+def is_remote(session: "SparkSession") -> bool:
+    """Whether a session is one of Spark Connect, without a context and a Java of its own."""
+    return type(session).__module__.startswith("pyspark.sql.connect")
+
+
+def _pyspark() -> None:
+    try:
+        import pyspark.sql  # noqa: F401
+    except ImportError as error:
+        raise DataflowError(
+            f"Spark isn't here: {error}. Run `pip install 'opendataflow-dagster[spark]'`."
+        ) from None
+
+
+def _silence_what_is_raised() -> None:
+    """Keep pyspark from logging a page of JSON for an exception that it raises besides."""
+    from pyspark.logger import PySparkLogger
+
+    for name in ("SQLQueryContextLogger", "DataFrameQueryContextLogger"):
+        PySparkLogger.getLogger(name).setLevel(logging.CRITICAL + 1)
+
+
+# --- a session that runs already ----------------------------------------------------------------
+
+
+def _running() -> "SparkSession | None":
+    from pyspark.sql import SparkSession
+
+    if "SPARK_CONNECT_MODE_ENABLED" in os.environ:
+        from pyspark.sql.connect.session import SparkSession as Remote
+
+        found: Any = Remote.getActiveSession() or Remote._get_default_session()
+        return found if found is not None and not found.is_stopped else None
+    session = SparkSession._instantiatedSession
+    return session if session is not None and session._sc._jsc is not None else None  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def _adapt(session: "SparkSession", given: Mapping[str, str]) -> None:
+    """Set what can be set while a session runs, and say once what can't be."""
+    if session is not _Known.session:  # somebody else has made it
+        _Known.of(session, {})
+    new = {key: value for key, value in given.items() if _Known.asked.get(key) != value}
+    if not new or new == _Known.refused:
+        return
+    fixed, refused = [], {}
+    for key, value in new.items():
+        now = _now(session, key)
+        if now == value:
+            continue
+        if key not in (MASTER, REMOTE) and _set(session, key, value):
+            _Known.asked = {**_Known.asked, key: value}
+        else:
+            refused[key] = value
+            fixed.append(f"{key} stays {public(now) if now else 'unset'}, not {public(value)}")
+    _Known.refused = refused
+    if fixed:
+        _log.warning(
+            "A Spark session runs already in this process, so that %s. End it first with "
+            "`session.stop()`, or start another process.", "; ".join(fixed),
+        )  # fmt: skip
+
+
+def _now(session: "SparkSession", key: str) -> str | None:
+    if key == REMOTE or (key == MASTER and is_remote(session)):
+        return _Known.asked.get(key)
+    found = session.conf.get(key, None)
+    if found is None and not is_remote(session):
+        found = session.sparkContext.getConf().get(key)
+    return found
+
+
+def _set(session: "SparkSession", key: str, value: str) -> bool:
+    try:
+        if not session.conf.isModifiable(key):
+            return False
+        session.conf.set(key, value)
+    except Exception:
+        return False
+    return True
+
+
+# --- a new one ----------------------------------------------------------------------------------
+
+
+def _connected(wanted: dict[str, str]) -> "SparkSession":
+    from pyspark.sql import SparkSession
+
+    address = wanted.pop(REMOTE)
+    if not address.startswith("sc://"):
+        raise WrongUse(
+            f"{REMOTE} is {address!r}, which is no server of Spark Connect: it must be "
+            "sc://HOST:PORT. For a session in this process set spark.master instead."
+        )
+    _wait_for(address, REMOTE)
+    app = wanted.pop("spark.app.name")
+    before = os.environ.get("SPARK_CONNECT_MODE_ENABLED")
+    try:
+        builder = SparkSession.builder.remote(address)
+        session: Any = builder.appName(app).getOrCreate()
+        session.version  # noqa: B018 - the first call: until now nothing went over the wire
+    except Exception as error:
+        if before is None:  # else no classic session could be made in this process any more
+            os.environ.pop("SPARK_CONNECT_MODE_ENABLED", None)
+        raise DataflowError(
+            f"No Spark Connect server answers at {public(address)}: {_cause(error)}. Start it, "
+            f"or correct {REMOTE}, then run `odf doctor`."
+        ) from error
+    server = [key for key, value in wanted.items() if not _set(session, key, value)]
+    if server:
+        _log.warning(
+            "The Spark Connect server at %s decides itself about %s: set it where the server is "
+            "started.", public(address), ", ".join(sorted(server)),
+        )  # fmt: skip
+    return session
+
+
+def _wait_for(address: str, key: str) -> None:
+    """Refuse in seconds what Spark would try for minutes."""
+    if not listens(address, patience=PATIENCE):
+        raise DataflowError(
+            f"Nothing listens at {public(address)}, which {key} names. Start that server, or "
+            f"correct {key}, then run `odf doctor`."
+        )
+
+
+def _launched(wanted: dict[str, str], short: bool) -> "SparkSession":
+    from pyspark import SparkContext
+    from pyspark.sql import SparkSession
+
+    _wait_for(wanted[MASTER], MASTER)
+    # What a session of Spark Connect has left, now that it is over.
+    os.environ.pop("SPARK_CONNECT_MODE_ENABLED", None)
+    wanted[OPTIONS] = _options(wanted, short)
+    if not wanted[OPTIONS]:
+        del wanted[OPTIONS]
+    if wanted.get("spark.sql.catalogImplementation") != "hive":
+        wanted.setdefault(WAREHOUSE, _warehouse())
+    try:
+        with _surroundings(wanted):
+            builder: Any = SparkSession.builder
+            if SparkContext._gateway is not None:  # its Java runs since an earlier session
+                builder = builder.config(map=wanted)
+            return builder.getOrCreate()
+    except DataflowError:
+        raise
+    except Exception as error:
+        raise DataflowError(
+            f"Spark didn't start on {wanted[MASTER]}: {_cause(error)}. Correct {MASTER} or what "
+            "it names, then run `odf doctor`."
+        ) from error
+
+
+def _cause(error: BaseException) -> str:
+    """What went wrong in a line, of what may be pages of Java."""
+    text = str(getattr(error, "java_exception", None) or error).strip() or type(error).__name__
+    found = next((line for line in text.splitlines() if line.strip()), "")
+    return " ".join(re.sub(r"^[\w.$]+(?:Exception|Error): ", "", found).split()).rstrip(".")[:300]
+
+
+def _submitted(wanted: Mapping[str, str], given: Mapping[str, str]) -> "SparkSession":
+    """The session of a script that spark-submit runs: what its command line says beats defaults."""
+    from pyspark import SparkConf, SparkContext
+    from pyspark.sql import SparkSession
+
+    SparkContext._ensure_initialized()
+    submitted = dict(SparkConf(_jvm=SparkContext._jvm).getAll())
+    ours = {key: value for key, value in wanted.items() if key in given or key not in submitted}
+    builder: Any = SparkSession.builder
+    return builder.config(map=ours).getOrCreate()
+
+
+def _options(wanted: Mapping[str, str], short: bool) -> str:
+    """Java's options of the driver: ours, then the person's, which win."""
+    options = [FASTER_START] if short and is_local(wanted[MASTER]) else []
+    theirs = wanted.get(OPTIONS, "")
+    folder = conf_folder(os.environ)
+    configured = folder and os.path.exists(os.path.join(folder, "log4j2.properties"))
+    if not configured and "-Dlog4j" not in theirs:
+        level = wanted.get(LEVEL, "WARN").lower()
+        file = os.path.join(os.path.dirname(os.path.abspath(__file__)), "log4j2.properties")
+        options += [f'"-Dlog4j2.configurationFile=file:{file}"', f"-Dodf.spark.level={level}"]
+        if level not in ("error", "fatal", "off"):
+            options.append(f"-Dodf.spark.twice={level}")
+    return " ".join([*options, theirs]).strip()
+
+
+def _warehouse() -> str:
+    """Where tables without a place of their own go: not below the folder somebody works in."""
+    folder = os.path.join(tempfile.gettempdir(), f"odf-warehouse-{os.urandom(8).hex()}")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
+
+
+@contextmanager
+def _surroundings(wanted: Mapping[str, str]) -> Iterator[None]:
+    """The environment that Spark's Java starts in; ours is again what it was afterwards.
+
+    The settings go by a file that is gone in the end: on a command line, everybody could read them.
+    """
+    changed: dict[str, str | None] = {"SPARK_REMOTE": None}
+    changed["JAVA_HOME"] = needed_java(vector="jdk.incubator.vector" in wanted.get(OPTIONS, ""))
+    python = wanted.get("spark.pyspark.python") or os.environ.get("PYSPARK_PYTHON")
+    changed["PYSPARK_PYTHON"] = python or sys.executable
+    if wanted.get("spark.driver.bindAddress") == "127.0.0.1":
+        changed["SPARK_LOCAL_IP"] = os.environ.get("SPARK_LOCAL_IP", "127.0.0.1")
+    handle, path = tempfile.mkstemp(prefix="odf-spark-", suffix=".conf")
+    before = {key: os.environ.get(key) for key in (*changed, "PYSPARK_SUBMIT_ARGS")}
+    try:
+        with open(handle, "w", encoding="utf-8") as file:
+            file.writelines(f"{_escaped(key)}={_escaped(value)}\n" for key, value in wanted.items())
+        theirs = os.environ.get("PYSPARK_SUBMIT_ARGS", "pyspark-shell")
+        changed["PYSPARK_SUBMIT_ARGS"] = f"--properties-file {path} {theirs}"
+        _put(changed)
+        yield
+    finally:
+        _put(before)
+        os.unlink(path)
+
+
+def _put(values: Mapping[str, str | None]) -> None:
+    for key, value in values.items():
+        if value is None:
+            os.environ.pop(key, None)
+        else:
+            os.environ[key] = value
+
+
+def _escaped(text: str) -> str:
+    """A key or a value as Java's properties have it."""
+    plain = re.sub(r"([\\=:#! ])", r"\\\1", text)
+    return plain.replace("\n", "\\n").replace("\r", "\\r").replace("\t", "\\t")

@@ -1,0 +1,283 @@
+"""A frame on its way to be a chunk: written aside with its evidence, then shown or discarded."""
+
+import os
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+from ..dataflow import files
+from ..dataflow.chunk import Chunk, Place
+from ..dataflow.errors import DataflowError
+from ..dataflow.folders import Staged
+from ..dataflow.reading import bounds_of
+from ..dataflow.store import Store
+from ..dataflow.tables import Rows
+from ..dataflow.targets import DEFAULT_FORMAT, JDBC, SQLITE, Folder, Table, target_of
+from .evidence import Evidence, observed
+from .frames import (
+    CSV,
+    TABLE_FORMATS,
+    WHOLE,
+    Password,
+    lake_name,
+    lake_trouble,
+    read_files,
+)
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+Confirm = Callable[[], None]
+
+
+class StagedFrame(Protocol):
+    """A chunk that is written and not shown yet."""
+
+    evidence: Evidence
+
+    @property
+    def bytes(self) -> int | None:
+        """Bytes of its files, if it has any."""
+        ...
+
+    def show(self, confirm: Confirm) -> str:
+        """Let readers see it, if the claim is still ours; where it is then."""
+        ...
+
+    def discard(self) -> None:
+        """Remove what wasn't shown, or what was replaced."""
+        ...
+
+    def frame(self) -> "DataFrame":
+        """The rows as they were written."""
+        ...
+
+
+def stage(
+    spark: "SparkSession", store: Store, chunk: Chunk, place: Place, df: "DataFrame",
+    extra: Sequence[str] = (), format: str = DEFAULT_FORMAT,
+) -> StagedFrame:  # fmt: skip
+    """Write a frame aside for the place that its dataset is registered with."""
+    target = target_of(place.datasetid, place.columns, format)
+    if isinstance(target, Table):
+        return _table(spark, store, chunk, target, df, extra)
+    if target.format in TABLE_FORMATS:
+        return StagedLake(spark, chunk, place, target, df, extra)
+    if isinstance(target, Folder):
+        return StagedFolder(spark, chunk, target, df, extra)
+    from .remote import StagedRemote
+
+    return StagedRemote.write(spark, chunk, target, df, extra)
+
+
+class StagedFolder:
+    """A chunk of a folder in its staging directory."""
+
+    def __init__(
+        self, spark: "SparkSession", chunk: Chunk, target: Folder, df: "DataFrame | None",
+        extra: Sequence[str] = (),
+    ) -> None:  # fmt: skip
+        self._spark, self._target, self._jobid = spark, target, chunk.jobid
+        self._staged = Staged(target.root, chunk.dataid, chunk.generation)
+        self.path = self._staged.path
+        self.bytes: int | None = None
+        if df is None:
+            return
+        try:
+            self._write(df, extra)
+        except BaseException:
+            self.discard()
+            raise
+
+    def _write(self, df: "DataFrame", extra: Sequence[str]) -> None:
+        frame, taken = observed(df, extra)
+        write_files(frame, self.path, self._target.format)
+        self.take(taken(), df.schema.jsonValue())
+
+    def take(self, evidence: Evidence, schema: Mapping[str, Any]) -> None:
+        """Verify what was written, and let its note tell of it."""
+        self.evidence = evidence
+        self._schema = schema
+        self.bytes = tidy(self.path)
+        verify(self.path, self._target.format, evidence.rows)
+        self._staged.tell(self.note())
+
+    def note(self) -> dict[str, Any]:
+        return {
+            "jobid": self._jobid,
+            "format": self._target.format,
+            "rows": self.evidence.rows,
+            "bytes": self.bytes,
+            "fingerprint": self.evidence.fingerprint,
+            "schema": self._schema,
+        }
+
+    def show(self, confirm: Confirm) -> str:
+        return self._staged.show(confirm)
+
+    def discard(self) -> None:
+        self._staged.discard()
+
+    def frame(self) -> "DataFrame":
+        return read_files(self._spark, self.path, self.note(), self._target.format)
+
+
+class StagedTable:
+    """A chunk of a table of SQLite, kept on the driver until it is shown."""
+
+    def __init__(
+        self, spark: "SparkSession", table: Table, rows: Rows, df: "DataFrame",
+        extra: Sequence[str] = (),
+    ) -> None:  # fmt: skip
+        frame, taken = observed(df, extra)
+        self._table, self._rows, self._spark, self._schema = table, rows, spark, df.schema
+        self._data = frame.toArrow()
+        self.evidence, self.bytes = taken(), None
+        if self._data.num_rows != self.evidence.rows:
+            raise _short(table.location, self._data.num_rows, self.evidence.rows)
+
+    def show(self, confirm: Confirm) -> str:
+        import pandas
+
+        # By Arrow's own types: integers stay integers also where some are NULL.
+        plain = self._data.to_pandas(types_mapper=pandas.ArrowDtype)
+        self._rows.replace(plain, confirm)
+        return self._table.location
+
+    def discard(self) -> None:
+        del self._data
+
+    def frame(self) -> "DataFrame":
+        return self._spark.createDataFrame(self._data, self._schema)
+
+
+class StagedRowsOf:
+    """A chunk of a table in a staging table beside it."""
+
+    def __init__(self, spark: "SparkSession", table: Table, staged: Any, taken: Any) -> None:
+        self._spark, self._table, self._staged = spark, table, staged
+        self.bytes = None
+        try:
+            self.evidence = taken()
+            if staged.rows != self.evidence.rows:
+                raise _short(table.location, staged.rows, self.evidence.rows)
+        except BaseException:
+            staged.discard()
+            raise
+
+    def show(self, confirm: Confirm) -> str:
+        self._staged.show(confirm)
+        return self._table.location
+
+    def discard(self) -> None:
+        self._staged.discard()
+
+    def frame(self) -> "DataFrame":
+        return self._staged.frame()
+
+
+class StagedLake:
+    """A chunk of a table of Delta or Iceberg, which replaces it in one commit of its own."""
+
+    def __init__(
+        self, spark: "SparkSession", chunk: Chunk, place: Place, target: Any, df: "DataFrame",
+        extra: Sequence[str] = (),
+    ) -> None:  # fmt: skip
+        from pyspark.sql import functions as F
+
+        column = place.columns.get("chunkcolumn") or "dataid"
+        if column not in df.columns:
+            df = df.withColumn(column, F.lit(chunk.dataid))
+        # Taken before, since the commit is at once what shows it.
+        frame, taken = observed(df.persist(), extra)
+        frame.write.format("noop").mode("overwrite").save()
+        self.evidence, self.bytes = taken(), None
+        self._df, self._place, self._target, self._dataid = df, place, target, chunk.dataid
+        self._column = column
+
+    def show(self, confirm: Confirm) -> str:
+        from pyspark.sql import functions as F
+
+        quoted = "`" + self._column.replace("`", "``") + "`"
+        confirm()
+        name, target = lake_name(self._place), self._target
+        try:
+            if name:
+                self._df.writeTo(name).overwrite(F.col(quoted) == F.lit(self._dataid))
+            else:
+                dataid = self._dataid.replace("\\", "\\\\").replace("'", "\\'")
+                writer = self._df.write.format(target.format).mode("overwrite")
+                writer.option("replaceWhere", f"{quoted} = '{dataid}'").save(target.root)
+        except Exception as error:
+            raise lake_trouble(target, error) from error
+        return target.root if name is None else name
+
+    def discard(self) -> None:
+        self._df.unpersist()
+
+    def frame(self) -> "DataFrame":
+        return self._df
+
+
+def write_files(df: "DataFrame", path: str, format: str, by: str | None = None) -> None:
+    """Write a frame's files into an empty directory; of many chunks, by their column."""
+    writer = df.write.format(format).mode("append")
+    if format == "csv":
+        # An empty text is quoted, so that it isn't taken for NULL.
+        writer = writer.options(**CSV, emptyValue='""')
+    if format == "json":
+        writer = writer.option("ignoreNullFields", "false")
+    (writer.partitionBy(by) if by else writer).save(path)
+
+
+def tidy(path: str) -> int:
+    """Remove what Spark leaves beside the data; the bytes of the data."""
+    total = 0
+    for above, folders, names in os.walk(path):
+        for name in names:
+            each = os.path.join(above, name)
+            if name == "_SUCCESS" or (name.startswith(".") and name.endswith(".crc")):
+                os.unlink(each)
+            elif name[0] not in "_.":
+                total += os.path.getsize(each)
+        if "_temporary" in folders:
+            shutil.rmtree(os.path.join(above, "_temporary"), ignore_errors=True)
+            folders.remove("_temporary")
+    return total
+
+
+def verify(path: str, format: str, rows: int) -> None:
+    """Compare the rows that the files have, by their footers, with those that were counted."""
+    found = 0
+    for each in files.data_files(path):
+        if format == "orc":
+            from pyarrow import orc
+
+            found += orc.ORCFile(each).nrows
+        elif format == "parquet" or os.path.getsize(each) <= WHOLE:
+            found += files.count(each, format)
+        else:
+            return  # a text file would have to be read whole
+    if found != rows:
+        raise _short(path, found, rows)
+
+
+def _short(where: str, found: int, rows: int) -> DataflowError:
+    return DataflowError(f"Of {rows} rows that were written to {where}, {found} are there.")
+
+
+def _table(
+    spark: "SparkSession", store: Store, chunk: Chunk, table: Table, df: "DataFrame",
+    extra: Sequence[str],
+) -> StagedFrame:  # fmt: skip
+    bounds = bounds_of(store, table.datasetid, chunk.dataid)
+    password: Password = lambda: chunk.password(table.datasetid)  # noqa: E731
+    if table.dialect == SQLITE:
+        return StagedTable(spark, table, Rows(table, chunk.dataid, bounds, password), df, extra)
+    if table.dialect == JDBC:
+        from .jdbc import StagedRows
+    else:
+        from .postgres import StagedRows
+    frame, taken = observed(df, extra)
+    staged = StagedRows.write(frame, table, chunk.dataid, bounds, password, chunk.generation)
+    return StagedRowsOf(spark, table, staged, taken)

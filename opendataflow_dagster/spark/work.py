@@ -1,0 +1,302 @@
+"""What makes the chunks of a Spark job: frames in, evidence and expectations, published."""
+
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ..dataflow.chunk import Checked, Chunk, ChunkFailed, Place, Result
+from ..dataflow.errors import DataflowError, StaleClaim
+from ..dataflow.maker import Maker
+from ..dataflow.model import Claim, Plan
+from ..dataflow.names import printable
+from ..dataflow.packs import COLUMN
+from ..dataflow.produce import Check
+from ..dataflow.publish import publish
+from ..dataflow.reading import bounds_of, with_code
+from ..dataflow.store import Store, _stale
+from ..dataflow.targets import DEFAULT_FORMAT, Folder, target_of
+from .batches import Batch, sweep
+from .evidence import schema_text
+from .expect import Rule, rules_of
+from .frames import read_chunk_frame
+from .jobs import ANY, CHUNK, CONTEXT, FRAME, INPUTS, MERGE, SESSION, SparkJob
+from .last import Last
+from .progress import Progress, interrupting
+from .publishing import is_frame
+from .staging import StagedFrame, stage
+from .troubles import in_a_line
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+LOOK = 0.5
+"""Seconds in which a job of Spark notices that it is to stop."""
+
+PROGRESS = 10.0
+"""Seconds between two lines about a job of Spark that takes long."""
+
+
+class Made(NamedTuple):
+    """An output of a chunk that is staged, and what the rules say of it."""
+
+    staged: StagedFrame
+    checked: Sequence[Checked]
+
+
+class SparkWork(Maker):
+    """Makes the chunks of one job with one session, which starts when the first chunk needs it."""
+
+    def __init__(
+        self, store: Store, plan: Plan, job: SparkJob, session: Callable[[], "SparkSession"], *,
+        format: str = DEFAULT_FORMAT, context: Any = None,
+        say: Callable[[str], Any] = lambda line: None,
+        stopping: Callable[[], str | None] = lambda: None,
+    ) -> None:  # fmt: skip
+        self.say, self._stopping = say, stopping
+        self.store, self.plan, self.job, self.format = store, plan, job, format
+        self._arguments = job.arguments(plan)
+        self._session, self._context = session, context
+        self.rules = rules_of(job.expect, plan.outputs)
+        self.batch, self.threads = job.batch, job.threads
+        self.keyed = job.batch > 1
+        super().__init__(self.compute, self.publish, [self._check(rule) for rule in self.rules])
+        self._made: dict[int, dict[str, Made]] = {}
+        self._rest: dict[int, dict[str, Any]] = {}
+        self._last: dict[str, Last] = {}
+        self._working: dict[int, tuple[Chunk, Callable[[], object]]] = {}
+        self._over = threading.Event()
+        self._swept: set[str] = set()
+        self._watcher: threading.Thread | None = None
+        self._lock = threading.Lock()
+
+    def spark(self) -> "SparkSession":
+        with self._lock:  # one session, however many threads
+            return self._session()
+
+    # --- one chunk ---
+
+    def compute(self, chunk: Chunk) -> Mapping[str, Result]:
+        """Make a chunk and stage it, unless that was done with others."""
+        if chunk.generation not in self._made:
+            with self.watched([chunk]):
+                self._make(chunk)
+        made, rest = self._made[chunk.generation], self._rest.get(chunk.generation, {})
+        told = {each: value for each, value in rest.items() if isinstance(value, Result)}
+        return told | {each: _result(one.staged) for each, one in made.items()}
+
+    def publish(self, chunk: Chunk) -> dict[str, Result]:
+        """Show what is staged; the claim is asked for right before each."""
+
+        def confirm() -> None:
+            if self.store.db.insist(lambda: self.store.heartbeat([chunk.claim]))[0]:
+                raise _stale([chunk.claim])
+
+        results = {}
+        try:
+            for each, made in self._made[chunk.generation].items():
+                results[each] = _result(made.staged)._replace(location=made.staged.show(confirm))
+                self._last_of(each).add(chunk.dataid, made.staged.evidence)
+        except StaleClaim:
+            raise
+        except DataflowError as error:
+            raise ChunkFailed(with_code(error)) from error
+        for each, obj in self._rest.get(chunk.generation, {}).items():
+            if not isinstance(obj, Result):
+                place = chunk.outputs[each]
+                results[each] = publish(self.store, place, chunk, obj, format=self.format)
+        return results
+
+    def forget(self, claim: Claim) -> None:
+        self._rest.pop(claim.generation, None)
+        for made in self._made.pop(claim.generation, {}).values():
+            made.staged.discard()
+
+    def interrupt(self) -> None:
+        for _, stop in list(self._working.values()):
+            stop()
+
+    def prepare(self, chunks: Sequence[Chunk]) -> None:
+        Batch(self, chunks).make()
+
+    def _watch(self) -> None:
+        """End jobs of Spark that are to stop, or whose chunk another has taken over."""
+        while not self._over.wait(LOOK):
+            for chunk, stop in list(self._working.values()):
+                if self._stopping() or not chunk.alive():
+                    stop()
+
+    def close(self) -> None:
+        self._over.set()
+        for generation in list(self._made):
+            for made in self._made.pop(generation).values():
+                made.staged.discard()
+
+    @contextmanager
+    def watched(self, chunks: Sequence[Chunk]) -> Iterator[None]:
+        """Let the jobs of Spark be ended from outside, and say in a line what ended them."""
+        with self._lock:
+            if self._watcher is None:
+                self._watcher = threading.Thread(target=self._watch, name="watch", daemon=True)
+                self._watcher.start()
+        spark = self.spark()
+        with interrupting(spark) as stop, Progress(spark, self.say, every=PROGRESS):
+            for chunk in chunks:
+                self._working[chunk.generation] = chunk, stop
+            try:
+                yield
+            except (StaleClaim, ChunkFailed):
+                raise
+            except DataflowError as error:
+                raise ChunkFailed(with_code(error)) from error
+            except Exception as error:
+                if name := self._stopping():
+                    raise ChunkFailed(f"stopped by {name}") from None
+                if (reason := in_a_line(error)) is None:
+                    raise
+                raise ChunkFailed(reason) from error
+            except BaseException:
+                stop()  # whoever was canceled: the job would go on without us
+                raise
+            finally:
+                for chunk in chunks:
+                    self._working.pop(chunk.generation, None)
+
+    # --- how ---
+
+    def call(self, chunk: Chunk | None, frames: Mapping[str, "DataFrame"]) -> dict[str, Any]:
+        """What the function returns, by dataset; None means that it wrote the chunk itself."""
+        given = {CHUNK: chunk, SESSION: self.spark(), CONTEXT: self._context, INPUTS: dict(frames)}
+        arguments = {
+            name: frames[each.datasetid] if each.what == FRAME else given[each.what]
+            for name, each in self._arguments.items()
+        }
+        return self._outputs(self.job(**arguments))
+
+    def check_keyed(self, returned: Mapping[str, Any]) -> None:
+        """Refuse frames of several chunks that don't tell them apart."""
+        for datasetid, df in returned.items() if self.keyed else ():
+            if is_frame(df) and COLUMN not in df.columns:
+                raise ChunkFailed(
+                    f"{self.job.name} has batch={self.job.batch}, and what it returned for "
+                    f"{datasetid!r} has no column {COLUMN!r}. Keep that column, or group by it."
+                )
+
+    def keep(self, chunk: Chunk, datasetid: str, staged: StagedFrame) -> None:
+        """Ask the rules about a staged output, and keep both until it is published."""
+        mine = [(f"r{at}_", each) for at, each in enumerate(self.rules)
+                if each.datasetid == datasetid]  # fmt: skip
+        made = self._made.setdefault(chunk.generation, {})
+        made[datasetid] = Made(staged, [])  # forgotten with the chunk, should a rule raise
+        last = self._last_of(datasetid).rows(chunk.dataid) if mine else []
+        checked = [each.judge(at, staged.evidence, staged.frame, last, chunk) for at, each in mine]
+        made[datasetid] = Made(staged, checked)
+
+    def extra(self, datasetid: str, df: "DataFrame") -> list[str]:
+        """What the rules want to be observed in the pass that writes an output."""
+        found: list[str] = []
+        for at, rule in enumerate(self.rules):
+            if rule.datasetid == datasetid and not rule.wrong(df):
+                found += rule.observes(f"r{at}_")
+        return found
+
+    def fit(self, datasetid: str, dataid: str, df: "DataFrame") -> "DataFrame":
+        """The frame with the dataset's schema, as far as the job has declared how to get there."""
+        from .schemas import compare, fitted, merged
+
+        if self.job.schema == ANY:
+            return df
+        was, now = self._last_of(datasetid).schema(dataid), schema_text(df.schema)
+        if was is None or not (differences := compare(was[1], now)):
+            return df
+        told = f"{datasetid!r} differs from its last chunk {printable(was[0])!r}: " + "; ".join(
+            differences
+        )
+        if self.job.schema == MERGE:
+            if (both := merged(was[1], now)) is not None:
+                return fitted(df, both)
+            raise ChunkFailed(f"NOT_VALIDATED: the schema of {told}, which can't be merged.")
+        raise ChunkFailed(
+            f"NOT_VALIDATED: the schema of {told}. If it is meant so: "
+            f'@spark_job(schema="{MERGE}"), or "{ANY}".'
+        )
+
+    def _make(self, chunk: Chunk) -> None:
+        from pyspark.sql.functions import lit
+
+        spark = self.spark()
+        frames = {
+            each.datasetid: self._read(spark, chunk, each.datasetid)
+            for each in self._arguments.values()
+            if each.what == FRAME
+        }
+        if any(each.what == INPUTS for each in self._arguments.values()):
+            frames |= {each: self._read(spark, chunk, each) for each in chunk.inputs}
+        if self.keyed:
+            frames = {each: df.withColumn(COLUMN, lit(chunk.dataid)) for each, df in frames.items()}
+        returned = self.call(chunk, frames)
+        self.check_keyed(returned)
+        rest = self._rest.setdefault(chunk.generation, {})
+        self._made.setdefault(chunk.generation, {})
+        for datasetid, obj in returned.items():
+            if not is_frame(obj):
+                rest[datasetid] = obj
+                continue
+            df = self.fit(datasetid, chunk.dataid, obj.drop(COLUMN) if self.keyed else obj)
+            extra = self.extra(datasetid, df)
+            place = chunk.outputs[datasetid]
+            self._sweep(place)
+            staged = stage(spark, self.store, chunk, place, df, extra, self.format)
+            self.keep(chunk, datasetid, staged)
+
+    def _sweep(self, place: Place) -> None:
+        """Clear away, once, what a batch that was killed has left."""
+        target = target_of(place.datasetid, place.columns, self.format)
+        if isinstance(target, Folder) and target.root not in self._swept:
+            self._swept.add(target.root)
+            sweep(self.store, target.root)
+
+    def _read(self, spark: "SparkSession", chunk: Chunk, datasetid: str) -> "DataFrame":
+        return read_chunk_frame(
+            spark, chunk.inputs[datasetid], chunk.dataid, lambda: chunk.password(datasetid),
+            lambda: bounds_of(self.store, datasetid, chunk.dataid), self.format,
+        )  # fmt: skip
+
+    def _outputs(self, returned: Any) -> dict[str, Any]:
+        outputs = self.plan.outputs
+        if not isinstance(returned, Mapping):
+            if returned is not None and len(outputs) > 1:
+                raise ChunkFailed(
+                    f"{self.job.name} returned one {type(returned).__name__} for {len(outputs)} "
+                    f"datasets. Return a dict: {', '.join(map(repr, outputs))} → DataFrame."
+                )
+            return {} if returned is None else dict.fromkeys(outputs, returned)
+        unknown = sorted(map(str, set(returned) - set(outputs)))
+        if unknown:
+            raise ChunkFailed(
+                f"{self.job.name} returned {unknown[0]!r}, which job {self.plan.jobid!r} doesn't "
+                f"write. Return a dict: {', '.join(map(repr, outputs))} → DataFrame."
+            )
+        return {each: obj for each, obj in returned.items() if obj is not None}
+
+    def _check(self, rule: Rule) -> Check:
+        def answer(chunk: Chunk) -> Checked:
+            made = self._made.get(chunk.generation, {}).get(rule.datasetid)
+            for checked in made.checked if made else ():
+                if checked.name == rule.name:
+                    return checked
+            return Checked(
+                rule.name, rule.datasetid, False,
+                "the function returned no DataFrame that could be asked", {}, rule.severity,
+            )  # fmt: skip
+
+        return answer
+
+    def _last_of(self, datasetid: str) -> Last:
+        with self._lock:
+            return self._last.setdefault(datasetid, Last(self.store, datasetid))
+
+
+def _result(staged: StagedFrame) -> Result:
+    told = staged.evidence
+    return Result(told.rows, staged.bytes, told.fingerprint, schema=told.schema)

@@ -1,0 +1,76 @@
+"""Functions of DataFrames as assets: chunks read and published by Spark."""
+
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
+
+import dagster as dg
+
+from .checks import ChunkCheck
+from .dataflow.catalog import Catalog
+from .dataflow.chunk import ERROR
+from .resource import DataflowResource
+from .spark.expect import rules_of
+from .spark.jobs import SparkJob, as_spark_job
+from .translator import DataflowTranslator
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+PYSPARK = "pyspark"
+"""The key of the resource that gives the session, where a project has one."""
+
+
+def assets_of_function(
+    jobid: str,
+    dataflow: DataflowResource | Catalog,
+    function: Callable[..., Any],
+    *,
+    translator: DataflowTranslator | None = None,
+    checks: Iterable[ChunkCheck] = (),
+    pyspark: bool = False,
+    **options: Any,
+) -> dg.AssetsDefinition:
+    """Make assets of a function of DataFrames; what it expects are checks of the assets.
+
+    `pyspark` takes the session from the resource of that name, a `LazyPySparkResource`, instead of
+    one with what `dataflow.properties` says of Spark.
+    """
+    from .assets import RESOURCE, assets_of_job, registered
+
+    job = as_spark_job(function)
+    catalog = dataflow if isinstance(dataflow, Catalog) else dataflow.catalog()
+    plan = registered(catalog, jobid)
+    job.arguments(plan)  # what is wrong with the function is said now, not at three in the morning
+    if pyspark:
+        options["required_resource_keys"] = {*options.get("required_resource_keys", ()), PYSPARK}
+
+    def prepare(context: dg.AssetExecutionContext) -> Any:
+        from .spark.work import SparkWork
+
+        resource = getattr(context.resources, RESOURCE)
+
+        def session() -> "SparkSession":
+            if pyspark:
+                return getattr(context.resources, PYSPARK).spark_session
+            from .spark.session import spark_session
+
+            return spark_session(conf_of(job), app=f"odf {jobid}", settings=resource.settings)
+
+        return SparkWork(
+            resource.store, resource.store.plan(jobid), job, session, context=context,
+            say=context.log.info,
+        )  # fmt: skip
+
+    promised = [
+        ChunkCheck(rule.name, bool, rule.datasetid, rule.severity == ERROR)
+        for rule in rules_of(job.expect, plan.outputs)
+    ]
+    options["kinds"] = {*options.get("kinds", ()), "spark"}
+    return assets_of_job(
+        jobid, catalog, prepare, translator=translator, checks=checks, promised=promised, **options
+    )
+
+
+def conf_of(job: SparkJob) -> dict[str, str]:
+    """What a job asks of its session."""
+    return {"spark.scheduler.mode": "FAIR"} if job.threads > 1 else {}

@@ -1,0 +1,47 @@
+-- name: value
+-- The rows of a chunk of a table that is split by value.
+{column} = ?
+
+-- name: range
+-- The same by range.
+{column} >= ? and {column} < ?
+
+-- name: remainder
+-- The same by remainder.
+mod({column}, ?) = ?
+
+-- name: remainder_sqlserver
+-- The same where there is no such function.
+{column} % ? = ?
+
+-- name: stage
+-- A table for a chunk on its way, with some columns of the table.
+create table {stage} as select {columns} from {table} where 1 = 0;
+
+-- name: stage_sqlserver
+-- The same for SQL Server.
+select {columns} into {stage} from {table} where 1 = 0;
+
+-- name: look
+-- What the columns are.
+select {columns} from {table} where 1 = 0;
+
+-- name: delete
+-- Remove the rows of a chunk, to write them anew.
+delete from {table} where {chunk};
+
+-- name: move
+-- The rows of a chunk, from its staging table into the table.
+insert into {table} ({columns}) select {columns} from {stage};
+
+-- name: count
+-- How many rows a chunk has.
+select count(*) from {table} where {chunk};
+
+-- name: count_all
+-- How many rows a table has.
+select count(*) from {table};
+
+-- name: unstage
+-- Remove a staging table.
+drop table {stage};

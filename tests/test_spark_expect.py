@@ -1,0 +1,319 @@
+"""Expectations: what passes, what fails and how it's told, and what is refused beforehand."""
+
+import datetime as dt
+import re
+from collections.abc import Mapping, Sequence
+from decimal import Decimal
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+
+from opendataflow_dagster.dataflow.chunk import ERROR, WARN, Checked, Chunk
+from opendataflow_dagster.dataflow.errors import WrongUse
+from opendataflow_dagster.spark.evidence import Evidence, observed, of_groups
+from opendataflow_dagster.spark.expect import rules_of
+
+CHUNK = cast(Chunk, SimpleNamespace(dataid="2026-11-18"))
+ROWS = (
+    "select id, id % 3 as shop, concat('n', id) as name, if(id = 4, null, id * 10) as amount,"
+    " date_add(date'2026-11-01', int(id)) as day, cast(id as decimal(10,2)) as price,"
+    " double(id) as share from range(10)"
+)
+
+
+def judged(
+    df: DataFrame, expect: Mapping[str, Any], last: Sequence[int] = ()
+) -> dict[str, Checked]:
+    """What the rules say of a frame that is written, as the engine asks them."""
+    rules = rules_of(expect, ["out"])
+    extra = [each for rule in rules if not rule.wrong(df) for each in rule.observes("r_")]
+    seen, told = observed(df, extra)
+    seen.write.format("noop").mode("overwrite").save()
+    evidence = told()
+    found = [rule.judge("r_", evidence, lambda: df, last, CHUNK) for rule in rules]
+    assert len({each.name for each in found}) == len(found)
+    return {each.name: each for each in found}
+
+
+def no_frame() -> DataFrame:
+    raise AssertionError("the rows were asked for")
+
+
+@pytest.fixture
+def df(spark: SparkSession) -> DataFrame:
+    return spark.sql(ROWS)
+
+
+PASSING = [
+    {"not_null": ["id", "name"]}, {"not_null": "id"}, {"unique": ["id", ["shop", "name"]]},
+    {"unique": ["amount"]}, {"range": {"amount": (0, 90)}}, {"range": {"amount": (None, 90)}},
+    {"range": {"share": (0, None)}}, {"range": {"price": (Decimal("0.00"), Decimal(9))}},
+    {"range": {"day": (dt.date(2026, 11, 1), dt.date(2026, 11, 10))}},
+    {"range": {"name": ("n", "n9")}}, {"range": {"id": (-(10**30), 10**30)}},
+    {"range": {"price": (-(10**30), 1e300)}}, {"rows": {"min": 10, "max": 10}},
+    {"rows": {"change": 0.5}}, {"sql": {"shop": "shop = id % 3", "name": "name like 'n%' -- so"}},
+    {"function": [lambda df: True, lambda df, chunk: chunk.dataid == "2026-11-18", lambda df: ""]},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("expect", PASSING, ids=lambda each: "-".join(each))
+def test_what_holds_passes(df: DataFrame, expect: dict[str, Any]) -> None:
+    assert [each for each in judged(df, expect).values() if not each.passed] == []
+
+
+def test_what_passes_in_the_pass_doesnt_look_at_the_rows_again(df: DataFrame) -> None:
+    rules = rules_of(
+        {"not_null": ["id"], "range": {"id": (0, 9)}, "rows": {"min": 1}, "sql": {"s": "id >= 0"}},
+        ["out"],
+    )
+    seen, told = observed(df, [each for rule in rules for each in rule.observes("p")])
+    seen.write.format("noop").mode("overwrite").save()
+    assert all(rule.judge("p", told(), no_frame, [], CHUNK).passed for rule in rules)
+
+
+@pytest.mark.parametrize(
+    ("expect", "name", "message"),
+    [
+        ({"not_null": ["amount"]}, "not_null_amount",
+         "1 of 10 rows have no amount, such as (amount=NULL, id=4, shop=1, name='n4')"),
+        ({"unique": ["shop"]}, "unique_shop",
+         "10 of 10 rows share shop with another (3 values), such as (shop=0) 4×, "),
+        ({"unique": [["shop", "day"], ["shop", "amount"], "shop"]}, "unique_shop", "10 of 10"),
+        ({"range": {"amount": (10, 70)}}, "range_amount",
+         "3 of 10 rows are outside 10≤amount≤70, such as (amount=0, id=0, shop=0, name='n0'), "
+         "(amount=80, "),
+        ({"range": {"day": (dt.date(2026, 11, 2), None)}}, "range_day",
+         "1 of 10 rows are outside 2026-11-02≤day, such as (day=2026-11-01, "),
+        ({"range": {"NAME": ("n1", None)}}, "range_NAME", "1 of 10 rows"),
+        ({"rows": {"min": 11}}, "rows", "10 rows, expected at least 11"),
+        ({"rows": {"max": 9}}, "rows", "10 rows, expected at most 9"),
+        ({"sql": {"big one!": "amount > 20"}}, "big_one",
+         "4 of 10 rows don't meet `amount > 20`, such as (amount=0, id=0, "),
+        ({"sql": {"s": "share / (id - 2) > -100"}}, "s", "1 of 10 rows don't meet"),
+        ({"sql": {"s": "id * 9223372036854775807 >= 0"}}, "s", "8 of 10 rows don't meet"),
+        ({"sql": {"s": "int(name) > 0"}}, "s", "10 of 10 rows don't meet `int(name) > 0`"),
+        ({"sql": {"s": "raise_error('boo') is null"}}, "s", "10 of 10 rows don't meet"),
+        ({"sql": {"s": "null"}}, "s", "10 of 10 rows don't meet"),
+        ({"function": lambda df: f"{df.count()} is odd"}, "lambda", "10 is odd"),
+        ({"function": [len]}, "len", "it raised TypeError: object of type 'DataFrame' has no"),
+        ({"function": [lambda df: df]}, "lambda", "it returned a DataFrame: return True, False"),
+        ({"function": [lambda df: False]}, "lambda", "it answered False"),
+        ({"function": [lambda df: df.where("nope > 1")]}, "lambda", "it raised [UNRESOLVED_COLUMN"),
+        ({"function": [lambda df: Checked("x", "y", False, "so")]}, "lambda", "so"),
+    ],
+    ids=lambda each: each if isinstance(each, str) else "",
+)  # fmt: skip
+def test_what_doesnt_hold_is_told_with_a_sample(
+    df: DataFrame, expect: dict[str, Any], name: str, message: str
+) -> None:
+    told = judged(df, expect)[name]
+    assert not told.passed
+    assert told.message.startswith(message)
+    assert "\n" not in told.message
+    assert (told.datasetid, told.severity) == ("out", ERROR)
+
+
+@pytest.mark.parametrize(
+    ("expect", "message"),
+    [
+        ({"not_null": ["amuont"]}, "there is no column 'amuont' (there are: id, shop, name, amount,"
+                                   " day, price, share). Did you mean 'amount'?"),
+        ({"unique": [["id", "zzzzz"]]}, "there is no column 'zzzzz'"),
+        ({"range": {"name": (1, 2)}}, "the column 'name' is string, and its bounds are numbers"),
+        ({"range": {"id": ("a", None)}}, "the column 'id' is bigint, and its bounds are texts"),
+        ({"sql": {"s": "amount >"}}, "Syntax error at or near"),
+        ({"sql": {"s": "ammount > 1"}}, "A column, variable, or function parameter with name"
+                                        " `ammount` cannot be resolved. Did you mean"),
+        ({"sql": {"s": "amount * 2"}}, "`amount * 2` is bigint, not true or false"),
+        ({"sql": {"s": "sum(amount) > 1"}}, "`sum(amount) > 1` can't be asked row by row"),
+        ({"sql": {"s": "id in (select 1)"}}, "`id in (select 1)` can't be asked row by row"),
+        ({"sql": {"s": "nope(id)"}}, "Cannot resolve routine `nope`"),
+    ],
+    ids=lambda each: "" if isinstance(each, dict) else each[:30],
+)  # fmt: skip
+def test_a_rule_that_doesnt_fit_the_frame_fails_and_the_chunk_is_still_written(
+    df: DataFrame, expect: dict[str, Any], message: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    [told] = judged(df, expect).values()
+    assert not told.passed
+    assert told.message.startswith(message)
+    assert capfd.readouterr().err == ""
+
+
+def test_two_rules_that_raise_on_one_expression_fail_alone(df: DataFrame) -> None:
+    """Spark would compute what they have in common once, before either could catch it."""
+    rules = {"a": "cast(name as int) > 0", "b": "cast(name as int) < 9", "c": "id < 9"}
+    told = judged(df, {"sql": rules, "range": {"id": (0, 9)}})
+    assert {name: each.metadata["violations"] for name, each in told.items()} == {
+        "a": 10, "b": 10, "c": 1, "range_id": 0,
+    }  # fmt: skip
+
+
+def test_a_range_without_end_refuses_nan(spark: SparkSession) -> None:
+    df = spark.sql("select double('NaN') as x union all select 1e300 union all select null")
+    assert judged(df, {"range": {"x": (0, None)}})["range_x"].metadata["violations"] == 1
+    assert judged(df, {"range": {"x": (0, 1e301)}})["range_x"].metadata["violations"] == 1
+    assert judged(df, {"range": {"x": (None, 1)}})["range_x"].metadata["violations"] == 2
+
+
+def test_timestamps_are_compared_with_and_without_a_zone(spark: SparkSession) -> None:
+    df = spark.sql("select timestamp'2026-11-18 12:00:00+00:00' as at, timestamp_ntz'2026-11-18' n")
+    noon = dt.datetime(2026, 11, 18, 13, tzinfo=dt.timezone(dt.timedelta(hours=1)))
+    late = dt.datetime(2026, 11, 18, 12, 0, 1)
+    assert judged(df, {"range": {"at": (noon, noon), "n": (None, late)}})["range_at"].passed
+    assert not judged(df, {"range": {"n": (late, None)}})["range_n"].passed
+
+
+@pytest.mark.parametrize(
+    ("rows", "last", "change", "passed"),
+    [(10, [], 0.5, True), (10, [20], 0.5, True), (10, [21], 0.5, False), (10, [6], 0.5, False),
+     (10, [1, 10, 10, 10, 10, 10], 0, True), (0, [0], 0.5, True), (10, [0], 0.5, False),
+     (0, [5], 1, True), (0, [5], 0.9, False)],
+)  # fmt: skip
+def test_rows_are_compared_with_the_last_five_chunks(
+    rows: int, last: list[int], change: float, passed: bool
+) -> None:
+    [rule] = rules_of({"rows": {"change": change}}, ["out"])
+    told = rule.judge("", Evidence(rows, "", ""), no_frame, last, CHUNK)
+    assert told.passed == passed
+    if last == [6]:
+        assert (
+            told.message
+            == "10 rows, against 6 as the last chunk's (+67%): at most ±50% is expected"
+        )
+
+
+def test_a_warning_is_told_as_one(df: DataFrame) -> None:
+    told = judged(
+        df, {"not_null": ["id"], "warn": {"not_null": ["id", "amount"], "rows": {"min": 99}}}
+    )
+    assert {name: (each.passed, each.severity) for name, each in told.items()} == {
+        "not_null_id": (True, ERROR), "not_null_id_2": (True, WARN),
+        "not_null_amount": (False, WARN), "rows": (False, WARN),
+    }  # fmt: skip
+
+
+def test_a_job_with_several_outputs_has_rules_for_each() -> None:
+    rules = rules_of({"a": {"not_null": ["x"]}, "b": {"not_null": ["x"], "rows": {"min": 1}}},
+                     ["a", "b", "c"])  # fmt: skip
+    assert [(each.name, each.datasetid) for each in rules] == [
+        ("not_null_x", "a"), ("not_null_x_2", "b"), ("rows", "b"),
+    ]  # fmt: skip
+    assert rules_of({"out": {"rows": {"min": 1}}}, ["out"])[0].datasetid == "out"
+    assert rules_of({"rows": {"min": 1}}, ["rows"])[0].name == "rows"
+    assert rules_of({}, ["a", "b"]) == rules_of(None, []) == []
+
+
+def test_names_are_identifiers_and_differ() -> None:
+    rules = rules_of(
+        {"not_null": ["a b", "a.b", "ünï", "`"], "sql": {"1st": "true", "rows": "true"},
+         "rows": {"min": 1}, "unique": [["a", "b"], "a_b"]}, ["out"])  # fmt: skip
+    names = [each.name for each in rules]
+    assert len(set(names)) == len(names) == 9
+    assert all(re.fullmatch("[A-Za-z_][A-Za-z0-9_]*", each) for each in names)
+
+
+def test_odd_column_names_are_asked_as_they_are(spark: SparkSession) -> None:
+    df = spark.sql("select null as `a.b`, 1 as `x y`, 2 as `q``q`, 3 as `it's`")
+    told = judged(df, {"not_null": ["a.b", "x y", "q`q", "it's"], "range": {"x y": (2, None)},
+                       "unique": ["x y", ["q`q", "it's"]]})  # fmt: skip
+    assert [name for name, each in told.items() if not each.passed] == ["not_null_a_b", "range_x_y"]
+    assert told["not_null_a_b"].message.startswith(
+        "1 of 1 rows have no a.b, such as (a.b=NULL, x y=1"
+    )
+
+
+def test_values_of_all_types_stand_in_a_sample_cut_short(spark: SparkSession) -> None:
+    df = spark.sql(
+        "select repeat('x', 1000) as long, X'00ff' as bin, map('k', array(1)) as m,"
+        " interval 1 year as y"
+    )
+    message = judged(df, {"sql": {"s": "long = bin and m is null and y is null"}})["s"].message
+    assert message.endswith(
+        f"such as (long='{'x' * 29}…, bin=0x00FF, m={{k -> [1]}}, y=INTERVAL '1' YEAR)"
+    )
+
+
+def test_an_empty_chunk_meets_all_but_the_number_of_rows(df: DataFrame) -> None:
+    told = judged(
+        df.where("id < 0"),
+        {"not_null": ["id"], "unique": ["id"], "range": {"id": (5, 6)}, "sql": {"s": "id = 77"},
+         "rows": {"min": 1}},
+    )  # fmt: skip
+    assert [name for name, each in told.items() if not each.passed] == ["rows"]
+    assert told["rows"].message == "0 rows, expected at least 1"
+
+
+def test_chunks_of_one_frame_are_judged_apart(df: DataFrame) -> None:
+    [rule] = rules_of({"range": {"id": (0, 8)}}, ["out"])
+    found = of_groups(df, "shop", rule.observes("r0_"))
+    passed = {
+        shop: rule.judge("r0_", each, lambda shop=shop: df.where(f"shop = {shop}"), [], CHUNK)
+        for shop, each in found.items()
+    }
+    assert {shop: each.passed for shop, each in passed.items()} == {
+        "0": False,
+        "1": True,
+        "2": True,
+    }
+    assert passed["0"].message.startswith("1 of 4 rows are outside 0≤id≤8, such as (id=9, ")
+
+
+def test_a_sample_that_cant_be_read_doesnt_hide_the_answer(df: DataFrame) -> None:
+    [rule] = rules_of({"not_null": ["amount"]}, ["out"])
+    evidence = Evidence(10, "", "", {"rnot_null_amount": 2})
+    df = df.selectExpr("id").groupBy("id").count()  # without that, Spark still finds the column
+    told = rule.judge("r", evidence, lambda: df.select("id"), [], CHUNK)
+    assert (told.passed, told.message) == (False, "2 of 10 rows have no amount")
+
+
+@pytest.mark.parametrize(
+    ("expect", "outputs", "message"),
+    [
+        (
+            [1],
+            ["a"],
+            r"expect is \[1\]\. Give \{kind: what\}, of the kinds not_null, unique",
+        ),
+        ({"notnull": ["x"]}, ["a"], "no kind of rule. Choose from not_null, .*mean 'not_null'"),
+        ({"a": {"uniqe": ["x"]}}, ["a", "b"], "'uniqe', which is no kind.*Did you mean 'unique'"),
+        ({"rows": {"min": 1}}, ["a", "b"], "Which dataset is expect for.*expect={'a': {…}}"),
+        ({"c": {"rows": {"min": 1}}}, ["a", "b"], "'c', which is no kind.*or a dataset: 'a', 'b'"),
+        ({"a": {"rows": {"min": 1}}, "rows": {"min": 1}}, ["a"], "both datasets and kinds"),
+        ({"rows": {"min": 1}}, [], "writes no dataset"),
+        ({"not_null": []}, ["a"], r"expect of 'a', not_null is \[\]. Give a list of columns"),
+        ({"not_null": [1]}, ["a"], "not_null is 1. Give a column's name"),
+        ({"unique": [[]]}, ["a"], "Give a column, or a list of columns"),
+        ({"unique": {"x": 1}}, ["a"], "Give a list of columns, or of lists"),
+        ({"range": {"x": 1}}, ["a"], r"range of 'x' is 1\. Give \(least, most\)"),
+        ({"range": {"x": (None, None)}}, ["a"], "at most one of them None"),
+        ({"range": {"x": (1, "b")}}, ["a"], "Give two numbers, dates or texts"),
+        ({"range": {"x": (float("nan"), 1)}}, ["a"], "Give two numbers"),
+        ({"range": {"x": (True, False)}}, ["a"], "Give two numbers"),
+        ({"range": {"x": (2, 1)}}, ["a"], "the least is above the most. Swap them"),
+        ({"range": {"x": (dt.date(2026, 1, 1), dt.datetime(2026, 1, 1))}}, ["a"], "of one type"),
+        ({"range": ["x"]}, ["a"], r"Give \{column: \(least, most\)\}"),
+        ({"rows": {"mim": 1}}, ["a"], "rows has 'mim'. Choose from min, max, change.*mean 'min'"),
+        ({"rows": {"min": -1}}, ["a"], "rows, min is -1. Give a number of rows"),
+        ({"rows": {"min": 1.5}}, ["a"], "rows, min is 1.5. Give a number of rows"),
+        ({"rows": {"change": True}}, ["a"], "rows, change is True. Give a share"),
+        ({"rows": {"min": 2, "max": 1}}, ["a"], "above its max of 1"),
+        ({"rows": {}}, ["a"], "Give at least one of min, max, change"),
+        ({"sql": ["x > 1"]}, ["a"], "Give {name: an expression"),
+        ({"sql": {"x": " "}}, ["a"], "sql of 'x' is ' '. Give an expression"),
+        ({"sql": {1: "x"}}, ["a"], "Give a name for each expression"),
+        ({"function": ["x"]}, ["a"], "function is 'x'. Give a list of functions"),
+        ({"warn": {"warn": {}}}, ["a"], "'warn' within 'warn'"),
+        ({"warn": {"rowz": {}}}, ["a"], "warn has 'rowz', which is no kind.*mean 'rows'"),
+        ({"warn": 3}, ["a"], "warn is 3"),
+    ],
+    ids=lambda each: None if isinstance(each, str) else "",
+)
+def test_what_is_malformed_is_refused_in_a_line(
+    expect: Any, outputs: list[str], message: str
+) -> None:
+    with pytest.raises(WrongUse, match=message) as refused:
+        rules_of(expect, outputs)
+    assert "\n" not in str(refused.value)

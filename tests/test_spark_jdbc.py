@@ -1,0 +1,125 @@
+"""Chunks of tables by Java's drivers: here PostgreSQL's own, if the machine has it."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+
+JAR = Path("/usr/share/java/postgresql.jar")
+ROOT = Path(__file__).resolve().parent.parent
+SECRET = "tr0ub4dor&3 'quoted"
+
+pytestmark = pytest.mark.skipif(not JAR.exists(), reason="the machine has no JDBC driver")
+
+# A process of its own: Java finds the jar only if it is told before it starts.
+TALE = """
+import sys
+from opendataflow_dagster.dataflow.errors import DataflowError, Refused, StaleClaim
+from opendataflow_dagster.dataflow.targets import Table
+from opendataflow_dagster.spark.jdbc import StagedRows, drop, leftovers, read_rows
+from opendataflow_dagster.spark.session import spark_session
+folder, url, jar = sys.argv[1:4]
+secret = sys.stdin.read()
+password = lambda: secret
+spark = spark_session({"spark.master": "local[2]", "spark.jars": jar,
+    "spark.eventLog.enabled": "true", "spark.eventLog.dir": "file://" + folder,
+    "spark.eventLog.compress": "false"}, short=True)
+
+def table(name, column, schema="public"):
+    return Table("orders", "db/" + name, "jdbc", "", url, schema, name, column, "postgres")
+
+def ids(frame):
+    return sorted(row.id for row in frame.select("id").collect())
+
+def write(frame, target, dataid, bounds=None):
+    return StagedRows.write(frame, target, dataid, bounds, password, 7)
+
+def ours():
+    pass
+
+def refused(work, kind=DataflowError):
+    try:
+        work()
+    except kind as error:
+        assert secret not in str(error) and "\\n" not in str(error), error
+        return str(error)
+    raise AssertionError("nothing was raised")
+"""
+
+
+@pytest.fixture
+def tell(postgres_url: str, tmp_path: Path) -> Any:
+    """Run some lines in such a process; a person's connection to the same database."""
+    info = psycopg.conninfo.conninfo_to_dict(postgres_url)
+    url = f"jdbc:postgresql://{info['host']}:{info['port']}/{info['dbname']}"
+    events = tmp_path / "events"
+    events.mkdir()
+    base = psycopg.connect(postgres_url, autocommit=True)
+
+    def told(lines: str) -> str:
+        done = subprocess.run(
+            [sys.executable, "-c", TALE + lines, str(events), url, str(JAR)], input=SECRET,
+            text=True, capture_output=True, check=False,
+            env=os.environ | {"PYTHONPATH": str(ROOT)},
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr[-3000:]
+        written = b"".join(each.read_bytes() for each in events.rglob("*") if each.is_file())
+        assert b"JDBCRelation" in written
+        assert "tr0ub4dor" not in done.stdout + done.stderr
+        assert b"tr0ub4dor" not in written
+        return done.stdout
+
+    yield told, base
+    base.close()
+
+
+def test_chunks_are_read_by_their_bounds_and_replaced_whole(tell: Any) -> None:
+    told, base = tell
+    base.execute('create table n (id int, "c\'"" col" text, day date)')
+    base.execute("insert into n select i, case when i % 2 = 0 then 'it''s' else '\"' end, "
+                 "date '2026-01-01' + i / 10 from generate_series(0, 99) i")  # fmt: skip
+    told("""
+by_value, by_id, by_day = table("n", "c'\\" col"), table("n", "id"), table("n", "day")
+assert len(ids(read_rows(spark, by_value, password=password))) == 100
+assert ids(read_rows(spark, by_value, "it's", None, password)) == list(range(0, 100, 2))
+read_rows(spark, by_value, "it's", None, password).explain(True)
+frame = read_rows(spark, by_id, "10", ("10", "31", None), password, parts=3)
+assert frame.rdd.getNumPartitions() == 3 and ids(frame) == list(range(10, 31))
+assert ids(read_rows(spark, by_id, "1", ("1", None, 4), password)) == list(range(1, 100, 4))
+days = read_rows(spark, by_day, "d", ("2026-01-02", "2026-01-04", None), password, parts=2)
+assert ids(days) == list(range(10, 30))
+
+some = spark.range(3).selectExpr("cast(id as int) id")
+staged = write(some, by_value, "it's")
+assert (staged.rows, staged.frame().count()) == (3, 3)
+assert leftovers(by_value, password, spark) == [(staged.name, 7)]
+def lost(): raise StaleClaim("taken over")
+refused(lambda: staged.show(lost), StaleClaim)
+assert len(ids(read_rows(spark, by_value, "it's", None, password))) == 50
+assert staged.show(ours) == 3
+assert leftovers(by_value, password, spark) == []
+assert ids(read_rows(spark, by_value, "it's", None, password)) == [0, 1, 2]
+assert len(ids(read_rows(spark, by_value, '"', None, password))) == 50
+
+kept = frame.where("id < 13")
+assert write(kept, by_id, "10", ("10", "31", None)).show(ours) == 1
+assert ids(read_rows(spark, by_id, "10", ("10", "31", None), password)) == [11]
+ones = read_rows(spark, by_id, "1", ("1", None, 4), password).limit(2)
+assert write(ones, by_id, "1", ("1", None, 4)).show(ours) == 2
+
+alien = write(spark.sql("select 500 id"), by_id, "10", ("10", "31", None))
+print(refused(lambda: alien.show(ours), Refused)); alien.discard(); alien.discard()
+print(refused(lambda: write(spark.sql("select 1 other"), by_value, "x")))
+print(refused(lambda: write(spark.sql("select 'x' day"), by_id, "1", ("1", "5", None)), Refused))
+dead = write(some, by_value, "it's")
+drop(by_value, password, [dead.name], spark)
+assert leftovers(by_value, password, spark) == []
+print(refused(lambda: drop(by_value, password, ["n"], spark)))
+print(refused(lambda: read_rows(spark, table("nothing", "id"), "1", None, password)))
+spark.stop()
+""")
+    assert base.execute("select relname from pg_class where relname like 'odf%'").fetchall() == []

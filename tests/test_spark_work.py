@@ -1,0 +1,512 @@
+"""Chunks by Spark: frames in, a chunk out, all or nothing, with its evidence."""
+
+import datetime as dt
+import json
+import os
+import sqlite3
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from opendataflow_dagster.dataflow.chunk import Chunk, Result
+from opendataflow_dagster.dataflow.errors import WrongUse
+from opendataflow_dagster.dataflow.folders import NOTE, read_note
+from opendataflow_dagster.spark.jobs import spark_job
+from tests.spark_lines import Line
+from tests.stores import policy, put, sql
+from tests.test_publish import ODD
+
+
+def double(numbers: DataFrame) -> DataFrame:
+    return numbers.withColumn("twice", F.col("n") * 2)
+
+
+def numbers(spark: SparkSession, *values: int) -> DataFrame:
+    return spark.createDataFrame([(each,) for each in values], "n long")
+
+
+@pytest.fixture
+def doubling(line: Line) -> Line:
+    line.job("double", "numbers", "doubled")
+    return line
+
+
+# --- one chunk ---
+
+
+def test_a_chunk_is_made_with_its_evidence(doubling: Line, spark: SparkSession) -> None:
+    doubling.arrive("numbers", _1=numbers(spark, 1, 2, 3))
+
+    outcome = doubling.run("double", double)
+
+    assert (outcome.code, outcome.done) == (0, 1)
+    assert doubling.rows("doubled", "1") == [(1, 2), (2, 4), (3, 6)]
+    fact = doubling.facts("doubled")["1"]
+    path = doubling.folder / "doubled" / "dataid=1"
+    assert fact["rows"] == 3
+    assert fact["schema"] == "n:bigint,twice:bigint"
+    assert fact["location"] == str(path)
+    assert fact["bytes"] == sum(each.stat().st_size for each in path.glob("*.parquet"))
+    assert fact["fingerprint"].startswith("3-")
+    note = read_note(str(path))
+    assert (note["generation"], note["fingerprint"]) == (fact["generation"], fact["fingerprint"])
+    assert doubling.left() == []
+    assert {each.name[0] for each in path.iterdir()} == {"p", "_"}  # data, and the note
+
+
+def test_without_all_one_chunk_is_made(doubling: Line, spark: SparkSession) -> None:
+    doubling.arrive("numbers", _1=numbers(spark, 1), _2=numbers(spark, 2))
+
+    assert doubling.run("double", double, all_chunks=False).done == 1
+    assert list(doubling.facts("doubled")) == ["1"]
+
+
+def test_the_same_rows_have_the_same_fingerprint_in_any_order_and_parts(
+    doubling: Line, spark: SparkSession
+) -> None:
+    doubling.arrive("numbers", _1=numbers(spark, *range(50)), _2=numbers(spark, *range(49, -1, -1)),
+                    _3=numbers(spark, *range(49), 48))  # fmt: skip
+
+    doubling.run("double", lambda numbers: double(numbers).repartition(3))
+
+    one, two, three = doubling.fingerprints("doubled").values()
+    assert one == two != three
+
+
+@pytest.mark.parametrize("dataid", ODD)
+def test_any_dataid_makes_a_chunk_that_plain_spark_reads_by_it(
+    doubling: Line, spark: SparkSession, dataid: str
+) -> None:
+    doubling.arrived("numbers", dataid, numbers(spark, 7))
+
+    outcome = doubling.run("double", double)
+
+    assert outcome.done == 1, doubling.said
+    assert doubling.rows("doubled") == [(7, 14, dataid)]
+
+
+def test_a_script_s_files_are_read_by_their_looks(doubling: Line, tmp_path: Path) -> None:
+    folder = doubling.folder / "numbers"
+    folder.mkdir(parents=True)
+    (folder / "1.csv").write_text('n,name\n1,"a ""quoted"" name\nin two lines"\n2,\n')
+    (folder / "2.json").write_text('{"n": 5, "name": "json"}\n')
+    for dataid in ("1", "2"):
+        put(doubling.store, "numbers", dataid)
+
+    doubling.run("double", lambda numbers: numbers.select(F.col("n").cast("long"), "name"))
+
+    assert doubling.rows("doubled") == [
+        (1, 'a "quoted" name\nin two lines', "1"), (2, None, "1"), (5, "json", "2")
+    ]  # fmt: skip
+
+
+def test_the_function_may_ask_for_the_chunk_the_session_and_all_inputs(
+    line: Line, spark: SparkSession
+) -> None:
+    line.job("join", ["a", "b"], ["c"])
+    line.arrive("a", _1=numbers(spark, 1, 2))
+    line.arrive("b", _1=numbers(spark, 2, 3))
+    seen: list[Any] = []
+
+    def join(inputs: Any, chunk: Chunk, spark: SparkSession) -> DataFrame:
+        seen.extend([sorted(inputs), chunk.dataid, chunk.inputs["a"].generation, spark.version])
+        return inputs["a"].join(inputs["b"], "n")
+
+    line.run("join", join)
+
+    assert line.rows("c", "1") == [(2,)]
+    assert seen[:2] == [["a", "b"], "1"]
+
+
+def test_several_outputs_become_ready_together(line: Line, spark: SparkSession) -> None:
+    line.job("split", "numbers", ["even", "odd"])
+    line.arrive("numbers", _1=numbers(spark, 1, 2, 3, 4, 5))
+
+    def split(numbers: DataFrame) -> dict[str, Any]:
+        return {"even": numbers.where("n % 2 = 0"), "odd": numbers.where("n % 2 = 1")}
+
+    line.run("split", split)
+
+    assert [line.facts(each)["1"]["rows"] for each in ("even", "odd")] == [2, 3]
+
+
+def test_what_the_function_wrote_itself_is_taken_by_its_word(
+    doubling: Line, spark: SparkSession
+) -> None:
+    doubling.arrive("numbers", _1=numbers(spark, 1))
+
+    doubling.run("double", lambda numbers: Result(rows=41, location="/elsewhere"))
+
+    fact = doubling.facts("doubled")["1"]
+    assert (fact["rows"], fact["location"], fact["fingerprint"]) == (41, "/elsewhere", None)
+
+
+@pytest.mark.parametrize("format", ["csv", "json", "orc"])
+def test_other_formats_come_back_as_they_were(line: Line, spark: SparkSession, format: str) -> None:
+    line.dataset("texts")
+    line.dataset("copies", format=format)
+    line.job("copy", "texts", "copies")
+    line.job("again", "copies", "more")
+    rows = [
+        (1, "plain", 1.5, dt.date(2026, 1, 2)), (2, "", None, None), (3, None, 0.1, None),
+        (4, 'a "quoted", one\nwith lines\\n and \\ and é', -2.0, dt.date(1999, 12, 31)),
+    ]  # fmt: skip
+    schema = "n long, text string, x double, day date"
+    line.arrive("texts", _1=spark.createDataFrame(rows, schema),
+                _2=spark.createDataFrame([], schema))  # fmt: skip
+
+    line.run("copy", lambda texts: texts)
+    line.run("again", lambda copies: copies)
+
+    assert line.rows("more", "1") == sorted(rows, key=repr)
+    assert line.fingerprints("copies") == line.fingerprints("more")
+    assert line.facts("more")["2"]["rows"] == 0
+
+
+def test_a_table_of_sqlite_is_read_and_written(line: Line, spark: SparkSession) -> None:
+    database = str(line.folder.parent / "shop.db")
+    with sqlite3.connect(database) as connection:
+        connection.execute("create table orders (day text, id integer, amount real)")
+        connection.executemany(
+            "insert into orders values (?, ?, ?)",
+            [("mon", 1, 1.5), ("mon", 2, None), ("tue", 3, 2.5)],
+        )
+        connection.execute("create table sums (day text, orders integer, amount real)")
+        connection.execute("insert into sums values ('mon', 99, 99), ('sun', 1, 1)")
+    connection.close()
+    for name in ("orders", "sums"):
+        line.dataset(name, database=database, tablename=name, chunkcolumn="day")
+    line.job("sum", "orders", "sums")
+    for day in ("mon", "tue"):
+        put(line.store, "orders", day)
+
+    def sum_up(orders: DataFrame) -> DataFrame:
+        return orders.groupBy().agg(F.count("*").alias("orders"), F.sum("amount").alias("amount"))
+
+    assert line.run("sum", sum_up).done == 2
+
+    with sqlite3.connect(database) as connection:
+        found = connection.execute("select * from sums order by day").fetchall()
+    connection.close()
+    assert found == [("mon", 2, 1.5), ("sun", 1, 1.0), ("tue", 1, 2.5)]
+    assert line.facts("sums")["mon"]["fingerprint"].startswith("1-")
+
+
+# --- shapes of chunks ---
+
+
+def shapes(spark: SparkSession) -> dict[str, DataFrame]:
+    nested = "id long, tags array<string>, point struct<x: double, y: double>, more map<string,int>"
+    moment = dt.datetime(2026, 3, 29, 1, 30)
+    return {
+        "empty": spark.createDataFrame([], "n long, s string"),
+        "one": numbers(spark, 1),
+        "wide": spark.range(3).selectExpr(*(f"id + {at} as c{at}" for at in range(500))),
+        "nested": spark.createDataFrame(
+            [
+                (1, ["a", None], (1.0, None), {"k": 1, "l": None}),
+                (2, None, None, None),
+                (3, [], (0.0, -0.0), {}),
+            ],
+            nested,
+        ),
+        "decimals": spark.createDataFrame(
+            [(Decimal("12345678901234567890.123456789012345678"),), (Decimal("-0.1"),), (None,)],
+            "d decimal(38,18)",
+        ),
+        "times": spark.createDataFrame([(moment, moment, moment.date())],
+                                       "at timestamp, local timestamp_ntz, day date"),
+        "nans": spark.createDataFrame(
+            [(float("nan"),), (None,), (float("inf"),), (-0.0,)], "x double"
+        ),
+        "skewed": spark.range(20_000).selectExpr("if(id < 19990, 'hot', string(id)) as key", "id"),
+        "odd names": spark.range(2).selectExpr(
+            "id as `a b`", "id as `c.d`", "id as `e``f`", "id as `é`"
+        ),
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("shape", [
+    "empty", "one", "wide", "nested", "decimals", "times", "nans", "skewed", "odd names",
+])  # fmt: skip
+def test_chunks_of_any_shape_come_back_the_same(
+    line: Line, spark: SparkSession, shape: str
+) -> None:
+    df = shapes(spark)[shape]
+    line.job("copy", "from", "to")
+    line.job("again", "to", "more")
+    line.arrived("from", "1", df)
+
+    assert line.run("copy", lambda df: df.repartition(2)).done == 1, line.said
+    assert line.run("again", lambda df: df).done == 1, line.said
+
+    assert repr(line.rows("to", "1")) == repr(sorted(map(tuple, df.collect()), key=repr))
+    assert line.facts("to")["1"]["rows"] == df.count()
+    assert line.fingerprints("to") == line.fingerprints("more")
+
+
+def test_a_schema_that_changes_between_chunks_is_refused_in_words(
+    doubling: Line, spark: SparkSession
+) -> None:
+    doubling.arrive("numbers", _1=numbers(spark, 1), _2=spark.createDataFrame([("x",)], "n string"))
+
+    outcome = doubling.run("double", lambda numbers: numbers)
+
+    assert (outcome.done, outcome.failed) == (1, 1)
+    assert doubling.status("doubled", "2", "double") == "FAILED"
+    assert "column 'n' was bigint and is string" in doubling.reason()
+    assert 'schema="merge"' in doubling.reason()
+    assert not (doubling.folder / "doubled" / "dataid=2").exists()
+    assert doubling.left() == []
+
+
+def test_a_schema_may_be_merged_if_the_job_says_so(doubling: Line, spark: SparkSession) -> None:
+    wider = spark.createDataFrame([(5, "new")], "n long, more string")
+    doubling.arrive("numbers", _1=spark.createDataFrame([(1,)], "n int"), _2=wider,
+                    _3=spark.createDataFrame([(3,)], "n int"),
+                    _4=spark.createDataFrame([("x",)], "n string"))  # fmt: skip
+
+    outcome = doubling.run("double", spark_job(lambda numbers: numbers, schema="merge"))
+
+    assert (outcome.done, outcome.failed) == (3, 1)
+    schemas = {each: fact["schema"] for each, fact in doubling.facts("doubled").items()}
+    assert schemas["2"] == "n:bigint,more:string"
+    assert schemas["3"] == "n:bigint,more:string"
+    assert "can't be merged" in doubling.reason()
+
+
+def test_a_schema_may_be_anything_if_the_job_says_so(doubling: Line, spark: SparkSession) -> None:
+    doubling.arrive("numbers", _1=numbers(spark, 1), _2=spark.createDataFrame([("x",)], "n string"))
+
+    assert doubling.run("double", spark_job(lambda numbers: numbers, schema="any")).done == 2
+
+
+# --- what fails ---
+
+
+def test_a_chunk_that_fails_is_failed_alone_with_the_reason_in_a_line(
+    doubling: Line, spark: SparkSession
+) -> None:
+    doubling.arrive("numbers", _1=numbers(spark, 1), _2=numbers(spark, 0), _3=numbers(spark, 3))
+
+    @F.udf("long", useArrow=False)
+    def inverse(n: int) -> int:
+        if n == 0:
+            raise ValueError("there is no inverse of 0")
+        return n
+
+    outcome = doubling.run("double", lambda numbers: numbers.select(inverse("n")))
+
+    assert (outcome.code, outcome.done, outcome.failed) == (1, 2, 1)
+    assert doubling.reason() == "ValueError: there is no inverse of 0"
+    assert doubling.left() == []
+    assert any("Traceback" in line for line in doubling.said)
+
+
+@pytest.mark.parametrize(
+    ("function", "said"),
+    [
+        (lambda numbers: numbers.select("nope"), "[UNRESOLVED_COLUMN"),
+        (lambda numbers: numbers.selectExpr("1 / (n - n)"), "[DIVIDE_BY_ZERO]"),
+        (lambda numbers: {}["missing"], "KeyError: 'missing'"),
+        (lambda numbers: 5, "A int can't be published"),
+        (lambda numbers: {"other": numbers}, "returned 'other', which job 'double' doesn't"),
+    ],
+)
+def test_reasons_are_one_line(
+    doubling: Line, spark: SparkSession, function: Any, said: str
+) -> None:
+    doubling.arrive("numbers", _1=numbers(spark, 1))
+
+    assert doubling.run("double", function).failed == 1
+
+    assert said in doubling.reason()
+    assert "\n" not in doubling.reason()
+
+
+def test_a_chunk_that_fails_again_leaves_the_old_one(doubling: Line, spark: SparkSession) -> None:
+    doubling.arrive("numbers", _1=numbers(spark, 1))
+    doubling.run("double", double)
+    sql(doubling.store, "update datastatus set status = 'RESUBMIT' where datasetid = 'doubled'")
+
+    doubling.run("double", lambda numbers: numbers.selectExpr("n", "1 / (n - n) as twice"))
+
+    assert doubling.rows("doubled", "1") == [(1, 2)]
+    assert doubling.status("doubled", "1", "double") == "FAILED"
+
+
+def test_a_function_that_takes_what_isn_t_there_claims_nothing(doubling: Line) -> None:
+    with pytest.raises(WrongUse, match="reads no such dataset"):
+        doubling.run("double", lambda first, second: None)
+
+    assert doubling.said == []
+
+
+def test_an_input_whose_files_are_gone_fails_with_the_way_out(doubling: Line) -> None:
+    put(doubling.store, "numbers", "1")
+
+    doubling.run("double", double)
+
+    assert doubling.reason().startswith(
+        "INVALID_LOCATION: 'numbers' is READY, but there is nothing"
+    )
+
+
+# --- expectations ---
+
+
+def test_an_expectation_that_fails_publishes_nothing(doubling: Line, spark: SparkSession) -> None:
+    doubling.arrive("numbers", _1=numbers(spark, 1, 2, 2), _2=numbers(spark, 1, 2, 3))
+    job = spark_job(double, expect={"unique": ["n"], "range": {"n": (0, 10)}})
+
+    outcome = doubling.run("double", job)
+
+    assert (outcome.done, outcome.failed) == (1, 1)
+    assert doubling.reason().startswith("NOT_VALIDATED: unique_n: ")
+    assert not (doubling.folder / "doubled" / "dataid=1").exists()
+    assert doubling.left() == []
+    facts = doubling.facts("doubled")
+    assert (bool(facts["1"]["validated"]), bool(facts["2"]["validated"])) == (False, True)
+    assert "unique_n failed" in facts["1"]["checks"]
+    assert facts["2"]["checks"] == "unique_n passed; range_n passed"
+
+
+def test_rows_are_compared_with_the_last_chunks(doubling: Line, spark: SparkSession) -> None:
+    doubling.arrive("numbers", **{f"_{at}": numbers(spark, *range(10)) for at in range(1, 4)},
+                    _4=numbers(spark, 1))  # fmt: skip
+
+    outcome = doubling.run("double", spark_job(double, expect={"rows": {"change": 0.5}}))
+
+    assert (outcome.done, outcome.failed) == (3, 1)
+    assert doubling.status("doubled", "4", "double") == "FAILED"
+
+
+# --- many chunks ---
+
+
+def even(numbers: DataFrame) -> DataFrame:
+    return numbers.where("n % 2 = 0")
+
+
+def test_a_batch_gives_the_same_chunks_as_one_by_one(line: Line, spark: SparkSession) -> None:
+    line.job("copy", "numbers", "copies")
+    line.job("one", "copies", "single")
+    line.job("many", "copies", "batched")
+    line.job("apart", "copies", "threaded")
+    for at in range(7):
+        line.arrived("numbers", f"{at:03}", numbers(spark, *range(at, at * 10)))
+    line.run("copy", lambda df: df)
+
+    line.run("one", even)
+    said = len(line.said)
+    line.run("many", spark_job(even, batch=3))
+    line.run("apart", spark_job(even, threads=2))
+
+    assert line.fingerprints("single") == line.fingerprints("batched")
+    assert line.fingerprints("single") == line.fingerprints("threaded")
+    assert line.rows("single") == line.rows("batched")
+    assert not any("one by one" in each for each in line.said[said:])
+    assert line.facts("batched")["000"]["rows"] == 0
+    notes = [read_note(str(each)) for each in (line.folder / "batched").iterdir()]
+    assert {note["generation"] for note in notes} == {
+        fact["generation"] for fact in line.facts("batched").values()
+    }
+    assert line.left() == []
+
+
+@pytest.fixture
+def copied(line: Line, spark: SparkSession) -> Line:
+    """Five chunks written by Spark, which a batch can read together; the third has a 0."""
+    line.job("copy", "numbers", "copies")
+    line.job("many", "copies", "batched")
+    for at in range(1, 6):
+        line.arrived("numbers", str(at), numbers(spark, *range(0 if at == 3 else 1, 4)))
+    line.run("copy", lambda df: df)
+    line.said.clear()
+    return line
+
+
+def test_a_bad_chunk_in_a_batch_fails_alone(copied: Line) -> None:
+    outcome = copied.run("many", spark_job(lambda df: df.selectExpr("6 / n", "dataid"), batch=5))
+
+    assert (outcome.done, outcome.failed) == (4, 1)
+    assert copied.status("batched", "3", "many") == "FAILED"
+    assert "DIVIDE_BY_ZERO" in copied.reason()
+    assert any("one by one" in each for each in copied.said)
+    assert copied.left() == []
+
+
+def test_an_expectation_in_a_batch_fails_its_chunk_alone(copied: Line) -> None:
+    job = spark_job(lambda df: df, batch=5, expect={"range": {"n": (1, None)}})
+
+    outcome = copied.run("many", job)
+
+    assert (outcome.done, outcome.failed) == (4, 1)
+    assert copied.reason().startswith("NOT_VALIDATED: range_n: ")
+    assert not any("one by one" in each for each in copied.said)
+
+
+def test_a_batch_whose_rows_lose_their_chunk_is_refused(copied: Line) -> None:
+    outcome = copied.run("many", spark_job(lambda df: df.select("n"), batch=5))
+
+    assert outcome.failed == 5
+    assert "has no column 'dataid'" in copied.reason()
+
+
+def test_a_batch_that_invents_chunks_is_made_one_by_one(copied: Line) -> None:
+    copied.run("many", spark_job(lambda df: df.selectExpr("n", "'x' as dataid"), batch=5))
+
+    assert any("dataid=x, which isn't in the batch" in each for each in copied.said)
+
+
+def test_chunks_of_several_schemas_make_several_batches(line: Line, spark: SparkSession) -> None:
+    line.job("copy", "numbers", "copies")
+    line.job("many", "copies", "batched")
+    for at in range(1, 5):
+        kind = "long" if at % 2 else "int"
+        line.arrived("numbers", str(at), numbers(spark, at).selectExpr(f"cast(n as {kind}) as n"))
+    line.run("copy", spark_job(lambda df: df, schema="any"))
+
+    outcome = line.run("many", spark_job(lambda df: df, batch=4, schema="any"))
+
+    assert outcome.done == 4
+    assert {each: fact["schema"] for each, fact in line.facts("batched").items()} == {
+        "1": "n:bigint", "2": "n:int", "3": "n:bigint", "4": "n:int"
+    }  # fmt: skip
+
+
+def test_what_a_killed_batch_left_is_cleared_by_the_next_chunk(
+    copied: Line, spark: SparkSession
+) -> None:
+    left = copied.folder / "batched" / "_staging" / "_batch-1-0123abcd" / "dataid=1"
+    left.mkdir(parents=True)
+    (left / "part-0.parquet").write_text("half")
+
+    copied.run("many", lambda df: df, all_chunks=False)
+
+    assert copied.left() == []
+
+
+def test_a_batch_is_limited_by_the_job_s_dial(copied: Line) -> None:
+    policy(copied.store, "many", concurrency=2)
+
+    assert copied.run("many", spark_job(lambda df: df, batch=5)).done == 5
+
+    launched = [each for each in copied.said if "Launching" in each or "complete" in each]
+    assert ["Launching" in each for each in launched[:4]] == [True, True, False, False]
+
+
+def test_the_note_tells_the_schema_also_of_a_batch(copied: Line) -> None:
+    copied.run("many", spark_job(lambda df: df, batch=5))
+
+    for each in (copied.folder / "batched").iterdir():
+        note = json.loads(Path(each, NOTE).read_text())
+        assert note["schema"]["fields"][0]["name"] == "n"
+        assert sorted(note) == sorted(
+            ["dataid", "generation", "jobid", "format", "rows", "bytes", "fingerprint", "schema"]
+        )
+        assert os.path.basename(each) == f"dataid={note['dataid']}"
