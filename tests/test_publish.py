@@ -227,7 +227,10 @@ def test_killed_anywhere_readers_see_old_or_new_and_the_next_publish_clears_up(
     def look() -> None:
         nonlocal reads
         note = folders.read_note(path)
-        found = set(texts(path))
+        try:
+            found = set(texts(path))
+        except FileNotFoundError:
+            return  # it was replaced while it was listed, and says so
         if folders.read_note(path) == note:
             assert len(found) == 1
             assert found <= allowed
@@ -481,7 +484,7 @@ def test_published_but_not_settled_isnt_read(line: Store, tmp_path: Path) -> Non
         ("delete from datastatus", "DATA_NOT_READY", "'bobin' isn't there yet"),
         ("update dataset set hostname = '/nowhere'", "INVALID_LOCATION", "/nowhere, which doesn't"),
         ("update dataset set hostname = null", "INVALID_LOCATION", "without a place"),
-        ("update dataset set hostname = 's3://x'", "INVALID_LOCATION", "no folder that can be"),
+        ("update dataset set hostname = 'ftp://x'", "INVALID_LOCATION", "no folder that can be"),
         ("update dataset set format = 'pickle'", "INVALID_LOCATION", "'pickle', which isn't read"),
         ("delete from dataset", "NOT_REGISTERED", "dataset 'bobin' isn't registered"),
         (

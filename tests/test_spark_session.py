@@ -284,6 +284,7 @@ from opendataflow_dagster.spark.session import spark_session
 
 before = dict(os.environ)
 session = spark_session(settings=load_settings())
+assert spark_session(settings=load_settings()) is session
 rows = session.range(100).repartition(3).mapInPandas(lambda frames: frames, "id long")
 rows.write.saveAsTable("rows")
 rows.write.parquet("written")
@@ -312,13 +313,14 @@ print(json.dumps({
 
 
 def test_what_a_session_is_and_leaves(tmp_path: Path) -> None:
-    scratch, here = tmp_path / "scratch", tmp_path / "here"
+    scratch, here = tmp_path / "a scratch", tmp_path / "here"
     scratch.mkdir()
     here.mkdir()
     os.chdir(here)
     settings = (
         "spark.master=local[2]\n"
         "spark.sql.session.timeZone=Asia/Kathmandu\n"
+        "spark.driver.extraJavaOptions=-Dof.the.person=1\n"
         r"spark.hadoop.fs.secret=hunter2 \\ \u00fc #!:" + "\n"
     )
     (tmp_path / "dataflow.properties").write_text(settings)
@@ -339,6 +341,7 @@ def test_what_a_session_is_and_leaves(tmp_path: Path) -> None:
     assert not [each for each in told["changed"] if each.startswith(ours)]
     assert {each.removeprefix("::ffff:") for each in told["listening"]} == {"127.0.0.1"}
     assert "hunter2" not in told["command"]
+    assert "-Dof.the.person=1" in told["command"]
     assert "plugh" not in str(told["environment"])
     assert os.listdir(here) == []
     assert sorted(path.name for path in (tmp_path / "written").glob("_*")) == []

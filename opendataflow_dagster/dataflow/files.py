@@ -6,6 +6,7 @@ import shutil
 import sys
 from collections.abc import Mapping
 from contextlib import suppress
+from errno import ENOENT
 from pathlib import Path
 from typing import Any
 
@@ -85,10 +86,12 @@ def data_files(path: str) -> list[str]:
     """The files of a chunk, without those that tell of it."""
     if os.path.isfile(path):
         return [path]
-    found = []
+    found, before = [], os.stat(path).st_ino
     for above, folders, names in os.walk(path):
         folders[:] = [each for each in folders if each[0] not in "_."]
         found += [os.path.join(above, each) for each in names if each[0] not in "_."]
+    if os.stat(path).st_ino != before:
+        raise FileNotFoundError(ENOENT, "replaced while it was listed", path)
     return sorted(found)
 
 
@@ -101,6 +104,11 @@ def read_frame(path: str, format: str, columns: Mapping[str, str] | None = None)
         frame = frames[0] if len(frames) == 1 else pandas.concat(frames, ignore_index=True)
     else:
         frame = pandas.DataFrame()
+    return typed_as(frame, columns)
+
+
+def typed_as(frame: Any, columns: Mapping[str, str]) -> Any:
+    """The frame with these columns at least, of these dtypes as far as that can be."""
     for name, dtype in columns.items():
         if name not in frame:
             frame[name] = None

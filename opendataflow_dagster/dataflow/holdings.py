@@ -5,6 +5,7 @@ import re
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from . import packs
 from .model import PENDING, READY, RUNNING
 from .places import location, path_of
 from .store import Store
@@ -37,13 +38,16 @@ def misplaced(store: Store, datasetid: str, columns: Mapping[str, str | None]) -
     root = location(columns)
     path = path_of(root) if root else None
     found: dict[str, Holding] = {}
-    for dataid, place in _own_places(store, datasetid, ready, root).items():
-        if not os.path.exists(place):
+    own = _own_places(store, datasetid, ready, root)
+    for dataid, place in own.items():
+        if not (packs.is_there(place) if packs.is_packed(place) else os.path.exists(place)):
             found[dataid] = Holding(dataid, READY, GONE, place)
     if path is not None and ready and not os.path.exists(path):
         return [Holding("", READY, NO_FOLDER, path)]
     if path is not None and os.path.isdir(path):
         for holding in _by_name(path, there, ready):
+            if holding.dataid in own and holding.found == GONE:
+                continue  # it has a place of its own, such as a pack, which was looked at
             found.setdefault(holding.dataid, holding)
     return sorted(found.values())
 

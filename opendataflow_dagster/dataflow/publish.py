@@ -6,11 +6,13 @@ from typing import Any
 from . import files
 from .chunk import Chunk, ChunkFailed, Place, Result
 from .errors import DataflowError, Refused, StaleClaim
-from .folders import put, read_note
+from .folders import FORMATS, put, read_note
+from .packs import is_packed, packed_source, read_packed
+from .packs import read_note as packs_note
 from .reading import Reading, bounds_of, with_code
 from .store import Store, _stale
 from .tables import Rows
-from .targets import DEFAULT_FORMAT, Folder, target_of
+from .targets import DEFAULT_FORMAT, JDBC, Folder, Remote, Table, target_of
 
 
 def publish(
@@ -32,7 +34,11 @@ def publish(
     try:
         target = target_of(place.datasetid, place.columns, format)
         if isinstance(target, Folder):
+            if target.format not in FORMATS:
+                raise _spark_only(target, "written")
             return _to_folder(target, chunk, obj, confirm)
+        if isinstance(target, Remote) or target.dialect == JDBC:
+            raise _spark_only(target, "written")
         bounds = bounds_of(store, place.datasetid, chunk.dataid)
         rows = Rows(target, chunk.dataid, bounds, lambda: chunk.password(place.datasetid))
         frame = obj if files.is_frame(obj) else files.as_table(obj).to_pandas()
@@ -78,9 +84,13 @@ def publishing(
 
 def read(found: Reading, target: Any, kind: str = "pandas") -> Any:
     """The data of a chunk as `pandas`, `arrow`, `bytes` or `path`; of a table, its frame."""
+    if isinstance(target, Remote):
+        raise _spark_only(target, "read")
     if not isinstance(target, Folder):
         if kind == "path":
             return target.location
+        if target.dialect == JDBC:
+            raise _spark_only(target, "read")
         if kind == "bytes":
             raise Refused(
                 f"{found.datasetid!r} is a table, so a chunk of it isn't bytes. Annotate the input "
@@ -90,6 +100,8 @@ def read(found: Reading, target: Any, kind: str = "pandas") -> Any:
         frame = Rows(target, found.dataid, found.bounds, found.password).read()
         return files.as_table(frame) if kind == "arrow" else frame
     path = found.path(target)
+    if is_packed(path):
+        return _packed(path, kind)
     if kind == "path":
         return path
     if kind == "bytes":
@@ -108,3 +120,28 @@ def _to_folder(target: Folder, chunk: Chunk, obj: Any, confirm: Any) -> Result:
 
     path = put(target.root, chunk.dataid, chunk.generation, write, confirm=confirm)
     return Result(told.get("rows"), told["bytes"], location=path)
+
+
+def _packed(location: str, kind: str) -> Any:
+    """The same of a chunk that lies in one file with others."""
+    if kind not in ("pandas", "arrow"):
+        raise Refused(
+            f"The chunk is packed with others into {packed_source(location)[0]}, so it is no file "
+            "of its own. Annotate the input as a DataFrame, or as pyarrow.Table.",
+            code="INVALID_LOCATION",
+        )
+    rows = read_packed(location)
+    if kind == "arrow":
+        return rows
+    return files.typed_as(rows.to_pandas(), packs_note(location).get("columns") or {})
+
+
+def _spark_only(target: Folder | Remote | Table, how: str) -> Refused:
+    kind = target.dialect if isinstance(target, Table) else target.format
+    where = "an object store" if isinstance(target, Remote) else f"the format {kind!r}"
+    what = "Return" if how == "written" else "Annotate the input as"
+    return Refused(
+        f"{target.datasetid!r} is in {where}, which is {how} by Spark only. {what} a DataFrame of "
+        "Spark.",
+        code="INVALID_LOCATION",
+    )

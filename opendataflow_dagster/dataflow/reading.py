@@ -11,9 +11,11 @@ from .folders import find, read_note
 from .hindrances import advice, hindrances
 from .model import Plan
 from .names import check_id, typed
+from .packs import is_packed, is_there
+from .packs import read_note as packs_note
 from .places import location
 from .store import Store
-from .targets import Folder, Table, target_of
+from .targets import Folder, Remote, Table, target_of
 from .times import from_table
 from .why import explain_chunk, in_order
 from .whystate import Answer, Reason, Row, State
@@ -57,7 +59,7 @@ class Reading(NamedTuple):
 
         return decrypt(self.encrypted, find_passkey(environ), purpose=for_dataset(self.datasetid))
 
-    def target(self, format: str) -> Folder | Table:
+    def target(self, format: str) -> Folder | Remote | Table:
         """The place of the dataset."""
         return target_of(self.datasetid, self.columns, format)
 
@@ -74,6 +76,11 @@ def located(
 
     `again` is the command that has it made anew.
     """
+    if produced and is_packed(produced):
+        if not is_there(produced):
+            text = f"{folder.datasetid!r} is READY, but the pack of chunk {dataid!r} is gone"
+            raise refusal("INVALID_LOCATION", f"{text}: {produced}", again)
+        return produced, packs_note(produced)
     found = find(folder.root, dataid, produced)
     if found is None:
         text = f"{folder.datasetid!r} is READY, but there is nothing of chunk {dataid!r}"
@@ -113,17 +120,23 @@ def read_chunk(
     store: Store, datasetid: str, dataid: str, read: Callable[[Reading], T], *, format: str
 ) -> tuple[T, Reading]:
     """Read a chunk by `read`, and what it was then: it was READY before and after, and the same."""
+    gone: FileNotFoundError | None = None
     for _ in range(TRIES):
         found = ask(store, datasetid, dataid, format)
         found.insist()
         try:
             data = read(found)
+        except FileNotFoundError as error:
+            gone = error
+            continue  # a publish or a compaction moved it while its files were listed
         except Exception:
             if _seen(store, datasetid, dataid) != found.seen:
                 continue  # it was replaced under our hands
             raise
         if _seen(store, datasetid, dataid) == found.seen:
             return data, found
+    if gone:
+        raise gone
     raise refusal(
         "DATA_NOT_READY", f"{datasetid!r} was made anew each of {TRIES} times that it was read"
     )

@@ -1,8 +1,7 @@
 """The rules that each row of a chunk has to meet: counted while it is written."""
 
-import logging
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -47,8 +46,7 @@ class Rule:
         key = repr(df.dtypes) if len(columns) <= 100 else str(hash(repr(df.dtypes)))
         if key not in self._seen:
             try:
-                with quiet():
-                    told = self._analyze(df)
+                told = self._analyze(df)
             except PySparkException as error:
                 told = line_of(error)
             if len(self._seen) > 100:
@@ -181,18 +179,8 @@ def _observable(df: "DataFrame", aggregates: Sequence[str]) -> None:
     """Raise what Spark would if these were observed."""
     from pyspark.sql import functions as F
 
-    _ = df.observe("odf_asked", *map(F.expr, aggregates)).schema
-
-
-@contextmanager
-def quiet() -> Iterator[None]:
-    """Spark's own logger prints a page of JSON for each expression that it can't read."""
-    logger = logging.getLogger("SQLQueryContextLogger")
-    before, logger.disabled = logger.disabled, True
-    try:
-        yield
-    finally:
-        logger.disabled = before
+    # Spark Connect knows the schema of what is observed without asking its server; not so of more.
+    _ = df.observe("odf_asked", *map(F.expr, aggregates)).selectExpr("1").schema
 
 
 def line_of(error: BaseException) -> str:

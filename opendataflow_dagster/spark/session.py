@@ -1,33 +1,18 @@
 """The session of Spark that a process works with: classic, or of Spark Connect."""
 
-import atexit
 import logging
 import os
 import re
-import shutil
-import sys
-import tempfile
 import threading
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from ..dataflow.config import Settings
 from ..dataflow.errors import DataflowError, WrongUse
-from .conf import (
-    FASTER_START,
-    LEVEL,
-    MASTER,
-    OPTIONS,
-    REMOTE,
-    WAREHOUSE,
-    conf_folder,
-    given_conf,
-    is_local,
-    spark_conf,
-)
-from .java import java_home, needed_java
+from .conf import LEVEL, MASTER, OPTIONS, REMOTE, WAREHOUSE, given_conf, spark_conf
+from .java import java_home
 from .servers import listens, public
+from .start import driver_options, surroundings, warehouse
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -78,7 +63,7 @@ def spark_session(
         elif "PYSPARK_GATEWAY_PORT" in os.environ:
             session = _submitted(wanted, given)
         else:
-            session = _launched(wanted, short)
+            session = _launched(dict(wanted), short)
         _Known.of(session, wanted)
         return session
 
@@ -173,7 +158,7 @@ def _connected(wanted: dict[str, str]) -> "SparkSession":
     address = wanted.pop(REMOTE)
     if not address.startswith("sc://"):
         raise WrongUse(
-            f"{REMOTE} is {address!r}, which is no server of Spark Connect: it must be "
+            f"{REMOTE} is {public(address)!r}, which is no server of Spark Connect: it must be "
             "sc://HOST:PORT. For a session in this process set spark.master instead."
         )
     _wait_for(address, REMOTE)
@@ -215,13 +200,13 @@ def _launched(wanted: dict[str, str], short: bool) -> "SparkSession":
     _wait_for(wanted[MASTER], MASTER)
     # What a session of Spark Connect has left, now that it is over.
     os.environ.pop("SPARK_CONNECT_MODE_ENABLED", None)
-    wanted[OPTIONS] = _options(wanted, short)
+    wanted[OPTIONS] = driver_options(wanted, short)
     if not wanted[OPTIONS]:
         del wanted[OPTIONS]
     if wanted.get("spark.sql.catalogImplementation") != "hive":
-        wanted.setdefault(WAREHOUSE, _warehouse())
+        wanted.setdefault(WAREHOUSE, warehouse())
     try:
-        with _surroundings(wanted):
+        with surroundings(wanted):
             builder: Any = SparkSession.builder
             if SparkContext._gateway is not None:  # its Java runs since an earlier session
                 builder = builder.config(map=wanted)
@@ -252,65 +237,3 @@ def _submitted(wanted: Mapping[str, str], given: Mapping[str, str]) -> "SparkSes
     ours = {key: value for key, value in wanted.items() if key in given or key not in submitted}
     builder: Any = SparkSession.builder
     return builder.config(map=ours).getOrCreate()
-
-
-def _options(wanted: Mapping[str, str], short: bool) -> str:
-    """Java's options of the driver: ours, then the person's, which win."""
-    options = [FASTER_START] if short and is_local(wanted[MASTER]) else []
-    theirs = wanted.get(OPTIONS, "")
-    folder = conf_folder(os.environ)
-    configured = folder and os.path.exists(os.path.join(folder, "log4j2.properties"))
-    if not configured and "-Dlog4j" not in theirs:
-        level = wanted.get(LEVEL, "WARN").lower()
-        file = os.path.join(os.path.dirname(os.path.abspath(__file__)), "log4j2.properties")
-        options += [f'"-Dlog4j2.configurationFile=file:{file}"', f"-Dodf.spark.level={level}"]
-        if level not in ("error", "fatal", "off"):
-            options.append(f"-Dodf.spark.twice={level}")
-    return " ".join([*options, theirs]).strip()
-
-
-def _warehouse() -> str:
-    """Where tables without a place of their own go: not below the folder somebody works in."""
-    folder = os.path.join(tempfile.gettempdir(), f"odf-warehouse-{os.urandom(8).hex()}")
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    return folder
-
-
-@contextmanager
-def _surroundings(wanted: Mapping[str, str]) -> Iterator[None]:
-    """The environment that Spark's Java starts in; ours is again what it was afterwards.
-
-    The settings go by a file that is gone in the end: on a command line, everybody could read them.
-    """
-    changed: dict[str, str | None] = {"SPARK_REMOTE": None}
-    changed["JAVA_HOME"] = needed_java(vector="jdk.incubator.vector" in wanted.get(OPTIONS, ""))
-    python = wanted.get("spark.pyspark.python") or os.environ.get("PYSPARK_PYTHON")
-    changed["PYSPARK_PYTHON"] = python or sys.executable
-    if wanted.get("spark.driver.bindAddress") == "127.0.0.1":
-        changed["SPARK_LOCAL_IP"] = os.environ.get("SPARK_LOCAL_IP", "127.0.0.1")
-    handle, path = tempfile.mkstemp(prefix="odf-spark-", suffix=".conf")
-    before = {key: os.environ.get(key) for key in (*changed, "PYSPARK_SUBMIT_ARGS")}
-    try:
-        with open(handle, "w", encoding="utf-8") as file:
-            file.writelines(f"{_escaped(key)}={_escaped(value)}\n" for key, value in wanted.items())
-        theirs = os.environ.get("PYSPARK_SUBMIT_ARGS", "pyspark-shell")
-        changed["PYSPARK_SUBMIT_ARGS"] = f"--properties-file {path} {theirs}"
-        _put(changed)
-        yield
-    finally:
-        _put(before)
-        os.unlink(path)
-
-
-def _put(values: Mapping[str, str | None]) -> None:
-    for key, value in values.items():
-        if value is None:
-            os.environ.pop(key, None)
-        else:
-            os.environ[key] = value
-
-
-def _escaped(text: str) -> str:
-    """A key or a value as Java's properties have it."""
-    plain = re.sub(r"([\\=:#! ])", r"\\\1", text)
-    return plain.replace("\n", "\\n").replace("\r", "\\r").replace("\t", "\\t")

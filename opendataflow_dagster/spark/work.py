@@ -22,6 +22,7 @@ from .expect import Rule, rules_of
 from .frames import read_chunk_frame
 from .jobs import ANY, CHUNK, CONTEXT, FRAME, INPUTS, MERGE, SESSION, SparkJob
 from .last import Last
+from .postgres_read import looking
 from .progress import Progress, interrupting
 from .publishing import is_frame
 from .staging import StagedFrame, stage
@@ -140,7 +141,11 @@ class SparkWork(Maker):
                 self._watcher = threading.Thread(target=self._watch, name="watch", daemon=True)
                 self._watcher.start()
         spark = self.spark()
-        with interrupting(spark) as stop, Progress(spark, self.say, every=PROGRESS):
+        with (
+            interrupting(spark) as stop,
+            Progress(spark, self.say, every=PROGRESS),
+            looking(),  # the parts of a read see one moment
+        ):
             for chunk in chunks:
                 self._working[chunk.generation] = chunk, stop
             try:

@@ -72,10 +72,6 @@ mod(hashtid(ctid)::bigint + 2147483648, {parts}) = {part};
 -- A part of a range.
 {column} >= :first and {column} < :last;
 
--- name: snapshot_begin
--- Look at the table as it is now.
-begin transaction isolation level repeatable read read only;
-
 -- name: snapshot
 -- The name under which others can look at the same.
 select pg_export_snapshot();
@@ -85,7 +81,7 @@ select pg_export_snapshot();
 set transaction snapshot '{snapshot}';
 
 -- name: look_begin
--- What has to be said before.
+-- Look at one moment all the while.
 set transaction isolation level repeatable read read only;
 
 -- name: no_dimensions
