@@ -1,10 +1,10 @@
 """What chunks cost on Spark: `python benchmarks/spark.py [--quick] [--only files|postgres|…]`.
 
 files: 200 chunks of 50,000 rows from Parquet to Parquet: bare PySpark, our whole path (claim,
-evidence, publish, settle) one by one, and in micro-batches, in turns of 20 chunks. postgres: a table
-of 2 million rows read and written, against Spark's own JDBC (benchmarks/spark_postgres.py). noop: a
-chunk of one row in a session that is warm, end to end. memory: of the driver, Java and Python, over
-1,000 chunks. The status tables are on PostgreSQL. Exit code 0 if every target is met.
+evidence, publish, settle) one by one, and in micro-batches, in turns of 20 chunks. postgres: a
+table of 2 million rows read and written, against Spark's own JDBC (benchmarks/spark_postgres.py).
+noop: a chunk of one row in a warm session, end to end. memory: of the driver over 1,000 chunks.
+The status tables are on PostgreSQL. Exit code 0 if every target is met.
 """
 
 import argparse
@@ -22,12 +22,12 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 import psutil  # noqa: E402
-
+import spark_postgres  # noqa: E402
 from measure import Report, Samples, concluded, progress, spread  # noqa: E402
 
+from opendataflow_dagster.dataflow.moves import ready  # noqa: E402
 from opendataflow_dagster.dataflow.process import Scripts  # noqa: E402
 from opendataflow_dagster.dataflow.registry import add_dataset, add_job  # noqa: E402
-from opendataflow_dagster.dataflow.moves import ready  # noqa: E402
 from opendataflow_dagster.dataflow.store import Store, new_owner, open_store  # noqa: E402
 from opendataflow_dagster.spark.jobs import as_spark_job, spark_job  # noqa: E402
 from opendataflow_dagster.spark.runs import SparkRunner  # noqa: E402
@@ -71,9 +71,7 @@ def main() -> int:
             finally:
                 spark.stop()
         if "postgres" in parts:
-            import spark_postgres
-
-            spark_postgres.measure_all(server, Path(folder), report, options.quick)
+            spark_postgres.measure(server, report, options.quick)
     return report.verdict()
 
 

@@ -16,6 +16,8 @@ _HOMES = {
     "OpenDataFlowComponent": "component",
     "Place": "dataflow.produce",
     "Result": "dataflow.produce",
+    "SparkJob": "spark.jobs",
+    "SparkResource": "spark_resource",
     "build_definitions": "build",
     "catch_up_sensor": "launching",
     "dataflow_assets": "assets",
@@ -24,6 +26,7 @@ _HOMES = {
     "external_assets": "assets",
     "reconcile_sensor": "sensors",
     "script_assets": "scripts",
+    "spark_job": "spark.jobs",
     "today_schedules": "schedules",
 }
 """Public name → the module that has it."""

@@ -78,8 +78,9 @@ def dataflow_assets(
 
     It returns None, a `Result`, or what is to be published as the chunk: a frame, an Arrow table,
     bytes, a Path. For several datasets, a dict: dataset → one of these. One of `@spark_job`, or
-    with a parameter that is a DataFrame of Spark, is given the chunks of its inputs. The options
-    are those of `assets_of_job`.
+    with a parameter that is a DataFrame of Spark, is given the chunks of its inputs; with
+    `pyspark=True`, the resource of that name has its session. The other options are those of
+    `assets_of_job`.
     """
 
     def made(fn: Callable[..., Any]) -> dg.AssetsDefinition:
@@ -89,6 +90,12 @@ def dataflow_assets(
 
             return assets_of_function(
                 job, dataflow, fn, translator=translator, checks=checks, **described
+            )
+        if described.pop("pyspark", False):
+            name = getattr(fn, "__name__", fn)
+            raise WrongUse(
+                f"pyspark=True is for functions of DataFrames, and {name} of job {job!r} is none. "
+                "Annotate its inputs as DataFrame, or put @spark_job on it."
             )
         takes_context = len(inspect.signature(fn).parameters) > 1
 
@@ -136,7 +143,8 @@ def assets_of_job(
     catalog = dataflow if isinstance(dataflow, Catalog) else dataflow.catalog()
     translator = translator or DataflowTranslator()
     plan = registered(catalog, jobid)
-    checks = bound(checks, plan)
+    promised, checks = bound(promised, plan), bound(checks, plan)
+    _named_once([*promised, *checks], jobid)
     specs = [
         _with(spec, group_name, code_version, kinds, automation_condition)
         for spec in dataflow_specs(catalog, translator=translator, jobs=[jobid])
@@ -155,8 +163,7 @@ def assets_of_job(
     }
     outs = {f"output_{at}": spec for at, spec in enumerate(specs)}
     judged = {
-        f"check_{at}": check.spec(translator)
-        for at, check in enumerate([*bound(promised, plan), *checks])
+        f"check_{at}": check.spec(translator) for at, check in enumerate([*promised, *checks])
     }
     op = dg.op(
         name=name or translator.op_name(jobid),
@@ -181,6 +188,18 @@ def assets_of_job(
         resource_defs=resource_defs,
         hook_defs=hooks,
     )
+
+
+def _named_once(checks: Iterable[ChunkCheck], jobid: str) -> None:
+    """Refuse two checks of one name: Dagster would say so in the words of its steps."""
+    seen = set()
+    for each in checks:
+        if (each.dataset, each.name) in seen:
+            raise WrongUse(
+                f"Two checks of dataset {each.dataset!r}, which job {jobid!r} writes, are called "
+                f"{each.name!r}: rules of `expect` are checks too. Give one another name."
+            )
+        seen.add((each.dataset, each.name))
 
 
 def _policy(catalog: Catalog, jobid: str) -> dg.BackfillPolicy:

@@ -17,6 +17,7 @@ from .runners import Path, Runners, Script, by_job
 from .schedules import today_schedules
 from .sensors import reconcile_sensor
 from .settling import settlement_sensors
+from .spark_assets import PYSPARK
 from .translator import DataflowTranslator
 
 IO_MANAGER = "dataflow_io_manager"
@@ -34,6 +35,7 @@ def build_definitions(
     catalog: Catalog | None = None,
     translator: DataflowTranslator | None = None,
     io_manager: Any = None,
+    pyspark: Any = None,
     executor: dg.ExecutorDefinition | None = None,
     sensors: bool = True,
     schedules: bool = True,
@@ -47,15 +49,17 @@ def build_definitions(
     `scripts` (by job, or a folder: the executable files that are called like a job), or by assets
     of `@dataflow_assets`; any other assets of yours may be among `assets`. What no job here makes
     is shown as external. `jobs` leaves out the datasets of other jobs. `catalog` is what is
-    registered, if that is known already. `automatic` switches on from the start what launches runs:
-    the catch-up sensor and the schedules of `today`; else you do so in the UI.
+    registered, if that is known already. `pyspark` has the session for functions of DataFrames and
+    for the IO manager: a `SparkResource`, or a `LazyPySparkResource` of dagster-pyspark.
+    `automatic` switches on from the start what launches runs: the catch-up sensor and the schedules
+    of `today`; else you do so in the UI.
     """
     dataflow = dataflow or DataflowResource()
     translator = translator or DataflowTranslator()
     catalog = catalog or _catalog(dataflow)
     shown = None if jobs is None else {registered(catalog, jobid).jobid for jobid in jobs}
 
-    here = Runners(catalog, translator, checks)
+    here = Runners(catalog, translator, checks, pyspark=pyspark is not None)
     for each in assets:
         here.add_assets(each)
     for jobid, function in (functions or {}).items():
@@ -89,7 +93,9 @@ def build_definitions(
         schedules=timed,
         resources={
             RESOURCE: dataflow,
-            IO_MANAGER: io_manager or DataflowIOManager(dataflow=dataflow, translator=translator),
+            IO_MANAGER: io_manager
+            or DataflowIOManager(dataflow=dataflow, translator=translator, pyspark=pyspark),
+            **({PYSPARK: pyspark} if pyspark is not None else {}),
         },
         executor=executor,
     )

@@ -3,6 +3,7 @@
 import importlib
 import logging
 import os
+import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any
@@ -37,9 +38,14 @@ attributes:
   #   loadbob: ./loadbob.sh
   #   extract: [./extract.py, --fast]
 
-  # Python functions by job: `def fn(chunk)`, in a module of this project.
+  # Python functions by job: `def fn(chunk)`, or of DataFrames of Spark, in a module of this
+  # project, or in a file beside this one (`./reports.py:report`).
   # functions:
   #   report: my_project.reports.report
+
+  # Settings of Spark's session for them, over those of dataflow.properties.
+  # spark:
+  #   spark.master: local[4]
 
   # How datasets look. In templates `data` is the dataset, as in {{{{ data.datasetid }}}} or
   # {{{{ data.columns.hostname }}}}.
@@ -130,18 +136,38 @@ def _program(folder: Path, script: str | list[str]) -> list[str]:
 
 
 def _function(context: dg.ResolutionContext, name: str) -> Callable[..., Any]:
-    """A function by its dotted name; one that begins with a dot is beside the YAML file."""
-    module, _, attribute = context.resolve_value(name, as_type=str).rpartition(".")
+    """A function by its dotted name, or as `module:function` or `path/file.py:function`.
+
+    A name that begins with a dot is beside the YAML file, and so is a path that is relative.
+    """
+    told = context.resolve_value(name, as_type=str)
+    module, _, attribute = told.rpartition(":" if ":" in told else ".")
     if not module:
         raise WrongUse(f"{name!r} names no function. Write it as package.module.function.")
-    if module.startswith("."):
-        loading = dg.ComponentLoadContext.from_resolution_context(context)
+    loading = dg.ComponentLoadContext.from_resolution_context(context)
+    if module.endswith(".py"):
+        module = _of_file(os.path.join(loading.path, os.path.expanduser(module)))
+    elif module.startswith("."):
         folders = loading.path.relative_to(loading.defs_module_path).parts
         module = ".".join([loading.defs_module_name, *folders, module[1:]])
     found = getattr(importlib.import_module(module), attribute, None)
     if found is None:
         raise WrongUse(f"Module {module} has no {attribute!r}. Correct the name in the YAML file.")
     return found
+
+
+def _of_file(path: str) -> str:
+    """The name of a module that is a file: what lies beside it can be imported, too."""
+    if not os.path.isfile(path):
+        raise WrongUse(f"There is no file {path}. Correct its name in the YAML file.")
+    folder, file = os.path.split(os.path.abspath(path))
+    name = file.removesuffix(".py")
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+    found = importlib.import_module(name).__file__ or ""
+    if not os.path.samefile(found, path):
+        raise WrongUse(f"{path} is called like the module {found}. Give the file another name.")
+    return name
 
 
 class YamlTranslator(DataflowTranslator):
@@ -200,9 +226,10 @@ class OpenDataFlowComponent(dg.StateBackedComponent, dg.Model, dg.Resolvable):
                 jobid: _function(context, name) for jobid, name in given.items()
             },
             model_field_type=dict[str, str] | None,
-            description="By job, the function that makes one of its chunks.",
+            description="By job, the function that makes its chunks.",
         ),
     ] = None  # fmt: skip
+    spark: dict[str, Any] | None = None
     jobs: list[str] | None = None
     translation: Annotated[
         Callable[..., Any] | None,
@@ -251,6 +278,7 @@ class OpenDataFlowComponent(dg.StateBackedComponent, dg.Model, dg.Resolvable):
             scripts=self.scripts,
             functions=self.functions,
             jobs=self.jobs,
+            pyspark=self._pyspark(),
             translator=YamlTranslator(self.translation) if self.translation else None,
             sensors=self.sensors,
             schedules=self.schedules,
@@ -258,6 +286,13 @@ class OpenDataFlowComponent(dg.StateBackedComponent, dg.Model, dg.Resolvable):
             runs_per_job=self.runs_per_job,
             batch=self.batch,
         )
+
+    def _pyspark(self) -> Any:
+        if not self.spark:
+            return None
+        from .spark_resource import SparkResource
+
+        return SparkResource(spark_config=self.spark, config=self.config)
 
     def _dataflow(self) -> DataflowResource:
         return DataflowResource(

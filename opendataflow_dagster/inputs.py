@@ -1,7 +1,7 @@
 """A chunk as an asset's input: in the shape that its annotation asks for, with the evidence."""
 
 import typing
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -39,19 +39,20 @@ def wanted(annotation: Any) -> tuple[str, str]:
     return "one", kind
 
 
-def data(reading: Reading, target: Folder | Remote | Table, kind: str) -> Any:
+def data(
+    reading: Reading, target: Folder | Remote | Table, kind: str, session: Callable[[], Any]
+) -> Any:
+    """A chunk as what is wanted; a session of Spark is asked for only where that is its frame."""
     if kind == "spark":
-        return _spark(reading, target)
+        return _spark(reading, target, session)
     if kind in ("path", "str"):
         place = read(reading, target, "path")
         return Path(place) if kind == "path" else place
     return read(reading, target, kind)
 
 
-def _spark(reading: Reading, target: Folder | Remote | Table) -> Any:
-    """A chunk as a frame of the session that runs, or else of a new one."""
+def _spark(reading: Reading, target: Folder | Remote | Table, session: Callable[[], Any]) -> Any:
     from .spark.frames import read_chunk_frame
-    from .spark.session import spark_session
 
     fact = reading.fact
     place = Place(
@@ -59,7 +60,7 @@ def _spark(reading: Reading, target: Folder | Remote | Table) -> Any:
         fact.get("rows"), fact.get("fingerprint"),
     )  # fmt: skip
     return read_chunk_frame(
-        spark_session(), place, reading.dataid, reading.password, lambda: reading.bounds,
+        session(), place, reading.dataid, reading.password, lambda: reading.bounds,
         getattr(target, "format", DEFAULT_FORMAT),
     )  # fmt: skip
 

@@ -47,6 +47,8 @@ class DataflowIOManager(dg.ConfigurableIOManager):
 
     dataflow: dg.ResourceDependency[DataflowResource]
     translator: dg.ResourceDependency[DataflowTranslator] = DataflowTranslator()  # type: ignore[assignment]
+    pyspark: dg.ResourceDependency[Any] = None  # type: ignore[assignment]
+    """What has the session of Spark; without it, that of the process, as `odf` would start it."""
     format: str = DEFAULT_FORMAT
     """What a folder's files are in, if its dataset is registered without a format."""
 
@@ -72,7 +74,7 @@ class DataflowIOManager(dg.ConfigurableIOManager):
         for key in keys:
             found[key], readings[key] = read_chunk(
                 store, datasetid, self.translator.dataid(key),
-                lambda reading: data(reading, reading.target(self.format), each),
+                lambda reading: data(reading, reading.target(self.format), each, self._session),
                 format=self.format,
             )  # fmt: skip
         step = context.step_context
@@ -116,6 +118,13 @@ class DataflowIOManager(dg.ConfigurableIOManager):
             raise dg.Failure("\n".join([told, *named, *more]), allow_retries=False)
         if bad:
             raise dg.Failure(next(iter(bad.values())), allow_retries=False)
+
+    def _session(self) -> Any:
+        if self.pyspark is not None:
+            return self.pyspark.spark_session
+        from .spark.session import spark_session
+
+        return spark_session(app="dagster", settings=self.dataflow.settings)
 
     def _in_order(self, keys: Iterable[str]) -> list[str]:
         """Partition keys in the order of their dataids: Dagster gives them in any."""
@@ -177,9 +186,11 @@ class _Output:
 
     def _write(self, chunk: Chunk, obj: Any) -> dict[str, Result]:
         place = chunk.outputs[self.datasetid]
-        way = publish_frame if is_frame(obj) else publish
-        told = way(self.store, place, chunk, obj, format=self.manager.format)
-        return {self.datasetid: told}
+        store, format = self.store, self.manager.format
+        if is_frame(obj):
+            say = self.context.log.info
+            return {self.datasetid: publish_frame(store, place, chunk, obj, format=format, say=say)}
+        return {self.datasetid: publish(store, place, chunk, obj, format=format)}
 
     def _compare(self, chunk: Chunk) -> None:
         """Fail the chunk if what the claim has locked isn't what was read for it."""

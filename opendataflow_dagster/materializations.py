@@ -2,14 +2,17 @@
 
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 import dagster as dg
 
+from .dataflow.errors import DataflowError
 from .dataflow.model import Fact
 from .dataflow.names import typed
 from .dataflow.produce import Produced, Result, five_answers
 from .dataflow.truth import Truth
+from .spark.schematext import columns_of
 from .translator import DataflowTranslator
 
 VERSION_TAG = "dagster/data_version"
@@ -43,7 +46,7 @@ def made(
     }
     more = produced.results.get(fact.datasetid, Result()).metadata
     return _materialization(
-        translator.asset_key(fact.datasetid), partition, claim.generation, told, more
+        translator.asset_key(fact.datasetid), partition, claim.generation, told, more, fact.schema
     )
 
 
@@ -54,7 +57,7 @@ def skipped(
 
     A row that no claim has made is of generation 0.
     """
-    datasetid, maker, _, generation, place, rows, size, fingerprint, inputs = row
+    datasetid, maker, _, generation, place, rows, size, fingerprint, inputs, schema = row
     consumed = json.loads(inputs) if inputs else {}
     told = {
         "skipped": True,
@@ -73,7 +76,8 @@ def skipped(
         "safe": "nobody holds it",
         "log": log,
     }
-    return _materialization(translator.asset_key(datasetid), partition, generation or 0, told, {})
+    asset = translator.asset_key(datasetid)
+    return _materialization(asset, partition, generation or 0, told, {}, schema)
 
 
 def elsewhere(
@@ -101,13 +105,13 @@ def elsewhere(
     }
     return _materialization(
         translator.asset_key(datasetid), translator.partition_key(dataid), truth.generation or 0,
-        told, {},
+        told, {}, known.get("schema"),
     )  # fmt: skip
 
 
 def _materialization(
     asset: dg.AssetKey, partition: str, generation: int, told: Mapping[str, Any],
-    more: Mapping[str, Any],
+    more: Mapping[str, Any], schema: str | None,
 ) -> dg.AssetMaterialization:  # fmt: skip
     ours = {
         f"opendataflow/{name}": value
@@ -116,6 +120,10 @@ def _materialization(
     }
     if told["rows"] is not None:
         ours["dagster/row_count"] = told["rows"]
+    with suppress(DataflowError):  # what others have recorded may be no schema
+        if schema:
+            columns = [dg.TableColumn(name, kind) for name, kind in columns_of(schema)]
+            ours["dagster/column_schema"] = dg.TableSchema(columns)
     tags = {VERSION_TAG: str(generation)}
     try:
         return dg.AssetMaterialization(

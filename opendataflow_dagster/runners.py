@@ -13,6 +13,7 @@ from .dataflow.errors import WrongUse
 from .dataflow.names import printable, typed
 from .dataflow.script import CannotStart, check
 from .scripts import script_assets
+from .spark.jobs import is_spark_function
 from .translator import DataflowTranslator
 
 NAMED = 10
@@ -26,9 +27,10 @@ class Runners:
     """What this code location runs, job by job."""
 
     def __init__(
-        self, catalog: Catalog, translator: DataflowTranslator, checks: Iterable[ChunkCheck]
-    ) -> None:
-        self.catalog, self.translator = catalog, translator
+        self, catalog: Catalog, translator: DataflowTranslator, checks: Iterable[ChunkCheck], *,
+        pyspark: bool = False,
+    ) -> None:  # fmt: skip
+        self.catalog, self.translator, self._pyspark = catalog, translator, pyspark
         self.assets: list[Any] = []
         self.targets: dict[str, dg.AssetsDefinition] = {}
         self._by: dict[str, str] = {}
@@ -52,16 +54,19 @@ class Runners:
                 self._take(jobid, given, "the assets of @dataflow_assets")
 
     def add_function(self, jobid: str, function: Callable[..., Any]) -> None:
-        name = getattr(function, "__name__", type(function).__name__)
+        inner = getattr(function, "fn", function)  # of a SparkJob
+        name = getattr(inner, "__name__", type(inner).__name__)
         if not callable(function) or isinstance(function, dg.AssetsDefinition):
             raise WrongUse(
                 f"What runs job {jobid!r}, a {type(function).__name__}, isn't a function. Assets "
                 "that are made already go into `assets`."
             )
         self._registered(jobid, f"function {name}")
+        options = {"pyspark": True} if self._pyspark and is_spark_function(function) else {}
         made = dataflow_assets(
-            job=jobid, dataflow=self.catalog, translator=self.translator, checks=self._for(jobid)
-        )(function)
+            job=jobid, dataflow=self.catalog, translator=self.translator, checks=self._for(jobid),
+            **options,
+        )(function)  # fmt: skip
         self._take(jobid, made, f"function {name}")
         self.assets.append(made)
 

@@ -1,5 +1,6 @@
 """Functions of DataFrames as assets: chunks read and published by Spark."""
 
+import inspect
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
@@ -9,8 +10,8 @@ from .checks import ChunkCheck
 from .dataflow.catalog import Catalog
 from .dataflow.chunk import ERROR
 from .resource import DataflowResource
-from .spark.expect import rules_of
-from .spark.jobs import SparkJob, as_spark_job
+from .spark.expect import Rule, rules_of
+from .spark.jobs import as_spark_job
 from .translator import DataflowTranslator
 
 if TYPE_CHECKING:
@@ -32,8 +33,8 @@ def assets_of_function(
 ) -> dg.AssetsDefinition:
     """Make assets of a function of DataFrames; what it expects are checks of the assets.
 
-    `pyspark` takes the session from the resource of that name, a `LazyPySparkResource`, instead of
-    one with what `dataflow.properties` says of Spark.
+    `pyspark` takes the session from the resource of that name, a `SparkResource` or a
+    `LazyPySparkResource`, instead of one with what `dataflow.properties` says of Spark.
     """
     from .assets import RESOURCE, assets_of_job, registered
 
@@ -54,7 +55,7 @@ def assets_of_function(
                 return getattr(context.resources, PYSPARK).spark_session
             from .spark.session import spark_session
 
-            return spark_session(conf_of(job), app=f"odf {jobid}", settings=resource.settings)
+            return spark_session(app=f"odf {jobid}", settings=resource.settings)
 
         return SparkWork(
             resource.store, resource.store.plan(jobid), job, session, context=context,
@@ -62,7 +63,7 @@ def assets_of_function(
         )  # fmt: skip
 
     promised = [
-        ChunkCheck(rule.name, bool, rule.datasetid, rule.severity == ERROR)
+        ChunkCheck(rule.name, bool, rule.datasetid, rule.severity == ERROR, _about(rule))
         for rule in rules_of(job.expect, plan.outputs)
     ]
     options["kinds"] = {*options.get("kinds", ()), "spark"}
@@ -71,6 +72,10 @@ def assets_of_function(
     )
 
 
-def conf_of(job: SparkJob) -> dict[str, str]:
-    """What a job asks of its session."""
-    return {"spark.scheduler.mode": "FAIR"} if job.threads > 1 else {}
+def _about(rule: Rule) -> str | None:
+    """What a rule asks, for the page of its asset check."""
+    if says := getattr(rule, "says", ""):
+        return f"Rows that {says} fail it."
+    if columns := rule.columns:
+        return f"{', '.join(columns)}: no two rows have the same."
+    return inspect.getdoc(getattr(rule, "fn", None)) if hasattr(rule, "fn") else None

@@ -8,6 +8,7 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+import psycopg
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
@@ -15,6 +16,7 @@ from pyspark.sql import functions as F
 from opendataflow_dagster.dataflow.chunk import Chunk, Result
 from opendataflow_dagster.dataflow.errors import WrongUse
 from opendataflow_dagster.dataflow.folders import NOTE, read_note
+from opendataflow_dagster.spark.evidence import HIGH, LOW, ROWS, Observed
 from opendataflow_dagster.spark.jobs import spark_job
 from tests.spark_lines import Line
 from tests.stores import policy, put, sql
@@ -194,6 +196,53 @@ def test_a_table_of_sqlite_is_read_and_written(line: Line, spark: SparkSession) 
     connection.close()
     assert found == [("mon", 2, 1.5), ("sun", 1, 1.0), ("tue", 1, 2.5)]
     assert line.facts("sums")["mon"]["fingerprint"].startswith("1-")
+
+
+def test_chunks_travel_through_tables_of_postgresql(
+    line: Line, spark: SparkSession, postgres_url: str
+) -> None:
+    with psycopg.connect(postgres_url, autocommit=True) as person:
+        for name in ("orders", "copies"):
+            person.execute(
+                f"create table {name} (id bigint primary key, day date, amount numeric(12, 2), "
+                "at timestamptz, tags text[])"
+            )
+        person.execute(
+            "insert into orders select n, date '2026-01-01' + n % 3, n / 7.0, now(), array['a', null] "
+            "from generate_series(1, 3000) n"
+        )
+        info = person.info
+        place = {"hostname": f"{info.host}:{info.port}", "database": info.dbname,
+                 "username": info.user, "chunkcolumn": "day"}  # fmt: skip
+        line.dataset("orders", tablename="orders", **place)
+        line.dataset("copies", tablename="copies", **place)
+        line.job("unload", "orders", "lake")
+        line.job("load", "lake", "copies")
+        line.job("check", "copies", "again")
+        for day in ("2026-01-01", "2026-01-02", "2026-01-03"):
+            put(line.store, "orders", day)
+
+        assert line.run("unload", lambda df: df.repartition(3)).done == 3, line.said
+        assert line.run("load", spark_job(lambda df: df, expect={"unique": ["id"]})).done == 3
+        assert line.run("check", lambda df: df).done == 3
+
+        same = "select count(*) from (select * from orders except select * from copies) d"
+        assert person.execute(same).fetchone() == (0,)
+    assert line.fingerprints("lake") == line.fingerprints("copies") == line.fingerprints("again")
+    assert line.facts("copies")["2026-01-02"]["rows"] == 1000
+
+
+def test_rows_that_were_observed_wrongly_are_counted_anew(
+    doubling: Line, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    doubling.arrive("numbers", _1=numbers(spark, 1, 2, 3), _2=numbers(spark, 3, 2, 1))
+    doubling.run("double", double, all_chunks=False)
+
+    monkeypatch.setattr(Observed, "_told", lambda self: {ROWS: 7, HIGH: 1, LOW: 1})
+    doubling.run("double", spark_job(double, expect={"range": {"n": (0, 3)}}))
+
+    one, two = doubling.fingerprints("doubled").values()
+    assert one == two
 
 
 # --- shapes of chunks ---

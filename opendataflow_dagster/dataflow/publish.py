@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from . import files
+from . import files, sparkfiles
 from .chunk import Chunk, ChunkFailed, Place, Result
 from .errors import DataflowError, Refused, StaleClaim
 from .folders import FORMATS, put, read_note
@@ -12,7 +12,7 @@ from .packs import read_note as packs_note
 from .reading import Reading, bounds_of, with_code
 from .store import Store, _stale
 from .tables import Rows
-from .targets import DEFAULT_FORMAT, JDBC, Folder, Remote, Table, target_of
+from .targets import DEFAULT_FORMAT, JDBC, SPARK_FORMATS, Folder, Remote, Table, target_of
 
 
 def publish(
@@ -107,8 +107,13 @@ def read(found: Reading, target: Any, kind: str = "pandas") -> Any:
     if kind == "bytes":
         return files.read_bytes(path)
     note = read_note(path)
+    format = note.get("format") or target.format
+    if format in SPARK_FORMATS:
+        raise _spark_only(target._replace(format=format), "read")
+    if isinstance(schema := note.get("schema"), dict):  # Spark wrote it
+        return _as(kind, sparkfiles.read(path, format, schema))
     way = files.read_table if kind == "arrow" else files.read_frame
-    return way(path, note.get("format") or target.format, note.get("columns"))
+    return way(path, format, note.get("columns"))
 
 
 def _to_folder(target: Folder, chunk: Chunk, obj: Any, confirm: Any) -> Result:
@@ -130,10 +135,18 @@ def _packed(location: str, kind: str) -> Any:
             "of its own. Annotate the input as a DataFrame, or as pyarrow.Table.",
             code="INVALID_LOCATION",
         )
+    note = packs_note(location)
+    if isinstance(schema := note.get("schema"), dict):
+        rows = read_packed(location, coerce_int96_timestamp_unit="us")
+        return _as(kind, sparkfiles.conform(rows, sparkfiles.arrow_schema(schema)))
     rows = read_packed(location)
     if kind == "arrow":
         return rows
-    return files.typed_as(rows.to_pandas(), packs_note(location).get("columns") or {})
+    return files.typed_as(rows.to_pandas(), note.get("columns") or {})
+
+
+def _as(kind: str, rows: Any) -> Any:
+    return rows if kind == "arrow" else sparkfiles.frame(rows)
 
 
 def _spark_only(target: Folder | Remote | Table, how: str) -> Refused:

@@ -7,7 +7,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..dataflow.chunk import Chunk, ChunkFailed
-from ..dataflow.errors import DataflowError, StaleClaim
+from ..dataflow.errors import DataflowError
 from ..dataflow.folders import BATCH, STAGING, directory
 from ..dataflow.packs import COLUMN, is_packed
 from ..dataflow.reading import located
@@ -83,6 +83,7 @@ class Batch:
         """Write an output of all chunks in one job, and stage each chunk's files by themselves."""
         work, spark = self.work, self.work.spark()
         target = self._folder(chunks[0], datasetid)
+        work.sweep(chunks[0].outputs[datasetid])
         path = begin(target.root, [each.generation for each in chunks])
         try:
             df = self._fitted(datasetid, chunks[0].dataid, df)
@@ -133,8 +134,6 @@ class Batch:
 
     def _left_alone(self, chunks: Sequence[Chunk], error: Exception) -> None:
         """Drop what the batch has staged, so that each chunk is made by itself."""
-        if isinstance(error, StaleClaim):
-            raise error
         for chunk in chunks:
             self.work.forget(chunk.claim)
         reason = str(error).strip().partition("\n")[0]

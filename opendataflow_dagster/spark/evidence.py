@@ -28,6 +28,10 @@ class Evidence(NamedTuple):
     told: Mapping[str, Any] = {}
 
 
+class Unseen(DataflowError):
+    """What Spark observed isn't what was written."""
+
+
 class Observed:
     """What a frame's first action saw of its rows: call it after that action."""
 
@@ -47,7 +51,7 @@ class Observed:
         if seen is None or (rows is not None and rows != seen):
             saw = "nothing" if seen is None else f"{seen:,} rows"
             there = "others are there" if rows is None or rows < 0 else f"{rows:,} are there"
-            raise DataflowError(
+            raise Unseen(
                 f"Spark observed {saw} of this chunk, but {there}: its job has failed, or did tasks"
                 " again. Nothing of it may be recorded: run the chunk again."
             )
@@ -85,6 +89,15 @@ def observed(df: "DataFrame", extra: Sequence[str] = ()) -> tuple["DataFrame", O
     observation = Observation(f"odf_{uuid4().hex}")
     seen = df.observe(observation, *map(F.expr, [*_aggregates(row_hash(schema)), *extra]))
     return seen, Observed(df, observation, schema_text(schema))
+
+
+def of_frame(df: "DataFrame", extra: Sequence[str] = ()) -> Evidence:
+    """The evidence of a frame's rows, in a pass of its own."""
+    from pyspark.sql import functions as F
+
+    schema = df.schema
+    told = df.agg(*map(F.expr, [*_aggregates(row_hash(schema)), *extra])).collect()[0]
+    return _evidence(told.asDict(recursive=False), schema_text(schema))
 
 
 def of_groups(df: "DataFrame", column: str, extra: Sequence[str] = ()) -> dict[str, Evidence]:

@@ -84,7 +84,37 @@ def read_files(
             "frame instead.",
             code="INVALID_LOCATION",
         )
+    elif kind in ("csv", "json") and note.get("columns"):
+        reader = reader.schema(_as_pandas_had(reader, path, kind, note["columns"]))
     return reader.load(literal(path))
+
+
+def _as_pandas_had(reader: Any, path: str, kind: str, columns: Mapping[str, str]) -> Any:
+    """The schema of a frame of pandas, by its dtypes: in a text file, 007 may be a number.
+
+    Of what dtypes don't tell, Spark looks into the file.
+    """
+    from pyspark.sql.types import StringType, StructType
+
+    told = {name: _DTYPES.get(dtype.partition("[")[0]) for name, dtype in columns.items()}
+    told |= {name: "timestamp" for name, dtype in columns.items() if "," in dtype}  # with its zone
+    if kind == "json":  # an object may be a list, there
+        told = {name: None if columns[name] == "object" else each for name, each in told.items()}
+    seen = {}
+    if None in told.values():
+        seen = {each.name: each.dataType for each in reader.load(literal(path)).schema}
+    schema = StructType()
+    for name, each in told.items():
+        schema.add(name, each or seen.get(name, StringType()))
+    return schema
+
+
+_DTYPES = {
+    "int8": "byte", "int16": "short", "int32": "integer", "int64": "long", "Int64": "long",
+    "float32": "float", "float64": "double", "bool": "boolean", "boolean": "boolean",
+    "object": "string", "string": "string", "datetime64": "timestamp_ntz",
+}  # fmt: skip
+"""A dtype of pandas and the type of Spark that its values in a text file have."""
 
 
 def read_packed(spark: "SparkSession", location: str) -> "DataFrame":

@@ -134,6 +134,59 @@ def _first_of(stages: list[tuple[int, int, bool]]) -> State | None:
     return None
 
 
+_here = threading.local()
+"""Which tag the jobs of this thread have: Java forgets it with the call that is interrupted."""
+
+ENDING = 10.0
+"""Seconds that jobs may take to end once they are told to."""
+
+CALM = 0.5
+"""Seconds without a job after which none is taken to come any more."""
+
+
+@contextmanager
+def ending(session: "SparkSession") -> Iterator[None]:
+    """Hold up an interruption (a run is canceled) until the jobs that it leaves behind are over.
+
+    What they write would else come back after it was removed.
+    """
+    try:
+        yield
+    except Exception:
+        raise
+    except BaseException:
+        with suppress(Exception):
+            _end_jobs(session)
+        raise
+
+
+def _end_jobs(session: Any) -> None:
+    tag = getattr(_here, "tag", None)
+    if tag is None:
+        return
+    if is_remote(session):
+        session.interruptTag(tag)
+        return
+    context = session.sparkContext
+    until = _now() + ENDING
+    calm = _now() + CALM
+    while _now() < min(until, calm):
+        context.cancelJobsWithTag(tag)
+        if _at_work(context, tag):
+            calm = _now() + CALM
+        time.sleep(0.05)
+
+
+def _at_work(context: Any, tag: str) -> bool:
+    tracker = context.statusTracker()
+    for job in context._jsc.sc().statusTracker().getJobIdsForTag(tag):
+        if told := tracker.getJobInfo(job):
+            stages = map(tracker.getStageInfo, told.stageIds)
+            if told.status == "RUNNING" or any(each and each.numActiveTasks for each in stages):
+                return True
+    return False
+
+
 @contextmanager
 def interrupting(session: "SparkSession") -> Iterator[Callable[[], None]]:
     """Give a callable that ends, from any thread, the Spark jobs of this thread's block.
@@ -145,19 +198,23 @@ def interrupting(session: "SparkSession") -> Iterator[Callable[[], None]]:
     over, called = threading.Event(), threading.Lock()
 
     def end() -> None:
-        while not over.is_set():
+        while True:  # at least once: the block may be over by now, and its job not
             with suppress(Exception):
                 target.interruptTag(tag) if remote else target.cancelJobsWithTag(tag)
-            over.wait(0.5)
+            if over.wait(0.5):
+                return
 
     def cancel() -> None:
         if called.acquire(blocking=False):
             threading.Thread(target=end, name="odf-spark-cancel", daemon=True).start()
 
     target.addTag(tag) if remote else target.addJobTag(tag)
+    before = getattr(_here, "tag", None)
+    _here.tag = tag
     try:
         yield cancel
     finally:
         over.set()
+        _here.tag = before
         with suppress(Exception):
             target.removeTag(tag) if remote else target.removeJobTag(tag)

@@ -1,5 +1,6 @@
 """One frame as one chunk: staged with its evidence, and published for the claim in hand."""
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from ..dataflow.chunk import Chunk, ChunkFailed, Place, Result
@@ -7,23 +8,34 @@ from ..dataflow.errors import DataflowError, StaleClaim
 from ..dataflow.reading import with_code
 from ..dataflow.store import Store, _stale
 from ..dataflow.targets import DEFAULT_FORMAT
+from .progress import Progress, interrupting
 from .staging import stage
+from .troubles import in_a_line
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
+PROGRESS = 10.0
+"""Seconds between two lines about a job of Spark that takes long."""
+
 
 def publish_frame(
-    store: Store, place: Place, chunk: Chunk, df: "DataFrame", *, format: str = DEFAULT_FORMAT
-) -> Result:
-    """Publish a frame of Spark as the chunk of a dataset, as `publish` does other objects."""
+    store: Store, place: Place, chunk: Chunk, df: "DataFrame", *, format: str = DEFAULT_FORMAT,
+    say: Callable[[str], object] = lambda line: None,
+) -> Result:  # fmt: skip
+    """Publish a frame of Spark as the chunk of a dataset, as `publish` does other objects.
+
+    `say` is given how far a job is that takes long.
+    """
 
     def confirm() -> None:
         if store.db.insist(lambda: store.heartbeat([chunk.claim]))[0]:
             raise _stale([chunk.claim])
 
     try:
-        staged = stage(df.sparkSession, store, chunk, place, df, (), format)
+        spark = df.sparkSession
+        with interrupting(spark), Progress(spark, say, every=PROGRESS):
+            staged = stage(spark, store, chunk, place, df, (), format)
         try:
             location, told = staged.show(confirm), staged.evidence
         finally:
@@ -32,6 +44,10 @@ def publish_frame(
         raise
     except DataflowError as error:
         raise ChunkFailed(with_code(error)) from error
+    except Exception as error:
+        if (reason := in_a_line(error)) is None:
+            raise
+        raise ChunkFailed(reason) from error
     return Result(told.rows, staged.bytes, told.fingerprint, location, schema=told.schema)
 
 

@@ -26,6 +26,31 @@ def schema_of(text: str) -> "StructType":
     return fields
 
 
+def columns_of(text: str) -> list[tuple[str, str]]:
+    """The columns of a schema and their types, as texts: for those who have no Spark."""
+    found, start, depth, quoted = [], 0, 0, False
+    for at, mark in enumerate(text + ","):
+        if mark == "`":
+            quoted = not quoted
+        elif quoted:
+            continue
+        elif mark in "<(":
+            depth += 1
+        elif mark in ">)":
+            depth -= 1
+        elif mark == "," and depth == 0 and at > start:
+            found.append(_column(text[start:at]))
+            start = at + 1
+    return found
+
+
+def _column(text: str) -> tuple[str, str]:
+    name = re.match(r"(?:`(?:[^`]|``)*`|[^`:]+)(?=:)", text)
+    if not name:
+        raise DataflowError(f"The recorded schema has a column {text[:80]!r}, which can't be read.")
+    return _unquoted(name[0]), text[name.end() + 1 :]
+
+
 def _name(name: str) -> str:
     return name if _PLAIN.fullmatch(name) else "`" + name.replace("`", "``") + "`"
 

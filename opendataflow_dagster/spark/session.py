@@ -3,8 +3,10 @@
 import logging
 import os
 import re
+import signal
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from ..dataflow.config import Settings
@@ -206,7 +208,7 @@ def _launched(wanted: dict[str, str], short: bool) -> "SparkSession":
     if wanted.get("spark.sql.catalogImplementation") != "hive":
         wanted.setdefault(WAREHOUSE, warehouse())
     try:
-        with surroundings(wanted):
+        with surroundings(wanted), _own_interrupt():
             builder: Any = SparkSession.builder
             if SparkContext._gateway is not None:  # its Java runs since an earlier session
                 builder = builder.config(map=wanted)
@@ -218,6 +220,18 @@ def _launched(wanted: dict[str, str], short: bool) -> "SparkSession":
             f"Spark didn't start on {wanted[MASTER]}: {_cause(error)}. Correct {MASTER} or what "
             "it names, then run `odf doctor`."
         ) from error
+
+
+@contextmanager
+def _own_interrupt() -> Iterator[None]:
+    """Keep what a process does when it is interrupted: pyspark puts its own in the place of it."""
+    before = signal.getsignal(signal.SIGINT)
+    try:
+        yield
+    finally:
+        mine = before not in (None, signal.default_int_handler)
+        if mine and threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGINT, before)
 
 
 def _cause(error: BaseException) -> str:

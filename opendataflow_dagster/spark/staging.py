@@ -13,7 +13,7 @@ from ..dataflow.reading import bounds_of
 from ..dataflow.store import Store
 from ..dataflow.tables import Rows
 from ..dataflow.targets import DEFAULT_FORMAT, JDBC, SQLITE, Folder, Table, target_of
-from .evidence import Evidence, observed
+from .evidence import Evidence, Unseen, observed, of_frame
 from .frames import (
     CSV,
     TABLE_FORMATS,
@@ -23,11 +23,15 @@ from .frames import (
     lake_trouble,
     read_files,
 )
+from .progress import ending
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 Confirm = Callable[[], None]
+
+MOMENT = "yyyy-MM-dd'T'HH:mm:ss.SSSSSS"
+"""How a time is written as a text."""
 
 
 class StagedFrame(Protocol):
@@ -92,14 +96,24 @@ class StagedFolder:
     def _write(self, df: "DataFrame", extra: Sequence[str]) -> None:
         frame, taken = observed(df, extra)
         write_files(frame, self.path, self._target.format)
-        self.take(taken(), df.schema.jsonValue())
+        schema = df.schema.jsonValue()
+        try:
+            evidence = taken(rows_of(self.path, self._target.format))
+        except Unseen:  # tasks were done again: what is there tells
+            note = {"format": self._target.format, "schema": schema}
+            evidence = of_frame(read_files(self._spark, self.path, note, ""), extra)
+        self._tell(evidence, schema)
 
     def take(self, evidence: Evidence, schema: Mapping[str, Any]) -> None:
-        """Verify what was written, and let its note tell of it."""
-        self.evidence = evidence
-        self._schema = schema
+        """Verify what was written with other chunks, and let its note tell of it."""
+        rows = rows_of(self.path, self._target.format)
+        if rows not in (None, evidence.rows):
+            raise _short(self.path, rows, evidence.rows)
+        self._tell(evidence, schema)
+
+    def _tell(self, evidence: Evidence, schema: Mapping[str, Any]) -> None:
+        self.evidence, self._schema = evidence, schema
         self.bytes = tidy(self.path)
-        verify(self.path, self._target.format, evidence.rows)
         self._staged.tell(self.note())
 
     def note(self) -> dict[str, Any]:
@@ -132,9 +146,7 @@ class StagedTable:
         frame, taken = observed(df, extra)
         self._table, self._rows, self._spark, self._schema = table, rows, spark, df.schema
         self._data = frame.toArrow()
-        self.evidence, self.bytes = taken(), None
-        if self._data.num_rows != self.evidence.rows:
-            raise _short(table.location, self._data.num_rows, self.evidence.rows)
+        self.evidence, self.bytes = taken(self._data.num_rows), None
 
     def show(self, confirm: Confirm) -> str:
         import pandas
@@ -158,9 +170,7 @@ class StagedRowsOf:
         self._spark, self._table, self._staged = spark, table, staged
         self.bytes = None
         try:
-            self.evidence = taken()
-            if staged.rows != self.evidence.rows:
-                raise _short(table.location, staged.rows, self.evidence.rows)
+            self.evidence = taken(staged.rows)
         except BaseException:
             staged.discard()
             raise
@@ -223,11 +233,15 @@ def write_files(df: "DataFrame", path: str, format: str, by: str | None = None) 
     """Write a frame's files into an empty directory; of many chunks, by their column."""
     writer = df.write.format(format).mode("append")
     if format == "csv":
-        # An empty text is quoted, so that it isn't taken for NULL.
-        writer = writer.options(**CSV, emptyValue='""')
+        # An empty text is quoted, so that it isn't taken for NULL; spaces belong to a text.
+        spaces = dict.fromkeys(("ignoreLeadingWhiteSpace", "ignoreTrailingWhiteSpace"), "false")
+        writer = writer.options(**CSV, emptyValue='""', **spaces)
+    if format in ("csv", "json"):  # by default, they stop at milliseconds
+        writer = writer.options(timestampFormat=f"{MOMENT}XXX", timestampNTZFormat=MOMENT)
     if format == "json":
         writer = writer.option("ignoreNullFields", "false")
-    (writer.partitionBy(by) if by else writer).save(path)
+    with ending(df.sparkSession):
+        (writer.partitionBy(by) if by else writer).save(path)
 
 
 def tidy(path: str) -> int:
@@ -246,8 +260,8 @@ def tidy(path: str) -> int:
     return total
 
 
-def verify(path: str, format: str, rows: int) -> None:
-    """Compare the rows that the files have, by their footers, with those that were counted."""
+def rows_of(path: str, format: str) -> int | None:
+    """How many rows the files of a chunk have; None: a text file would have to be read whole."""
     found = 0
     for each in files.data_files(path):
         if format == "orc":
@@ -257,12 +271,11 @@ def verify(path: str, format: str, rows: int) -> None:
         elif format == "parquet" or os.path.getsize(each) <= WHOLE:
             found += files.count(each, format)
         else:
-            return  # a text file would have to be read whole
-    if found != rows:
-        raise _short(path, found, rows)
+            return None
+    return found
 
 
-def _short(where: str, found: int, rows: int) -> DataflowError:
+def _short(where: str, found: int | None, rows: int) -> DataflowError:
     return DataflowError(f"Of {rows} rows that were written to {where}, {found} are there.")
 
 

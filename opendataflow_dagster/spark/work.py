@@ -24,7 +24,7 @@ from .jobs import ANY, CHUNK, CONTEXT, FRAME, INPUTS, MERGE, SESSION, SparkJob
 from .last import Last
 from .postgres_read import looking
 from .progress import Progress, interrupting
-from .publishing import is_frame
+from .publishing import PROGRESS, is_frame
 from .staging import StagedFrame, stage
 from .troubles import in_a_line
 
@@ -34,8 +34,9 @@ if TYPE_CHECKING:
 LOOK = 0.5
 """Seconds in which a job of Spark notices that it is to stop."""
 
-PROGRESS = 10.0
-"""Seconds between two lines about a job of Spark that takes long."""
+
+class Interrupted(BaseException):
+    """A thread's work was ended because that of the whole run was."""
 
 
 class Made(NamedTuple):
@@ -70,6 +71,7 @@ class SparkWork(Maker):
         self._swept: set[str] = set()
         self._watcher: threading.Thread | None = None
         self._lock = threading.Lock()
+        self._interrupted = False
 
     def spark(self) -> "SparkSession":
         with self._lock:  # one session, however many threads
@@ -114,6 +116,7 @@ class SparkWork(Maker):
             made.staged.discard()
 
     def interrupt(self) -> None:
+        self._interrupted = True
         for _, stop in list(self._working.values()):
             stop()
 
@@ -140,10 +143,17 @@ class SparkWork(Maker):
             if self._watcher is None:
                 self._watcher = threading.Thread(target=self._watch, name="watch", daemon=True)
                 self._watcher.start()
+        which = printable(chunks[0].dataid)
+        if len(chunks) > 1:
+            which += f" and {len(chunks) - 1} more"
+
+        def say(line: str) -> None:
+            self.say(f"{which}: {line}")
+
         spark = self.spark()
         with (
             interrupting(spark) as stop,
-            Progress(spark, self.say, every=PROGRESS),
+            Progress(spark, say, every=PROGRESS),
             looking(),  # the parts of a read see one moment
         ):
             for chunk in chunks:
@@ -155,6 +165,8 @@ class SparkWork(Maker):
             except DataflowError as error:
                 raise ChunkFailed(with_code(error)) from error
             except Exception as error:
+                if self._interrupted:
+                    raise Interrupted(str(error).partition("\n")[0]) from error
                 if name := self._stopping():
                     raise ChunkFailed(f"stopped by {name}") from None
                 if (reason := in_a_line(error)) is None:
@@ -196,6 +208,13 @@ class SparkWork(Maker):
         last = self._last_of(datasetid).rows(chunk.dataid) if mine else []
         checked = [each.judge(at, staged.evidence, staged.frame, last, chunk) for at, each in mine]
         made[datasetid] = Made(staged, checked)
+
+    def sweep(self, place: Place) -> None:
+        """Clear away, once, what a batch that was killed has left."""
+        target = target_of(place.datasetid, place.columns, self.format)
+        if isinstance(target, Folder) and target.root not in self._swept:
+            self._swept.add(target.root)
+            sweep(self.store, target.root)
 
     def extra(self, datasetid: str, df: "DataFrame") -> list[str]:
         """What the rules want to be observed in the pass that writes an output."""
@@ -250,16 +269,9 @@ class SparkWork(Maker):
             df = self.fit(datasetid, chunk.dataid, obj.drop(COLUMN) if self.keyed else obj)
             extra = self.extra(datasetid, df)
             place = chunk.outputs[datasetid]
-            self._sweep(place)
+            self.sweep(place)
             staged = stage(spark, self.store, chunk, place, df, extra, self.format)
             self.keep(chunk, datasetid, staged)
-
-    def _sweep(self, place: Place) -> None:
-        """Clear away, once, what a batch that was killed has left."""
-        target = target_of(place.datasetid, place.columns, self.format)
-        if isinstance(target, Folder) and target.root not in self._swept:
-            self._swept.add(target.root)
-            sweep(self.store, target.root)
 
     def _read(self, spark: "SparkSession", chunk: Chunk, datasetid: str) -> "DataFrame":
         return read_chunk_frame(
