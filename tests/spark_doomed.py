@@ -110,11 +110,11 @@ def doom(point: str, delay: float, act: Callable[[], None]) -> None:
     from opendataflow_dagster.dataflow.store import Store
     from opendataflow_dagster.spark import batches, staging
 
-    def before(owner: Any, name: str, do: Callable[..., None]) -> None:
+    def before(owner: Any, name: str) -> None:
         plain = getattr(owner, name)
 
         def watched(*args: Any, **more: Any) -> Any:
-            do(*args)
+            act()
             return plain(*args, **more)
 
         setattr(owner, name, watched)
@@ -132,25 +132,34 @@ def doom(point: str, delay: float, act: Callable[[], None]) -> None:
 
         setattr(owner, name, watched)
 
-    def once_written(_: Any, path: str, *__: Any) -> None:
-        def look() -> None:
-            while not any(names for _, _, names in os.walk(path)):
-                time.sleep(0.001)
-            time.sleep(delay)
-            act()
+    def while_written(owner: Any) -> None:
+        """Act when the first file is there, and before the write is over."""
+        plain = owner.write_files
 
-        threading.Thread(target=look, daemon=True).start()
+        def watched(df: Any, path: str, *args: Any, **more: Any) -> None:
+            def look() -> None:
+                while not any(names for _, _, names in os.walk(path)):
+                    time.sleep(0.001)
+                time.sleep(delay)
+                act()
+
+            looking = threading.Thread(target=look)
+            looking.start()
+            plain(df, path, *args, **more)
+            looking.join()
+
+        owner.write_files = watched
 
     if point == "before write":
-        before(staging, "write_files", lambda *_: act())
+        before(staging, "write_files")
     elif point == "during write":
-        before(staging, "write_files", once_written)
+        while_written(staging)
     elif point == "after write":
         after(staging, "write_files")
     elif point == "after verify":
         after(folders.Staged, "tell")
     elif point == "before show":
-        before(folders, "_swap", lambda *_: act())
+        before(folders, "_swap")
     elif point == "during show":
         after(folders, "_swap")
     elif point == "before READY":
@@ -158,7 +167,7 @@ def doom(point: str, delay: float, act: Callable[[], None]) -> None:
     elif point == "after READY":
         after(Store, "finish")
     elif point == "batch's write":
-        before(batches, "write_files", once_written)
+        while_written(batches)
     elif point == "between staging":
         after(batches.Batch, "_stage", times=2)
     elif point == "between shows":

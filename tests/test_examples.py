@@ -96,6 +96,24 @@ def test_a_project_in_yaml(tmp_path: Path) -> None:
     assert [line.strip() for line in status.stdout.splitlines()[1:6:2]] == ["RRR", ".R.", "R"]
 
 
+def test_a_migration_by_spark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ROWS", "20000")
+    monkeypatch.setenv("CHUNKS", "20")
+    here = tmp_path / "here"
+    make, setup, first, _, repair, resubmit, second, grid, look = play("06_spark_migration", here)
+    assert (make.returncode, setup.returncode) == (0, 0), make.stderr + setup.stderr
+    assert first.returncode == 1
+    assert "done 19, failed 1" in first.stderr, first.stderr
+    assert "range_amount: 1 of 1000 rows are outside 0≤amount" in first.stderr
+    assert (repair.returncode, resubmit.returncode) == (0, 0), resubmit.stderr
+    assert second.returncode == 0, second.stderr
+    assert "R" * 20 in grid.stdout
+    assert (
+        look.stdout == f"20000 rows, {sum(n % 1009 for n in range(20_000)) - 1400 % 1009} in all\n"
+    )
+    assert not list((here / "lake").glob("_*"))
+
+
 def test_every_example_is_played_here() -> None:
     played = re.findall(r'play\("(\w+)"', Path(__file__).read_text())
     assert sorted(played) == sorted(each.name for each in EXAMPLES.iterdir() if each.is_dir())

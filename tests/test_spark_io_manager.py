@@ -20,7 +20,7 @@ from opendataflow_dagster import DataflowIOManager, DataflowResource
 from opendataflow_dagster.dataflow.registry import add_dataset
 from opendataflow_dagster.dataflow.store import Store
 from opendataflow_dagster.spark import publishing
-from tests.stores import check, put, register, sql, status
+from tests.stores import check, register, sql, status
 from tests.test_io_manager import Ran, asset, dataflow, instance, run, url  # noqa: F401
 
 # Dagster's own, of any resource in another: it replaces its config by what it deprecated.
@@ -208,9 +208,7 @@ def test_pandas_reads_what_spark_wrote(
     assert frame["d"].tolist()[1:3] == [Decimal("1234567890123456.0001"), Decimal("-0.0001")]
     assert frame["day"].tolist()[1:4] == [row[4] for row in (ROWS[0], *ROWS[2:4])]
     assert frame["local"].tolist()[1:3] == [MOMENT, LONG_AGO]
-    assert frame["at"].tolist()[1:3] == [
-        each.replace(tzinfo=dt.UTC) for each in (MOMENT, LONG_AGO)
-    ]
+    assert frame["at"].tolist()[1:3] == [each.replace(tzinfo=dt.UTC) for each in (MOMENT, LONG_AGO)]
     assert frame["yes"].tolist() == [None, True, False, False, False]
     assert repr(frame["x"].tolist()[1:]) == "[0.1, nan, -inf, 1e+300]"
     assert table.schema.field("at").type == pa.timestamp("us", "UTC")
@@ -364,5 +362,3 @@ def _spark_settings(spark: SparkSession) -> Iterator[None]:
     spark.conf.set("spark.sql.session.timeZone", "UTC")
     yield
     spark.conf.set("spark.sql.session.timeZone", str(before))
-
-

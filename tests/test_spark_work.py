@@ -549,6 +549,26 @@ def test_a_batch_is_limited_by_the_job_s_dial(copied: Line) -> None:
     assert ["Launching" in each for each in launched[:4]] == [True, True, False, False]
 
 
+@pytest.mark.parametrize("batch", [1, 5])
+@pytest.mark.parametrize(
+    "name", ["with space", "a[b]*{c}?", "percent%20", "é", "a:b", "back\\slash"]
+)
+def test_a_folder_may_be_called_anything(
+    line: Line, spark: SparkSession, name: str, batch: int
+) -> None:
+    line.folder /= name
+    line.job("copy", "numbers", "copies")
+    line.job("many", "copies", "batched")
+    for at in ("1", "2"):
+        line.arrive("numbers", **{at: numbers(spark, int(at))})
+    line.run("copy", lambda df: df)
+
+    assert line.run("many", spark_job(lambda df: df, batch=batch)).done == 2, line.reason()
+
+    assert not any("one by one" in each for each in line.said), line.said
+    assert line.fingerprints("batched") == line.fingerprints("copies")
+
+
 def test_the_note_tells_the_schema_also_of_a_batch(copied: Line) -> None:
     copied.run("many", spark_job(lambda df: df, batch=5))
 

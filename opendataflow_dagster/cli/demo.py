@@ -1,137 +1,60 @@
 """`odf demo`: a month of chunks through a failure and an outage, with the real commands."""
 
-import os
-import shlex
 import shutil
-import subprocess
-import sys
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
 import click
 
-from ..dataflow.config import DEFAULT_URL
 from ..dataflow.errors import WrongUse
+from .demo_tour import Tour, interruptible
 
 FILES = Path(__file__).with_name("demo_files")
 MARK = ".odf-demo"
-MADE = (".dataflow", "sales", "checked", "report")
-"""The folders that the demo makes and fills; the scripts are written over."""
+MADE = (".dataflow", "sales", "checked", "report", "dagster")
+"""The folders that the demo makes and fills."""
 
-BROKEN, FIXED = "2026-10-07", "12.50"
-DAYS = [f"2026-10-{day:02d}" for day in range(1, 32)]
+INSTALL = "pip install 'opendataflow-dagster[dagster-spark,java]'"
 
 
 @click.command()
 @click.argument("folder", default="odf-demo")
-def demo(folder: str) -> None:
+@click.option("--scripts", is_flag=True, help="With shell scripts, without Spark and Dagster.")
+def demo(folder: str, scripts: bool) -> None:
     """Take the tour: a month of sales, a bad file, an outage, and the way back.
 
-    Everything happens in FOLDER, on SQLite, by the commands that you see. It stays there for you to
-    play with: try `cd odf-demo && odf status`.
+    Everything happens in FOLDER, on SQLite, by the commands that you see: jobs of PySpark, run by
+    `odf` and by a Dagster that is started for it and ended. It stays there for you to play with:
+    try `cd odf-demo && odf status`.
     """
-    tour = Tour(_fresh(Path(folder)))
-    tour.say("A month of sales will arrive, a file a day. Two scripts turn each day into a report.")
-    tour.odf("init")
-    for name, kind in (
-        ("sales", "as it arrives"),
-        ("checked", "no bad rows"),
-        ("report", "per shop"),
-    ):
-        (tour.folder / name).mkdir()
-        tour.odf("dataset", "add", name, "--hostname", f"{tour.folder}/{name}", note=kind)
-    tour.odf("job", "add", "check", "--in", "sales", "--out", "checked")
-    tour.odf("job", "add", "report", "--in", "checked", "--out", "report")
+    lacking = "" if scripts else _lacking()
+    here = _fresh(Path(folder), "scripts" if scripts or lacking else "spark")
+    with interruptible():
+        if scripts or lacking:
+            from .demo_scripts import take
 
-    tour.say("The first ten days arrive. One of them is broken, and nobody knows yet.")
-    tour.receive(DAYS[:10])
-    tour.odf("run", "--all", "./check.sh", may_fail=True)
-    tour.odf("run", "--all", "./report.sh", quiet=True)
-    tour.odf("status", "--grid")
-
-    tour.say("One day failed alone; its report waits. Why?")
-    tour.odf("why", "report", BROKEN, may_fail=True)
-
-    tour.say("Then the scheduler was down for three weeks. The files kept coming.")
-    tour.receive(DAYS[10:])
-    tour.odf("status", "--grid")
-
-    tour.say("Catching up is the same two commands, run again. Four workers make it quick.")
-    tour.odf("run", "--all", "--workers", "4", "./check.sh", quiet=True)
-    tour.odf("run", "--all", "--workers", "4", "./report.sh", quiet=True)
-    tour.odf("status", "--grid")
-
-    tour.say("The broken file is mended. RESUBMIT it, and run the same commands.")
-    tour.mend()
-    tour.odf("resubmit", "check", BROKEN)
-    tour.odf("run", "--all", "./check.sh", quiet=True)
-    tour.odf("run", "--all", "./report.sh", quiet=True)
-    tour.odf("status", "--grid")
-
-    tour.say("Long after, it's all on record.")
-    tour.odf("history", "check", BROKEN)
-    tour.say(f"That was it. Look around: cd {shlex.quote(folder)} && odf status")
+            if lacking:
+                click.secho(
+                    f"{lacking}, so this is the tour with shell scripts. For the one with Spark "
+                    f"and Dagster: {INSTALL}", fg="yellow", err=True,
+                )  # fmt: skip
+        else:
+            from .demo_spark import take
+        take(Tour(here), folder)
 
 
-class Tour:
-    """A folder with the demo in it, and the commands that are typed there."""
+def _lacking() -> str:
+    """What the tour with Spark and Dagster would need and isn't here."""
+    from ..spark.java import find_java
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.environ = {
-            name: value
-            for name, value in os.environ.items()
-            if not name.startswith("DATAFLOW_") and name not in ("PASSKEY", "PASSKEY_FILE")
-        } | {"DATAFLOW_URL": DEFAULT_URL}  # whatever a properties file in the folder says
-
-    def say(self, text: str) -> None:
-        click.secho(f"\n# {text}", fg="cyan", bold=True)
-
-    def odf(self, *words: str, note: str = "", may_fail: bool = False, quiet: bool = False) -> None:
-        """Type an `odf` command; `quiet` keeps what it tells of each chunk to itself."""
-        typed = shlex.join(word.replace(f"{self.folder}/", "$PWD/") for word in words).replace(
-            "'", ""
-        )
-        click.secho(f"$ odf {typed}" + (f"  # {note}" if note else ""), bold=True)
-        sys.stdout.flush()
-        done = subprocess.run(
-            [sys.executable, "-m", "opendataflow_dagster.cli", *words],
-            cwd=self.folder,
-            env=self.environ,
-            check=False,
-            stderr=subprocess.PIPE if quiet else None,
-            text=True,
-        )
-        if quiet and done.stderr:
-            click.echo(done.stderr.rstrip().splitlines()[-1])
-        if done.returncode and not may_fail:
-            raise click.ClickException(f"`odf {typed}` ended with exit code {done.returncode}.")
-
-    def receive(self, days: list[str]) -> None:
-        """Files arrive from outside, and whoever brings them says so."""
-        for day in days:
-            rows = list(_sales(day))
-            if day == BROKEN:
-                rows[2] = rows[2].replace(FIXED, "12.5O")
-            (self.folder / "sales" / f"{day}.csv").write_text("".join(rows))
-        click.secho(f"$ odf ready sales {days[0]} ... {days[-1]}", bold=True)
-        subprocess.run(
-            [sys.executable, "-m", "opendataflow_dagster.cli", "ready", "sales", *days],
-            cwd=self.folder, env=self.environ, check=True, capture_output=True,
-        )  # fmt: skip
-
-    def mend(self) -> None:
-        (self.folder / "sales" / f"{BROKEN}.csv").write_text("".join(_sales(BROKEN)))
+    for package in ("pyspark", "pyarrow", "dagster"):
+        if find_spec(package) is None:
+            return f"{package} isn't installed"
+    return "" if find_java() else "There is no Java that Spark runs on"
 
 
-def _sales(day: str) -> Iterator[str]:
-    for number in range(200):
-        shop = ("north", "south", "harbour")[number % 3]
-        amount = FIXED if number == 2 else f"{(number * 37 + int(day[-2:]) * 11) % 9000 / 100:.2f}"
-        yield f"{day},{shop},{amount}\n"
-
-
-def _fresh(folder: Path) -> Path:
+def _fresh(folder: Path, files: str) -> Path:
     """The demo's folder, without what an earlier demo has made there; a person's files stay."""
     folder = folder.absolute()
     if folder.exists() and any(folder.iterdir()):
@@ -142,8 +65,23 @@ def _fresh(folder: Path) -> Path:
         for made in (folder / name for name in MADE):
             if made.exists():
                 shutil.rmtree(made)
+        for ours in _files():
+            _put_aside(folder / ours.name, ours)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / MARK).touch()
-    for script in FILES.glob("*.sh"):
-        shutil.copy(script, folder)
+    shutil.copytree(FILES / files, folder, dirs_exist_ok=True, ignore=_compiled)
     return folder
+
+
+def _files() -> Iterator[Path]:
+    return (each for kind in FILES.iterdir() for each in kind.iterdir() if each.is_file())
+
+
+def _put_aside(there: Path, ours: Path) -> None:
+    """Make room for a file of ours; one that a person has changed is kept under another name."""
+    if there.is_file() and there.read_bytes() != ours.read_bytes():
+        there.replace(there.with_name(there.name + "~"))
+    there.unlink(missing_ok=True)
+
+
+_compiled = shutil.ignore_patterns("__pycache__")

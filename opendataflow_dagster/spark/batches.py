@@ -170,7 +170,7 @@ class Batch:
         sources = [found for each in chunks if (found := self._source(each, datasetid))]
         schema = StructType.fromJson(_json(sources[0].schema)).add(COLUMN, StringType())
         reader = spark.read.format(sources[0].format).schema(schema)
-        reader = reader.option("basePath", literal(sources[0].root))
+        reader = reader.option("basePath", sources[0].root)
         return reader.load([literal(each.path) for each in sources])
 
     def _is_folder(self, chunk: Chunk, datasetid: str) -> bool:

@@ -156,18 +156,18 @@ def ending(session: "SparkSession") -> Iterator[None]:
         raise
     except BaseException:
         with suppress(Exception):
-            _end_jobs(session)
+            _end_jobs(session, getattr(_here, "tag", None))
         raise
 
 
-def _end_jobs(session: Any) -> None:
-    tag = getattr(_here, "tag", None)
+def _end_jobs(session: Any, tag: str | None) -> None:
     if tag is None:
         return
     if is_remote(session):
         session.interruptTag(tag)
         return
     context = session.sparkContext
+    _hang_up(context._gateway._gateway_client)
     until = _now() + ENDING
     calm = _now() + CALM
     while _now() < min(until, calm):
@@ -175,6 +175,16 @@ def _end_jobs(session: Any) -> None:
         if _at_work(context, tag):
             calm = _now() + CALM
         time.sleep(0.05)
+
+
+def _hang_up(client: Any) -> None:
+    """Close the connection whose call was interrupted: its answer would be taken for the next one's.
+
+    Py4j itself does so for a KeyboardInterrupt only.
+    """
+    connection = client.get_thread_connection()
+    if connection is not None and connection not in client.deque:
+        connection.close()
 
 
 def _at_work(context: Any, tag: str) -> bool:
@@ -212,7 +222,8 @@ def interrupting(session: "SparkSession") -> Iterator[Callable[[], None]]:
     before = getattr(_here, "tag", None)
     _here.tag = tag
     try:
-        yield cancel
+        with ending(session):
+            yield cancel
     finally:
         over.set()
         _here.tag = before

@@ -1,0 +1,17 @@
+#!/usr/bin/env python3
+"""Correct the amount that is wrong, where make_table.py has made the table."""
+
+import sqlite3
+import sys
+
+REPAIR = "update orders set amount = 0 where amount < 0"
+
+if len(sys.argv) > 1:
+    import psycopg
+
+    with psycopg.connect(sys.argv[1]) as connection:
+        connection.execute(REPAIR)
+else:
+    with sqlite3.connect("big.db") as database:
+        database.execute(REPAIR)
+    database.close()

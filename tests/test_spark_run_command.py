@@ -1,0 +1,191 @@
+"""`odf run --spark` as it is typed: exit codes, words, signals, and chunks taken over meanwhile."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from contextlib import closing
+from pathlib import Path
+
+import psutil
+import pytest
+from click.testing import CliRunner
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from opendataflow_dagster.cli.app import app
+from opendataflow_dagster.dataflow.store import open_store
+from tests.spark_lines import Line
+from tests.stores import close, connect, put, register, sql, statuses
+
+JOBS = """
+import time
+from pyspark.sql import DataFrame, functions as F
+from opendataflow_dagster import spark_job
+
+
+def double(numbers: DataFrame):
+    print("making it")
+    return numbers.withColumn("twice", F.col("n") * 2)
+
+
+def slow(numbers: DataFrame):
+    wait = F.udf(lambda n: time.sleep(60) or n, "long", useArrow=False)
+    return numbers.select(wait("n").alias("n"))
+
+
+@spark_job(expect={"range": {"n": (0, 1)}})
+def strict(numbers):
+    return numbers
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A folder with tables, a file of jobs, and two chunks of CSV."""
+    store = open_store(f"sqlite:///{tmp_path}/.dataflow/dataflow.db")
+    (tmp_path / ".dataflow").mkdir()
+    store.init()
+    (tmp_path / "jobs.py").write_text(JOBS)
+    (tmp_path / "numbers").mkdir()
+    sql(store, "insert into dataset (datasetid, hostname) values ('numbers', :h)",
+        h=f"{tmp_path}/numbers")  # fmt: skip
+    for jobid in ("double", "slow", "strict"):
+        sql(store, "insert into dataset (datasetid, hostname) values (:d, :h)",
+            d=f"{jobid}_out", h=f"{tmp_path}/{jobid}_out")  # fmt: skip
+        register(store, jobid, ["numbers"], [f"{jobid}_out"])
+    for dataid in ("1", "2"):
+        (tmp_path / "numbers" / f"{dataid}.csv").write_text(f"n\n{dataid}\n")
+        put(store, "numbers", dataid)
+    close(store)
+    return tmp_path
+
+
+def odf(*words: str) -> list[str]:
+    return [sys.executable, "-m", "opendataflow_dagster.cli", *words]
+
+
+def run(*words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(odf("run", *words), capture_output=True, text=True, check=False)
+
+
+def found(folder: Path) -> dict[tuple[str, str, str], tuple[str, str]]:
+    store = open_store(f"sqlite:///{folder}/.dataflow/dataflow.db")
+    try:
+        return statuses(store)
+    finally:
+        close(store)
+
+
+def test_all_chunks_are_made_and_then_there_is_nothing_to_do(folder: Path) -> None:
+    done = run("--spark", "jobs.py:double", "--all")
+
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "making it\nmaking it\n"
+    said = [line.partition(": ")[2] or line for line in done.stderr.splitlines()]
+    assert said[0] == "Launching jobs.py:double with dataid 1"
+    assert said[-1] == "done 2, failed 0"
+    assert "WARN" not in done.stderr
+    there = {each.name for each in folder.iterdir()} - {"__pycache__"}
+    assert there == {".dataflow", "double_out", "jobs.py", "numbers"}
+
+    start = time.monotonic()
+    again = run("--spark", "jobs:double", "--strict")
+    assert again.returncode == 3
+    assert "no suitable data" in again.stderr
+    assert time.monotonic() - start < 5  # no session was started for it
+
+
+def test_what_fails_exits_with_one_and_says_why(folder: Path) -> None:
+    done = run("--spark", "jobs.py:strict", "--job", "strict", "--all")
+
+    assert done.returncode == 1
+    assert "Reason: NOT_VALIDATED: range_n: " in done.stderr
+    assert "done 1, failed 1" in done.stderr
+    assert found(folder)["strict_out", "strict", "2"] == ("OUT", "FAILED")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--spark", "jobs.py:nope"], "no function 'nope'"),
+        (["--spark", "jobs.py"], "names no function"),
+        (["--spark", "nowhere:fn"], "no module 'nowhere'"),
+        (["--spark", "jobs.py:double", "script.sh"], "not both"),
+        (["--batch", "4", "script.sh"], "--batch is for --spark"),
+        ([], "Name a SCRIPT"),
+        (["--spark", "jobs.py:double", "--job", "unknown"], "unknown"),
+    ],
+)
+def test_wrong_use_is_one_line_and_claims_nothing(
+    folder: Path, words: list[str], said: str
+) -> None:
+    done = CliRunner().invoke(app, ["run", *words], prog_name="odf")
+
+    assert done.exit_code in (2, 4)
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
+    assert {each[1] for each in found(folder).values()} == {"READY"}
+
+
+def test_a_signal_ends_the_job_and_fails_the_chunk(folder: Path) -> None:
+    number = signal.SIGTERM
+    child = subprocess.Popen(
+        odf("run", "--spark", "jobs.py:slow", "--all"), stderr=subprocess.PIPE, text=True
+    )
+    try:
+        until = time.monotonic() + 60
+        while not list(folder.glob("slow_out/_staging/*/*/_temporary")):  # the job is at work
+            assert time.monotonic() < until
+            assert child.poll() is None
+            time.sleep(0.2)
+        below = psutil.Process(child.pid).children(recursive=True)
+        child.send_signal(number)
+        _, said = child.communicate(timeout=30)
+    finally:
+        child.kill()
+
+    assert child.returncode == 128 + number, said
+    assert f"Reason: stopped by {signal.Signals(number).name}" in said
+    assert found(folder)["slow_out", "slow", "1"] == ("OUT", "FAILED")
+    assert ("slow_out", "slow", "2") not in found(folder)
+    assert not (folder / "slow_out" / "_staging").exists()
+    _, alive = psutil.wait_procs(below, timeout=15)
+    assert alive == []
+
+
+def test_a_chunk_that_was_taken_over_is_given_up_at_once(
+    line: Line, spark: SparkSession, tmp_path: Path
+) -> None:
+    line.job("slow", "numbers", "slows")
+    sql(line.store, "insert into jobpolicy (jobid, lease_seconds) values ('slow', 2)")
+    line.arrive("numbers", _1=spark.createDataFrame([(1,)], "n long"))
+    mark = tmp_path / "begun"
+
+    def slow(numbers: DataFrame) -> DataFrame:
+        def wait(n: int) -> int:
+            mark.touch()
+            time.sleep(60)
+            return n
+
+        return numbers.select(F.udf(wait, "long", useArrow=False)("n"))
+
+    def take_over() -> None:
+        while not mark.exists():
+            time.sleep(0.1)
+        with closing(connect(line.store)) as thief:
+            thief.execute("update claim set owner = 'thief', generation = generation + 1")
+
+    thief = threading.Thread(target=take_over)
+    thief.start()
+    start = time.monotonic()
+    outcome = line.run("slow", slow)
+    thief.join()
+
+    assert outcome.code == 1
+    assert time.monotonic() - start < 30
+    assert any("was taken over" in each for each in line.said)
+    assert line.left() == []
+    assert not os.path.exists(line.folder / "slows" / "dataid=1")
