@@ -51,7 +51,8 @@ class Zygote:
         return self
 
     def __exit__(self, *_: object) -> None:
-        assert self._process.stdin and self._process.stdout
+        assert self._process.stdin
+        assert self._process.stdout
         self._process.stdin.close()
         try:
             self._process.wait(10)
@@ -85,7 +86,8 @@ class Zygote:
         self._ask("numbers", path=path, rows=rows)
 
     def _ask(self, what: str, **more: Any) -> Any:
-        assert self._process.stdin and self._process.stdout
+        assert self._process.stdin
+        assert self._process.stdout
         print(json.dumps({"do": what, **more}), file=self._process.stdin, flush=True)
         answer = self._process.stdout.readline()
         assert answer, "the process that is forked has died; see zygote.log"

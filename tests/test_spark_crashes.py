@@ -25,7 +25,7 @@ from opendataflow_dagster.dataflow.folders import NOTE, chunk_path
 from opendataflow_dagster.dataflow.publish import read
 from opendataflow_dagster.dataflow.reading import read_chunk
 from opendataflow_dagster.dataflow.registry import add_dataset
-from opendataflow_dagster.dataflow.store import Store, open_store
+from opendataflow_dagster.dataflow.store import open_store
 from tests.spark_doomed import ROWS, Zygote, real
 from tests.stores import check, close, everything, expire, put, register, sql, status
 from tests.test_crash import wait_until

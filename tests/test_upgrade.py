@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import psycopg
 import pytest
 
+from opendataflow_dagster.dataflow.model import Fact
 from opendataflow_dagster.dataflow.store import Store, new_owner, open_store
 from tests.java import DDL, Java
 from tests.stores import (
@@ -283,4 +284,24 @@ def test_the_oracle_reads_the_originals_rows(postgres_url: str) -> None:
     store = original(postgres_url)
     store.init()
     assert claimable(store) == pending(store) != {}
+    close(store)
+
+
+def test_tables_of_the_first_version_get_the_column_for_schemas(url: str) -> None:
+    store = open_store(url)
+    store.init()
+    register(store, "job", ["a"], ["b"])
+    put(store, "a", "1")
+    store.finish(take(store, "job"), [Fact("b", "1", rows=3)])
+    sql(store, "alter table chunkfact drop column schema")
+    sql(store, "update dataflow_meta set value = '1' where name = 'schema'")
+
+    store.init()
+    store.init()
+
+    put(store, "a", "2")
+    store.finish(take(store, "job"), [Fact("b", "2", schema="n:bigint")])
+    found = sql(store, "select dataid, rows, schema from chunkfact where datasetid = 'b'")
+    assert sorted(found) == [("1", 3, None), ("2", None, "n:bigint")]
+    check(store)
     close(store)

@@ -1,0 +1,145 @@
+"""Several claimed chunks at once: prepared together, in threads, each settled by itself."""
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+
+from opendataflow_dagster.dataflow.chunk import Chunk, ChunkFailed, Result
+from opendataflow_dagster.dataflow.environment import job_environment
+from opendataflow_dagster.dataflow.maker import Maker, make
+from opendataflow_dagster.dataflow.model import FAILED, READY, Claim
+from opendataflow_dagster.dataflow.produce import Produced
+from opendataflow_dagster.dataflow.pulse import Pulse
+from opendataflow_dagster.dataflow.runjob import LOST
+from opendataflow_dagster.dataflow.store import Store
+from tests.stores import expire, put, register, sql, statuses, take
+
+Make = Callable[..., list[Produced]]
+
+
+@pytest.fixture
+def claims(store: Store) -> list[Claim]:
+    """The claims of chunks 1 to 4."""
+    register(store, "loadbob", ["bobin"], ["bobout"])
+    for dataid in "1234":
+        put(store, "bobin", dataid)
+    return take(store, "loadbob", k=4)
+
+
+def made(store: Store, claims: Sequence[Claim], maker: Maker) -> list[Produced]:
+    environment = job_environment(store, store.read_plan("loadbob"), secrets=False)
+    with Pulse(store, claims[0].owner) as pulse:
+        return list(make(store, claims, environment, maker, pulse=pulse))
+
+
+def outputs(store: Store) -> dict[str, str]:
+    return {key[2]: word for key, (_, word) in statuses(store).items() if key[0] == "bobout"}
+
+
+class Together(Maker):
+    """Prepares all chunks at once."""
+
+    batch = 4
+
+    def __init__(self) -> None:
+        super().__init__(self._one)
+        self.prepared: dict[int, int] = {}
+        self.forgotten: list[str] = []
+
+    def prepare(self, chunks: Sequence[Chunk]) -> None:
+        self.prepared = {each.generation: 10 * int(each.dataid) for each in chunks}
+
+    def forget(self, claim: Claim) -> None:
+        self.forgotten.append(claim.dataid)
+
+    def _one(self, chunk: Chunk) -> Result:
+        if chunk.dataid == "3":
+            raise ChunkFailed("the third is bad")
+        return Result(rows=self.prepared[chunk.generation])
+
+
+def test_what_was_prepared_together_is_settled_one_by_one(
+    store: Store, claims: list[Claim]
+) -> None:
+    maker = Together()
+
+    produced = made(store, claims, maker)
+
+    assert [each.status for each in produced] == [READY, READY, FAILED, READY]
+    assert [each.results["bobout"].rows for each in produced if each.results] == [10, 20, 40]
+    assert outputs(store) == {"1": READY, "2": READY, "3": FAILED, "4": READY}
+    assert maker.forgotten == ["1", "2", "3", "4"]
+
+
+def test_a_chunk_that_was_taken_over_is_lost_and_the_others_are_made(
+    store: Store, claims: list[Claim]
+) -> None:
+    expire(store, claims[1])
+    store.recover("loadbob")
+
+    produced = made(store, claims, Together())
+
+    assert [each.status for each in produced] == [READY, LOST, FAILED, READY]
+    assert outputs(store)["2"] == "RESUBMIT"
+
+
+@pytest.mark.parametrize("at_once", [1, 2])
+def test_who_is_interrupted_gives_up_what_wasnt_begun(
+    store: Store, claims: list[Claim], at_once: int
+) -> None:
+    class Canceled(BaseException):
+        pass
+
+    def cancel(chunk: Chunk) -> None:
+        if chunk.dataid == "2":
+            raise Canceled("the run was canceled")
+        time.sleep(0.2)
+
+    maker = Maker(cancel)
+    maker.threads = at_once
+
+    with pytest.raises(Canceled):
+        made(store, claims, maker)
+
+    words = outputs(store)
+    assert words["2"] == FAILED
+    assert set(words.values()) <= {READY, FAILED}
+    assert words["1"] == READY
+    whys = [why for (why,) in sql(store, "select why from dataevent where status_after = 'FAILED'")]
+    assert all("canceled" in why for why in whys if why)
+
+
+def test_who_stops_asking_gives_up_the_rest(store: Store, claims: list[Claim]) -> None:
+    environment = job_environment(store, store.read_plan("loadbob"), secrets=False)
+    with Pulse(store, claims[0].owner) as pulse:
+        one_by_one = make(store, claims, environment, Maker(lambda chunk: None), pulse=pulse)
+        next(one_by_one)
+        one_by_one.close()
+
+    assert outputs(store) == {"1": READY, "2": FAILED, "3": FAILED, "4": FAILED}
+
+
+def test_threads_work_at_once_and_no_more_than_asked_for(store: Store, claims: list[Claim]) -> None:
+    now, most, lock = 0, 0, threading.Lock()
+
+    def work(chunk: Chunk) -> Any:
+        nonlocal now, most
+        with lock:
+            now += 1
+            most = max(most, now)
+        time.sleep(0.2)
+        with lock:
+            now -= 1
+
+    maker = Maker(work)
+    maker.threads = 2
+
+    produced = made(store, claims, maker)
+
+    assert most == 2
+    assert maker.at_once == 4
+    assert sorted(each.claim.dataid for each in produced) == ["1", "2", "3", "4"]
+    assert set(outputs(store).values()) == {READY}
