@@ -48,7 +48,7 @@ def _lacking() -> str:
     """What the tour with Spark and Dagster would need and isn't here."""
     from ..spark.java import find_java
 
-    for package in ("pyspark", "pyarrow", "dagster"):
+    for package in ("pyspark", "pyarrow", "dagster", "dagster_graphql"):
         if find_spec(package) is None:
             return f"{package} isn't installed"
     return "" if find_java() else "There is no Java that Spark runs on"

@@ -37,7 +37,7 @@ def take(tour: Tour, folder: str) -> None:
     tour.say("Dagster catches up: the same jobs, as a backfill. First it learns what there is.")
     tour.typed("export", "DAGSTER_HOME=$PWD/dagster")
     tour.odf("drift", "--repair")
-    backfill = launch_backfill(tour, DAYS[10], DAYS[-1])
+    backfill = launch_backfill(tour)
     with Daemon(tour) as daemon:
         click.echo(wait_for_run(daemon, home, backfill))
         tour.odf("status", "--grid")
