@@ -34,6 +34,31 @@ _HOMES = {
 __all__ = [*_HOMES]  # pyright: ignore[reportUnsupportedDunderAll]
 
 
+TYPE_CHECKING = False  # type checkers take it for true; importing `typing` would cost a cron line
+if TYPE_CHECKING:
+    from .assets import dataflow_assets as dataflow_assets
+    from .assets import dataflow_specs as dataflow_specs
+    from .assets import external_assets as external_assets
+    from .build import build_definitions as build_definitions
+    from .checks import dataflow_check as dataflow_check
+    from .component import OpenDataFlowComponent as OpenDataFlowComponent
+    from .dataflow.catalog import Catalog as Catalog
+    from .dataflow.produce import Checked as Checked
+    from .dataflow.produce import Chunk as Chunk
+    from .dataflow.produce import Place as Place
+    from .dataflow.produce import Result as Result
+    from .io_manager import DataflowIOManager as DataflowIOManager
+    from .launching import catch_up_sensor as catch_up_sensor
+    from .resource import DataflowResource as DataflowResource
+    from .schedules import today_schedules as today_schedules
+    from .scripts import script_assets as script_assets
+    from .sensors import reconcile_sensor as reconcile_sensor
+    from .spark.jobs import SparkJob as SparkJob
+    from .spark.jobs import spark_job as spark_job
+    from .spark_resource import SparkResource as SparkResource
+    from .translator import DataflowTranslator as DataflowTranslator
+
+
 def __getattr__(name: str) -> object:
     if name in _HOMES:
         from importlib import import_module

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Iterator
 from itertools import count
 from pathlib import Path
+from traceback import format_exception
 
 import dagster as dg
 import pytest
@@ -121,6 +122,28 @@ def test_scripts_and_functions_run_jobs(
     module = f"{project.parents[1].name}.defs.bob.made"
     assert made(functions={"sums": f"{module}.sums"}) == {"summed"}
     assert made(functions={"sums": ".made.sums"}, scripts="./jobs") == {"summed", "reported"}
+
+
+@pytest.mark.parametrize("named", [".summing.sums", ".summing:sums", "./summing.py:sums"])
+def test_a_function_of_spark_is_named_by_its_module_or_its_file(
+    dataflow: DataflowResource, load: Load, project: Path, named: str
+) -> None:
+    register(dataflow.store, "sums", ["bobout"], ["summed"])
+    (project / "summing.py").write_text(
+        "from pyspark.sql import DataFrame\n"
+        "def sums(bobout: DataFrame) -> DataFrame:\n    return bobout.groupBy().sum()\n"
+    )
+
+    defs = load(functions={"sums": named}, spark={"spark.master": "local[3]"})
+
+    made = defs.resolve_assets_def(dg.AssetKey("summed"))
+    assert {"spark"} <= made.specs_by_key[dg.AssetKey("summed")].kinds
+    assert "pyspark" in made.required_resource_keys
+    resource = (defs.resources or {})["pyspark"]
+    assert resource.spark_config == {"spark.master": "local[3]"}
+    with pytest.raises(Exception) as raised:
+        load(functions={"sums": "./gone.py:sums"})
+    assert f"There is no file {project}/./gone.py" in "".join(format_exception(raised.value))
 
 
 def test_a_translation_says_how_datasets_are_called_and_shown(
@@ -276,7 +299,8 @@ def test_every_line_that_the_scaffolder_comments_out_is_right(
     attributes = yaml.safe_load(uncommented)["attributes"]
 
     assert set(attributes) == {
-        "url", "config", "scripts", "functions", "translation", "sensors", "schedules", "automatic",
+        "url", "config", "scripts", "functions", "spark", "translation", "sensors", "schedules",
+        "automatic",
     }  # fmt: skip
     assert set(attributes) <= set(OpenDataFlowComponent.model_fields)
     OpenDataFlowComponent.model().model_validate(attributes)

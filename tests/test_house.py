@@ -14,6 +14,7 @@ import psutil
 import psycopg
 import pytest
 
+import opendataflow_dagster
 from tests.postgres import Server
 
 ROOT = Path(__file__).parents[1]
@@ -159,3 +160,11 @@ def test_every_public_name_is_there_without_pandas_and_spark() -> None:
     done = subprocess.run([sys.executable, "-c", told], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert int(done.stdout) > 10
+
+
+def test_type_checkers_know_every_public_name() -> None:
+    text = (ROOT / "opendataflow_dagster" / "__init__.py").read_text()
+
+    told = set(re.findall(r" (\w+) as \1", text))
+
+    assert told == set(opendataflow_dagster.__all__)

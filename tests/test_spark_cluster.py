@@ -119,7 +119,6 @@ def test_a_migration_loses_an_executor_and_then_its_driver(
         driver.wait()
     assert there.done() < CHUNKS
     assert sql(there.store, "select count(*) from claim where owner is not null") != [(0,)]
-    assert list((there.folder / "lake").glob("_staging/*"))
     wait_until(lambda: not spark_cluster.executors())  # they notice that their driver is gone
 
     expire(there.store)
@@ -141,14 +140,11 @@ def test_a_migration_loses_an_executor_and_then_its_driver(
 
 def exact(migration: Migration) -> None:
     """Every row is there once, and nothing else is."""
-    import pyarrow.compute
     import pyarrow.dataset
 
     lake = pyarrow.dataset.dataset(str(migration.folder / "lake"), partitioning="hive").to_table()
     assert sorted(lake["id"].to_pylist()) == list(range(ROWS))
-    bad = ROWS * 7 // 100
-    total = sum(number % 1009 for number in range(ROWS)) - bad % 1009
-    assert pyarrow.compute.sum(lake["amount"]).as_py() == total
+    assert sum(lake["amount"].to_pylist()) == sum(number % 1009 for number in range(ROWS))
     names = sorted(each.name for each in (migration.folder / "lake").iterdir())
     assert names == sorted(f"dataid={at}" for at in range(0, ROWS, ROWS // CHUNKS))
     for each in (migration.folder / "lake").iterdir():

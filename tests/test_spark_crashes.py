@@ -166,6 +166,7 @@ class Readers:
         import pandas
 
         for each in DATAIDS:
+            assert os.path.exists(os.path.join(self._site.path(each), NOTE))  # at any moment
             frame = pandas.read_parquet(self._site.path(each))
             if not len(frame.columns):
                 raise Vanished
@@ -211,7 +212,7 @@ class Readers:
             except BaseException as error:
                 self.troubles.append(error)
                 break
-            time.sleep(0.01)
+            time.sleep(0.03)
         self._site.store.db.drop()
 
     @contextmanager

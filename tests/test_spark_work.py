@@ -13,6 +13,7 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
+from opendataflow_dagster.dataflow import folders
 from opendataflow_dagster.dataflow.chunk import Chunk, Result
 from opendataflow_dagster.dataflow.errors import WrongUse
 from opendataflow_dagster.dataflow.folders import NOTE, read_note
@@ -208,8 +209,8 @@ def test_chunks_travel_through_tables_of_postgresql(
                 "at timestamptz, tags text[])"
             )
         person.execute(
-            "insert into orders select n, date '2026-01-01' + n % 3, n / 7.0, now(), array['a', null] "
-            "from generate_series(1, 3000) n"
+            "insert into orders select n, date '2026-01-01' + n % 3, n / 7.0, now(), "
+            "array['a', null] from generate_series(1, 3000) n"
         )
         info = person.info
         place = {"hostname": f"{info.host}:{info.port}", "database": info.dbname,
@@ -403,6 +404,32 @@ def test_an_input_whose_files_are_gone_fails_with_the_way_out(doubling: Line) ->
     assert doubling.reason().startswith(
         "INVALID_LOCATION: 'numbers' is READY, but there is nothing"
     )
+
+
+@pytest.mark.parametrize("batch", [1, 2])
+def test_an_input_that_is_made_anew_while_it_is_read_fails_the_chunk(
+    line: Line, spark: SparkSession, batch: int
+) -> None:
+    """By somebody whose publish isn't settled yet: the tables still tell of the old one."""
+    line.job("copy", "numbers", "copies")
+    line.job("double", "copies", "doubled")
+    line.arrive("numbers", _1=numbers(spark, 1, 2, 3), _2=numbers(spark, 4))
+    line.run("copy", lambda numbers: numbers)
+    root = str(line.folder / "copies")
+
+    def slow(copies: DataFrame) -> DataFrame:
+        read = spark.createDataFrame(copies.collect(), copies.schema)
+        folders.put(root, "1", 1000, lambda path: {"rows": 0}, confirm=lambda: None)
+        return read
+
+    outcome = line.run("double", spark_job(slow, batch=batch))
+
+    assert (outcome.done, outcome.failed) == (1, 1)
+    assert line.status("doubled", "2", "double") == "READY"
+    told = next(each for each in line.said if "Reason: " in each)
+    assert "DATA_NOT_READY: " in told
+    assert batch > 1 or "chunk '1' of 'copies' was made anew while it was read" in told
+    assert line.left() == []
 
 
 # --- expectations ---

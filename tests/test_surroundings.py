@@ -140,7 +140,11 @@ def test_a_file_that_is_no_database(tmp_path: Path) -> None:
 def test_the_demo_leaves_a_persons_files_alone(tmp_path: Path) -> None:
     for again in (False, True):
         done = subprocess.run(
-            [BIN / "odf", "demo", "d"], cwd=tmp_path, capture_output=True, text=True, timeout=60
+            [BIN / "odf", "demo", "--scripts", "d"],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=60,
         )
         assert done.returncode == 0, done.stderr
         assert not again or (tmp_path / "d" / "mine").read_text() == "mine"

@@ -33,7 +33,7 @@ def launch_backfill(tour: Tour) -> str:
         log = tour.folder / "dagster" / "backfill.log"
         log.write_text(told + wrong)
         raise click.ClickException(f"`{line}` ended with exit code {code}. See {log}.")
-    click.echo(told.strip())
+    click.echo(next(line for line in told.splitlines() if found[0] in line))  # beside its log
     return found[1]
 
 

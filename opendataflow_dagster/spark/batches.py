@@ -15,8 +15,9 @@ from ..dataflow.store import Store
 from ..dataflow.targets import Folder, target_of
 from .evidence import of_groups
 from .frames import TABLE_FORMATS, literal, schema_of
-from .jobs import CHUNK, FRAME, INPUTS
+from .jobs import CHUNK
 from .staging import StagedFolder, write_files
+from .unchanged import unchanged
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -64,7 +65,7 @@ class Batch:
         found: dict[Any, list[Chunk]] = {}
         for chunk in self.chunks:
             with suppress(DataflowError):  # it says so again when it is made alone
-                sources = {each: self._source(chunk, each) for each in self._inputs(chunk)}
+                sources = {each: self._source(chunk, each) for each in self.work.inputs_of(chunk)}
                 if all(sources.values()):
                     key = tuple((name, each.root, each.format, each.schema)
                                 for name, each in sources.items() if each)  # fmt: skip
@@ -73,11 +74,13 @@ class Batch:
 
     def _make(self, chunks: Sequence[Chunk]) -> None:
         work, spark = self.work, self.work.spark()
-        frames = {each: self._read(spark, chunks, each) for each in self._inputs(chunks[0])}
-        returned = work.call(None, frames)
-        work.check_keyed(returned)
-        for datasetid, df in returned.items():
-            self._write(chunks, datasetid, df)
+        inputs = work.inputs_of(chunks[0])
+        with unchanged(chunks, inputs, work.format):
+            frames = {each: self._read(spark, chunks, each) for each in inputs}
+            returned = work.call(None, frames)
+            work.check_keyed(returned)
+            for datasetid, df in returned.items():
+                self._write(chunks, datasetid, df)
 
     def _write(self, chunks: Sequence[Chunk], datasetid: str, df: "DataFrame") -> None:
         """Write an output of all chunks in one job, and stage each chunk's files by themselves."""
@@ -140,12 +143,6 @@ class Batch:
         self.work.say(
             f"A batch of {len(chunks)} chunks can't be made in one go ({reason}): one by one"
         )
-
-    def _inputs(self, chunk: Chunk) -> list[str]:
-        given = self.work._arguments.values()
-        if any(each.what == INPUTS for each in given):
-            return list(chunk.inputs)
-        return list(dict.fromkeys(each.datasetid for each in given if each.what == FRAME))
 
     def _source(self, chunk: Chunk, datasetid: str) -> Source | None:
         """The directory of a chunk that can be read with others, if it is one."""

@@ -27,6 +27,7 @@ from .progress import Progress, interrupting
 from .publishing import PROGRESS, is_frame
 from .staging import StagedFrame, stage
 from .troubles import in_a_line
+from .unchanged import unchanged
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -245,17 +246,23 @@ class SparkWork(Maker):
             f'@spark_job(schema="{MERGE}"), or "{ANY}".'
         )
 
+    def inputs_of(self, chunk: Chunk) -> list[str]:
+        """The inputs whose frames the function is given."""
+        given = self._arguments.values()
+        if any(each.what == INPUTS for each in given):
+            return list(chunk.inputs)
+        return list(dict.fromkeys(each.datasetid for each in given if each.what == FRAME))
+
     def _make(self, chunk: Chunk) -> None:
+        inputs = self.inputs_of(chunk)
+        with unchanged([chunk], inputs, self.format):
+            self._make_of(chunk, inputs)
+
+    def _make_of(self, chunk: Chunk, inputs: Sequence[str]) -> None:
         from pyspark.sql.functions import lit
 
         spark = self.spark()
-        frames = {
-            each.datasetid: self._read(spark, chunk, each.datasetid)
-            for each in self._arguments.values()
-            if each.what == FRAME
-        }
-        if any(each.what == INPUTS for each in self._arguments.values()):
-            frames |= {each: self._read(spark, chunk, each) for each in chunk.inputs}
+        frames = {each: self._read(spark, chunk, each) for each in inputs}
         if self.keyed:
             frames = {each: df.withColumn(COLUMN, lit(chunk.dataid)) for each, df in frames.items()}
         returned = self.call(chunk, frames)
