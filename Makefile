@@ -22,7 +22,7 @@ $(STAMP): pyproject.toml constraints.txt
 		--constraint constraints.txt --editable '.[dagster-spark,java,dev]'
 	@touch $@
 
-demo: install ## See a month of chunks run, fail and catch up, on SQLite
+demo: install ## See a month of chunks run, fail and catch up, by Spark and Dagster, on SQLite
 	@$(BIN)/odf demo
 
 test: install ## Run the tests, on SQLite and on a PostgreSQL of their own

@@ -145,14 +145,17 @@ def test_a_long_job_tells_quietly_how_far_it_is(
     monkeypatch.setattr(publishing, "PROGRESS", 0.3)
 
     @udf("long", useArrow=False)
-    def slow(amount: int) -> int:
-        time.sleep(2)
-        return amount
+    def slow(n: int) -> int:
+        time.sleep(1)
+        return n
 
-    assert run(writer(lambda df: df.select(slow("amount"))), "1").success
+    def rows(df: DataFrame) -> DataFrame:
+        return df.sparkSession.range(0, 6, 1, 6).select(slow("id").alias("id"))
 
-    [line] = [each for each in capsys.readouterr().err.splitlines() if "stage " in each]
-    assert "bobout - stage 1 of 1: 0 of 1 tasks, after " in line
+    assert run(writer(rows), "1").success
+    told = [each for each in capsys.readouterr().err.splitlines() if "stage " in each]
+    assert 1 <= len(told) <= 4
+    assert all("bobout - stage 1 of 1: " in each for each in told)
 
 
 # --- Spark's chunks for pandas, and the other way round ---
