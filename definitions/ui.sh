@@ -21,7 +21,7 @@ with socket.socket() as probe:
 END
 
 if [ ! -e "$ODF_DEMO/.dataflow/dataflow.db" ]; then
-    echo "Making the demo's data in $ODF_DEMO, in about a minute …"
+    echo "Making the demo's data in $ODF_DEMO, in a minute or two …"
     said=$("$bin/odf" demo "$ODF_DEMO" 2>&1) || { echo "$said" >&2; exit 1; }
 fi
 mkdir -p "$DAGSTER_HOME"

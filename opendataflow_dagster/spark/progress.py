@@ -178,7 +178,7 @@ def _end_jobs(session: Any, tag: str | None) -> None:
 
 
 def _hang_up(client: Any) -> None:
-    """Close the connection whose call was interrupted: its answer would be taken for the next one's.
+    """Close the connection whose call was interrupted: the next call would get its answer.
 
     Py4j itself does so for a KeyboardInterrupt only.
     """
