@@ -9,21 +9,17 @@ from ..dataflow import files
 from ..dataflow.chunk import Chunk, Place
 from ..dataflow.errors import DataflowError
 from ..dataflow.folders import Staged
-from ..dataflow.reading import bounds_of
 from ..dataflow.store import Store
-from ..dataflow.tables import Rows
-from ..dataflow.targets import DEFAULT_FORMAT, JDBC, SQLITE, Folder, Table, target_of
+from ..dataflow.targets import DEFAULT_FORMAT, Folder, Table, target_of
 from .evidence import Evidence, Unseen, observed, of_frame
 from .frames import (
     CSV,
     TABLE_FORMATS,
     WHOLE,
-    Password,
-    lake_name,
-    lake_trouble,
     read_files,
 )
 from .progress import ending
+from .staging_rows import StagedLake, staged_rows
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -64,7 +60,7 @@ def stage(
     """Write a frame aside for the place that its dataset is registered with."""
     target = target_of(place.datasetid, place.columns, format)
     if isinstance(target, Table):
-        return _table(spark, store, chunk, target, df, extra)
+        return staged_rows(spark, store, chunk, target, df, extra)
     if target.format in TABLE_FORMATS:
         return StagedLake(spark, chunk, place, target, df, extra)
     if isinstance(target, Folder):
@@ -136,99 +132,6 @@ class StagedFolder:
         return read_files(self._spark, self.path, self.note(), self._target.format)
 
 
-class StagedTable:
-    """A chunk of a table of SQLite, kept on the driver until it is shown."""
-
-    def __init__(
-        self, spark: "SparkSession", table: Table, rows: Rows, df: "DataFrame",
-        extra: Sequence[str] = (),
-    ) -> None:  # fmt: skip
-        frame, taken = observed(df, extra)
-        self._table, self._rows, self._spark, self._schema = table, rows, spark, df.schema
-        self._data = frame.toArrow()
-        self.evidence, self.bytes = taken(self._data.num_rows), None
-
-    def show(self, confirm: Confirm) -> str:
-        import pandas
-
-        # By Arrow's own types: integers stay integers also where some are NULL.
-        plain = self._data.to_pandas(types_mapper=pandas.ArrowDtype)
-        self._rows.replace(plain, confirm)
-        return self._table.location
-
-    def discard(self) -> None:
-        del self._data
-
-    def frame(self) -> "DataFrame":
-        return self._spark.createDataFrame(self._data, self._schema)
-
-
-class StagedRowsOf:
-    """A chunk of a table in a staging table beside it."""
-
-    def __init__(self, spark: "SparkSession", table: Table, staged: Any, taken: Any) -> None:
-        self._spark, self._table, self._staged = spark, table, staged
-        self.bytes = None
-        try:
-            self.evidence = taken(staged.rows)
-        except BaseException:
-            staged.discard()
-            raise
-
-    def show(self, confirm: Confirm) -> str:
-        self._staged.show(confirm)
-        return self._table.location
-
-    def discard(self) -> None:
-        self._staged.discard()
-
-    def frame(self) -> "DataFrame":
-        return self._staged.frame()
-
-
-class StagedLake:
-    """A chunk of a table of Delta or Iceberg, which replaces it in one commit of its own."""
-
-    def __init__(
-        self, spark: "SparkSession", chunk: Chunk, place: Place, target: Any, df: "DataFrame",
-        extra: Sequence[str] = (),
-    ) -> None:  # fmt: skip
-        from pyspark.sql import functions as F
-
-        column = place.columns.get("chunkcolumn") or "dataid"
-        if column not in df.columns:
-            df = df.withColumn(column, F.lit(chunk.dataid))
-        # Taken before, since the commit is at once what shows it.
-        frame, taken = observed(df.persist(), extra)
-        frame.write.format("noop").mode("overwrite").save()
-        self.evidence, self.bytes = taken(), None
-        self._df, self._place, self._target, self._dataid = df, place, target, chunk.dataid
-        self._column = column
-
-    def show(self, confirm: Confirm) -> str:
-        from pyspark.sql import functions as F
-
-        quoted = "`" + self._column.replace("`", "``") + "`"
-        confirm()
-        name, target = lake_name(self._place), self._target
-        try:
-            if name:
-                self._df.writeTo(name).overwrite(F.col(quoted) == F.lit(self._dataid))
-            else:
-                dataid = self._dataid.replace("\\", "\\\\").replace("'", "\\'")
-                writer = self._df.write.format(target.format).mode("overwrite")
-                writer.option("replaceWhere", f"{quoted} = '{dataid}'").save(target.root)
-        except Exception as error:
-            raise lake_trouble(target, error) from error
-        return target.root if name is None else name
-
-    def discard(self) -> None:
-        self._df.unpersist()
-
-    def frame(self) -> "DataFrame":
-        return self._df
-
-
 def write_files(df: "DataFrame", path: str, format: str, by: str | None = None) -> None:
     """Write a frame's files into an empty directory; of many chunks, by their column."""
     writer = df.write.format(format).mode("append")
@@ -277,20 +180,3 @@ def rows_of(path: str, format: str) -> int | None:
 
 def _short(where: str, found: int | None, rows: int) -> DataflowError:
     return DataflowError(f"Of {rows} rows that were written to {where}, {found} are there.")
-
-
-def _table(
-    spark: "SparkSession", store: Store, chunk: Chunk, table: Table, df: "DataFrame",
-    extra: Sequence[str],
-) -> StagedFrame:  # fmt: skip
-    bounds = bounds_of(store, table.datasetid, chunk.dataid)
-    password: Password = lambda: chunk.password(table.datasetid)  # noqa: E731
-    if table.dialect == SQLITE:
-        return StagedTable(spark, table, Rows(table, chunk.dataid, bounds, password), df, extra)
-    if table.dialect == JDBC:
-        from .jdbc import StagedRows
-    else:
-        from .postgres import StagedRows
-    frame, taken = observed(df, extra)
-    staged = StagedRows.write(frame, table, chunk.dataid, bounds, password, chunk.generation)
-    return StagedRowsOf(spark, table, staged, taken)

@@ -1,0 +1,130 @@
+"""A frame on its way to be a chunk of a table: beside it, or in one commit of the table's own."""
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from ..dataflow.chunk import Chunk, Place
+from ..dataflow.reading import bounds_of
+from ..dataflow.store import Store
+from ..dataflow.tables import Rows
+from ..dataflow.targets import JDBC, SQLITE, Table
+from .evidence import observed
+from .frames import Password, lake_name, lake_trouble
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+    from .staging import StagedFrame
+
+Confirm = Callable[[], None]
+
+
+def staged_rows(
+    spark: "SparkSession", store: Store, chunk: Chunk, table: Table, df: "DataFrame",
+    extra: Sequence[str],
+) -> "StagedFrame":  # fmt: skip
+    """Load a frame beside a table, or keep it, until it is shown."""
+    bounds = bounds_of(store, table.datasetid, chunk.dataid)
+    password: Password = lambda: chunk.password(table.datasetid)  # noqa: E731
+    if table.dialect == SQLITE:
+        return StagedTable(spark, table, Rows(table, chunk.dataid, bounds, password), df, extra)
+    if table.dialect == JDBC:
+        from .jdbc import StagedRows
+    else:
+        from .postgres import StagedRows
+    frame, taken = observed(df, extra)
+    staged = StagedRows.write(frame, table, chunk.dataid, bounds, password, chunk.generation)
+    return StagedRowsOf(spark, table, staged, taken)
+
+
+class StagedTable:
+    """A chunk of a table of SQLite, kept on the driver until it is shown."""
+
+    def __init__(
+        self, spark: "SparkSession", table: Table, rows: Rows, df: "DataFrame",
+        extra: Sequence[str] = (),
+    ) -> None:  # fmt: skip
+        frame, taken = observed(df, extra)
+        self._table, self._rows, self._spark, self._schema = table, rows, spark, df.schema
+        self._data = frame.toArrow()
+        self.evidence, self.bytes = taken(self._data.num_rows), None
+
+    def show(self, confirm: Confirm) -> str:
+        import pandas
+
+        # By Arrow's own types: integers stay integers also where some are NULL.
+        plain = self._data.to_pandas(types_mapper=pandas.ArrowDtype)
+        self._rows.replace(plain, confirm)
+        return self._table.location
+
+    def discard(self) -> None:
+        del self._data
+
+    def frame(self) -> "DataFrame":
+        return self._spark.createDataFrame(self._data, self._schema)
+
+
+class StagedRowsOf:
+    """A chunk of a table in a staging table beside it."""
+
+    def __init__(self, spark: "SparkSession", table: Table, staged: Any, taken: Any) -> None:
+        self._spark, self._table, self._staged = spark, table, staged
+        self.bytes = None
+        try:
+            self.evidence = taken(staged.rows)
+        except BaseException:
+            staged.discard()
+            raise
+
+    def show(self, confirm: Confirm) -> str:
+        self._staged.show(confirm)
+        return self._table.location
+
+    def discard(self) -> None:
+        self._staged.discard()
+
+    def frame(self) -> "DataFrame":
+        return self._staged.frame()
+
+
+class StagedLake:
+    """A chunk of a table of Delta or Iceberg, which replaces it in one commit of its own."""
+
+    def __init__(
+        self, spark: "SparkSession", chunk: Chunk, place: Place, target: Any, df: "DataFrame",
+        extra: Sequence[str] = (),
+    ) -> None:  # fmt: skip
+        from pyspark.sql import functions as F
+
+        column = place.columns.get("chunkcolumn") or "dataid"
+        if column not in df.columns:
+            df = df.withColumn(column, F.lit(chunk.dataid))
+        # Taken before, since the commit is at once what shows it.
+        frame, taken = observed(df.persist(), extra)
+        frame.write.format("noop").mode("overwrite").save()
+        self.evidence, self.bytes = taken(), None
+        self._df, self._place, self._target, self._dataid = df, place, target, chunk.dataid
+        self._column = column
+
+    def show(self, confirm: Confirm) -> str:
+        from pyspark.sql import functions as F
+
+        quoted = "`" + self._column.replace("`", "``") + "`"
+        confirm()
+        name, target = lake_name(self._place), self._target
+        try:
+            if name:
+                self._df.writeTo(name).overwrite(F.col(quoted) == F.lit(self._dataid))
+            else:
+                dataid = self._dataid.replace("\\", "\\\\").replace("'", "\\'")
+                writer = self._df.write.format(target.format).mode("overwrite")
+                writer.option("replaceWhere", f"{quoted} = '{dataid}'").save(target.root)
+        except Exception as error:
+            raise lake_trouble(target, error) from error
+        return target.root if name is None else name
+
+    def discard(self) -> None:
+        self._df.unpersist()
+
+    def frame(self) -> "DataFrame":
+        return self._df
