@@ -17,7 +17,8 @@ import psutil
 import pytest
 from click.testing import CliRunner
 
-from opendataflow_dagster.cli.demo import INSTALL, demo
+from opendataflow_dagster.cli.app import app
+from opendataflow_dagster.cli.demo import INSTALL
 from tests.dagster_guard import NAME, kill_marked, marked
 from tests.graphql_client import Client, wait_for
 from tests.postgres import _free_port
@@ -174,7 +175,7 @@ def test_where_spark_isnt_installed_the_tour_has_scripts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "pyspark", None)
-    done = CliRunner().invoke(demo, [str(tmp_path / "here")])
+    done = CliRunner().invoke(app, ["demo", str(tmp_path / "here")], prog_name="odf")
     assert done.exit_code == 0, done.output
     [told] = [line for line in done.output.splitlines() if "installed" in line]
     assert told.startswith("pyspark isn't installed, so this is the tour with shell scripts.")
