@@ -8,7 +8,7 @@ from opendataflow_dagster.cli.app import COMMANDS, Commands, app
 
 LISTINGS = {
     "doctor", "status", "runs", "history", "why", "drift", "sql", "dataset list", "job list",
-    "clean", "compact",
+    "clean", "compact", "validate",
 }  # fmt: skip
 
 

@@ -35,6 +35,8 @@ COMMANDS = {
     "drift": "drift:drift",
     "clean": "storage:clean",
     "compact": "storage:compact",
+    "new": "pipelines:new",
+    "validate": "pipelines:validate",
     "encrypt": "credentials:encrypt",
     "decrypt": "credentials:decrypt",
     "rotate": "credentials:rotate",

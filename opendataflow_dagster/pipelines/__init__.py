@@ -1,0 +1,1 @@
+"""Projects of pipelines: a project.yml, transformations in Python files, and sources."""

@@ -1,0 +1,146 @@
+"""A project's folder and modules around its code, so that projects in one process don't mix."""
+
+import importlib
+import os
+import sys
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
+from importlib.machinery import ModuleSpec, PathFinder
+from importlib.util import module_from_spec
+from io import BytesIO, TextIOWrapper
+from pathlib import Path
+from threading import RLock
+from types import ModuleType
+
+OURS = __name__.partition(".")[0]
+INSTALLED = {"site-packages", "dist-packages"}
+
+_turn = RLock()
+_inside: list[Path] = []
+_modules: dict[Path, dict[str, ModuleType]] = {}
+
+
+class Prints:
+    """What some code prints, on standard output, standard error, and as warnings."""
+
+    def __init__(self) -> None:
+        # Not StringIO: some write to sys.stdout.buffer.
+        self._bytes = BytesIO()
+        self._file = TextIOWrapper(
+            self._bytes, "utf-8", "backslashreplace", newline="", write_through=True
+        )
+
+    @property
+    def text(self) -> str:
+        return self._bytes.getvalue().decode(errors="replace")
+
+    @contextmanager
+    def taken(self) -> Iterator[None]:
+        def show(message, category, filename, lineno, file=None, line=None) -> None:
+            self._file.write(warnings.formatwarning(message, category, filename, lineno, line))
+
+        with redirect_stdout(self._file), redirect_stderr(self._file), warnings.catch_warnings():
+            # A warning of the user's is told, and never an error, whatever `-W` or pytest say.
+            warnings.simplefilter("default")
+            warnings.showwarning = show
+            yield
+
+
+@contextmanager
+def surroundings(root: Path) -> Iterator[None]:
+    """Work in `root`, with its modules importable, and those of other projects out of sight.
+
+    The working folder and the modules belong to the process: one thread at a time is inside.
+    """
+    root = root.resolve()
+    with _turn:
+        if _inside and _inside[-1] == root:
+            yield
+            return
+        hidden = {name: sys.modules.pop(name) for name in _shadowed(root)}
+        before, path, bytecode = set(sys.modules), list(sys.path), sys.dont_write_bytecode
+        folder = None
+        with suppress(FileNotFoundError):
+            folder = os.getcwd()
+        _inside.append(root)
+        sys.modules.update(_modules.get(root) or _folders(root))
+        sys.path.insert(0, str(root))
+        sys.dont_write_bytecode = True  # no `__pycache__` in the user's folders
+        try:
+            os.chdir(root)
+            importlib.invalidate_caches()
+            yield
+        finally:
+            own = {
+                name: module
+                for name, module in list(sys.modules.items())
+                if name not in before and _own(name, module, root)
+            }
+            for name in own:
+                del sys.modules[name]
+            _modules[root] = own
+            sys.modules.update(hidden)
+            sys.path[:] = path
+            sys.dont_write_bytecode = bytecode
+            _inside.pop()
+            if folder is not None:
+                os.chdir(folder)
+
+
+def forget(root: Path) -> None:
+    """Let the project's modules be imported anew: their files may have changed."""
+    with _turn:
+        _modules.pop(root.resolve(), None)
+
+
+def _shadowed(root: Path) -> list[str]:
+    """Loaded modules in whose place a fresh Python in `root` would import the project's own."""
+    found = []
+    for each in root.iterdir():
+        name = each.stem if each.suffix == ".py" else each.name
+        if name in (OURS, "__main__") or name in sys.stdlib_module_names:
+            continue
+        loaded = sys.modules.get(name)
+        if loaded is None:
+            continue
+        # A folder without `__init__.py` gives way to what is installed.
+        plain = each.is_dir() and not (each / "__init__.py").exists()
+        if not plain or not INSTALLED & set(Path(getattr(loaded, "__file__", None) or "").parts):
+            found.append(name)
+    inner = tuple(f"{name}." for name in found)
+    return found + [name for name in sys.modules if name.startswith(inner)]
+
+
+def _folders(root: Path) -> dict[str, ModuleType]:
+    """The project's folders without `__init__.py`, which any package on the path would win over.
+
+    In a process of the project's own nothing else is on the path, except for what is installed.
+    """
+    installed = [each for each in sys.path if INSTALLED & set(Path(each).parts)]
+    found = {}
+    for each in root.iterdir():
+        name = each.name
+        if not each.is_dir() or not name.isidentifier() or (each / "__init__.py").exists():
+            continue
+        other = PathFinder.find_spec(name, installed)
+        if name in sys.modules or name in sys.stdlib_module_names or (other and other.loader):
+            continue
+        spec = ModuleSpec(name, None, is_package=True)
+        spec.submodule_search_locations = [str(each)]
+        found[name] = module_from_spec(spec)
+    return found
+
+
+def _own(name: str, module: ModuleType, root: Path) -> bool:
+    if name.partition(".")[0] == OURS:
+        return False
+    places = []
+    with suppress(Exception):  # what some libraries put there is no module
+        places.append(getattr(module, "__file__", None))
+        places += list(getattr(module, "__path__", ()))
+    for place in filter(None, places):
+        with suppress(ValueError, TypeError):
+            # A virtual environment may lie in the project.
+            return not INSTALLED & set(Path(place).resolve().relative_to(root).parts)
+    return False

@@ -1,0 +1,191 @@
+"""A project folder: its `project.yml`, read as it stands."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ..dataflow.errors import DataflowError, WrongUse
+from ..dataflow.names import printable
+
+FILE = "project.yml"
+INSTALL = "Run: pip install 'opendataflow-dagster[pipelines]'"
+
+
+class ProjectError(DataflowError):
+    """What a project says can't be understood; the message begins with the file and its line."""
+
+
+class Pipeline(NamedTuple):
+    """One pipeline of a project, as declared."""
+
+    slug: str
+    sources: tuple[str, ...]
+    destination: str | None
+    transformations: tuple[str, ...]
+    extra: Mapping[str, Any]
+    """The keys that we don't know, as they are."""
+    line: int
+    trouble: str | None = None
+    """What is wrong with its declaration: it can't run, but the others can."""
+
+
+class Project(NamedTuple):
+    """A folder of pipelines."""
+
+    root: Path
+    name: str
+    pipelines: tuple[Pipeline, ...]
+    extra: Mapping[str, Any]
+
+    def pipeline(self, slug: str) -> Pipeline:
+        """The pipeline called `slug`, or WrongUse with the names that there are."""
+        for each in self.pipelines:
+            if each.slug == slug:
+                return each
+        known = ", ".join(each.slug for each in self.pipelines)
+        raise WrongUse(f"There is no pipeline {slug!r} in {self.root / FILE}. It has: {known}")
+
+    def transformation_file(self, slug: str, name: str) -> Path:
+        return self.root / "pipelines" / slug / f"{name}.py"
+
+    def source_file(self, source: str) -> Path:
+        return self.root / "sources" / f"{source}.csv"
+
+
+def find_project(given: str | Path | None = None) -> Path:
+    """The folder of a project: `given`, else this folder or the nearest one above it."""
+    if given is not None:
+        folder = Path(given)
+        folder = folder.parent if folder.name == FILE else folder
+        if not (folder / FILE).is_file():
+            raise WrongUse(
+                f"{str(folder)!r} has no {FILE}. Name a project's folder, or run: odf new PROJECT"
+            )
+        return folder.resolve()
+    here = Path.cwd()
+    for folder in (here, *here.parents):
+        if (folder / FILE).is_file():
+            return folder
+    raise WrongUse(
+        f"There is no {FILE} in this folder or above it. Use --project DIR, or run: odf new PROJECT"
+    )
+
+
+def read_project(root: Path) -> Project:
+    """Read `root/project.yml`; what only one pipeline has wrong is that pipeline's `trouble`."""
+    try:
+        import yaml
+    except ModuleNotFoundError as error:
+        raise DataflowError(f"{FILE} is read with PyYAML, which is missing. {INSTALL}") from error
+
+    root = root.resolve()
+    file = root / FILE
+    loader, node = None, None
+    try:
+        loader = yaml.SafeLoader(file.read_bytes())
+        node = loader.get_single_node()
+        read = None if node is None else loader.construct_document(node)
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        mark = getattr(error, "problem_mark", None)
+        where = _at(file, mark.line + 1) if mark else file.name
+        why = getattr(error, "problem", None) or str(error).split("\n")[0] or type(error).__name__
+        raise ProjectError(f"{where} isn't YAML: {printable(why)}. Correct it.") from None
+    finally:
+        if loader is not None:
+            loader.dispose()
+    if not isinstance(read, dict):
+        raise ProjectError(f"{_at(file, 1)} must have the keys `name` and `pipelines`.")
+    listed = read.get("pipelines")
+    if not isinstance(listed, list) or not listed:
+        line = _line_of_key(node, "pipelines") or 1
+        raise ProjectError(
+            f"{_at(file, line)} must have `pipelines`: a list, with a `slug` and "
+            "`transformations` in each."
+        )
+    lines = _lines_of(node, "pipelines")
+    found: list[Pipeline] = []
+    for each, (line, inner) in zip(listed, lines, strict=True):
+        pipeline = _pipeline(each, file, line, inner)
+        if any(pipeline.slug == other.slug for other in found):
+            raise ProjectError(f"{_at(file, line)}: two pipelines are called {pipeline.slug!r}.")
+        found.append(pipeline)
+    extra = {key: value for key, value in read.items() if key not in ("name", "pipelines")}
+    name = read.get("name")
+    return Project(root, root.name if name is None else str(name), tuple(found), extra)
+
+
+def _pipeline(declared: Any, file: Path, line: int, lines: Mapping[str, int]) -> Pipeline:
+    slug = _name(declared.get("slug")) if isinstance(declared, dict) else None
+    if slug is None:
+        raise ProjectError(
+            f"{_at(file, line)}: a pipeline needs a `slug`, a plain name like clean_orders."
+        )
+    trouble: list[str] = []
+
+    def wrong(key: str, what: str) -> None:
+        trouble.append(f"{_at(file, lines.get(key, line))}: {what}")
+
+    def names(key: str, suffix: str, *, path: bool = False) -> tuple[str, ...]:
+        given = declared.get(key)
+        if given is None:
+            return ()
+        if not isinstance(given, list):
+            wrong(key, f"`{key}` must be a list of names, not {given!r}.")
+            return ()
+        read = [_name(each, suffix, path=path) for each in given]
+        for each, name in zip(given, read, strict=True):
+            if name is None:
+                wrong(key, f"{each!r} isn't the plain name of one of the {key}.")
+        return tuple(name for name in read if name is not None)
+
+    sources = names("sources", ".csv", path=True)
+    transformations = names("transformations", ".py")
+    if not transformations and not trouble:
+        wrong("transformations", f"pipeline {slug!r} has no `transformations`.")
+    destination = declared.get("destination")
+    if isinstance(destination, list):
+        wrong("destination", "`destination` is a list, but a pipeline has one. Write one name.")
+        destination = None
+    elif destination is not None and _name(destination, path=True) is None:
+        wrong("destination", f"`destination` must be a name, not {destination!r}.")
+        destination = None
+    known = ("slug", "sources", "destination", "transformations")
+    extra = {key: value for key, value in declared.items() if key not in known}
+    return Pipeline(
+        slug, sources, None if destination is None else str(destination), transformations, extra,
+        line, trouble[0] if trouble else None,
+    )  # fmt: skip
+
+
+def _name(given: Any, suffix: str = "", *, path: bool = False) -> str | None:
+    """A name without its suffix; None if it isn't one, or would lead out of its folder."""
+    if isinstance(given, bool) or not isinstance(given, str | int):
+        return None
+    name = str(given).removesuffix(suffix)
+    parts = name.split("/") if path else [name]
+    if any(part in ("", ".", "..") or "/" in part or "\\" in part for part in parts):
+        return None
+    return name if name.isprintable() else None
+
+
+def _at(file: Path, line: int) -> str:
+    return f"{file.name}:{line}"
+
+
+def _line_of_key(node: Any, key: str) -> int | None:
+    return next((k.start_mark.line + 1 for k, _ in node.value if k.value == key), None)
+
+
+def _lines_of(node: Any, key: str) -> list[tuple[int, dict[str, int]]]:
+    """Of each object of the list at `key`: its line, and the lines of its keys."""
+    # The last one counts if a key stands twice, as in what YAML makes of it.
+    listed = [value for k, value in node.value if k.value == key][-1]
+    return [
+        (
+            each.start_mark.line + 1,
+            {k.value: k.start_mark.line + 1 for k, _ in each.value if isinstance(k.value, str)}
+            if each.id == "mapping"
+            else {},
+        )
+        for each in listed.value
+    ]
