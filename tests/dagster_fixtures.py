@@ -38,9 +38,10 @@ def start_dagster(storage: str, request: pytest.FixtureRequest) -> Iterator[Call
         yield start
 
 
-@pytest.fixture(scope="session")
+# While it is open, Playwright's event loop runs in this thread, in which others can't run theirs.
+@pytest.fixture(scope="module")
 def chromium() -> Iterator[Any]:
-    """One browser for the session; without Chromium, the tests that need it are skipped."""
+    """One browser for the module; without Chromium, the tests that need it are skipped."""
     pytest.importorskip("playwright")
     from tests.browser import NAMES, NO_CHROMIUM, browser
     from tests.browser import chromium as find
