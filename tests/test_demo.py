@@ -214,7 +214,7 @@ def interrupt(folder: Path, watched: Marked, until: str, number: int, to_all: bo
     (os.killpg if to_all else os.kill)(process.pid, number)
     rest, _ = process.communicate(timeout=60)
     assert process.returncode not in (0, None), said + rest
-    wait_for(watched.running, lambda left: not left, 5, "all of it ends")
+    wait_for(watched.running, lambda left: not left, 20, "all of it ends")
     return said + rest
 
 

@@ -85,11 +85,16 @@ def _pyspark() -> None:
 
 
 def _silence_what_is_raised() -> None:
-    """Keep pyspark from logging a page of JSON for an exception that it raises besides."""
+    """Keep pyspark from logging pages for an exception that it raises besides."""
     from pyspark.logger import PySparkLogger
 
     for name in ("SQLQueryContextLogger", "DataFrameQueryContextLogger"):
         PySparkLogger.getLogger(name).setLevel(logging.CRITICAL + 1)
+    # When Java is gone (Ctrl-C ends both), py4j logs each call that met it, with its traceback.
+    for name in ("py4j.clientserver", "py4j.java_gateway"):
+        logger = logging.getLogger(name)
+        if logger.level == logging.NOTSET:  # else somebody wants to hear of it
+            logger.setLevel(logging.CRITICAL + 1)
 
 
 # --- a session that runs already ----------------------------------------------------------------
