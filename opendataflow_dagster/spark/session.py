@@ -229,14 +229,23 @@ def _launched(wanted: dict[str, str], short: bool) -> "SparkSession":
 
 @contextmanager
 def _own_interrupt() -> Iterator[None]:
-    """Keep what a process does when it is interrupted: pyspark puts its own in the place of it."""
-    before = signal.getsignal(signal.SIGINT)
+    """Keep what a process does when it is interrupted: pyspark puts its own in the place of it.
+
+    Not for a moment, in which a signal would break the connection with Java in mid-word.
+    """
+    before, put = signal.getsignal(signal.SIGINT), signal.signal
+    if before in (None, signal.default_int_handler):
+        yield
+        return
+
+    def kept(number: int, handler: Any) -> Any:
+        return before if number == signal.SIGINT else put(number, handler)
+
+    signal.signal = kept
     try:
         yield
     finally:
-        mine = before not in (None, signal.default_int_handler)
-        if mine and threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGINT, before)
+        signal.signal = put
 
 
 def _cause(error: BaseException) -> str:
