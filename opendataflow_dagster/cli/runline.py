@@ -11,6 +11,11 @@ from ..dataflow.errors import DataflowError, WrongUse
 from ..dataflow.names import printable
 from ..dataflow.opening import open_configured
 from ..dataflow.runjob import Outcome, Say, first_line, run_job
+from ..dataflow.store import Store
+
+TYPE_CHECKING = False  # type checkers take it for true; a cron line doesn't pay for `typing`
+if TYPE_CHECKING:
+    from .progress import Progress
 
 IDLE = 3
 """The exit code of `--strict` when there was nothing to do."""
@@ -60,15 +65,10 @@ def execute(line: RunLine) -> int:
     """Run, and return the exit code."""
     store = open_configured(line.config)
     jobid = line.job or job_of(line.script)
-    progress, say = None, narrator(sys.stderr)
     many = line.all_chunks or line.workers > 1
     if many:
         gc.enable()
-        if sys.stderr is not None and sys.stderr.isatty() and os.environ.get("TERM") != "dumb":
-            from .progress import Progress
-
-            progress = Progress(sys.stderr, store, jobid)
-            say = progress.say
+    progress, say = narration(store, jobid, many)
     try:
         outcome = run_job(
             store, jobid, [line.script, *line.arguments], say=say,
@@ -79,6 +79,16 @@ def execute(line: RunLine) -> int:
     finally:
         store.close()
     return exit_code(outcome, strict=line.strict)
+
+
+def narration(store: Store, jobid: str, many: bool) -> tuple["Progress | None", Say]:
+    """What says how a run goes; on a terminal, with a line below of how far many chunks are."""
+    if many and sys.stderr is not None and sys.stderr.isatty() and os.environ.get("TERM") != "dumb":
+        from .progress import Progress
+
+        progress = Progress(sys.stderr, store, jobid)
+        return progress, progress.say
+    return None, narrator(sys.stderr)
 
 
 def exit_code(outcome: Outcome, *, strict: bool) -> int:

@@ -1,13 +1,12 @@
 """`odf run --spark`: a function of DataFrames in the place of a script."""
 
 import os
-import sys
 
 from ..dataflow.config import load_settings
 from ..dataflow.opening import open_from
 from ..spark.jobs import load_job
 from ..spark.runs import run_spark_job
-from .runline import RunLine, exit_code, narrator
+from .runline import RunLine, exit_code, narration
 
 
 def execute_spark(line: RunLine, batch: int | None) -> int:
@@ -15,12 +14,7 @@ def execute_spark(line: RunLine, batch: int | None) -> int:
     settings = load_settings(line.config)
     job, function = load_job(line.script)
     store, jobid = open_from(settings), line.job or function
-    progress, say = None, narrator(sys.stderr)
-    if line.all_chunks and sys.stderr.isatty() and os.environ.get("TERM") != "dumb":
-        from .progress import Progress
-
-        progress = Progress(sys.stderr, store, jobid)
-        say = progress.say
+    progress, say = narration(store, jobid, line.all_chunks)
     try:
         outcome = run_spark_job(
             store, jobid, line.script, job, settings, say=say, environ=os.environ,

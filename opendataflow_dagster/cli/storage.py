@@ -151,9 +151,10 @@ def _of(
 
         yield from in_remote(store, target, lambda: _session(ctx), grace)
     elif target.dialect == POSTGRES:
+        from ..dataflow.credentials import password_of
         from ..spark.clean import in_table
 
-        yield from in_table(store, target, lambda: _password(target.datasetid, encrypted))
+        yield from in_table(store, target, lambda: password_of(target.datasetid, encrypted))
 
 
 def _session(ctx: click.Context) -> Any:
@@ -162,16 +163,6 @@ def _session(ctx: click.Context) -> Any:
 
     settings = load_settings(ctx.find_root().obj)
     return spark_session(app="odf clean", settings=settings, short=True)
-
-
-def _password(datasetid: str, encrypted: str | None) -> str | None:
-    import os
-
-    from ..dataflow.credentials import decrypt, find_passkey, for_dataset
-
-    if not encrypted:
-        return None
-    return decrypt(encrypted, find_passkey(os.environ), purpose=for_dataset(datasetid))
 
 
 def _told(row: Leftover) -> dict[str, Any]:

@@ -116,6 +116,15 @@ def decrypt(value: str, passkey: str | None, *, purpose: Purpose) -> str:
     return text
 
 
+def password_of(
+    datasetid: str, encrypted: str | None, environ: Mapping[str, str] = os.environ
+) -> str | None:
+    """The password of a dataset, decrypted now; None if it has none."""
+    if not encrypted:
+        return None
+    return decrypt(encrypted, find_passkey(environ), purpose=for_dataset(datasetid))
+
+
 def encrypt(text: str, passkey: str | None, *, purpose: Purpose, salt: bytes | None = None) -> str:
     """Write a value for `purpose`; many values with one `salt` cost one key derivation."""
     secret = _bytes_of(passkey, purpose)

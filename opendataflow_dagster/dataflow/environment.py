@@ -170,10 +170,11 @@ def _columns(
 
 
 def _decrypted(encrypted: str, datasetid: str, environ: Mapping[str, str]) -> str:
-    from .credentials import decrypt, find_passkey, for_dataset
+    from .credentials import password_of
 
-    password = decrypt(encrypted, find_passkey(environ), purpose=for_dataset(datasetid))
-    return _text(password, f"The password of dataset {datasetid!r}")
+    return _text(
+        password_of(datasetid, encrypted, environ), f"The password of dataset {datasetid!r}"
+    )
 
 
 def _named(values: dict[tuple[str, str], str | None]) -> dict[str, str | None]:

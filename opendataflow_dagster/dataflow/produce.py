@@ -116,16 +116,11 @@ class _Work:
             return
         if publish:
             self.in_tables = True
-            self.confirm()
+            self.store.confirm(self.claim)
             self.in_tables = False
             more = as_results(publish(chunk), outputs)
             self.results |= {each: told for each, told in more.items() if told != Result()}
             self.chunk = replace(chunk, results=self.results)
-
-    def confirm(self) -> None:
-        """Make sure that the claim is ours now, with a whole lease ahead."""
-        if self.store.db.insist(lambda: self.store.heartbeat([self.claim]))[0]:
-            raise _stale([self.claim])
 
     def failed(self, error: Exception) -> None:
         if isinstance(error, StaleClaim) or not self.alive():

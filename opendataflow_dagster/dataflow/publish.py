@@ -6,11 +6,10 @@ from typing import Any
 from . import files, sparkfiles
 from .chunk import Chunk, ChunkFailed, Place, Result
 from .errors import DataflowError, Refused, StaleClaim
-from .folders import FORMATS, put, read_note
+from .folders import FORMATS, put
 from .packs import is_packed, packed_source, read_packed
-from .packs import read_note as packs_note
 from .reading import Reading, bounds_of, with_code
-from .store import Store, _stale
+from .store import Store
 from .tables import Rows
 from .targets import DEFAULT_FORMAT, JDBC, SPARK_FORMATS, Folder, Remote, Table, target_of
 
@@ -25,11 +24,9 @@ def publish(
     right before: `StaleClaim` means that nothing was changed. `format` is for a folder that is
     registered without one.
     """
-    claim = chunk.claim
 
     def confirm() -> None:
-        if store.db.insist(lambda: store.heartbeat([claim]))[0]:
-            raise _stale([claim])
+        store.confirm(chunk.claim)
 
     try:
         target = target_of(place.datasetid, place.columns, format)
@@ -99,14 +96,13 @@ def read(found: Reading, target: Any, kind: str = "pandas") -> Any:
             )
         frame = Rows(target, found.dataid, found.bounds, found.password).read()
         return files.as_table(frame) if kind == "arrow" else frame
-    path = found.path(target)
+    path, note = found.located(target)
     if is_packed(path):
-        return _packed(path, kind)
+        return _packed(path, note, kind)
     if kind == "path":
         return path
     if kind == "bytes":
         return files.read_bytes(path)
-    note = read_note(path)
     format = note.get("format") or target.format
     if format in SPARK_FORMATS:
         raise _spark_only(target._replace(format=format), "read")
@@ -127,7 +123,7 @@ def _to_folder(target: Folder, chunk: Chunk, obj: Any, confirm: Any) -> Result:
     return Result(told.get("rows"), told["bytes"], location=path)
 
 
-def _packed(location: str, kind: str) -> Any:
+def _packed(location: str, note: Mapping[str, Any], kind: str) -> Any:
     """The same of a chunk that lies in one file with others."""
     if kind not in ("pandas", "arrow"):
         raise Refused(
@@ -135,7 +131,6 @@ def _packed(location: str, kind: str) -> Any:
             "of its own. Annotate the input as a DataFrame, or as pyarrow.Table.",
             code="INVALID_LOCATION",
         )
-    note = packs_note(location)
     if isinstance(schema := note.get("schema"), dict):
         rows = read_packed(location, coerce_int96_timestamp_unit="us")
         return _as(kind, sparkfiles.conform(rows, sparkfiles.arrow_schema(schema)))

@@ -53,20 +53,18 @@ class Reading(NamedTuple):
 
     def password(self, environ: Mapping[str, str] = os.environ) -> str | None:
         """The password of the dataset, decrypted now."""
-        if not self.encrypted:
-            return None
-        from .credentials import decrypt, find_passkey, for_dataset
+        from .credentials import password_of
 
-        return decrypt(self.encrypted, find_passkey(environ), purpose=for_dataset(self.datasetid))
+        return password_of(self.datasetid, self.encrypted, environ)
 
     def target(self, format: str) -> Folder | Remote | Table:
         """The place of the dataset."""
         return target_of(self.datasetid, self.columns, format)
 
-    def path(self, folder: Folder) -> str:
-        """The file or directory that the chunk is, of the generation that the tables tell."""
+    def located(self, folder: Folder) -> tuple[str, dict[str, Any]]:
+        """The file or directory that the chunk is, as the tables tell, and its note."""
         again = f"odf resubmit {typed(self.maker, self.dataid)}"
-        return located(folder, self.dataid, self.fact.get("location"), self.generation, again)[0]
+        return located(folder, self.dataid, self.fact.get("location"), self.generation, again)
 
 
 def located(

@@ -144,6 +144,11 @@ class Store:
         alive = self._beat(claims)
         return [claim for claim in claims if claim.dataid not in alive]
 
+    def confirm(self, claim: Claim) -> None:
+        """Make sure that a claim is ours now, with a whole lease ahead; else raise `StaleClaim`."""
+        if self.db.insist(lambda: self.heartbeat([claim]))[0]:
+            raise _stale([claim])
+
     def recover(self, jobid: str | None = None, *, who: str = "recover") -> list[Recovered]:
         """Settle the claims whose lease ran out, and grant the retries that are due."""
         return self.db.insist(lambda: self._recover(jobid, who))[0]

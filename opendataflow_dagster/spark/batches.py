@@ -15,6 +15,7 @@ from ..dataflow.store import Store
 from ..dataflow.targets import Folder, target_of
 from .evidence import of_groups
 from .frames import TABLE_FORMATS, literal, schema_of
+from .hashing import quoted
 from .jobs import CHUNK
 from .staging import StagedFolder, write_files
 from .unchanged import unchanged
@@ -34,7 +35,11 @@ class Source(NamedTuple):
     path: str
     root: str
     format: str
-    schema: str
+    schema: Any
+
+
+Sources = Mapping[str, Source]
+"""The inputs of one chunk, by dataset."""
 
 
 class Batch:
@@ -48,35 +53,37 @@ class Batch:
         self.work, self.chunks = work, chunks
 
     def make(self) -> None:
-        for chunks in self._alike():
-            if len(chunks) > 1:
+        for alike in self._alike():
+            if len(alike) > 1:
+                chunks = [chunk for chunk, _ in alike]
                 try:
                     with self.work.watched(chunks):
-                        self._make(chunks)
+                        self._make(chunks, [sources for _, sources in alike])
                 except Exception as error:
                     self._left_alone(chunks, error)
 
-    def _alike(self) -> list[list[Chunk]]:
+    def _alike(self) -> list[list[tuple[Chunk, Sources]]]:
         """The chunks whose inputs are read in one go: of the same schemas and formats."""
         if not all(self._is_folder(self.chunks[0], each) for each in self.chunks[0].outputs):
             return []
         if any(each.what == CHUNK for each in self.work._arguments.values()):
             return []  # the function wants to know which chunk it is
-        found: dict[Any, list[Chunk]] = {}
+        found: dict[Any, list[tuple[Chunk, Sources]]] = {}
         for chunk in self.chunks:
             with suppress(DataflowError):  # it says so again when it is made alone
-                sources = {each: self._source(chunk, each) for each in self.work.inputs_of(chunk)}
-                if all(sources.values()):
-                    key = tuple((name, each.root, each.format, each.schema)
-                                for name, each in sources.items() if each)  # fmt: skip
-                    found.setdefault(key, []).append(chunk)
+                inputs = self.work.inputs_of(chunk)
+                sources = {each: source for each in inputs if (source := self._source(chunk, each))}
+                if len(sources) == len(inputs):
+                    key = tuple((name, each.root, each.format, each.schema.json())
+                                for name, each in sources.items())  # fmt: skip
+                    found.setdefault(key, []).append((chunk, sources))
         return list(found.values())
 
-    def _make(self, chunks: Sequence[Chunk]) -> None:
+    def _make(self, chunks: Sequence[Chunk], sources: Sequence[Sources]) -> None:
         work, spark = self.work, self.work.spark()
-        inputs = work.inputs_of(chunks[0])
+        inputs = list(sources[0])
         with unchanged(chunks, inputs, work.format):
-            frames = {each: self._read(spark, chunks, each) for each in inputs}
+            frames = {each: _read(spark, [one[each] for one in sources]) for each in inputs}
             returned = work.call(None, frames)
             work.check_keyed(returned)
             for datasetid, df in returned.items():
@@ -112,7 +119,7 @@ class Batch:
     def _fitted(self, datasetid: str, dataid: str, df: "DataFrame") -> "DataFrame":
         """The frame with the dataset's schema; the column that tells chunks apart comes last."""
         rest = [each for each in df.columns if each != COLUMN]
-        kept = df.select(*map(_quoted, rest), _quoted(COLUMN))
+        kept = df.select(*map(quoted, rest), quoted(COLUMN))
         fitted = self.work.fit(datasetid, dataid, kept.drop(COLUMN))
         if fitted.columns == rest and fitted.schema == kept.drop(COLUMN).schema:
             return kept
@@ -159,16 +166,7 @@ class Batch:
             return None
         if note["format"] not in FILE_FORMATS:
             return None
-        return Source(path, root, note["format"], schema.json())
-
-    def _read(self, spark: Any, chunks: Sequence[Chunk], datasetid: str) -> "DataFrame":
-        from pyspark.sql.types import StringType, StructType
-
-        sources = [found for each in chunks if (found := self._source(each, datasetid))]
-        schema = StructType.fromJson(_json(sources[0].schema)).add(COLUMN, StringType())
-        reader = spark.read.format(sources[0].format).schema(schema)
-        reader = reader.option("basePath", sources[0].root)
-        return reader.load([literal(each.path) for each in sources])
+        return Source(path, root, note["format"], schema)
 
     def _is_folder(self, chunk: Chunk, datasetid: str) -> bool:
         target = target_of(datasetid, chunk.outputs[datasetid].columns, self.work.format)
@@ -178,6 +176,14 @@ class Batch:
         target = target_of(datasetid, chunk.outputs[datasetid].columns, self.work.format)
         assert isinstance(target, Folder)
         return target
+
+
+def _read(spark: Any, sources: Sequence[Source]) -> "DataFrame":
+    """An input's chunks as one frame, told apart by a column."""
+    first = sources[0]
+    schema = type(first.schema)(list(first.schema)).add(COLUMN, "string")
+    reader = spark.read.format(first.format).schema(schema).option("basePath", first.root)
+    return reader.load([literal(each.path) for each in sources])
 
 
 def begin(root: str, generations: Sequence[int]) -> str:
@@ -202,13 +208,3 @@ def end(path: str) -> None:
     shutil.rmtree(path, ignore_errors=True)
     with suppress(OSError):  # somebody else is at work in it
         os.rmdir(os.path.dirname(path))
-
-
-def _quoted(name: str) -> str:
-    return "`" + name.replace("`", "``") + "`"
-
-
-def _json(text: str) -> Any:
-    import json
-
-    return json.loads(text)

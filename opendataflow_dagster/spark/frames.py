@@ -11,6 +11,7 @@ from ..dataflow.packs import is_packed, packed_source
 from ..dataflow.reading import located
 from ..dataflow.tables import Bounds, Rows
 from ..dataflow.targets import DEFAULT_FORMAT, JDBC, SQLITE, Folder, Remote, Table, target_of
+from .hashing import quoted
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -167,7 +168,7 @@ def lake_name(place: Place) -> str | None:
     named = [each for each in parts if each]
     if not place.columns.get("tablename") or place.columns.get("hostname"):
         return None
-    return ".".join("`" + each.replace("`", "``") + "`" for each in named)
+    return ".".join(map(quoted, named))
 
 
 def lake_trouble(target: Folder | Remote, error: Exception) -> Exception:
@@ -185,4 +186,4 @@ def _equals(place: Place, dataid: str) -> Any:
     from pyspark.sql import functions as F
 
     column = place.columns.get("chunkcolumn") or "dataid"
-    return F.col("`" + column.replace("`", "``") + "`").cast("string") == F.lit(dataid)
+    return F.col(quoted(column)).cast("string") == F.lit(dataid)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from ..dataflow.errors import DataflowError, Refused
 from ..dataflow.tables import Bounds
 from ..dataflow.targets import Table
+from .hashing import quoted
 from .jdbc_link import Password, Place, need_classic
 
 if TYPE_CHECKING:
@@ -49,7 +50,7 @@ def read_rows(
             partitionColumn=place.quoted(table.column), lowerBound=place.lower,
             upperBound=place.upper, numPartitions=str(parts),
         ).load()  # fmt: skip
-    column = whole[_name(table.column)]
+    column = whole[quoted(table.column)]
 
     def known(value: Any) -> Any:
         return F.lit(value).cast(type)
@@ -180,7 +181,3 @@ def _session(spark: "SparkSession | None") -> "SparkSession":
     from .session import spark_session
 
     return spark or spark_session()
-
-
-def _name(column: str) -> str:
-    return "`" + column.replace("`", "``") + "`"

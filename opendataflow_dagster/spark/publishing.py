@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Any
 from ..dataflow.chunk import Chunk, ChunkFailed, Place, Result
 from ..dataflow.errors import DataflowError, StaleClaim
 from ..dataflow.reading import with_code
-from ..dataflow.store import Store, _stale
+from ..dataflow.store import Store
 from ..dataflow.targets import DEFAULT_FORMAT
 from .progress import Progress, interrupting
-from .staging import stage
+from .staging import result_of, stage
 from .troubles import in_a_line
 
 if TYPE_CHECKING:
@@ -28,16 +28,12 @@ def publish_frame(
     `say` is given how far a job is that takes long.
     """
 
-    def confirm() -> None:
-        if store.db.insist(lambda: store.heartbeat([chunk.claim]))[0]:
-            raise _stale([chunk.claim])
-
     try:
         spark = df.sparkSession
         with interrupting(spark), Progress(spark, say, every=PROGRESS):
             staged = stage(spark, store, chunk, place, df, (), format)
         try:
-            location, told = staged.show(confirm), staged.evidence
+            return result_of(staged, staged.show(lambda: store.confirm(chunk.claim)))
         finally:
             staged.discard()
     except StaleClaim:
@@ -48,7 +44,6 @@ def publish_frame(
         if (reason := in_a_line(error)) is None:
             raise
         raise ChunkFailed(reason) from error
-    return Result(told.rows, staged.bytes, told.fingerprint, location, schema=told.schema)
 
 
 def is_frame(obj: Any) -> bool:

@@ -103,8 +103,7 @@ def run_spark_job(
 
     def own_session() -> "SparkSession":
         if not started:
-            conf = {"spark.scheduler.mode": "FAIR"} if workers > 1 else {}
-            started.append(spark_session(conf, app=f"odf {jobid}", settings=settings))
+            started.append(spark_session(app=f"odf {jobid}", settings=settings))
         return started[0]
 
     runner = SparkRunner(store, jobid, named, job, session or own_session, say=say, environ=environ)

@@ -4,6 +4,7 @@ import re
 from typing import TYPE_CHECKING, NoReturn
 
 from ..dataflow.errors import DataflowError
+from .hashing import quoted
 
 if TYPE_CHECKING:
     from pyspark.sql.types import DataType, StructType
@@ -52,7 +53,7 @@ def _column(text: str) -> tuple[str, str]:
 
 
 def _name(name: str) -> str:
-    return name if _PLAIN.fullmatch(name) else "`" + name.replace("`", "``") + "`"
+    return name if _PLAIN.fullmatch(name) else quoted(name)
 
 
 def type_text(kind: "DataType") -> str:

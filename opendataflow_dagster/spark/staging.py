@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ..dataflow import files
-from ..dataflow.chunk import Chunk, Place
+from ..dataflow.chunk import Chunk, Place, Result
 from ..dataflow.errors import DataflowError
 from ..dataflow.folders import Staged
 from ..dataflow.store import Store
@@ -68,6 +68,12 @@ def stage(
     from .remote import StagedRemote
 
     return StagedRemote.write(spark, chunk, target, df, extra)
+
+
+def result_of(staged: StagedFrame, location: str | None = None) -> Result:
+    """What is told of a staged chunk; where it is, once it is shown."""
+    told = staged.evidence
+    return Result(told.rows, staged.bytes, told.fingerprint, location, schema=told.schema)
 
 
 class StagedFolder:

@@ -10,6 +10,7 @@ from ..dataflow.tables import Rows
 from ..dataflow.targets import JDBC, SQLITE, Table
 from .evidence import observed
 from .frames import Password, lake_name, lake_trouble
+from .hashing import quoted
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -109,16 +110,16 @@ class StagedLake:
     def show(self, confirm: Confirm) -> str:
         from pyspark.sql import functions as F
 
-        quoted = "`" + self._column.replace("`", "``") + "`"
+        column = quoted(self._column)
         confirm()
         name, target = lake_name(self._place), self._target
         try:
             if name:
-                self._df.writeTo(name).overwrite(F.col(quoted) == F.lit(self._dataid))
+                self._df.writeTo(name).overwrite(F.col(column) == F.lit(self._dataid))
             else:
                 dataid = self._dataid.replace("\\", "\\\\").replace("'", "\\'")
                 writer = self._df.write.format(target.format).mode("overwrite")
-                writer.option("replaceWhere", f"{quoted} = '{dataid}'").save(target.root)
+                writer.option("replaceWhere", f"{column} = '{dataid}'").save(target.root)
         except Exception as error:
             raise lake_trouble(target, error) from error
         return target.root if name is None else name

@@ -14,7 +14,7 @@ from ..dataflow.packs import COLUMN
 from ..dataflow.produce import Check
 from ..dataflow.publish import publish
 from ..dataflow.reading import bounds_of, with_code
-from ..dataflow.store import Store, _stale
+from ..dataflow.store import Store
 from ..dataflow.targets import DEFAULT_FORMAT, Folder, target_of
 from .batches import Batch, sweep
 from .evidence import schema_text
@@ -25,7 +25,8 @@ from .last import Last
 from .postgres_read import looking
 from .progress import Progress, interrupting
 from .publishing import PROGRESS, is_frame
-from .staging import StagedFrame, stage
+from .schemas import compare, fitted, merged
+from .staging import StagedFrame, result_of, stage
 from .troubles import in_a_line
 from .unchanged import unchanged
 
@@ -87,19 +88,18 @@ class SparkWork(Maker):
                 self._make(chunk)
         made, rest = self._made[chunk.generation], self._rest.get(chunk.generation, {})
         told = {each: value for each, value in rest.items() if isinstance(value, Result)}
-        return told | {each: _result(one.staged) for each, one in made.items()}
+        return told | {each: result_of(one.staged) for each, one in made.items()}
 
     def publish(self, chunk: Chunk) -> dict[str, Result]:
         """Show what is staged; the claim is asked for right before each."""
 
         def confirm() -> None:
-            if self.store.db.insist(lambda: self.store.heartbeat([chunk.claim]))[0]:
-                raise _stale([chunk.claim])
+            self.store.confirm(chunk.claim)
 
         results = {}
         try:
             for each, made in self._made[chunk.generation].items():
-                results[each] = _result(made.staged)._replace(location=made.staged.show(confirm))
+                results[each] = result_of(made.staged, made.staged.show(confirm))
                 self._last_of(each).add(chunk.dataid, made.staged.evidence)
         except StaleClaim:
             raise
@@ -227,8 +227,6 @@ class SparkWork(Maker):
 
     def fit(self, datasetid: str, dataid: str, df: "DataFrame") -> "DataFrame":
         """The frame with the dataset's schema, as far as the job has declared how to get there."""
-        from .schemas import compare, fitted, merged
-
         if self.job.schema == ANY:
             return df
         was, now = self._last_of(datasetid).schema(dataid), schema_text(df.schema)
@@ -319,8 +317,3 @@ class SparkWork(Maker):
     def _last_of(self, datasetid: str) -> Last:
         with self._lock:
             return self._last.setdefault(datasetid, Last(self.store, datasetid))
-
-
-def _result(staged: StagedFrame) -> Result:
-    told = staged.evidence
-    return Result(told.rows, staged.bytes, told.fingerprint, schema=told.schema)
