@@ -1,5 +1,6 @@
 """Each example does what its README says."""
 
+import json
 import os
 import re
 import shutil
@@ -112,6 +113,13 @@ def test_a_migration_by_spark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     total = sum(number % 1009 for number in range(20_000))
     assert look.stdout == f"20000 rows, {total} in all\n"
     assert not list((here / "lake").glob("_*"))
+
+
+def test_a_project_of_pipelines(tmp_path: Path) -> None:
+    validated, one = play("07_project", tmp_path / "here")
+    assert validated.returncode == 0, validated.stdout + validated.stderr
+    assert len(validated.stdout.splitlines()) == 3
+    assert [each["status"] for each in json.loads(one.stdout)] == ["passed"] * 3, one.stderr
 
 
 def test_every_example_is_played_here() -> None:
