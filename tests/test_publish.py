@@ -25,6 +25,7 @@ from opendataflow_dagster.dataflow import files, folders
 from opendataflow_dagster.dataflow.chunk import Chunk, ChunkFailed, Result, open_chunk
 from opendataflow_dagster.dataflow.environment import job_environment
 from opendataflow_dagster.dataflow.errors import DataflowError, Refused, StaleClaim, WrongUse
+from opendataflow_dagster.dataflow.model import Fact
 from opendataflow_dagster.dataflow.publish import publish, read
 from opendataflow_dagster.dataflow.reading import ask, read_chunk
 from opendataflow_dagster.dataflow.registry import add_dataset
@@ -507,10 +508,19 @@ def test_a_chunk_that_shouldnt_be_read_says_why_and_what_to_run(
     assert refused.value.code == code
 
 
+def test_a_chunk_whose_files_are_gone_isnt_read_as_empty(line: Store, tmp_path: Path) -> None:
+    chunk = claimed(line)
+    told = published(line, chunk, FRAME)
+    line.finish(chunk.claim, [Fact("bobout", "1", told.location)])
+    for each in Path(told.location or "").glob("part-*"):
+        each.unlink()
+
+    with pytest.raises(Refused, match=r"the files of chunk '1' are gone from .* odf resubmit loa"):
+        loaded(line, "bobout", "1")
+
+
 @BOTH
 def test_a_chunk_that_didnt_pass_its_checks_isnt_read(line: Store, tmp_path: Path) -> None:
-    from opendataflow_dagster.dataflow.model import Fact
-
     chunk = claimed(line)
     told = published(line, chunk, FRAME)
     line.finish(chunk.claim, [Fact("bobout", "1", told.location, validated=False, checks="nulls")])

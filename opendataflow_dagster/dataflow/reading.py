@@ -7,6 +7,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from .answers import five_answers
 from .errors import Refused
+from .files import data_files
 from .folders import find, read_note
 from .hindrances import advice, hindrances
 from .model import Plan
@@ -84,6 +85,9 @@ def located(
         text = f"{folder.datasetid!r} is READY, but there is nothing of chunk {dataid!r}"
         raise refusal("INVALID_LOCATION", f"{text} in {folder.root}", again)
     note = read_note(found)
+    if note.get("rows") and not data_files(found):
+        text = f"{folder.datasetid!r} is READY, but the files of chunk {dataid!r} are gone"
+        raise refusal("INVALID_LOCATION", f"{text} from {found}", again)
     there = note.get("generation")
     if generation and there and there > generation:
         text = f"{found} is of generation {there}, and the tables tell of {generation}"

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from .environment import JobEnvironment, job_environment
 from .errors import DataflowError, StaleClaim, WrongUse
-from .model import READY, Claim, Fact, Plan
+from .model import FAILED, READY, Claim, Fact, Plan
 from .names import printable
 from .process import Ended, Scripts
 from .script import CannotStart, check
@@ -58,8 +58,12 @@ class Runner:
         self.environ = environ
         self._say = say
         self._environment: tuple[float, JobEnvironment] | None = None
+        self._check()
+
+    def _check(self) -> None:
+        """Refuse, before anything is claimed, what can't be run."""
         try:
-            check(argv[0], environ.get("PATH", os.defpath))
+            check(self.argv[0], self.environ.get("PATH", os.defpath))
         except CannotStart as refusal:
             error = WrongUse(f"{refusal}. Nothing was claimed.")
             error.exit_code = refusal.code
@@ -127,20 +131,32 @@ class Runner:
         retry_in = None
         try:
             if ended.code == 0:
-                self.tell(f"Job {self.argv[0]} is complete. Updating status")
+                self._tell_end(READY)
                 status = READY
                 self.store.finish(claim, facts(claim, environment))
             else:
-                self.tell(f"Job {self.argv[0]} has failed. Updating status")
-                self.tell(f"Reason: {printable(ended.reason)}")
+                self._tell_end(FAILED, ended.reason)
                 status, retry_in = self.store.fail(claim, ended.reason, may_retry=not stopped)
         except StaleClaim as error:
             self.tell(str(error))
             return Result(ended.code or 1, LOST, None, ended.reason)
-        self._say(settled(claim, environment.plan, status))
-        if retry_in:
-            self.tell(f"The next attempt is due in {retry_in:g} s")
-        return Result(ended.code, status, retry_in, ended.reason)
+        return self._settled(claim, environment, Result(ended.code, status, retry_in, ended.reason))
+
+    def _tell_end(self, status: str, reason: str = "", trace: Sequence[str] = ()) -> None:
+        """Say how the work on a chunk has ended, in the original's words."""
+        how = "is complete" if status == READY else "has failed"
+        self.tell(f"Job {self.argv[0]} {how}. Updating status")
+        for line in trace:
+            self._say(line)
+        if status != READY:
+            self.tell(f"Reason: {printable(reason)}")
+
+    def _settled(self, claim: Claim, environment: JobEnvironment, result: Result) -> Result:
+        """Say what a chunk has become, and when it is tried again."""
+        self._say(settled(claim, environment.plan, result.status))
+        if result.retry_in:
+            self.tell(f"The next attempt is due in {result.retry_in:g} s")
+        return result
 
     def tell(self, message: str) -> None:
         self._say(f"{date()}: {message}")
