@@ -12,7 +12,7 @@ from opendataflow_dagster.dataflow.store import Store, open_store
 
 TABLES = (
     "dataset", "job", "datastatus", "jobpolicy", "claim", "chunkfact", "chunkrange", "pending",
-    "dataevent", "dataflow_meta",
+    "dataevent", "dataflow_meta", "pipelinestep", "streamitem", "streamkey", "streamtoken",
 )  # fmt: skip
 
 

@@ -31,9 +31,19 @@ def test_a_dataset_is_registered_then_changed(store: Store) -> None:
     [row] = registry.datasets(store)
     assert list(row) == [
         "datasetid", "hostname", "database", "schemaname", "tablename", "username", "encryptedpass",
-        "format", "chunkcolumn", "domain",
+        "format", "chunkcolumn", "domain", "writemode",
     ]  # fmt: skip
     assert (row["hostname"], row["tablename"], row["schemaname"]) == ("db2", "bob", None)
+
+
+def test_how_a_pipeline_writes_is_one_of_two_words(store: Store) -> None:
+    registry.add_dataset(store, "bob", writemode="replace")
+    registry.add_dataset(store, "bob", hostname="db1")
+    with pytest.raises(WrongUse, match="append or replace"):
+        registry.add_dataset(store, "bob", writemode="overwrite")
+    assert [row["writemode"] for row in registry.datasets(store)] == ["replace"]
+    registry.add_dataset(store, "bob", writemode="")
+    assert [row["writemode"] for row in registry.datasets(store)] == [None]
 
 
 def test_duplicate_rows_of_older_versions_are_kept_and_changed_together(store: Store) -> None:

@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import psycopg
 import pytest
 
+from opendataflow_dagster.dataflow.items import new_run
 from opendataflow_dagster.dataflow.model import Fact
 from opendataflow_dagster.dataflow.store import Store, new_owner, open_store
 from tests.java import DDL, Java
@@ -303,5 +304,29 @@ def test_tables_of_the_first_version_get_the_column_for_schemas(url: str) -> Non
     store.finish(take(store, "job"), [Fact("b", "2", schema="n:bigint")])
     found = sql(store, "select dataid, rows, schema from chunkfact where datasetid = 'b'")
     assert sorted(found) == [("1", 3, None), ("2", None, "n:bigint")]
+    check(store)
+    close(store)
+
+
+def test_tables_of_the_second_version_get_what_pipelines_keep(url: str) -> None:
+    store = open_store(url)
+    store.init()
+    register(store, "job", [], ["b"])
+    sql(store, "insert into dataset (datasetid, domain) values ('b', 'kept')")
+    for table in ("pipelinestep", "streamitem", "streamkey", "streamtoken"):
+        sql(store, f"drop table {table}")
+    sql(store, "alter table dataset drop column writemode")
+    sql(store, "drop index dataevent_of_failures")
+    sql(store, "update dataflow_meta set value = '2' where name = 'schema'")
+
+    store.init()
+    store.init()
+
+    assert sql(store, "select value from dataflow_meta where name = 'schema'") == [("3",)]
+    found = sql(store, "select datasetid, domain, writemode from dataset")
+    assert found == [("b", "kept", None)]
+    assert new_run(store, "job") in {dataid for _, dataid in pending(store)}
+    for table in ("pipelinestep", "streamitem", "streamkey", "streamtoken"):
+        assert sql(store, f"select count(*) from {table}") == [(0,)]
     check(store)
     close(store)

@@ -1,32 +1,18 @@
-"""`odf status`, `odf runs` and `odf history`: how things stand, and how they came to."""
+"""`odf status` and `odf runs`: how things stand."""
 
 import shutil
 import sys
-import time
 from collections.abc import Sequence
 
 import click
 
-from ..dataflow.errors import WrongUse
-from ..dataflow.history import (
-    NEWEST,
-    Event,
-    end_of_log,
-    events_after,
-)
-from ..dataflow.history import (
-    history as past,
-)
-from ..dataflow.history import (
-    runs as newest,
-)
+from ..dataflow.history import NEWEST
+from ..dataflow.history import runs as newest
 from ..dataflow.look import Strip, running, summary
 from ..dataflow.look import grid as squares
 from ..dataflow.look import status as rows_of
 from ..dataflow.model import ABSENT, FAILED, HOLD, PENDING, READY, RESUBMIT, RUNNING
-from ..dataflow.names import printable
-from ..dataflow.times import parse_time
-from .output import as_json, in_colour, json_text, show, shown_rows, store_of
+from .output import as_json, in_colour, show, shown_rows, store_of
 
 MANY = 100_000
 """Chunks above which a grid is drawn only when asked for: all have to be read and sorted."""
@@ -41,8 +27,6 @@ LOOKS = {
     ABSENT: ("□", "cyan", ".", "may be claimed"),
 }
 """How each status is drawn: a coloured square, or a letter."""
-
-POLL = 1.0
 
 
 @click.command(epilog="Example: odf status loadbob --json")
@@ -106,69 +90,6 @@ def runs(ctx: click.Context, job: str | None, limit: int, as_json: bool) -> None
     """Show the outputs that changed last, the newest first."""
     found = newest(store_of(ctx), jobid=job, limit=limit)
     show(shown_rows(found, as_json=as_json), as_json=as_json, empty="Nothing has run yet.")
-
-
-@click.command(epilog="Example: odf history loadbob 2026-03-01")
-@click.argument("job", required=False)
-@click.argument("dataid", required=False)
-@click.option("--job", "named_job", metavar="ID", help="The same as JOB, for a job called `clean`.")
-@click.option("--dataset", metavar="ID", help="Only changes of this dataset.")
-@click.option("--since", metavar="TIME", help="Only changes since a time, like 2026-03-01T14:30.")
-@click.option(
-    "--limit", type=click.IntRange(min=1), default=100, show_default=True, help="Rows to show."
-)
-@click.option("--follow", is_flag=True, help="Go on showing changes as they come, until Ctrl-C.")
-@as_json
-@click.pass_context
-def history(
-    ctx: click.Context, job: str | None, dataid: str | None, named_job: str | None,
-    dataset: str | None, since: str | None, limit: int, follow: bool, as_json: bool,
-) -> None:  # fmt: skip
-    """Show every change of a status, the newest last: when, from what to what, by whom and why.
-
-    With --follow and --json, each change is an object on a line of its own.
-    """
-    if job == "clean" and named_job is None:
-        raise WrongUse(
-            "`odf history clean` isn't there yet. For the history of a job `clean`: --job clean."
-        )
-    if named_job is not None:
-        if job is not None and dataid is not None:
-            raise WrongUse("The job is named twice. Give it as JOB or by --job.")
-        job, dataid = named_job, job
-    store = store_of(ctx)
-    wanted = {"jobid": job, "dataid": dataid, "datasetid": dataset}
-    cursor = end_of_log(store) if follow else None
-    found = past(store, **wanted, since=parse_time(store, since) if since else None, limit=limit)
-    if not follow:
-        rows = shown_rows([event._asdict() for event in found], as_json=as_json)
-        show(rows, as_json=as_json, empty="History has nothing of it.")
-        return
-    seen = {event.seq for event in found}
-    for event in found:
-        tell(event, as_json=as_json)
-    while True:
-        events, cursor = events_after(store, cursor)
-        for event in events:
-            if event.seq not in seen and all(
-                getattr(event, key) == value for key, value in wanted.items() if value
-            ):
-                tell(event, as_json=as_json)
-        if not events:
-            time.sleep(POLL)
-
-
-def tell(event: Event, *, as_json: bool) -> None:
-    """Print one change as it comes."""
-    [row] = shown_rows([event._asdict()], as_json=as_json)
-    if as_json:
-        print(json_text(row), flush=True)
-        return
-    change = f"{row['status_before'] or '–'} → {row['status_after'] or '–'}"
-    by = " ".join(str(row[key]) for key in ("who", "why") if row[key])
-    chunk = f"{row['datasetid']}/{row['dataid']}"
-    words = (row["at"], row["jobid"], row["locktype"], chunk, change, by)
-    print(printable("  ".join(map(str, words))), flush=True)
 
 
 def draw(strips: Sequence[Strip], width: int | None = None) -> None:

@@ -38,6 +38,10 @@ def dataset() -> None:
 @click.option("--format", help="What the data is in, such as csv or parquet.")
 @click.option("--chunkcolumn", help="The column that tells a row's chunk.")
 @click.option("--domain", help="The name of the group of datasets that share their dataids.")
+@click.option(
+    "--writemode", metavar="append|replace",
+    help="Whether a pipeline's run adds its rows to a file or table, or puts them in place of all.",
+)  # fmt: skip
 @click.pass_context
 def dataset_add(ctx: click.Context, datasetid: str, password: bool, **columns: str | None) -> None:
     """Register a dataset, or change what is told of it.

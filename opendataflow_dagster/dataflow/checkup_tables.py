@@ -9,7 +9,7 @@ from . import sqlfiles
 from .errors import CredentialError, DataflowError
 from .store import Store
 
-SCHEMA = "2"
+SCHEMA = "3"
 """The version of the tables that this program makes."""
 
 OLDEST_SERVER = 13

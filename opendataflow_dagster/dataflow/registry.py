@@ -17,8 +17,10 @@ SPLIT = "split"
 
 COLUMNS = (
     "hostname", "database", "schemaname", "tablename", "username", "encryptedpass", "format",
-    "chunkcolumn", "domain",
+    "chunkcolumn", "domain", "writemode",
 )  # fmt: skip
+
+WRITE_MODES = ("append", "replace")
 
 FOREVER = datetime(9999, 1, 1, tzinfo=UTC)
 
@@ -67,6 +69,11 @@ def add_dataset(
         raise WrongUse(f"A dataset has no column {unknown[0]!r}. It has {', '.join(COLUMNS)}.")
     for name, value in columns.items():
         check_text(f"value of {name}", value)
+    mode = columns.get("writemode")
+    if mode and mode not in WRITE_MODES:
+        raise WrongUse(
+            f"writemode {mode[:40]!r} isn't known. A pipeline can {' or '.join(WRITE_MODES)}."
+        )
     encrypted = columns.get("encryptedpass")
     if encrypted and not _is_encrypted(encrypted):
         raise WrongUse(

@@ -125,6 +125,8 @@ class SqliteStore(Store):
     def _add_columns(self) -> None:
         if self.db.run("upgrade.lacks_schema"):
             self.db.run("upgrade.add_schema")
+        if self.db.run("upgrade.lacks_writemode"):
+            self.db.run("upgrade.add_writemode")
 
     def _take(
         self,

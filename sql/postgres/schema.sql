@@ -8,7 +8,8 @@ create table if not exists dataset (
 alter table dataset
     add column if not exists format varchar,
     add column if not exists chunkcolumn varchar,
-    add column if not exists domain varchar;
+    add column if not exists domain varchar,
+    add column if not exists writemode varchar;
 create index if not exists x_dataset on dataset (datasetid);
 
 create table if not exists job (
@@ -86,6 +87,36 @@ create table if not exists dataevent (
 );
 create unique index if not exists dataevent_in_order on dataevent (xid, seq);
 create index if not exists dataevent_by_chunk on dataevent (dataid, datasetid);
+create index if not exists dataevent_of_failures on dataevent (jobid, dataid) where status_after = 'FAILED';
+
+-- What each transformation of a pipeline's run did, told for people: nothing is decided by it.
+create table if not exists pipelinestep (
+    jobid text not null, dataid text not null, generation bigint not null, step integer not null,
+    transformation text not null, status text not null, started timestamptz, ended timestamptz, rows bigint,
+    stdout text, traceback text, reason text,
+    primary key (jobid, dataid, generation, step)
+);
+create index if not exists pipelinestep_by_run on pipelinestep (jobid, generation, dataid);
+
+-- An item that came over HTTP: a chunk of its job whose data is here. The payload goes when it is cleaned.
+create table if not exists streamitem (
+    jobid text not null, dataid text not null, payload text, idempotency text,
+    received timestamptz not null default clock_timestamp(),
+    primary key (jobid, dataid)
+);
+create index if not exists streamitem_kept on streamitem (jobid, dataid) where payload is not null;
+create index if not exists streamitem_by_key on streamitem (jobid, idempotency) where idempotency is not null;
+
+-- What a client's Idempotency-Key was answered, and for which payloads.
+create table if not exists streamkey (
+    jobid text not null, idempotency text not null, digest text not null, dataids text not null,
+    received timestamptz not null default clock_timestamp(),
+    primary key (jobid, idempotency)
+);
+
+create table if not exists streamtoken (
+    jobid text primary key, hash text not null, created timestamptz not null default now()
+);
 
 create table if not exists dataflow_meta (name text primary key, value text not null);
 

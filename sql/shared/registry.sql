@@ -1,18 +1,18 @@
 -- name: datasets
 -- Every dataset.
 select datasetid, hostname, database, schemaname, tablename, username, encryptedpass, format, chunkcolumn,
-       domain
+       domain, writemode
 from dataset order by datasetid;
 
 -- name: add_dataset
 -- Register a dataset.
 insert into dataset (datasetid, hostname, database, schemaname, tablename, username, encryptedpass, format,
-                     chunkcolumn, domain)
+                     chunkcolumn, domain, writemode)
 values (:datasetid, nullif(cast(:hostname as text), ''), nullif(cast(:database as text), ''),
         nullif(cast(:schemaname as text), ''), nullif(cast(:tablename as text), ''),
         nullif(cast(:username as text), ''), nullif(cast(:encryptedpass as text), ''),
         nullif(cast(:format as text), ''), nullif(cast(:chunkcolumn as text), ''),
-        nullif(cast(:domain as text), ''));
+        nullif(cast(:domain as text), ''), nullif(cast(:writemode as text), ''));
 
 -- name: change_dataset
 -- Change what is told of a dataset: a value that is given, and only that; an empty one clears.
@@ -32,7 +32,9 @@ update dataset set
     format = case when cast(:format as text) is null then format else nullif(cast(:format as text), '') end,
     chunkcolumn = case when cast(:chunkcolumn as text) is null then chunkcolumn
                        else nullif(cast(:chunkcolumn as text), '') end,
-    domain = case when cast(:domain as text) is null then domain else nullif(cast(:domain as text), '') end
+    domain = case when cast(:domain as text) is null then domain else nullif(cast(:domain as text), '') end,
+    writemode = case when cast(:writemode as text) is null then writemode
+                     else nullif(cast(:writemode as text), '') end
 where datasetid = :datasetid;
 
 -- name: items

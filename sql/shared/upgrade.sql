@@ -4,7 +4,7 @@ select distinct jobid from job where itemtype in ('IN', 'OUT') and jobid is not 
 
 -- name: stamp
 -- Remember which version of the tables this is.
-insert into dataflow_meta (name, value) values ('schema', '2')
+insert into dataflow_meta (name, value) values ('schema', '3')
 on conflict (name) do update set value = excluded.value;
 
 -- name: remember

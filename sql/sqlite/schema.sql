@@ -3,7 +3,7 @@
 
 create table if not exists dataset (
     datasetid text, hostname text, database text, schemaname text, tablename text, username text,
-    encryptedpass text, format text, chunkcolumn text, domain text
+    encryptedpass text, format text, chunkcolumn text, domain text, writemode text
 );
 create index if not exists x_dataset on dataset (datasetid);
 
@@ -74,6 +74,37 @@ create table if not exists dataevent (
     status_before text, status_after text, generation integer, who text, why text
 );
 create index if not exists dataevent_by_chunk on dataevent (dataid, datasetid);
+create index if not exists dataevent_of_failures on dataevent (jobid, dataid) where status_after = 'FAILED';
+
+-- What each transformation of a pipeline's run did, told for people: nothing is decided by it.
+create table if not exists pipelinestep (
+    jobid text not null, dataid text not null, generation integer not null, step integer not null,
+    transformation text not null, status text not null, started text, ended text, rows integer,
+    stdout text, traceback text, reason text,
+    primary key (jobid, dataid, generation, step)
+);
+create index if not exists pipelinestep_by_run on pipelinestep (jobid, generation, dataid);
+
+-- An item that came over HTTP: a chunk of its job whose data is here. The payload goes when it is cleaned.
+create table if not exists streamitem (
+    jobid text not null, dataid text not null, payload text, idempotency text,
+    received text not null default (strftime('%Y-%m-%d %H:%M:%f', 'now')),
+    primary key (jobid, dataid)
+);
+create index if not exists streamitem_kept on streamitem (jobid, dataid) where payload is not null;
+create index if not exists streamitem_by_key on streamitem (jobid, idempotency) where idempotency is not null;
+
+-- What a client's Idempotency-Key was answered, and for which payloads.
+create table if not exists streamkey (
+    jobid text not null, idempotency text not null, digest text not null, dataids text not null,
+    received text not null default (strftime('%Y-%m-%d %H:%M:%f', 'now')),
+    primary key (jobid, idempotency)
+) without rowid;
+
+create table if not exists streamtoken (
+    jobid text primary key, hash text not null,
+    created text not null default (strftime('%Y-%m-%d %H:%M:%f', 'now'))
+);
 
 create table if not exists dataflow_meta (name text primary key, value text not null);
 

@@ -17,3 +17,11 @@ select 1 where not exists (select 1 from pragma_table_info('chunkfact') where na
 -- name: add_schema
 -- Keep the schemas of chunks.
 alter table chunkfact add column schema text;
+
+-- name: lacks_writemode
+-- Whether dataset is of a version that didn't tell how a pipeline writes.
+select 1 where not exists (select 1 from pragma_table_info('dataset') where name = 'writemode');
+
+-- name: add_writemode
+-- Tell of a dataset whether a pipeline appends to it or replaces it.
+alter table dataset add column writemode text;

@@ -1,0 +1,177 @@
+"""`odf history`: how things came to be as they are, and what pipelines did step by step."""
+
+import time
+from typing import Any
+
+import click
+
+from ..dataflow.errors import WrongUse
+from ..dataflow.history import NEWEST, Event, end_of_log, events_after
+from ..dataflow.history import history as past
+from ..dataflow.names import printable
+from ..dataflow.steps import clean as clean_steps
+from ..dataflow.steps import steps as steps_of
+from ..dataflow.times import parse_time
+from .output import as_json, count_of, json_text, show, shown_rows, store_of
+
+POLL = 1.0
+CHANGES = 100
+"""Changes of a status that are listed, unless told otherwise."""
+
+
+class WithClean(click.Group):
+    """A command that takes a job's name, and has one word that isn't a job's: `clean`."""
+
+    allow_interspersed_args = True
+
+    def make_context(
+        self, info_name: str | None, args: list[str], parent: click.Context | None = None,
+        **extra: Any,
+    ) -> click.Context:  # fmt: skip
+        if args[:1] and args[0] in self.commands:
+            name = f"{info_name} {args[0]}"
+            return self.commands[args[0]].make_context(name, args[1:], parent=parent, **extra)
+        return super().make_context(info_name, args, parent=parent, **extra)
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        return click.Command.parse_args(self, ctx, args)
+
+    def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
+        return click.Command.collect_usage_pieces(self, ctx)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        return click.Command.invoke(self, ctx)
+
+
+@click.command(
+    cls=WithClean, invoke_without_command=True, epilog="Example: odf history loadbob 2026-03-01"
+)
+@click.argument("job", required=False)
+@click.argument("dataid", required=False)
+@click.option("--job", "named_job", metavar="ID", help="The same as JOB, for a job called `clean`.")
+@click.option("--pipeline", metavar="SLUG", help="What its runs did, step by step, newest first.")
+@click.option("--dataset", metavar="ID", help="Only changes of this dataset.")
+@click.option("--since", metavar="TIME", help="Only changes since a time, like 2026-03-01T14:30.")
+@click.option(
+    "--limit", type=click.IntRange(min=1),
+    help=f"Rows to show: {CHANGES} unless told; of a pipeline {NEWEST} runs.",
+)  # fmt: skip
+@click.option("--follow", is_flag=True, help="Go on showing changes as they come, until Ctrl-C.")
+@as_json
+@click.pass_context
+def history(
+    ctx: click.Context, job: str | None, dataid: str | None, named_job: str | None,
+    pipeline: str | None, dataset: str | None, since: str | None, limit: int | None, follow: bool,
+    as_json: bool,
+) -> None:  # fmt: skip
+    """Show every change of a status, the newest last: when, from what to what, by whom and why.
+
+    With --follow and --json, each change is an object on a line of its own.
+
+    With --pipeline, what each transformation did; with the run's DATAID, all that it printed too.
+    """
+    if pipeline is not None:
+        if named_job or dataid or dataset or since or follow:
+            raise WrongUse("--pipeline goes with DATAID, --limit and --json, and with no other.")
+        _show_steps(ctx, pipeline, job, limit or NEWEST, as_json)
+        return
+    if named_job is not None:
+        if job is not None and dataid is not None:
+            raise WrongUse("The job is named twice. Give it as JOB or by --job.")
+        job, dataid = named_job, job
+    store = store_of(ctx)
+    wanted = {"jobid": job, "dataid": dataid, "datasetid": dataset}
+    cursor = end_of_log(store) if follow else None
+    start = parse_time(store, since) if since else None
+    found = past(store, **wanted, since=start, limit=limit or CHANGES)
+    if not follow:
+        rows = shown_rows([event._asdict() for event in found], as_json=as_json)
+        show(rows, as_json=as_json, empty="History has nothing of it.")
+        return
+    seen = {event.seq for event in found}
+    for event in found:
+        tell(event, as_json=as_json)
+    while True:
+        events, cursor = events_after(store, cursor)
+        for event in events:
+            if event.seq not in seen and all(
+                getattr(event, key) == value for key, value in wanted.items() if value
+            ):
+                tell(event, as_json=as_json)
+        if not events:
+            time.sleep(POLL)
+
+
+@history.command("clean")
+@click.option("--pipeline", metavar="SLUG", help="Only of this pipeline.")
+@click.option("--days-old", type=float, metavar="N", help="Only what is older than so many days.")
+@click.option("--plan", is_flag=True, help="Count what would go, and change nothing.")
+@as_json
+@click.pass_context
+def history_clean(
+    ctx: click.Context, pipeline: str | None, days_old: float | None, plan: bool, as_json: bool
+) -> None:
+    """Remove what pipelines' runs printed, step by step, and the payloads of items that are READY.
+
+    Every status stays, and so does the history of statuses: whatever could run can run as before.
+    Runs that are going on stay whole, and so do items that failed, wait or are held.
+
+    A key by which a client repeats itself is forgotten after its items, and after a day at least.
+
+    \b
+    Example: odf history clean --days-old 30 --plan
+    Example: odf history clean --pipeline orders
+    """
+    done = clean_steps(store_of(ctx), pipeline, days_old, plan)
+    if as_json:
+        show([{"pipeline": pipeline} | done._asdict()], as_json=True)
+    verb = "would go" if plan else "removed"
+    click.echo(
+        f"{count_of(done.steps, 'step')}, {count_of(done.items, 'payload')} and "
+        f"{count_of(done.keys, 'key')} {verb}.",
+        err=True,
+    )
+
+
+def tell(event: Event, *, as_json: bool) -> None:
+    """Print one change as it comes."""
+    [row] = shown_rows([event._asdict()], as_json=as_json)
+    if as_json:
+        print(json_text(row), flush=True)
+        return
+    change = f"{row['status_before'] or '–'} → {row['status_after'] or '–'}"
+    by = " ".join(str(row[key]) for key in ("who", "why") if row[key])
+    chunk = f"{row['datasetid']}/{row['dataid']}"
+    words = (row["at"], row["jobid"], row["locktype"], chunk, change, by)
+    print(printable("  ".join(map(str, words))), flush=True)
+
+
+def _show_steps(
+    ctx: click.Context, pipeline: str, dataid: str | None, limit: int, as_json: bool
+) -> None:
+    """List a pipeline's steps; of one chunk also what they printed, to the last letter."""
+    found = steps_of(store_of(ctx), pipeline, dataid, limit)
+    rows = shown_rows([_step(row, as_json, whole=dataid is not None) for row in found],
+                      as_json=as_json)  # fmt: skip
+    show(rows, as_json=as_json, empty="No run of it is recorded. See `odf pipeline list`.")
+    if as_json or dataid is None:
+        return
+    for row in found:
+        for what in ("stdout", "traceback"):
+            if row[what]:
+                title = f"{row['transformation']}, generation {row['generation']}: {what}"
+                print(f"\n--- {printable(title)}")
+                print("\n".join(map(printable, row[what].rstrip("\n").split("\n"))))
+
+
+def _step(row: dict[str, Any], as_json: bool, *, whole: bool) -> dict[str, Any]:
+    started, ended = row["started"], row["ended"]
+    seconds = round((ended - started).total_seconds(), 3) if started and ended else None
+    told = {"dataid": row["dataid"], "generation": row["generation"], "step": row["step"],
+            "transformation": row["transformation"], "status": row["status"], "started": started,
+            "seconds": seconds, "rows": row["rows"], "reason": row["reason"]}  # fmt: skip
+    if as_json:
+        told["ended"] = ended
+        if whole:
+            told |= {"stdout": row["stdout"], "traceback": row["traceback"]}
+    return told

@@ -1,0 +1,56 @@
+-- name: turn
+-- Take turns with whoever else begins a run on this dataset.
+select pg_advisory_xact_lock(hashtextextended(:datasetid, 79643));
+
+-- name: links
+-- What some jobs write.
+select distinct jobid, datasetid from job
+where itemtype = 'OUT' and datasetid is not null
+  and jobid = any(array(select json_array_elements_text(cast(:jobids as json))))
+order by jobid, datasetid;
+
+-- name: keys
+-- What keys that were given before were answered.
+select k.jobid, k.idempotency, k.digest, k.dataids
+from json_to_recordset(cast(:keys as json)) as asked(jobid text, idempotency text)
+    join streamkey k using (jobid, idempotency);
+
+-- name: remember
+-- Remember what keys are answered; a key that somebody else is just giving is waited for.
+insert into streamkey (jobid, idempotency, digest, dataids)
+select jobid, idempotency, digest, dataids
+from json_to_recordset(cast(:keys as json)) as k(jobid text, idempotency text, digest text, dataids text)
+on conflict (jobid, idempotency) do nothing;
+
+-- name: add
+-- Keep new items.
+insert into streamitem (jobid, dataid, payload, idempotency)
+select jobid, dataid, payload, idempotency
+from json_to_recordset(cast(:items as json)) as i(jobid text, dataid text, payload text, idempotency text)
+on conflict (jobid, dataid) do nothing;
+
+-- name: payloads
+-- The items among some chunks of a job; a payload that was cleaned away is null.
+select i.dataid, i.payload
+from json_array_elements_text(cast(:dataids as json)) as asked(dataid)
+    join streamitem i on i.jobid = :jobid and i.dataid = asked.dataid;
+
+-- name: taken
+-- Whether any of some datasets has a chunk already.
+select 1 from datastatus
+where dataid = :dataid and datasetid = any(array(select json_array_elements_text(cast(:datasetids as json))))
+limit 1;
+
+-- name: jobs
+-- The jobs that take items or have taken some, in as many steps as there are jobs.
+with recursive seen(jobid) as (
+    select min(jobid) from streamitem
+    union all
+    select (select min(i.jobid) from streamitem i where i.jobid > seen.jobid) from seen where seen.jobid is not null
+)
+select jobid from seen where jobid is not null union select jobid from streamtoken order by jobid;
+
+-- name: waiting
+-- How many items of a job wait to be claimed, and for how many seconds the oldest does.
+select count(*), extract(epoch from clock_timestamp() - min(i.received))
+from pending p join streamitem i on i.jobid = p.jobid and i.dataid = p.dataid where p.jobid = :jobid;

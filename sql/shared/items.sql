@@ -1,0 +1,32 @@
+-- name: is_accepted
+-- Whether an item is there: what a server asks that lost its connection while accepting it.
+select 1 from streamitem where jobid = :jobid and dataid = :dataid;
+
+-- name: status
+-- How a chunk of a pipeline stands, and what its last run made, or why it didn't.
+select s.jobid, s.dataid, s.status, s.generation, i.received, s.modified, f.rows, f.location,
+       case when s.status not in ('READY', 'RUNNING', 'PENDING') then (
+           select e.why from dataevent e
+           where e.dataid = s.dataid and e.datasetid = s.datasetid and e.jobid = s.jobid
+             and e.locktype = 'OUT' order by e.seq desc limit 1) end as reason,
+       case when s.status not in ('READY', 'RUNNING', 'PENDING') then (
+           select p.transformation from pipelinestep p
+           where p.jobid = s.jobid and p.dataid = s.dataid and p.generation = s.generation
+             and p.status = 'FAILED' order by p.step limit 1) end as transformation
+from datastatus s
+    left join streamitem i on i.jobid = s.jobid and i.dataid = s.dataid
+    left join chunkfact f on f.datasetid = s.datasetid and f.dataid = s.dataid
+        and f.generation = s.generation and f.jobid = s.jobid
+where s.jobid = :jobid and s.dataid = :dataid and s.locktype = 'OUT'
+order by s.datasetid limit 1;
+
+-- name: failed
+-- How many chunks of a job are FAILED now, found by the failures that history has.
+select count(*) from (select distinct dataid from dataevent where jobid = :jobid and status_after = 'FAILED') as once
+where exists (
+    select 1 from datastatus s
+    where s.dataid = once.dataid and s.jobid = :jobid and s.locktype = 'OUT' and s.status = 'FAILED');
+
+-- name: running
+-- How many chunks of a job are in somebody's hands.
+select count(*) from claim where jobid = :jobid and owner is not null;

@@ -1,0 +1,52 @@
+-- name: turn
+-- One writer at a time: there is nobody to wait for.
+select 1;
+
+-- name: links
+-- What some jobs write.
+select distinct jobid, datasetid from job
+where itemtype = 'OUT' and datasetid is not null and jobid in (select value from json_each(:jobids))
+order by jobid, datasetid;
+
+-- name: keys
+-- What keys that were given before were answered.
+select k.jobid, k.idempotency, k.digest, k.dataids
+from json_each(:keys) as asked
+    cross join streamkey k on k.jobid = asked.value ->> 'jobid' and k.idempotency = asked.value ->> 'idempotency';
+
+-- name: remember
+-- Remember what keys are answered.
+insert into streamkey (jobid, idempotency, digest, dataids)
+select value ->> 'jobid', value ->> 'idempotency', value ->> 'digest', value ->> 'dataids'
+from json_each(:keys) where true
+on conflict (jobid, idempotency) do nothing;
+
+-- name: add
+-- Keep new items.
+insert into streamitem (jobid, dataid, payload, idempotency)
+select value ->> 'jobid', value ->> 'dataid', value ->> 'payload', value ->> 'idempotency'
+from json_each(:items) where true
+on conflict (jobid, dataid) do nothing;
+
+-- name: payloads
+-- The items among some chunks of a job; a payload that was cleaned away is null.
+select i.dataid, i.payload
+from json_each(:dataids) as asked cross join streamitem i on i.jobid = :jobid and i.dataid = asked.value;
+
+-- name: taken
+-- Whether any of some datasets has a chunk already.
+select 1 from datastatus where dataid = :dataid and datasetid in (select value from json_each(:datasetids)) limit 1;
+
+-- name: jobs
+-- The jobs that take items or have taken some, in as many steps as there are jobs.
+with recursive seen(jobid) as (
+    select min(jobid) from streamitem
+    union all
+    select (select min(i.jobid) from streamitem i where i.jobid > seen.jobid) from seen where seen.jobid is not null
+)
+select jobid from seen where jobid is not null union select jobid from streamtoken order by jobid;
+
+-- name: waiting
+-- How many items of a job wait to be claimed, and for how many seconds the oldest does.
+select count(*), (julianday('now') - julianday(min(i.received))) * 86400.0
+from pending p cross join streamitem i on i.jobid = p.jobid and i.dataid = p.dataid where p.jobid = :jobid;
