@@ -7,8 +7,8 @@ from click.testing import CliRunner
 from opendataflow_dagster.cli.app import COMMANDS, Commands, app
 
 LISTINGS = {
-    "doctor", "status", "runs", "history", "why", "drift", "sql", "dataset list", "job list",
-    "clean", "compact", "validate",
+    "doctor", "status", "runs", "history", "history clean", "why", "drift", "sql", "dataset list",
+    "job list", "clean", "compact", "validate",
 }  # fmt: skip
 
 

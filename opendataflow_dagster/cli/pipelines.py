@@ -1,16 +1,29 @@
-"""`odf validate` and `odf new`: projects of pipelines."""
+"""`odf new`, `odf validate` and `odf pipeline`: projects of pipelines."""
 
+import os
+import sys
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from ..dataflow.errors import NoDatabase
 from ..dataflow.names import printable, typed
 from .output import as_json, count_of, show
+from .runline import exit_code, narration, narrator
+
+if TYPE_CHECKING:
+    from ..dataflow.config import Settings
+    from ..pipelines.project import Project
+
+of_project = click.option(
+    "--project", metavar="DIR", help="The project's folder; else this one, or one above."
+)
 
 
 @click.command()
 @click.argument("pipeline", required=False)
-@click.option("--project", metavar="DIR", help="The project's folder; else this one, or one above.")
+@of_project
 @click.option("--junit", metavar="FILE", help="Write JUnit's XML to FILE too, for CI.")
 @as_json
 @click.pass_context
@@ -55,13 +68,122 @@ def new(project: str) -> None:
     """Make the folder PROJECT with a small pipeline that validates, to begin from.
 
     \b
-    Example: odf new shop && odf validate --project shop
+    Example: odf new shop && cd shop && odf validate && odf pipeline run clean_contacts
     """
     from ..pipelines.new import make
 
     made = make(Path(project))
     click.echo(
         f"{printable(project)} has {count_of(len(made), 'file')}. "
-        f"Next: {typed('odf', 'validate', '--project', project)}",
+        f"Next: {typed('cd', project)} && odf validate && odf pipeline run clean_contacts",
         err=True,
     )
+
+
+@click.group()
+def pipeline() -> None:
+    """Run the pipelines of a project, and list them."""
+
+
+@pipeline.command("run")
+@click.argument("slug")
+@click.option(
+    "--stream", metavar="FILE", help="Run for each row of this CSV file, as an item of its own."
+)
+@click.option("--all", "all_chunks", is_flag=True, help="Run until nothing is left.")
+@click.option("--strict", is_flag=True, help="Exit with 3 if there was nothing to do.")
+@of_project
+@click.pass_context
+def run_(
+    ctx: click.Context, slug: str, stream: str | None, all_chunks: bool, strict: bool,
+    project: str | None,
+) -> None:  # fmt: skip
+    """Run a pipeline on Spark, and write output/SLUG.csv and its destination.
+
+    A run is a chunk of the destination, with a status, a history, and RESUBMIT. What was sent back
+    is run again first; else a pipeline begins a new run. One that reads what another produces waits
+    for that instead, and runs with the same dataid. With --stream the sources are read once, and
+    what one item makes is the first frame of the next.
+
+    \b
+    Example: odf pipeline run clean_contacts
+    Example: odf pipeline run signups --stream new.csv --project shop
+    """
+    from ..pipelines.project import find_project, read_project
+    from ..pipelines.running import run_pipeline
+    from ..pipelines.settings import open_project, project_settings
+
+    if stream is not None and all_chunks:
+        raise click.UsageError("--all is for what waits: a --stream file is run as a whole.")
+    found = read_project(find_project(project))
+    found.pipeline(slug)
+    settings = project_settings(found.root, ctx.find_root().obj)
+    store = open_project(settings)
+    progress, say = narration(store, slug, all_chunks)
+    try:
+        outcome = run_pipeline(
+            store, found, slug, settings, say=say, environ=os.environ,
+            stream_file=None if stream is None else Path(stream), all_chunks=all_chunks,
+        )  # fmt: skip
+        if progress:
+            progress.end()
+    finally:
+        store.close()
+    if outcome.failed:
+        _tell_where(found, slug)
+    ctx.exit(exit_code(outcome, strict=strict))
+
+
+@pipeline.command("list")
+@of_project
+@as_json
+@click.pass_context
+def list_(ctx: click.Context, project: str | None, as_json: bool) -> None:
+    """List the pipelines of a project: what each waits for, reads, does and writes.
+
+    \b
+    Example: odf pipeline list
+    """
+    from ..pipelines.plans import plans_of, takes_items
+    from ..pipelines.project import find_project, read_project
+    from ..pipelines.settings import project_settings
+
+    found = read_project(find_project(project))
+    plans = plans_of(found, _produced(project_settings(found.root, ctx.find_root().obj), found))
+
+    def listed(names: tuple[str, ...]) -> Any:
+        return list(names) if as_json else ", ".join(names)
+
+    rows = [
+        {
+            "pipeline": each.slug, "waits_for": listed(plans[each.slug].inputs),
+            "sources": listed(each.sources), "transformations": listed(each.transformations),
+            "destination": plans[each.slug].outputs[0],
+            "items": takes_items(found, each) if as_json or takes_items(found, each) else None,
+            "trouble": each.trouble,
+        }
+        for each in found.pipelines
+    ]  # fmt: skip
+    show(rows, as_json=as_json)
+
+
+def _produced(settings: "Settings", project: "Project") -> set[str]:
+    """What other jobs write, as far as there are tables."""
+    from ..dataflow.opening import open_from
+    from ..pipelines.plans import produced_by_others
+
+    store = open_from(settings)
+    try:
+        return produced_by_others(store, {each.slug for each in project.pipelines})
+    except NoDatabase:
+        return set()
+    finally:
+        store.close()
+
+
+def _tell_where(project: "Project", slug: str) -> None:
+    """What shows more of a run that failed; other commands look for the tables in this folder."""
+    words = f"odf history --pipeline {typed(slug)}"
+    if Path.cwd() != project.root:
+        words = f"cd {typed(str(project.root))} && {words}"
+    narrator(sys.stderr)(f"What failed: {words}")

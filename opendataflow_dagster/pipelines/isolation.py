@@ -1,6 +1,5 @@
 """A project's folder and modules around its code, so that projects in one process don't mix."""
 
-import importlib
 import os
 import sys
 import warnings
@@ -69,7 +68,7 @@ def surroundings(root: Path) -> Iterator[None]:
         sys.dont_write_bytecode = True  # no `__pycache__` in the user's folders
         try:
             os.chdir(root)
-            importlib.invalidate_caches()
+            _look_again(root)
             yield
         finally:
             own = {
@@ -92,6 +91,17 @@ def forget(root: Path) -> None:
     """Let the project's modules be imported anew: their files may have changed."""
     with _turn:
         _modules.pop(root.resolve(), None)
+
+
+def _look_again(root: Path) -> None:
+    """Let Python see files of the project that are new.
+
+    `importlib.invalidate_caches` would read every zip file on the path anew: in a worker of Spark
+    that takes longer than most transformations.
+    """
+    for place, finder in list(sys.path_importer_cache.items()):
+        if Path(place).is_relative_to(root):
+            getattr(finder, "invalidate_caches", lambda: None)()
 
 
 def _shadowed(root: Path) -> list[str]:

@@ -22,7 +22,7 @@ def make(folder: Path) -> list[Path]:
         for path in sorted(MODEL.rglob("*"))
         if path.is_file() and "__pycache__" not in path.parts
     }
-    texts[Path(".gitignore")] = "__pycache__/\noutput/\n"
+    texts[Path(".gitignore")] = "__pycache__/\noutput/\n.dataflow/\n"
     for path, text in texts.items():
         (folder / path).parent.mkdir(parents=True, exist_ok=True)
         (folder / path).write_text(text, encoding="utf-8")

@@ -53,6 +53,11 @@ class Transformation(NamedTuple):
 
         The frames are handed over as they are: `run` may change them.
         """
+        made, printed = self.call(frames, stream)
+        return _frame(made, printed), printed
+
+    def call(self, frames: Sequence[Any], stream: Any = NO_STREAM) -> tuple[Any, str]:
+        """What `run` returns, whatever it is, and what it printed."""
         given = frames if self.shape.most is None else frames[: self.shape.most]
         if len(given) < self.shape.least:
             raise TransformationError(
@@ -76,7 +81,7 @@ class Transformation(NamedTuple):
                 made = self.module.run(*given, **keywords)
             except (Exception, SystemExit) as error:
                 raise _failed(error, self.root, prints.text) from error
-        return _frame(made, prints.text), prints.text
+        return made, prints.text
 
 
 def load(project: Project, slug: str, name: str) -> Transformation:

@@ -1,0 +1,134 @@
+"""`odf serve`: items over HTTP, and the worker that consumes them."""
+
+import os
+import sys
+from typing import TYPE_CHECKING
+
+import click
+
+from ..dataflow.errors import DataflowError, WrongUse
+from ..dataflow.names import printable
+from .runline import narrator
+
+if TYPE_CHECKING:
+    import socket
+
+    from ..dataflow.config import Settings
+    from ..pipelines.project import Project
+
+LOOPBACK = ("127.0.0.1", "::1", "localhost")
+
+
+@click.command()
+@click.option("--host", default="127.0.0.1", show_default=True, help="The address to listen at.")
+@click.option(
+    "--port", type=click.IntRange(0, 65535), default=8000, show_default=True,
+    help="The port; 0: any that is free.",
+)  # fmt: skip
+@click.option("--project", metavar="DIR", help="The project's folder; else this one, or one above.")
+@click.option(
+    "--rate", type=click.FloatRange(min=0, min_open=True), default=1000.0, show_default=True,
+    metavar="N", help="Items a second that each pipeline takes.",
+)  # fmt: skip
+@click.option("--no-worker", is_flag=True, help="Take items, and let another server consume them.")
+@click.option("--as-worker", is_flag=True, hidden=True)
+@click.pass_context
+def serve(
+    ctx: click.Context, host: str, port: int, project: str | None, rate: float, no_worker: bool,
+    as_worker: bool,
+) -> None:  # fmt: skip
+    """Take items for a project's pipelines over HTTP, and consume them.
+
+    POST /stream/PIPELINE takes a JSON object, or an array of them, and answers 202 once they are
+    durable; GET /status/PIPELINE/DATAID tells how one stands. A pipeline takes items if one of its
+    transformations has a parameter `stream`, and once `odf token PIPELINE` has made a token.
+    /docs, /openapi.json, /health and /metrics tell more. It listens on this machine alone, unless
+    --host says otherwise. Ctrl-C or TERM ends it: what is in hand is finished or given back.
+
+    \b
+    Example: odf serve --project shop
+    Example: odf serve --host 0.0.0.0 --port 80 --rate 200
+    """
+    from ..pipelines.project import find_project, read_project
+    from ..pipelines.settings import project_settings
+
+    found = read_project(find_project(project))
+    config = ctx.find_root().obj
+    settings = project_settings(found.root, config)
+    if as_worker:
+        ctx.exit(_work(settings, found))
+    line = None if no_worker else _worker_line(found, config)
+    ctx.exit(_serve(settings, found, host, port, rate, line))
+
+
+def _serve(
+    settings: "Settings", project: "Project", host: str, port: int, rate: float,
+    line: list[str] | None,
+) -> int:  # fmt: skip
+    try:
+        import uvicorn
+
+        from ..ingest import Limits, make_app
+        from ..ingest.worker import WorkerProcess
+    except ModuleNotFoundError as error:
+        raise DataflowError(
+            f"`odf serve` needs {error.name}, which is missing. "
+            "Run: pip install 'opendataflow-dagster[serve,pipelines,spark]'"
+        ) from error
+    from ..pipelines.settings import open_project
+
+    say = narrator(sys.stderr)
+    store = open_project(settings)
+    listening = _bound(host, port)
+    address = f"http://{_shown(host)}:{listening.getsockname()[1]}"
+    worker = WorkerProcess(line, say=say) if line else None
+    app = make_app(store, project, limits=Limits(rate=rate), worker=worker, say=say)
+    server = uvicorn.Server(
+        uvicorn.Config(
+            app, log_level="warning", access_log=False, server_header=False, lifespan="on",
+            timeout_graceful_shutdown=10,
+        )
+    )  # fmt: skip
+    say(f"{printable(project.name)} takes items at {address}/docs")
+    if host not in LOOPBACK:
+        say("Whoever reaches this address can send items with a token; it speaks plain HTTP")
+    try:
+        server.run([listening])
+    finally:
+        store.close()
+    return 0 if server.started else 1
+
+
+def _work(settings: "Settings", project: "Project") -> int:
+    from ..pipelines.itemworker import serve_items
+
+    return serve_items(settings, project, say=narrator(sys.stderr))
+
+
+def _worker_line(project: "Project", config: str | None) -> list[str]:
+    # -P: a file of the project's folder must not be taken for a module of ours.
+    words = [sys.executable, "-P", "-m", "opendataflow_dagster.cli"]
+    words += ["--config", os.path.abspath(config)] if config else []
+    return [*words, "serve", "--as-worker", "--project", str(project.root)]
+
+
+def _bound(host: str, port: int) -> "socket.socket":
+    import socket
+
+    try:
+        [(family, _, _, _, address), *_] = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )
+        listening = socket.socket(family, socket.SOCK_STREAM)
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.bind(address)
+    except OSError as error:
+        raise WrongUse(
+            f"Can't listen at {printable(host)}, port {port}: {error.strerror}. "
+            "Choose others by --host and --port."
+        ) from None
+    return listening
+
+
+def _shown(host: str) -> str:
+    return f"[{host}]" if ":" in host else host

@@ -1,0 +1,266 @@
+"""Tables and SELECTs of BigQuery, through Google's own client."""
+
+import json
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from hashlib import sha256
+from io import BytesIO
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+from ..dataflow.chunk import Chunk, Result
+from ..dataflow.errors import CredentialError, DataflowError, Refused, WrongUse
+from ..dataflow.files import as_table, need
+from ..dataflow.model import Claim
+from ..dataflow.names import printable, typed
+from ..dataflow.runjob import first_line
+from .destinations import Confirm, Destination, Parts, Verdict, as_pandas, one
+from .registered import REPLACE, BigTable, is_select
+from .sources import Source
+
+if TYPE_CHECKING:
+    from pandas import DataFrame as PandasFrame
+    from pyspark.sql import DataFrame, SparkSession
+
+INSTALL = "Install it: pip install 'opendataflow-dagster[bigquery]'"
+_REQUEST = re.compile(r"^(GET|POST|PUT) \S+: ")
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+
+PATIENCE = 60.0
+"""Seconds for which a request is tried again."""
+
+Password = Callable[[], str | None]
+
+
+class BigQuerySource(Source):
+    """A table or view, or what a SELECT finds."""
+
+    def __init__(self, table: BigTable, password: Password) -> None:
+        self._table, self._password, self.location = table, password, table.location
+
+    def pandas(self) -> "PandasFrame":
+        import pyarrow
+
+        table = self._rows()
+        frame = table.to_pandas()
+        for field in table.schema:
+            if pyarrow.types.is_decimal(field.type):  # to reckon with, as of other databases
+                frame[field.name] = frame[field.name].astype(float)
+        return frame
+
+    def spark(self, spark: "SparkSession") -> "DataFrame":
+        return spark.createDataFrame(self._rows())  # pyright: ignore
+
+    def _rows(self) -> Any:
+        need("pyarrow")
+        table = self._table
+        with _opened(table, self._password) as client:
+            from google.cloud.bigquery import QueryJobConfig
+
+            patience = _patience()
+            if not is_select(table.name):
+                found = client.get_table(_full_name(table), retry=patience)
+                if found.table_type == "TABLE":
+                    rows = client.list_rows(found, retry=patience)
+                    return rows.to_arrow(create_bqstorage_client=False)
+                query = f"select * from `{_full_name(table)}`"
+            else:
+                query = table.name
+            plan = client.query(query, QueryJobConfig(dry_run=True), retry=patience)
+            if plan.statement_type != "SELECT":
+                raise Refused(
+                    f"{table.datasetid!r} is registered with a {plan.statement_type}, and a source "
+                    f"is read only. Run: odf dataset add {typed(table.datasetid)} --tablename …",
+                    code="INVALID_LOCATION",
+                )
+            rows = client.query_and_wait(query, retry=patience)
+            return rows.to_arrow(create_bqstorage_client=False)
+
+
+class BigQueryDestination(Destination):
+    """A table that rows are loaded into; in the place of all others, if its writemode says so."""
+
+    def __init__(self, table: BigTable, password: Password, mode: str) -> None:
+        if is_select(table.name):
+            raise Refused(
+                f"{table.datasetid!r} is a SELECT, which can't be written to. "
+                f"Run: odf dataset add {typed(table.datasetid)} --tablename TABLE",
+                code="INVALID_LOCATION",
+            )
+        self._table, self._password, self._mode = table, password, mode
+        self.location = table.location
+
+    def publish(self, frame: Any, chunk: Chunk, confirm: Confirm) -> Result:
+        return one(self.append([(chunk.claim, frame)], confirm))
+
+    def append(self, parts: Parts, confirm: Confirm) -> list[Verdict]:
+        """All in one load, which counts against a table's quota; if it fails, one by one."""
+        tables = [_arrow(as_pandas(frame)) for _, frame in parts]
+        verdicts: list[Verdict] = [
+            each
+            if isinstance(each, DataflowError)
+            else Result(each.num_rows, location=self.location)
+            for each in tables
+        ]
+        good = [
+            at for at, each in enumerate(tables)
+            if not isinstance(each, DataflowError) and each.num_columns
+        ]  # fmt: skip
+        if not good:
+            return verdicts
+        with _opened(self._table, self._password) as client:
+            confirm()
+            groups = [[at] for at in good]
+            if self._mode != REPLACE and len(good) > 1:
+                together = _together([tables[at] for at in good])
+                told = self._loaded(client, [parts[at][0] for at in good], together)
+                groups = [] if told is None else groups
+            for [at] in groups:
+                if (told := self._loaded(client, [parts[at][0]], tables[at])) is not None:
+                    verdicts[at] = told
+        return verdicts
+
+    def _loaded(self, client: Any, claims: Sequence[Claim], table: Any) -> DataflowError | None:
+        """Load some rows, once for these claims; what BigQuery has against them, if anything."""
+        import pyarrow
+        import pyarrow.parquet
+        from google.api_core.exceptions import BadRequest, Conflict
+        from google.cloud import bigquery
+
+        if isinstance(table, DataflowError):
+            return table
+        file = BytesIO()
+        pyarrow.parquet.write_table(
+            table, file, coerce_timestamps="us", allow_truncated_timestamps=True
+        )
+        lists = bigquery.ParquetOptions()
+        lists.enable_list_inference = True
+        how = "WRITE_TRUNCATE" if self._mode == REPLACE else "WRITE_APPEND"
+        config = bigquery.LoadJobConfig(
+            source_format="PARQUET", write_disposition=how, create_disposition="CREATE_IF_NEEDED"
+        )
+        config.parquet_options = lists
+        name = _job_id(self._table, claims)
+        try:
+            job = client.load_table_from_file(
+                file, _full_name(self._table), rewind=True, size=file.tell(), num_retries=3,
+                job_id=name, job_config=config, timeout=PATIENCE,
+            )  # fmt: skip
+        except Conflict:  # this generation's load is there already: its answer was lost
+            job = client.get_job(name, retry=_patience())
+        try:
+            job.result(retry=_patience())
+        except BadRequest as error:  # the rows are wrong, not the way
+            return DataflowError(f"{self.location}: {_said(error)}")
+        return None
+
+
+@contextmanager
+def _opened(table: BigTable, password: Password) -> Iterator[Any]:
+    """A client, and its errors as ours."""
+    try:
+        from google.api_core.exceptions import GoogleAPICallError, GoogleAPIError
+        from google.auth.exceptions import GoogleAuthError
+        from google.cloud import bigquery
+        from requests import RequestException
+    except ModuleNotFoundError as error:
+        raise WrongUse(
+            f"{table.datasetid!r} is in BigQuery, which needs google-cloud-bigquery. {INSTALL}."
+        ) from error
+    try:
+        client = bigquery.Client(
+            table.project, credentials=_credentials(table, password()),
+            client_options={"api_endpoint": table.host} if table.host else None,
+        )  # fmt: skip
+    except GoogleAuthError as error:
+        raise _unauthorized(table, error) from None
+    try:
+        yield client
+    except GoogleAuthError as error:
+        raise _unauthorized(table, error) from None
+    except (GoogleAPICallError, GoogleAPIError, RequestException) as error:
+        raise DataflowError(f"{table.location}: {_said(error)}") from error
+    finally:
+        client.close()
+
+
+def _credentials(table: BigTable, password: str | None) -> Any:
+    """A service account's, of the dataset's password; None: the machine's own."""
+    parts = urlsplit(table.host)
+    if table.host and (parts.scheme not in ("http", "https") or not parts.hostname):
+        raise Refused(
+            f"{table.datasetid!r} has the host {table.host!r}, which is no URL of an endpoint. "
+            f"Run: odf dataset add {typed(table.datasetid)} --hostname ''",
+            code="INVALID_LOCATION",
+        )
+    here = parts.hostname in LOOPBACK
+    if parts.scheme == "http" and not here:
+        raise Refused(
+            f"{table.datasetid!r} is at {table.host}, where what is sent could be read on the way. "
+            f"Use https: odf dataset add {typed(table.datasetid)} --hostname https://…",
+            code="INVALID_LOCATION",
+        )
+    if not password:
+        if not here:
+            return None
+        from google.auth.credentials import AnonymousCredentials
+
+        return AnonymousCredentials()
+    from google.oauth2.service_account import Credentials
+
+    made = None
+    with suppress(ValueError, TypeError, AttributeError):  # they may tell what the password is
+        made = Credentials.from_service_account_info(json.loads(password))
+    if made is None:
+        raise CredentialError(
+            f"The password of {table.datasetid!r} isn't the JSON of a service account's key. "
+            f"Run: odf dataset add {typed(table.datasetid)} --password"
+        )
+    return made
+
+
+def _job_id(table: BigTable, claims: Sequence[Claim]) -> str:
+    """The same for a repeat of these generations, and for nothing else, in whatever tables."""
+    told = [table.location, [[each.owner, each.jobid, each.dataid, each.generation]
+                             for each in claims]]  # fmt: skip
+    return f"odf-{sha256(json.dumps(told).encode()).hexdigest()[:40]}"
+
+
+def _arrow(frame: Any) -> Any:
+    try:
+        return as_table(frame.reset_index(drop=True))
+    except DataflowError as error:
+        return error
+
+
+def _together(tables: Sequence[Any]) -> Any:
+    import pyarrow
+
+    try:
+        return pyarrow.concat_tables(tables, promote_options="permissive")
+    except pyarrow.ArrowException as error:
+        return DataflowError(first_line(error))
+
+
+def _full_name(table: BigTable) -> str:
+    return f"{table.project}.{table.dataset}.{table.name}"
+
+
+def _patience() -> Any:
+    from google.cloud.bigquery import DEFAULT_RETRY
+
+    return DEFAULT_RETRY.with_timeout(PATIENCE)
+
+
+def _said(error: Exception) -> str:
+    """What it says, without the request before it and the job's id after it."""
+    told = (getattr(error, "message", "") or first_line(error)).strip().partition("\n")[0]
+    return printable(_REQUEST.sub("", told)) or type(error).__name__
+
+
+def _unauthorized(table: BigTable, error: Exception) -> CredentialError:
+    return CredentialError(
+        f"BigQuery can't be reached for {table.datasetid!r}: {printable(first_line(error))}. Give "
+        f"a service account's key: odf dataset add {typed(table.datasetid)} --password"
+    )

@@ -1,0 +1,298 @@
+"""Items of pipelines, worked on in batches: claimed in order, transformed, appended, settled."""
+
+import json
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from ..dataflow.chunk import Result, reason_of, tidy
+from ..dataflow.errors import (
+    CredentialError,
+    DataflowError,
+    NoDatabase,
+    Refused,
+    StaleClaim,
+)
+from ..dataflow.items import cleaned_away, payloads
+from ..dataflow.model import RESUBMIT, RUNNING, Claim, Fact
+from ..dataflow.pulse import Pulse
+from ..dataflow.runjob import Say, first_line
+from ..dataflow.steps import Step, record
+from ..dataflow.store import MAX_LOSSES, Store, _stale
+from .current import Current
+from .destinations import Destination, destination_of
+from .engines import Engine, Stopped
+from .itemruns import ItemRan, StepRan
+from .plans import is_read
+from .project import Pipeline
+from .sources import source_of
+from .stepping import empty, reason_of_item, steps_of
+from .transformation import TransformationError
+
+LEASE = 30.0
+"""Seconds after which another worker goes on, if this one and its machine are gone."""
+
+FIRST, MOST = 20, 500
+"""Items of a pipeline's first batch, and of any."""
+
+AIM = 0.5
+"""Seconds that the transformations of a batch should take: its items are READY together."""
+
+LONGEST_PAUSE = 30.0
+"""Seconds between two tries to reach a destination that is away."""
+
+
+ENDING = "the server is being stopped"
+
+
+class EngineGone(Exception):
+    """Spark has ended: this worker can't go on, and what it has in hand is given back."""
+
+
+class Pace:
+    """How many items to take at once: as many as are done in a moment."""
+
+    def __init__(self) -> None:
+        self.size = FIRST
+        self.pause = self.until = 0.0
+
+    def took(self, items: int, seconds: float) -> None:
+        fit = int(AIM * items / max(seconds, 0.001))
+        self.size = max(1, min(MOST, fit, self.size * 2))
+
+    def failed(self) -> float:
+        """Try again later, with one item; after how many seconds."""
+        self.size = 1
+        self.pause = min(LONGEST_PAUSE, max(1.0, self.pause * 2))
+        self.until = time.monotonic() + self.pause
+        return self.pause
+
+
+class Done(NamedTuple):
+    """What an item became."""
+
+    claim: Claim
+    ran: ItemRan | None
+    reason: str = ""
+
+
+class Consumer:
+    """Works on the items of a project's pipelines; one thread at a time on those of one."""
+
+    def __init__(
+        self, store: Store, current: Current, engine: Engine, pulse: Pulse, *, runid: str,
+        is_alive: Callable[[], bool], say: Say,
+    ) -> None:  # fmt: skip
+        self.store, self.current, self.engine, self.pulse = store, current, engine, pulse
+        self.runid, self._is_alive, self._say = runid, is_alive, say
+        self.stopping = False
+        """Whether nothing more is to be begun."""
+        self.ending = False
+        """Whether what is in hand is to be given back."""
+        self._paces: dict[str, Pace] = {}
+
+    def consume(self, slug: str) -> int:
+        """Work on the next items of a pipeline; how many there were."""
+        pace = self._paces.setdefault(slug, Pace())
+        pipeline = self.current.taking.get(slug)
+        if self.stopping or pipeline is None or time.monotonic() < pace.until:
+            return 0
+        claims = self._claim(slug, pace.size)
+        for claim in claims:
+            self.pulse.hold(claim)
+        left = {claim.generation: claim for claim in claims}
+        try:
+            if claims:
+                self._work(pipeline, claims, left, pace)
+        except (Stopped, EngineGone) as error:
+            self._give_back(left, str(error))
+            raise
+        except Exception as error:
+            if self.store.db.trouble(error):
+                raise  # the claims come back by their leases, or with the lock
+            pause = pace.failed()
+            reason = first_line(error)
+            self._say(f"{slug}: {reason}. Its items are tried again in {pause:g} s")
+            self._give_back(left, reason)
+            return 0
+        finally:
+            for claim in claims:
+                self.pulse.let_go(claim)
+        pace.pause = 0.0
+        return len(claims)
+
+    # --- claims ---
+
+    def _claim(self, slug: str, most: int) -> list[Claim]:
+        """The next items in their order; what isn't an item is for `odf pipeline run`."""
+        db, owner = self.store.db, self.pulse.owner
+        db.insist(lambda: db.run("consuming.sort", jobid=slug))
+        heads, _ = db.insist(lambda: db.run("consuming.heads", jobid=slug, k=most))
+        items = [dataid for dataid, is_item in heads if is_item]
+        how: dict[str, Any] = {"owner": owner, "lease": LEASE, "runid": self.runid}
+        if len(items) == len(heads):
+            claims = self.store.claim(slug, k=len(items), **how) if items else []
+        else:  # a batch run is about to begin, or was sent back: it isn't ours
+            claims = [each for one in items for each in self.store.claim(slug, only=one, **how)]
+        known = set(items) | payloads(self.store, slug, [each.dataid for each in claims]).keys()
+        strangers = [claim for claim in claims if claim.dataid not in known]
+        if strangers:
+            give_back(self.store, self.runid, strangers, "it is for `odf pipeline run`")
+        return [claim for claim in claims if claim.dataid in known]
+
+    def _give_back(self, left: dict[int, Claim], why: str) -> None:
+        give_back(self.store, self.runid, list(left.values()), why)
+
+    # --- one batch ---
+
+    def _work(
+        self, pipeline: Pipeline, claims: Sequence[Claim], left: dict[int, Claim], pace: Pace
+    ) -> None:
+        store, slug = self.store, pipeline.slug
+        kept = payloads(store, slug, [claim.dataid for claim in claims])
+        done = [self._without_payload(claim) for claim in claims if claim.dataid not in kept]
+        todo = [claim for claim in claims if claim.dataid in kept]
+        began, clock = store.now(), time.monotonic()
+        if todo:
+            project = self.current.project
+            sources = [source_of(store, project, each) for each in pipeline.sources] or [empty()]
+            done += self._transform(pipeline, sources, todo, kept)
+            pace.took(len(todo), time.monotonic() - clock)
+        if self.ending:
+            raise Stopped(ENDING)
+        self._record(done, began)
+        self._publish(pipeline, done, left)
+
+    def _without_payload(self, claim: Claim) -> Done:
+        if cleaned_away(self.store, claim.jobid, [claim.dataid]):
+            return Done(claim, None, "its payload was cleaned away: post the item again")
+        return Done(claim, None, "it has no payload")
+
+    def _transform(
+        self, pipeline: Pipeline, sources: Sequence[Any], claims: Sequence[Claim],
+        kept: dict[str, str],
+    ) -> list[Done]:  # fmt: skip
+        """All items in one go; if that fails as a whole, one by one, so that one fails alone."""
+        items = [json.loads(kept[claim.dataid]) for claim in claims]
+        try:
+            ran = list(self.engine.run_items(
+                pipeline.slug, pipeline.transformations, sources, items, chained=False
+            ))  # fmt: skip
+            return [Done(claim, each) for claim, each in zip(claims, ran, strict=True)]
+        except Exception as error:
+            if self.ending or isinstance(error, Stopped):
+                raise Stopped(ENDING) from error
+            if not self._is_alive():
+                raise EngineGone(f"Spark has ended: {first_line(error)}") from error
+            if isinstance(error, Refused | NoDatabase | CredentialError):
+                raise  # a source can't be read: that is no item's fault
+            if len(claims) == 1:
+                return [_broken(claims[0], pipeline, error)]
+        return [
+            each for claim in claims for each in self._transform(pipeline, sources, [claim], kept)
+        ]
+
+    def _record(self, done: Sequence[Done], began: float) -> None:
+        steps: list[Step] = []
+        for each in done:
+            if each.ran is not None:
+                found = steps_of(each.claim, each.ran, began)
+                began = found[-1].ended or began if found else began
+                steps += found
+        record(self.store, steps)
+
+    # --- results ---
+
+    def _publish(self, pipeline: Pipeline, done: Sequence[Done], left: dict[int, Claim]) -> None:
+        """Append what the good items made, and settle all."""
+        store = self.store
+        good = {each.claim: each.ran.frame for each in done
+                if each.ran is not None and each.ran.frame is not None}  # fmt: skip
+        for claim in store.heartbeat(list(good)) if good else ():
+            good.pop(claim)
+            left.pop(claim.generation)
+        destination = self._destination(pipeline)
+
+        def confirm() -> None:
+            if lost := store.heartbeat(list(good)):
+                raise _stale(lost)
+
+        verdicts: Sequence[Result | DataflowError] = ()
+        if good:
+            verdicts = destination.append(list(good.items()), confirm)
+        [output] = self.current.plans[pipeline.slug].outputs
+        facts, finished = [], []
+        reasons = {each.claim: _reason(each) for each in done if each.claim not in good}
+        for claim, verdict in zip(good, verdicts, strict=True):
+            if isinstance(verdict, DataflowError):
+                reasons[claim] = tidy(first_line(verdict))
+                continue
+            finished.append(claim)
+            facts.append(Fact(
+                output, claim.dataid, verdict.location or destination.location, verdict.rows,
+                verdict.bytes, verdict.fingerprint, schema=verdict.schema,
+            ))  # fmt: skip
+        self._settle(finished, facts, reasons, left)
+
+    def _destination(self, pipeline: Pipeline) -> Destination:
+        plans = self.current.plans
+        return destination_of(
+            self.store, self.current.project, pipeline, plans[pipeline.slug],
+            read_by_others=is_read(plans, pipeline.slug),
+        )  # fmt: skip
+
+    def _settle(
+        self, finished: Sequence[Claim], facts: Sequence[Fact], reasons: dict[Claim, str],
+        left: dict[int, Claim],
+    ) -> None:  # fmt: skip
+        try:
+            if finished:
+                self.store.finish(finished, facts)
+        except StaleClaim as error:
+            self._say(str(error))
+        for claim in finished:
+            left.pop(claim.generation, None)
+        for claim, reason in reasons.items():
+            if left.pop(claim.generation, None) is None:
+                continue
+            try:
+                self.store.fail(claim, reason)
+            except StaleClaim as error:
+                self._say(str(error))
+            else:
+                self._say(f"{claim.jobid}: item {claim.dataid} failed: {reason}")
+
+
+def give_back(store: Store, runid: str, claims: Sequence[Claim], why: str) -> None:
+    """Let others claim again what a run has claimed and not settled; it doesn't count as a loss."""
+    if not claims:
+        return
+    db = store.db
+    wanted = {(claim.jobid, claim.dataid, claim.generation) for claim in claims}
+
+    def work() -> None:
+        with db.transaction(who=claims[0].owner, why=why, act="finish"):
+            held = db.run("workers.claims", runid=runid, max_losses=MAX_LOSSES)
+            for jobid, dataid, generation, _, losses, _ in held:
+                if (jobid, dataid, generation) not in wanted:
+                    continue
+                db.change("claims.disown", jobid=jobid, dataid=dataid, losses=losses - 1)
+                db.change("claims.release_inputs", jobid=jobid, dataid=dataid)
+                db.change(
+                    "claims.settle_outputs", jobid=jobid, dataid=dataid, generation=generation,
+                    was=RUNNING, status=RESUBMIT,
+                )  # fmt: skip
+
+    db.insist(work)
+
+
+def _reason(done: Done) -> str:
+    return tidy(done.reason or (reason_of_item(done.ran) if done.ran else "it has no result"))
+
+
+def _broken(claim: Claim, pipeline: Pipeline, error: Exception) -> Done:
+    """An item that ended the task that worked on it."""
+    reason = str(error) if isinstance(error, TransformationError) else reason_of(error)
+    printed, trace = getattr(error, "printed", ""), getattr(error, "trace", "")
+    name = pipeline.transformations[0]
+    return Done(claim, ItemRan(None, (StepRan(name, False, printed, trace, reason, None, 0, 0),)))

@@ -1,0 +1,255 @@
+"""One CSV file as a destination: replaced whole, or appended to, each chunk once."""
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from hashlib import sha256
+from typing import Any
+
+from ..dataflow.chunk import Result
+from ..dataflow.errors import DataflowError, Refused
+from ..dataflow.model import Claim
+from .csvjournal import Batch, Journal, Part, digest, path_of, sync_folder, write_at
+from .csvlines import Head, head_of, lines_of
+
+NEAR = 4096
+"""Bytes in front of a batch by which it is seen that nobody has changed the file since."""
+
+Confirm = Callable[[], None]
+
+
+def replace(path: str, frame: Any, confirm: Confirm = lambda: None) -> Result:
+    """Put a frame in the place of the file, in one step; readers see the old one or the new one."""
+    data = lines_of(frame, list(frame.columns), header=True)
+    path = os.path.realpath(path)
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    with _aside(path, [data]) as show:
+        journal = Journal(path)
+        with journal.held():
+            confirm()
+            if journal.parts:
+                journal.rewrite()
+            show()
+            journal.remove()
+    fingerprint = f"sha256:{sha256(data).hexdigest()}"
+    return Result(len(frame), len(data), fingerprint, location=path)
+
+
+@contextmanager
+def whole(path: str) -> Iterator[None]:
+    """Read a file while nobody appends to it, without what a killed process has left at its end."""
+    path = os.path.realpath(path)
+    if not os.path.exists(path_of(path)):
+        yield
+        return
+    try:
+        journal = Journal(path)
+        with journal.held(make=False):
+            _mend(path, journal)
+            yield
+    except PermissionError:  # who may only read doesn't mend
+        yield
+
+
+class CsvAppender:
+    """Appends the frames of claims to a file; what a claim of the same chunk appended goes."""
+
+    def __init__(self, path: str) -> None:
+        self.path = os.path.realpath(path)
+        self._journal = Journal(self.path)
+
+    def append(
+        self, parts: Sequence[tuple[Claim, Any]], confirm: Confirm
+    ) -> list[Result | DataflowError]:
+        """Append each claim's frame, or tell why it can't be; when this returns, it is on the disk.
+
+        Killed at any moment, the file has all of it or none; what comes again isn't there twice.
+        """
+        os.makedirs(os.path.dirname(self.path), exist_ok=True)
+        journal = self._journal
+        with journal.held():
+            _mend(self.path, journal)
+            head = head_of(self.path, (frame for _, frame in parts))
+            made = [self._made(head, claim, frame) for claim, frame in parts]
+            texts = {i: each for i, each in enumerate(made) if isinstance(each, bytes)}
+            confirm()
+            if texts:
+                self._write(head, {parts[i][0]: text for i, text in texts.items()})
+        return [
+            Result(len(frame), len(each), location=self.path) if isinstance(each, bytes) else each
+            for each, (_, frame) in zip(made, parts, strict=True)
+        ]
+
+    def _made(self, head: Head, claim: Claim, frame: Any) -> bytes | DataflowError:
+        for part in self._journal.parts.get(claim.dataid, ()):
+            if part.generation > claim.generation:
+                return Refused(
+                    f"{self.path} has chunk {claim.dataid!r} of generation {part.generation}, and "
+                    f"this claim's is {claim.generation}: a newer one isn't replaced by an older.",
+                    code="INVALID_LOCATION",
+                )
+        try:
+            return head.lines(frame, self.path)
+        except DataflowError as error:
+            return error
+
+    def _write(self, head: Head, texts: dict[Claim, bytes]) -> None:
+        found = {}
+        with suppress(FileNotFoundError), open(self.path, "rb") as file:
+            found = self._found(file, texts)
+        again = [old for claim, old in found.items() if old.digest != digest(texts[claim])]
+        if again:
+            self._replaced(head, texts, found)
+        else:
+            self._appended(head, texts, found)
+
+    def _found(self, file: Any, texts: dict[Claim, bytes]) -> dict[Claim, Part]:
+        """What there is in the file of the same chunks, where it is now."""
+        found = {}
+        for claim in texts:
+            for part in reversed(self._journal.parts.get(claim.dataid, ())):
+                there = _where(file, part, list(found.values()))
+                if there is not None:
+                    found[claim] = part._replace(start=there)
+                    break
+        return found
+
+    def _appended(self, head: Head, texts: dict[Claim, bytes], found: dict[Claim, Part]) -> None:
+        """Write at the end what isn't there; what is there already, the same, becomes theirs."""
+        handle = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o666)
+        try:
+            at = os.fstat(handle).st_size
+            new = b"".join(text for claim, text in texts.items() if claim not in found)
+            lead = head.lead if new or not at else b""
+            parts, end = [], at + len(lead)
+            for claim, text in texts.items():
+                if old := found.get(claim):
+                    parts.append(old._replace(generation=claim.generation))
+                    continue
+                parts.append(_part(claim, end, text))
+                end += len(text)
+            before = os.pread(handle, min(at, NEAR), max(0, at - NEAR))
+            self._journal.begin(Batch(at, digest(before), end, tuple(parts)))
+            write_at(handle, lead + new, at)
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+        if not at:
+            sync_folder(self.path)
+        self._journal.done()
+
+    def _replaced(self, head: Head, texts: dict[Claim, bytes], found: dict[Claim, Part]) -> None:
+        """Write the file anew, with other bytes in the place of what the same chunks had."""
+        with open(self.path, "rb") as file:
+            data = file.read()
+        pieces, parts, moved, at, end = [], [], [], 0, 0
+        for claim, old in sorted(found.items(), key=lambda item: item[1].start):
+            pieces += [data[at : old.start], texts[claim]]
+            end += old.start - at
+            parts.append(_part(claim, end, texts[claim]))
+            end += len(texts[claim])
+            moved.append((old.end, end - old.end))
+            at = old.end
+        pieces.append(data[at:])
+        end += len(data) - at
+        new = {claim: text for claim, text in texts.items() if claim not in found}
+        if new:
+            pieces.append(head.lead)
+            end += len(head.lead)
+        for claim, text in new.items():
+            pieces.append(text)
+            parts.append(_part(claim, end, text))
+            end += len(text)
+        with _aside(self.path, pieces) as show:
+            kept = (_moved(part, moved) for each in self._journal.parts.values() for part in each)
+            self._journal.rewrite(list(kept))
+            # The rename is one step: there is nothing to cut off if it doesn't come to it.
+            self._journal.begin(Batch(end, "", end, tuple(parts)))
+            show()
+        self._journal.done()
+
+
+def _mend(path: str, journal: Journal) -> None:
+    """Cut off what a killed process has left at the end of the file, if nobody has touched it."""
+    batch = journal.batch
+    if batch is None:
+        return
+    if not os.path.exists(path):
+        journal.undone(never=True)
+        return
+    with open(path, "rb+") as file:
+        if all(_is_at(file, part, part.start) for part in batch.parts):
+            journal.done()
+            return
+        size = file.seek(0, os.SEEK_END)
+        file.seek(max(0, batch.at - NEAR))
+        untouched = digest(file.read(min(batch.at, NEAR))) == batch.before
+        if untouched and batch.at < size <= batch.end:
+            file.truncate(batch.at)
+            os.fsync(file.fileno())
+            size = batch.at
+        journal.undone(never=untouched and size == batch.at)
+
+
+def _where(file: Any, part: Part, taken: Sequence[Part]) -> int | None:
+    """Where the bytes of a part are: where they were written, or where an edit has moved them.
+
+    Of two chunks with the same rows each has its own: what is `taken` is another's.
+    """
+    if not part.length:
+        return None
+
+    def is_free(start: int) -> bool:
+        return all(start >= each.end or start + part.length <= each.start for each in taken)
+
+    if _is_at(file, part, part.start) and is_free(part.start):
+        return part.start
+    file.seek(0)
+    data, at = file.read(), 0
+    while at + part.length <= len(data):
+        end = at + part.length
+        if data[end - 1] == 10 and digest(data[at:end]) == part.digest and is_free(at):
+            return at
+        at = data.find(b"\n", at) + 1
+        if not at:
+            break
+    return None
+
+
+def _is_at(file: Any, part: Part, start: int) -> bool:
+    file.seek(start)
+    return digest(file.read(part.length)) == part.digest
+
+
+def _part(claim: Claim, start: int, text: bytes) -> Part:
+    return Part(claim.dataid, claim.generation, start, len(text), digest(text))
+
+
+def _moved(part: Part, moved: Sequence[tuple[int, int]]) -> Part:
+    shift = next((by for end, by in reversed(moved) if part.start >= end), 0)
+    return part._replace(start=part.start + shift)
+
+
+@contextmanager
+def _aside(path: str, pieces: Sequence[bytes]) -> Iterator[Callable[[], None]]:
+    """Write a file that isn't seen until the function is called: it takes the place of `path`."""
+    aside = os.path.join(os.path.dirname(path), f".{os.path.basename(path)}-{os.urandom(4).hex()}")
+    try:
+        with open(aside, "xb") as file:
+            with suppress(FileNotFoundError):
+                told = os.stat(path)
+                os.fchmod(file.fileno(), told.st_mode & 0o7777)
+                with suppress(OSError):  # only root gives files away
+                    os.fchown(file.fileno(), told.st_uid, told.st_gid)
+            file.writelines(pieces)
+            file.flush()
+            os.fsync(file.fileno())
+
+        def show() -> None:
+            os.replace(aside, path)
+            sync_folder(path)
+
+        yield show
+    finally:
+        with suppress(FileNotFoundError):
+            os.unlink(aside)

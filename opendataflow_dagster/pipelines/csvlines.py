@@ -1,0 +1,82 @@
+"""The lines of a CSV file: its header as it stands, and frames as more of them."""
+
+import csv
+import os
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from io import StringIO
+from typing import Any, NamedTuple
+
+from ..dataflow.errors import Refused
+
+
+class Head(NamedTuple):
+    """How a file's lines are written: its columns, and what has to come before the next line."""
+
+    columns: list[str]
+    lead: bytes
+    ending: str
+
+    def lines(self, frame: Any, path: str) -> bytes:
+        """A frame's lines; its columns go by their names, and what it hasn't is left empty."""
+        names = [str(each) for each in frame.columns]
+        unknown = [each for each in names if each not in self.columns]
+        if unknown:
+            raise Refused(
+                f"{path} has no column {unknown[0]!r}: its first line names "
+                f"{', '.join(self.columns)}. Leave the column out, or add it to the file.",
+                code="NOT_VALIDATED",
+            )
+        if names != self.columns:
+            _only_once(names)
+            frame = frame.set_axis(names, axis=1).reindex(columns=self.columns)
+        return lines_of(frame, self.columns, header=False, ending=self.ending)
+
+
+def head_of(path: str, frames: Iterable[Any]) -> Head:
+    """How lines are appended to a file: as its first line says, or as the first frame needs it."""
+    with suppress(FileNotFoundError), open(path, "rb") as file:
+        text = file.readline()
+        while text and text.count(b'"') % 2:  # a name has a line break
+            more = file.readline()
+            text += more
+            if not more:
+                break
+        if text.strip():
+            ending = "\r\n" if text.endswith(b"\r\n") else "\n"
+            try:
+                [columns] = csv.reader(StringIO(text.decode("utf-8-sig"), newline=""))
+            except (UnicodeDecodeError, ValueError, csv.Error):
+                raise Refused(
+                    f"The first line of {path} can't be read as names of columns. Correct it.",
+                    code="INVALID_LOCATION",
+                ) from None
+            file.seek(-1, os.SEEK_END)
+            return Head(columns, b"" if file.read() == b"\n" else ending.encode(), ending)
+    for frame in frames:
+        columns = [str(each) for each in frame.columns]
+        if columns and len(set(columns)) == len(columns):
+            return Head(columns, lines_of(frame.iloc[:0], columns, header=True), "\n")
+    return Head([], b"", "\n")
+
+
+def _only_once(names: Sequence[str]) -> None:
+    twice = next((each for each in names if list(names).count(each) > 1), None)
+    if twice is not None:
+        raise Refused(
+            f"The frame has two columns called {twice!r}. Rename one of them.",
+            code="NOT_VALIDATED",
+        )
+
+
+def lines_of(frame: Any, columns: Sequence[Any], *, header: bool, ending: str = "\n") -> bytes:
+    """A frame as CSV, without its index."""
+    if not len(columns):
+        return b""
+    try:
+        return frame.to_csv(index=False, header=header, lineterminator=ending).encode()
+    except UnicodeEncodeError:
+        raise Refused(
+            "The frame has a text that isn't Unicode, so it can't be written as UTF-8. Correct it.",
+            code="NOT_VALIDATED",
+        ) from None

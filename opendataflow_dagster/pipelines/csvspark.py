@@ -1,0 +1,94 @@
+"""A CSV file as a frame of Spark, with the values and types that pandas gives it."""
+
+import os
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from ..spark.frames import CSV, NO_VALUE, WHOLE, literal
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+ROWS = 200_000
+"""Rows that are looked at at once, to find the types of a large file."""
+
+
+def read_csv(spark: "SparkSession", path: str, by_pandas: Callable[[], Any]) -> "DataFrame":
+    """The frame that pandas reads, as one of Spark; a large file is read by Spark's own tasks."""
+    if os.path.getsize(path) <= WHOLE:
+        return from_pandas(spark, by_pandas())
+    types = _types(path)
+    if types is None:
+        return from_pandas(spark, by_pandas())
+    return _large(spark, path, *types)
+
+
+def from_pandas(spark: "SparkSession", frame: Any) -> "DataFrame":
+    """A frame of pandas as one of Spark; a column of mixed values becomes texts."""
+    import pyarrow
+
+    arrays, names = [], []
+    for name, column in frame.items():
+        try:
+            array = pyarrow.array(column, from_pandas=True)
+        except pyarrow.ArrowException:
+            array = pyarrow.array(column.map(str, na_action="ignore"), from_pandas=True)
+        # A column of NULLs has no type of its own, and Spark has none without.
+        arrays.append(array.cast(pyarrow.string()) if array.type == pyarrow.null() else array)
+        names.append(str(name))
+    return spark.createDataFrame(pyarrow.table(arrays, names=names))  # pyright: ignore
+
+
+def _types(path: str) -> tuple[dict[str, str], bool] | None:
+    """Column → type, and whether some values have several lines; None: it isn't a plain table."""
+    import pandas
+
+    seen: dict[str, set[str]] = {}
+    rows = 0
+    with pandas.read_csv(path, chunksize=ROWS) as parts:
+        for part in parts:
+            if not isinstance(part.index, pandas.RangeIndex):  # its lines are longer than the first
+                return None
+            rows += len(part)
+            for name, column in part.items():
+                kinds = seen.setdefault(str(name), set())
+                if column.notna().any():
+                    kinds.add(_kind(column))
+    with open(path, "rb") as file:
+        lines = sum(bool(line.strip()) for line in file)
+    return {name: _type(kinds) for name, kinds in seen.items()}, lines != rows + 1
+
+
+def _kind(column: Any) -> str:
+    from pandas.api.types import infer_dtype
+
+    kind = str(column.dtype)
+    return "bool" if kind == "object" and infer_dtype(column, skipna=True) == "boolean" else kind
+
+
+def _type(kinds: set[str]) -> str:
+    if kinds <= {"float64"}:
+        return "double"
+    if kinds == {"int64"}:
+        return "bigint"
+    if kinds == {"int64", "float64"}:
+        return "double"
+    return "boolean" if kinds == {"bool"} else "string"
+
+
+def _large(spark: "SparkSession", path: str, types: dict[str, str], lines: bool) -> "DataFrame":
+    """The file by Spark: read as texts, of which pandas' words for nothing are NULL."""
+    from pandas._libs.parsers import STR_NA_VALUES
+    from pyspark.sql import functions as F
+    from pyspark.sql.types import StringType, StructType
+
+    schema = StructType()
+    for at in range(len(types)):
+        schema.add(f"c{at}", StringType())
+    options = {**CSV, "nullValue": NO_VALUE, "multiLine": str(lines).lower()}
+    texts = spark.read.options(**options).schema(schema).csv(literal(path))
+    found = []
+    for at, (name, kind) in enumerate(types.items()):
+        value = F.when(~F.col(f"c{at}").isin(*STR_NA_VALUES), F.col(f"c{at}"))
+        found.append(value.cast(kind).alias(name))
+    return texts.select(*found)

@@ -1,0 +1,74 @@
+"""A project that goes on being edited while it is served."""
+
+import os
+import time
+
+from ..dataflow.errors import DataflowError
+from ..dataflow.model import Plan
+from ..dataflow.runjob import Say, first_line
+from ..dataflow.store import Store
+from .plans import register, takes_items
+from .project import FILE, Pipeline, Project, read_project
+
+AGAIN = 30.0
+"""Seconds after which the pipelines are registered again, in case somebody has removed one."""
+
+
+class Current:
+    """A project as it is now: its pipelines that take items, registered as jobs.
+
+    An edit that can't be read leaves the project as it was, and is said once.
+    """
+
+    def __init__(self, store: Store, project: Project, *, say: Say) -> None:
+        self.store, self.project, self._say = store, project, say
+        self.plans: dict[str, Plan] = {}
+        self.taking: dict[str, Pipeline] = {}
+        self.others: dict[str, str] = {}
+        """The pipelines that take no items, and why."""
+        self._seen: object = None
+        self._said = ""
+        self._due = 0.0
+
+    def refresh(self) -> None:
+        """Read again what has changed on disk; raises what the database does."""
+        seen = self._look()
+        if seen == self._seen and time.monotonic() < self._due:
+            return
+        try:
+            project = read_project(self.project.root)
+            plans = register(self.store, project)
+        except DataflowError as error:
+            if self.store.db.trouble(error) or not self.plans:
+                raise
+            if self._said != str(error):
+                self._say(f"The project stays as it was: {first_line(error)}")
+            self._said, self._seen, self._due = str(error), seen, time.monotonic() + AGAIN
+            return
+        taking, others = {}, {}
+        for each in project.pipelines:
+            if each.trouble:
+                others[each.slug] = f"can't run: {each.trouble}"
+            elif takes_items(project, each):
+                taking[each.slug] = each
+            else:
+                others[each.slug] = "takes no items: none of its `run` has a parameter `stream`."
+        self.project, self.plans, self.taking, self.others = project, plans, taking, others
+        self._said, self._seen, self._due = "", seen, time.monotonic() + AGAIN
+
+    def _look(self) -> list[tuple[str, int, int]]:
+        """What tells that the project's declaration, or one of its transformations, has changed."""
+        files = [self.project.root / FILE]
+        for each in self.project.pipelines:
+            files += [
+                self.project.transformation_file(each.slug, name) for name in each.transformations
+            ]
+        found = []
+        for file in files:
+            try:
+                about = os.stat(file)
+            except OSError:
+                found.append((str(file), 0, 0))
+            else:
+                found.append((str(file), about.st_mtime_ns, about.st_size))
+        return found

@@ -1,0 +1,180 @@
+"""Where a pipeline's result goes: a CSV file, a chunk of a folder or table, rows, BigQuery."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from ..dataflow import files
+from ..dataflow.chunk import Chunk, Place, Result
+from ..dataflow.errors import DataflowError, StaleClaim
+from ..dataflow.folders import put
+from ..dataflow.model import Claim, Plan
+from ..dataflow.publish import publish
+from ..dataflow.reading import bounds_of
+from ..dataflow.store import Store
+from ..dataflow.tables import Rows
+from ..dataflow.targets import Folder, Table
+from ..spark.publishing import is_frame, publish_frame
+from . import csvfile
+from .project import Pipeline, Project
+from .registered import REPLACE, BigTable, CsvFile, Row, is_select, registered, target, write_mode
+
+__all__ = ["Destination", "destination_of", "write_output"]
+
+Confirm = Callable[[], None]
+Parts = Sequence[tuple[Claim, Any]]
+Verdict = Result | DataflowError
+
+
+class Destination:
+    """What a pipeline writes to; a frame's index is left out everywhere."""
+
+    location = ""
+    """Where it is, for people."""
+
+    def publish(self, frame: Any, chunk: Chunk, confirm: Confirm) -> Result:
+        """Publish what a batch run has made. `confirm` raises if the claim isn't ours any more."""
+        raise NotImplementedError
+
+    def append(self, parts: Parts, confirm: Confirm) -> list[Verdict]:
+        """Publish what items have made, each as its own chunk; a bad one fails alone."""
+        raise NotImplementedError
+
+
+def destination_of(
+    store: Store, project: Project, pipeline: Pipeline, plan: Plan, *, read_by_others: bool
+) -> Destination:
+    """The destination of a pipeline: as it is registered, or else a file in `output/`.
+
+    `read_by_others` says that another pipeline reads it: without a registration, it is a folder of
+    chunks then.
+    """
+    [slug] = plan.outputs
+    row = registered(store, slug)
+    if row is None:
+        if not read_by_others:
+            return CsvDestination(output_file(project, pipeline.slug), "")
+        folder = str(project.root / "output" / slug)
+        row = Row(slug, {"datasetid": slug, "hostname": folder, "format": "csv"}, None)
+    where, mode = target(row), write_mode(row)
+    if isinstance(where, CsvFile):
+        return CsvDestination(where.path, mode)
+    if isinstance(where, BigTable):
+        from .bigquery import BigQueryDestination
+
+        return BigQueryDestination(where, row.password, mode)
+    if isinstance(where, Table) and (not where.column or is_select(where.name)):
+        from .sqltable import TableDestination
+
+        return TableDestination(where, row.password, mode)
+    return ChunkDestination(store, row)
+
+
+def write_output(project: Project, slug: str, frame: Any) -> str:
+    """Write `output/<slug>.csv` for people, in one step; where it is."""
+    path = output_file(project, slug)
+    csvfile.replace(path, as_pandas(frame))
+    return path
+
+
+def output_file(project: Project, slug: str) -> str:
+    return str(project.root / "output" / f"{slug}.csv")
+
+
+class CsvDestination(Destination):
+    """A CSV file: a batch run replaces it, items are appended, unless `mode` says otherwise."""
+
+    def __init__(self, path: str, mode: str) -> None:
+        self.location, self._mode = path, mode
+        self._appender = csvfile.CsvAppender(path)
+
+    def publish(self, frame: Any, chunk: Chunk, confirm: Confirm) -> Result:
+        frame = as_pandas(frame)
+        if self._mode in ("", REPLACE):
+            return csvfile.replace(self.location, frame, confirm)
+        return one(self._appender.append([(chunk.claim, frame)], confirm))
+
+    def append(self, parts: Parts, confirm: Confirm) -> list[Verdict]:
+        if self._mode != REPLACE:
+            return self._appender.append([(claim, as_pandas(f)) for claim, f in parts], confirm)
+        return [csvfile.replace(self.location, as_pandas(frame), confirm) for _, frame in parts]
+
+
+class ChunkDestination(Destination):
+    """A folder or a table that is kept by chunks: each replaces itself only."""
+
+    def __init__(self, store: Store, row: Row) -> None:
+        self._store, self._row, self._where = store, row, target(row)
+        self.location = getattr(self._where, "root", "") or getattr(self._where, "location", "")
+        self._place = Place(row.datasetid, row.columns, self.location)
+
+    def publish(self, frame: Any, chunk: Chunk, confirm: Confirm) -> Result:
+        confirm()
+        if is_frame(frame):
+            return publish_frame(self._store, self._place, chunk, frame)
+        return publish(self._store, self._place, chunk, _plain(as_pandas(frame)))
+
+    def append(self, parts: Parts, confirm: Confirm) -> list[Verdict]:
+        return [self._one(claim, _plain(as_pandas(frame)), confirm) for claim, frame in parts]
+
+    def _one(self, claim: Claim, frame: Any, confirm: Confirm) -> Verdict:
+        where = self._where
+        try:
+            if isinstance(where, Folder):
+                return self._to_folder(where, claim, frame, confirm)
+            if isinstance(where, Table):
+                bounds = bounds_of(self._store, self._row.datasetid, claim.dataid)
+                rows = Rows(where, claim.dataid, bounds, self._row.password)
+                return Result(rows.replace(frame, confirm), location=where.location)
+            chunk = Chunk(claim, {}, {}, {})
+            return publish(self._store, self._place, chunk, frame)
+        except StaleClaim:
+            raise
+        except DataflowError as error:
+            return error
+
+    def _to_folder(self, where: Folder, claim: Claim, frame: Any, confirm: Confirm) -> Result:
+        told: dict[str, Any] = {}
+
+        def write(folder: str) -> dict[str, Any]:
+            told.update(files.write(frame, folder, where.format))
+            return {"jobid": claim.jobid, **told}
+
+        path = put(where.root, claim.dataid, claim.generation, write, confirm=confirm)
+        return Result(told["rows"], told["bytes"], location=path)
+
+
+def as_pandas(frame: Any) -> Any:
+    """A frame of pandas, of Spark, of pandas-on-Spark, or a source, as the first of these."""
+    if files.is_frame(frame):
+        return frame
+    if is_frame(frame):
+        return from_spark(frame)
+    if hasattr(frame, "to_pandas"):
+        return frame.to_pandas()
+    return frame.pandas()
+
+
+def from_spark(frame: Any) -> Any:
+    """A frame of Spark as one of pandas, in which whole numbers stay whole beside NULLs."""
+    pandas, pyarrow = files.need("pandas"), files.need("pyarrow")
+    table = frame.toArrow()
+    whole = {
+        pyarrow.int8(): pandas.Int8Dtype(), pyarrow.int16(): pandas.Int16Dtype(),
+        pyarrow.int32(): pandas.Int32Dtype(), pyarrow.int64(): pandas.Int64Dtype(),
+    }  # fmt: skip
+    made = table.to_pandas(types_mapper=whole.get)
+    for name in made.select_dtypes("datetimetz").columns:  # as Spark's own `toPandas` has them
+        made[name] = made[name].dt.tz_localize(None)
+    return made
+
+
+def _plain(frame: Any) -> Any:
+    return frame.reset_index(drop=True)
+
+
+def one(verdicts: list[Verdict]) -> Result:
+    """The result of the only claim, or its error."""
+    [verdict] = verdicts
+    if isinstance(verdict, DataflowError):
+        raise verdict
+    return verdict

@@ -1,0 +1,263 @@
+"""Runs transformations on Spark, each by the engine that its first parameter asks for."""
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
+
+from ..dataflow.errors import DataflowError
+from ..spark.progress import Progress, interrupting
+from ..spark.publishing import PROGRESS
+from ..spark.troubles import in_a_line
+from .annotation import ON_SPARK, PANDAS, engine_of
+from .converting import as_pandas
+from .homes import Homes
+from .itemruns import ItemRan, StepRan, run_items
+from .loads import Loads, loaded
+from .ondriver import on_driver
+from .project import Project
+from .shipping import Shipper
+from .tasks import Item, Sent, ask, one
+from .transformation import NO_STREAM, TransformationError
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+__all__ = ["Engine", "ItemRan", "Ran", "StepRan", "Stopped", "WorkerDied", "engine_of"]
+
+LOOK = 0.5
+"""Seconds in which a task notices that it is to stop."""
+
+
+class WorkerDied(TransformationError):
+    """The process that ran a transformation ended before it."""
+
+
+class Stopped(DataflowError):
+    """The work was ended from outside, before it was done."""
+
+
+class Ran(NamedTuple):
+    """What a transformation made: a frame of its own engine."""
+
+    frame: Any
+    printed: str
+    seconds: float
+    rows: int
+    engine: str
+
+
+class Engine:
+    """Runs the transformations of one project with one session, which starts with the first.
+
+    Several threads may use it. `stopping` tells what asks for an end, if something does.
+    """
+
+    def __init__(
+        self, project: Project, session: Callable[[], "SparkSession"], *,
+        say: Callable[[str], Any] = lambda line: None,
+        stopping: Callable[[], str | None] = lambda: None,
+    ) -> None:  # fmt: skip
+        self.project, self._session = project, session
+        self._say, self._stopping = say, stopping
+        self._lock = threading.RLock()
+        self._loads: Loads | None = None
+        self._homes: Homes | None = None
+        self._working: set[Callable[[], None]] = set()
+        self._kept: dict[int, tuple[Any, Callable[[], Any]]] = {}
+        self._over = threading.Event()
+        self._watcher: threading.Thread | None = None
+        self._interrupted = False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def engine_of(self, slug: str, name: str) -> str:
+        return engine_of(self.project.transformation_file(slug, name))
+
+    def run(self, slug: str, name: str, frames: Sequence[Any], stream: Any = NO_STREAM) -> Ran:
+        """Run one transformation on frames of any engine, or on sources that are read now.
+
+        It can't change what it is given. When this returns, what it made is computed; a frame of
+        Spark stays so until `release`.
+        """
+        start = time.perf_counter()
+        engine = self.engine_of(slug, name)
+        item: Item = () if stream is NO_STREAM else (stream,)
+        given = frames or [_empty()]
+        if engine == PANDAS:
+            frame, printed = self._on_pandas(slug, name, given, item)
+            return Ran(frame, printed, time.perf_counter() - start, len(frame), engine)
+        with self.watched(f"{slug}.{name}") as spark:
+            frame, printed = on_driver(spark, self.project, engine, slug, name, given, item)
+            try:
+                frame, rows = self._computed(frame, engine)
+            except Exception as error:
+                if self._ended() or (reason := in_a_line(error)) is None:
+                    raise
+                trace = str(error) if "Traceback" in str(error) else ""
+                raise TransformationError(reason, trace=trace, printed=printed) from error
+        return Ran(frame, printed, time.perf_counter() - start, rows, engine)
+
+    def run_items(
+        self, slug: str, names: Sequence[str], sources: Sequence[Any], items: Sequence[Any], *,
+        chained: bool = False,
+    ) -> list[ItemRan]:  # fmt: skip
+        """Run a pipeline on items, in order, by one task; an item that fails, fails alone.
+
+        Chained, an item's result is the first frame of the next, and only the last good item has
+        its frame. Should the process that works on them die, the items are done again in halves,
+        until the one that it dies of has failed alone.
+        """
+        return run_items(self, slug, names, sources or [_empty()], items, chained)
+
+    def release(self, *frames: Any) -> None:
+        """Let Spark forget frames that `run` has made; without any, all of them."""
+        for each in [id(frame) for frame in frames] if frames else list(self._kept):
+            if kept := self._kept.pop(each, None):
+                with suppress(Exception):  # the session may be over
+                    kept[1]()
+
+    def interrupt(self) -> None:
+        """End, from any thread, what is at work; nothing can be run afterwards."""
+        self._interrupted = True
+        for stop in list(self._working):
+            stop()
+
+    stop = interrupt
+
+    def close(self) -> None:
+        """Remove what was sent to the tasks, and forget what they made."""
+        self._over.set()
+        self.release()
+        with self._lock:
+            if self._loads is not None:
+                self._loads.close()
+
+    # --- a task ---
+
+    def ask(self, spark: "SparkSession", what: Any, sent: Sequence[Sent], *args: Any) -> Any:
+        """What one task answers, in the project's surroundings."""
+        with self._lock:
+            if self._homes is None:
+                self._homes = Homes(self.project.root, self.loads(spark).shipper)
+            home = self._homes.now()
+        return ask(spark, self.loads(spark).shipper, home, what, sent, *args)
+
+    def loads(self, spark: "SparkSession") -> Loads:
+        with self._lock:
+            if self._loads is None:
+                self._loads = Loads(self.project.root, Shipper(spark))
+            return self._loads
+
+    def _on_pandas(
+        self, slug: str, name: str, frames: Sequence[Any], item: Item
+    ) -> tuple[Any, str]:
+        sent: list[Sent] = []
+        with self.watched(f"{slug}.{name}") as spark:
+            try:
+                for each in frames:
+                    sent.append(self.loads(spark).once(as_pandas(each)))
+                done = self.ask(spark, one, sent, slug, name, item)
+            finally:
+                for each in sent:
+                    each.parcel.drop()
+        step = done.steps[-1]
+        if done.frame is None:
+            raise TransformationError(step.message, trace=step.trace, printed=step.printed)
+        return loaded(done.frame, self.project.root), step.printed
+
+    def _computed(self, frame: Any, engine: str) -> tuple[Any, int]:
+        """The frame, kept where it is computed: a failure is then this transformation's."""
+        if engine == ON_SPARK:
+            frame = frame.spark.cache()
+            forget, rows = frame.spark.unpersist, lambda: len(frame)
+        else:
+            frame = frame.persist()
+            forget, rows = frame.unpersist, frame.count
+        self._kept[id(frame)] = frame, forget
+        try:
+            return frame, rows()
+        except BaseException:
+            self.release(frame)
+            raise
+
+    # --- from outside ---
+
+    @contextmanager
+    def watched(self, which: str) -> Iterator["SparkSession"]:
+        """The session, whose jobs can be ended from outside; what ended them is told in a line."""
+        self._refuse_when_over()
+        with self._lock:
+            spark = self._session()
+            if self._watcher is None:
+                self._watcher = threading.Thread(target=self._watch, name="watch", daemon=True)
+                self._watcher.start()
+
+        def say(line: str) -> None:
+            self._say(f"{which}: {line}")
+
+        with interrupting(spark) as stop, Progress(spark, say, every=PROGRESS):
+            self._working.add(stop)
+            try:
+                self._refuse_when_over()
+                yield spark
+            except DataflowError:
+                raise
+            except Exception as error:
+                if interruption := _interruption(error):
+                    stop()
+                    raise interruption from None
+                if told := self._ended():
+                    raise Stopped(told) from None
+                if _died(error):
+                    raise WorkerDied(
+                        f"The process that ran {which} ended in the middle of it: it took more "
+                        "memory than there is, or ended itself."
+                    ) from error
+                if (reason := in_a_line(error)) is None:
+                    raise
+                raise DataflowError(reason) from error
+            except BaseException:
+                stop()  # whoever was canceled: the job would go on without us
+                raise
+            finally:
+                self._working.discard(stop)
+                if not self._working and self._loads is not None:
+                    self._loads.tidy()
+
+    def _ended(self) -> str | None:
+        if self._interrupted:
+            return "stopped"
+        return f"stopped by {name}" if (name := self._stopping()) else None
+
+    def _refuse_when_over(self) -> None:
+        if told := self._ended():
+            raise Stopped(told)
+
+    def _watch(self) -> None:
+        while not self._over.wait(LOOK):
+            if self._working and self._ended():
+                for stop in list(self._working):
+                    stop()
+
+
+def _interruption(error: BaseException | None) -> BaseException | None:
+    """What interrupted a call of Spark, whose own cleaning up then failed over it."""
+    while error is not None and isinstance(error, Exception):
+        error = error.__context__
+    return error
+
+
+def _died(error: Exception) -> bool:
+    return "Python worker exited unexpectedly" in str(error)
+
+
+def _empty() -> Any:
+    import pandas
+
+    return pandas.DataFrame()

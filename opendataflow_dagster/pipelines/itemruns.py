@@ -1,0 +1,138 @@
+"""Items through all transformations of a pipeline: a batch in one task, or one by one."""
+
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from .annotation import PANDAS
+from .converting import as_pandas
+from .loads import loaded
+from .tasks import Item, ItemDone, Sent, many
+from .transformation import TransformationError
+
+if TYPE_CHECKING:
+    from .engines import Engine
+
+
+class StepRan(NamedTuple):
+    """How one transformation did with one item."""
+
+    transformation: str
+    ok: bool
+    printed: str
+    trace: str
+    reason: str
+    """Why it failed, in one line."""
+    rows: int | None
+    seconds: float
+    at: float
+    """When it began, in seconds since its task did."""
+
+
+class ItemRan(NamedTuple):
+    """What became of an item; chained, only the last good one has its frame."""
+
+    frame: Any
+    steps: tuple[StepRan, ...]
+
+    @property
+    def ok(self) -> bool:
+        return all(each.ok for each in self.steps)
+
+
+def run_items(
+    engine: "Engine", slug: str, names: Sequence[str], sources: Sequence[Any],
+    items: Sequence[Any], chained: bool,
+) -> list[ItemRan]:  # fmt: skip
+    """What became of each item, in order."""
+    if not items:
+        return []
+    if any(engine.engine_of(slug, name) != PANDAS for name in names):
+        return _one_by_one(engine, slug, names, sources, items, chained)
+    return _in_task(engine, slug, names, sources, items, chained)
+
+
+def _in_task(
+    engine: "Engine", slug: str, names: Sequence[str], sources: Sequence[Any],
+    items: Sequence[Any], chained: bool,
+) -> list[ItemRan]:  # fmt: skip
+    from .engines import WorkerDied
+
+    given: list[Item] = [(each,) for each in items]
+    first: list[Sent] = []
+    try:
+        with engine.watched(slug) as spark:
+            loads = engine.loads(spark)
+            if chained:  # the first frame is another one in each batch
+                first = [loads.once(as_pandas(sources[0]))]
+            sent = first + loads.sources(slug, sources[len(first) :])
+            done: list[ItemDone] = engine.ask(spark, many, sent, slug, names, given, chained)
+    except WorkerDied:
+        if len(items) == 1:  # to find the transformation
+            return _one_by_one(engine, slug, names, sources, items, chained)
+        half = len(items) // 2
+        start = _in_task(engine, slug, names, sources, items[:half], chained)
+        if chained:
+            sources = [_last(start, sources[0]), *sources[1:]]
+        rest = _in_task(engine, slug, names, sources, items[half:], chained)
+        if chained and any(each.ok for each in rest):
+            start = [each._replace(frame=None) for each in start]
+        return start + rest
+    finally:
+        for each in first:
+            each.parcel.drop()
+    return [_ran(each, engine) for each in done]
+
+
+def _one_by_one(
+    engine: "Engine", slug: str, names: Sequence[str], sources: Sequence[Any],
+    items: Sequence[Any], chained: bool,
+) -> list[ItemRan]:  # fmt: skip
+    with engine.watched(slug):
+        first, *rest = [as_pandas(each) for each in sources]
+    begun = time.perf_counter()
+    ran: list[ItemRan] = []
+    for item in items:
+        buffer, steps, made = first, [], []
+        for name in names:
+            start = time.perf_counter()
+            at = start - begun
+            try:
+                done = engine.run(slug, name, [buffer, *rest], item)
+            except TransformationError as error:
+                seconds = time.perf_counter() - start
+                steps.append(
+                    StepRan(name, False, error.printed, error.trace, str(error), None, seconds, at)
+                )
+                break
+            buffer = done.frame
+            made.append(buffer)
+            steps.append(StepRan(name, True, done.printed, "", "", done.rows, done.seconds, at))
+        one = ItemRan(None, tuple(steps))
+        if one.ok:
+            with engine.watched(slug):
+                frame = as_pandas(buffer)
+            if chained:
+                first, ran = frame, [each._replace(frame=None) for each in ran]
+            one = one._replace(frame=frame)
+        if made:
+            engine.release(*made)
+        ran.append(one)
+    return ran
+
+
+def _ran(done: ItemDone, engine: "Engine") -> ItemRan:
+    frame = None if done.frame is None else loaded(done.frame, engine.project.root)
+    steps = (
+        StepRan(
+            each.transformation, not each.message, each.printed, each.trace, each.message,
+            each.rows, each.seconds, each.at,
+        )
+        for each in done.steps
+    )  # fmt: skip
+    return ItemRan(frame, tuple(steps))
+
+
+def _last(ran: Sequence[ItemRan], before: Any) -> Any:
+    """The frame of the last good item; where there is none, the one before."""
+    return next((each.frame for each in ran if each.frame is not None), before)

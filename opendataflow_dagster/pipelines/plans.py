@@ -1,0 +1,170 @@
+"""A project's pipelines as jobs: what each waits for, what it writes, and their registration."""
+
+import ast
+import os
+import warnings
+from collections.abc import Collection, Iterator, Mapping
+from pathlib import Path
+
+from ..dataflow.errors import Refused
+from ..dataflow.model import Plan
+from ..dataflow.names import printable, typed
+from ..dataflow.registry import add_job
+from ..dataflow.store import Store
+from .project import Pipeline, Project, ProjectError
+
+MARK = "project"
+"""The item of a job that names the project whose pipeline it is."""
+
+
+def output_of(pipeline: Pipeline) -> str:
+    """The dataset that a pipeline writes."""
+    return pipeline.destination or pipeline.slug
+
+
+def plans_of(project: Project, produced: Collection[str] = ()) -> dict[str, Plan]:
+    """What each pipeline waits for and writes; `produced` are what other jobs write.
+
+    A source that somebody produces is an input, except for one that is made from what the pipeline
+    itself writes, since each would wait for the other. All other sources are read as they stand.
+    """
+    items = {each.slug for each in project.pipelines if takes_items(project, each)}
+    writers = _writers(project)
+    reads = {
+        each.slug: [] if each.slug in items else list(dict.fromkeys(each.sources))
+        for each in project.pipelines
+    }
+
+    def depends(source: str, slug: str) -> bool:
+        seen, todo = set(), [source]
+        while todo:
+            made_by = writers.get(todo.pop(), set()) - seen
+            if slug in made_by:
+                return True
+            seen |= made_by
+            todo += [each for writer in made_by for each in reads[writer]]
+        return False
+
+    found = {}
+    for each in project.pipelines:
+        output = output_of(each)
+        inputs = sorted(
+            source
+            for source in reads[each.slug]
+            if source != output
+            and (source in writers or source in produced)
+            and not depends(source, each.slug)
+        )
+        shared = output in produced or len(writers.get(output, ())) > 1
+        found[each.slug] = Plan(
+            each.slug, tuple(inputs), (output,), ((MARK, project.name),),
+            (output,) if shared else (), False,
+        )  # fmt: skip
+    return found
+
+
+def is_read(plans: Mapping[str, Plan], slug: str) -> bool:
+    """Whether another pipeline of the project waits for what this one writes."""
+    output = plans[slug].outputs[0]
+    return any(output in each.inputs for each in plans.values())
+
+
+def takes_items(project: Project, pipeline: Pipeline) -> bool:
+    """Whether a transformation of a pipeline has a parameter `stream`; none of them is run."""
+    files = [project.transformation_file(pipeline.slug, name) for name in pipeline.transformations]
+    return any(_has_stream(file) for file in files)
+
+
+def register(store: Store, project: Project, slug: str | None = None) -> dict[str, Plan]:
+    """Make the pipelines of a project jobs, or only the one called `slug`; the plans of all.
+
+    What is registered already is neither written nor locked. Pipelines whose declaration is wrong
+    are left out; if it is the one asked for, that is raised.
+    """
+    wanted = project.pipelines if slug is None else (project.pipeline(slug),)
+    if slug is not None and wanted[0].trouble:
+        raise ProjectError(wanted[0].trouble)
+    own = {each.slug for each in project.pipelines}
+    plans = plans_of(project, produced_by_others(store, own))
+    for each in wanted:
+        if not each.trouble:
+            _register(store, project, plans[each.slug])
+    return {each.slug: plans[each.slug] for each in project.pipelines if not each.trouble}
+
+
+def produced_by_others(store: Store, own: Collection[str]) -> set[str]:
+    """What registered jobs write that aren't `own`."""
+    edges, _ = store.db.insist(lambda: store.db.run("moves.edges"))
+    return {datasetid for job, kind, datasetid in edges if kind == "OUT" and job not in own}
+
+
+def _register(store: Store, project: Project, plan: Plan) -> None:
+    there, _ = store.db.insist(lambda: store.read_plan(plan.jobid))
+    items = dict(there.environment)
+    marked = items.get(MARK)
+    same = (there.inputs, there.outputs) == (plan.inputs, plan.outputs)
+    if same and marked == project.name:
+        return
+    if (there.inputs or there.outputs) and not same and marked != project.name:
+        raise _another(project, there, marked)
+    add_job(
+        store, plan.jobid, plan.inputs, plan.outputs, items | {MARK: project.name}, replace=True
+    )
+
+
+def _another(project: Project, there: Plan, marked: str | None) -> Refused:
+    reads = f"reads {', '.join(there.inputs)} and " if there.inputs else ""
+    whose = f"of the project {marked!r}" if marked else "of another kind"
+    return Refused(
+        printable(
+            f"Pipeline {there.jobid!r} of {project.name!r} can't be a job: there is one {whose} by "
+            f"that name, which {reads}writes {', '.join(there.outputs) or 'nothing'}. Give the "
+            f"pipeline another slug; `odf job list {typed(there.jobid)}` shows that job."
+        ),
+        code="LOCKED",
+    )
+
+
+def _writers(project: Project) -> dict[str, set[str]]:
+    """Which pipelines write a dataset that others may wait for."""
+    found: dict[str, set[str]] = {}
+    for each in project.pipelines:
+        # A file in sources/ is older than the habit of calling an output like its pipeline.
+        if each.destination or not os.path.isfile(project.source_file(each.slug)):
+            found.setdefault(output_of(each), set()).add(each.slug)
+    return found
+
+
+def _has_stream(file: Path) -> bool:
+    try:
+        with warnings.catch_warnings(action="ignore"):  # a strange escape is told when it runs
+            tree = ast.parse(file.read_bytes())
+    except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
+        return False
+    found = [each for each in _statements(tree.body) if _run_of(each) is not None]
+    run = _run_of(found[-1]) if found else None
+    if run is None:
+        return False
+    named = [*run.posonlyargs, *run.args, *run.kwonlyargs]
+    return any(each.arg == "stream" for each in named)
+
+
+def _statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:
+    """The statements of a module, also those in an `if`, a `try` or a `with`."""
+    for each in body:
+        yield each
+        if not isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            for inner in ("body", "orelse", "finalbody"):
+                yield from _statements(getattr(each, inner, []))
+            for handler in getattr(each, "handlers", []):
+                yield from _statements(handler.body)
+
+
+def _run_of(each: ast.stmt) -> ast.arguments | None:
+    """The parameters of `run`, if that is what a statement defines."""
+    if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef) and each.name == "run":
+        return each.args
+    if isinstance(each, ast.Assign) and isinstance(each.value, ast.Lambda):
+        names = [target.id for target in each.targets if isinstance(target, ast.Name)]
+        return each.value.args if "run" in names else None
+    return None

@@ -1,0 +1,126 @@
+"""What a slug of a project stands for: a registered dataset and its place, if it is one."""
+
+import os
+import re
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from ..dataflow.errors import Refused
+from ..dataflow.names import typed
+from ..dataflow.places import location, path_of
+from ..dataflow.store import Store
+from ..dataflow.targets import Folder, Remote, Table, target_of
+
+BIGQUERY = "bigquery"
+APPEND, REPLACE = "append", "replace"
+
+_SELECT = re.compile(r"(\s|\(|--[^\n]*\n|/\*.*?\*/)*(select|with)\b", re.IGNORECASE | re.DOTALL)
+
+
+class Row(NamedTuple):
+    """The row of a registered dataset; its password stays encrypted until it is needed."""
+
+    datasetid: str
+    columns: Mapping[str, str | None]
+    encrypted: str | None
+
+    def told(self, column: str) -> str:
+        """A column's value; nothing if there is none, or no such column yet."""
+        return self.columns.get(column) or ""
+
+    def password(self, environ: Mapping[str, str] = os.environ) -> str | None:
+        """The password, decrypted now."""
+        from ..dataflow.credentials import password_of
+
+        return password_of(self.datasetid, self.encrypted, environ)
+
+
+class CsvFile(NamedTuple):
+    """One CSV file, as people keep them."""
+
+    datasetid: str
+    path: str
+
+
+class BigTable(NamedTuple):
+    """A table of BigQuery, or a SELECT; without a host, Google's own."""
+
+    datasetid: str
+    location: str
+    host: str
+    project: str
+    dataset: str
+    name: str
+
+
+Target = CsvFile | BigTable | Folder | Remote | Table
+"""A place; a Table whose `column` is empty isn't kept by chunks, and its `name` may be a SELECT."""
+
+
+def registered(store: Store, datasetid: str) -> Row | None:
+    """The row that a dataset is registered with."""
+    rows, _ = store.db.insist(lambda: store.db.records("reading.dataset", datasetid=datasetid))
+    if not rows:
+        return None
+    columns = {name.lower(): value for name, value in rows[0].items()}
+    encrypted = columns.pop("encryptedpass", None)
+    texts = {name: None if each is None else str(each) for name, each in columns.items()}
+    return Row(datasetid, texts, encrypted)
+
+
+def target(row: Row) -> Target:
+    """The place that a dataset is registered with."""
+    kind, name = row.told("format").lower(), row.told("tablename")
+    place = location(row.columns)
+    if kind == BIGQUERY:
+        return _big_table(row)
+    if not name and kind in ("", "csv") and (path := path_of(place or "")):
+        there = os.path.isfile(path) or path.lower().endswith(".csv")
+        if there and not os.path.isdir(path):
+            return CsvFile(row.datasetid, os.path.abspath(path))
+    # What isn't kept by chunks has no column that tells them; the core knows only what has.
+    shown = {"chunkcolumn": row.told("chunkcolumn") or "-"}
+    if is_select(name):
+        shown["tablename"] = "(SELECT)"
+    found = target_of(row.datasetid, {**row.columns, **shown})
+    if isinstance(found, Table):
+        return found._replace(name=name, column=row.told("chunkcolumn"))
+    return found
+
+
+def is_select(text: str) -> bool:
+    """Whether a `tablename` is a query instead."""
+    return _SELECT.match(text) is not None
+
+
+def write_mode(row: Row | None) -> str:
+    """`append` or `replace`, if the dataset's row says so; else nothing."""
+    mode = row.told("writemode").lower() if row else ""
+    if row and mode not in ("", APPEND, REPLACE):
+        raise Refused(
+            f"{row.datasetid!r} has the writemode {mode!r}: it is append or replace. "
+            f"Run: odf dataset add {typed(row.datasetid)} --writemode append",
+            code="INVALID_LOCATION",
+        )
+    return mode
+
+
+def _big_table(row: Row) -> BigTable:
+    project, dataset, name = (row.told(each) for each in ("database", "schemaname", "tablename"))
+    needed = {"database": project, "tablename": name}
+    if not is_select(name):
+        needed["schemaname"] = dataset
+    for column, value in needed.items():
+        if not value:
+            raise Refused(
+                f"{row.datasetid!r} is in BigQuery, and registered without its "
+                f"{_SAID[column]}. Run: odf dataset add {typed(row.datasetid)} --{column} NAME",
+                code="INVALID_LOCATION",
+            )
+    host = row.told("hostname").rstrip("/")
+    shown = ".".join(each for each in (project, dataset) if each)
+    shown = f"{shown}.{'(SELECT)' if is_select(name) else name}"
+    return BigTable(row.datasetid, f"{host or BIGQUERY}/{shown}", host, project, dataset, name)
+
+
+_SAID = {"database": "project", "schemaname": "dataset", "tablename": "table"}

@@ -1,0 +1,223 @@
+"""`odf pipeline run`: the next chunk of a pipeline, one transformation after the other."""
+
+import os
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..dataflow.chunk import Chunk, Result
+from ..dataflow.config import Settings
+from ..dataflow.environment import JobEnvironment
+from ..dataflow.errors import DataflowError
+from ..dataflow.items import new_run
+from ..dataflow.maker import Maker
+from ..dataflow.makerrun import MakerRunner
+from ..dataflow.model import Claim, Plan
+from ..dataflow.names import printable, typed
+from ..dataflow.offers import offer
+from ..dataflow.runjob import Outcome, Say, run_chunks
+from ..dataflow.store import Store
+from .destinations import Destination, destination_of, output_file, write_output
+from .engines import Engine
+from .plans import is_read, register
+from .project import Pipeline, Project
+from .sources import Source, source_of
+from .stepping import Stepping, failed
+from .transformation import TransformationError
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+TURNS = 50
+"""How often a new run may be taken by another process before we have it."""
+
+
+class PipelineWork(Maker):
+    """Makes the runs of one pipeline, and publishes what the last transformation returns."""
+
+    def __init__(
+        self, store: Store, project: Project, plans: Mapping[str, Plan], slug: str, engine: Engine,
+        *, say: Say = lambda line: None,
+    ) -> None:  # fmt: skip
+        super().__init__(self.compute, self.publish)
+        self.store, self.project, self.engine, self.say = store, project, engine, say
+        self.pipeline, self.plan = project.pipeline(slug), plans[slug]
+        self.destination = destination_of(
+            store, project, self.pipeline, self.plan, read_by_others=is_read(plans, slug)
+        )
+        self._chunk: Chunk | None = None
+        self._begun = 0.0
+        self._made: dict[int, Any] = {}
+
+    def begin(self, chunk: Chunk) -> None:
+        """Begin the work on a chunk, with a session that is there: its start is no step's time."""
+        with failed(), self.engine.watched(self.pipeline.slug):
+            self._chunk, self._begun = chunk, time.monotonic()
+
+    def why_stop(self) -> str | None:
+        """What is to end the work on the chunk in hand, of what is known of it."""
+        if (chunk := self._chunk) is None:
+            return None
+        limit = chunk.claim.time_limit
+        if limit is not None and time.monotonic() - self._begun > limit:
+            return f"its time limit of {limit:g} s"
+        return None if chunk.alive() else "another worker that has its claim"
+
+    def compute(self, chunk: Chunk) -> Result:
+        """Run the transformations of a chunk, and keep what the last one returned."""
+        self.begin(chunk)
+        stepping = Stepping(self.store, chunk.claim, self.engine, self.pipeline, say=self.say)
+        item = stepping.item()
+        sources = open_sources(self.store, self.project, self.pipeline, chunk)
+        frame = stepping.run(sources) if item is None else stepping.run_item(sources, item)
+        self._made[chunk.generation] = frame, item is not None
+        return Result()
+
+    def publish(self, chunk: Chunk) -> Result:
+        """Write the destination, and of a run that isn't an item's the output for people."""
+        frame, is_item = self._made[chunk.generation]
+
+        def confirm() -> None:
+            self.store.confirm(chunk.claim)
+
+        with failed():
+            if is_item:
+                [told] = self.destination.append([(chunk.claim, frame)], confirm)
+                if isinstance(told, DataflowError):
+                    raise told
+                return told
+            return publish_frame(
+                self.project, self.pipeline, self.destination, frame, chunk, confirm
+            )
+
+    def forget(self, claim: Claim) -> None:
+        self._made.pop(claim.generation, None)
+        self.engine.release()
+        self._chunk = None
+
+    def interrupt(self) -> None:
+        self.engine.interrupt()
+
+    def close(self) -> None:
+        self.engine.close()
+
+
+class PipelineRunner(MakerRunner[PipelineWork]):
+    """Runs one pipeline: what waits for it, or a new run of one that waits for nobody."""
+
+    def __init__(
+        self, store: Store, project: Project, plans: Mapping[str, Plan], slug: str,
+        session: Callable[[], "SparkSession"], *, say: Say, environ: Mapping[str, str],
+        items: bool = False,
+    ) -> None:  # fmt: skip
+        super().__init__(store, slug, [slug], say=say, environ=environ)
+        self._root, self._items, self._begun = not plans[slug].reads, items, False
+        engine = Engine(
+            project, session, say=self.tell,
+            stopping=lambda: self.stopping() or self.work.why_stop(),
+        )  # fmt: skip
+        self.work = PipelineWork(store, project, plans, slug, engine, say=say)
+
+    def claim(self, owner: str, k: int = 1) -> tuple[list[Claim], JobEnvironment] | None:
+        environment = self.environment()
+        if not self._root:
+            taken = super().claim(owner, k)
+        else:
+            claims = self._next(owner)
+            taken = (claims, environment) if claims else None
+        if taken is None and not self._begun:
+            why = offer(self.store, self.jobid).obstacle
+            self.tell(f"{self.jobid}: {printable(why)}; `odf why {typed(self.jobid)}` tells more")
+        self._begun = True
+        return taken
+
+    def _next(self, owner: str) -> list[Claim]:
+        """What is to be made again, or was begun by nobody; without any of it, once, a new run."""
+        self.store.recover(self.jobid)
+        for _ in range(TURNS):
+            dataid = self._waiting()
+            if dataid is None:
+                if self._begun:
+                    return []
+                dataid = new_run(self.store, self.jobid)
+            if claims := self.store.claim(self.jobid, owner=owner, only=dataid):
+                return claims
+            if self._waiting() == dataid:  # paused, or at its concurrency: it stays for later
+                return []
+        return []
+
+    def _waiting(self) -> str | None:
+        db = self.store.db
+        rows, _ = db.insist(
+            lambda: db.run("pipelines.waiting", jobid=self.jobid, items=self._items)
+        )
+        return rows[0][0] if rows else None
+
+
+def run_pipeline(
+    store: Store, project: Project, slug: str, settings: Settings, *, say: Say,
+    environ: Mapping[str, str], stream_file: Path | None = None, all_chunks: bool = False,
+    session: Callable[[], "SparkSession"] | None = None,
+) -> Outcome:  # fmt: skip
+    """Run a pipeline for its next chunk, or with `all_chunks` until nothing is left.
+
+    With a `stream_file`, for each row of that CSV file as an item. Without a `session`, one is
+    started with the first transformation, and ended.
+    """
+    from ..spark.session import spark_session
+
+    plans = register(store, project, slug)
+    check(store, project, project.pipeline(slug), plans[slug])
+    started: list[SparkSession] = []
+
+    def own_session() -> "SparkSession":
+        if not started:
+            started.append(spark_session(app=f"odf {slug}", settings=settings))
+        return started[0]
+
+    runner = PipelineRunner(
+        store, project, plans, slug, session or own_session, say=say, environ=environ,
+        items=all_chunks,
+    )  # fmt: skip
+    try:
+        if stream_file is not None:
+            from .streaming import run_stream
+
+            return run_stream(runner, stream_file)
+        return run_chunks(runner, all_chunks=all_chunks)
+    finally:
+        runner.work.close()
+        for each in started:
+            each.stop()
+
+
+def check(store: Store, project: Project, pipeline: Pipeline, plan: Plan) -> None:
+    """Refuse, before anything is claimed, what can't run since a file of the project is missing."""
+    for name in pipeline.transformations:
+        file = project.transformation_file(pipeline.slug, name)
+        if not os.path.isfile(file):
+            shown = file.relative_to(project.root)
+            raise TransformationError(f"{shown} doesn't exist, but project.yml names it.")
+    for slug in dict.fromkeys(pipeline.sources):
+        if slug not in plan.reads:
+            source_of(store, project, slug).version()
+
+
+def open_sources(store: Store, project: Project, pipeline: Pipeline, chunk: Chunk) -> list[Source]:
+    """The sources of a pipeline for a chunk, in declared order; nothing is read yet."""
+    return [
+        source_of(store, project, slug, chunk.inputs.get(slug), chunk.dataid)
+        for slug in pipeline.sources
+    ]
+
+
+def publish_frame(
+    project: Project, pipeline: Pipeline, destination: Destination, frame: Any, chunk: Chunk,
+    confirm: Callable[[], None],
+) -> Result:  # fmt: skip
+    """Publish a frame as a chunk of the destination, and write it for people into output/."""
+    result = destination.publish(frame, chunk, confirm)
+    if destination.location != output_file(project, pipeline.slug):
+        write_output(project, pipeline.slug, frame)
+    return result

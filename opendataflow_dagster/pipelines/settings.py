@@ -1,0 +1,41 @@
+"""Where the tables of a project are: as configured, else beside its project.yml."""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from ..dataflow.config import BUILT_IN, DEFAULT_URL, FILE_NAME, Settings, load_settings
+from ..dataflow.errors import NoDatabase
+from ..dataflow.opening import open_from
+from ..dataflow.store import Store
+
+
+def project_settings(
+    root: Path, config: str | None = None, environ: Mapping[str, str] = os.environ
+) -> Settings:
+    """The settings for a project, from whichever folder its commands are typed.
+
+    What this folder, the environment or `config` names comes first, then the properties file in the
+    project, then the embedded default: in the project, so that it is one place for each.
+    """
+    own = root / FILE_NAME
+    named = config is not None or environ.get("DATAFLOW_PROPERTIES") or os.path.exists(FILE_NAME)
+    settings = load_settings(str(own) if not named and own.is_file() else config, environ)
+    if settings.origin == BUILT_IN:
+        file = root / DEFAULT_URL.removeprefix("sqlite:///")
+        settings = settings._replace(url=f"sqlite:///{file}")
+    return settings
+
+
+def open_project(settings: Settings) -> Store:
+    """The store of a project; in the embedded default the tables are made, or upgraded, if need be.
+
+    Elsewhere they are other people's too, so that it takes an `odf init`.
+    """
+    store = open_from(settings)
+    if settings.origin == BUILT_IN:
+        try:
+            store.db.insist(lambda: store.db.run("pipelines.tables"))
+        except NoDatabase:
+            store.init()
+    return store

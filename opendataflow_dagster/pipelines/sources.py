@@ -1,0 +1,181 @@
+"""What a pipeline reads: each source as a frame of pandas or of Spark, wherever it lies."""
+
+import os
+from typing import TYPE_CHECKING, Any
+
+from ..dataflow import files
+from ..dataflow.chunk import Place
+from ..dataflow.errors import Refused
+from ..dataflow.names import typed
+from ..dataflow.publish import read
+from ..dataflow.reading import Reading, bounds_of
+from ..dataflow.store import Store
+from ..dataflow.tables import Rows
+from ..dataflow.targets import Folder, Remote, Table, target_of
+from ..spark.frames import read_chunk_frame
+from .project import Project
+from .registered import BigTable, CsvFile, Row, is_select, registered, target
+
+if TYPE_CHECKING:
+    from pandas import DataFrame as PandasFrame
+    from pyspark.sql import DataFrame, SparkSession
+
+__all__ = ["Source", "registered", "source_of"]
+
+
+class Source:
+    """A source of a pipeline, which is read when it is asked for."""
+
+    location = ""
+    """Where it is, for people."""
+
+    def pandas(self) -> "PandasFrame":
+        """All of it as a frame of pandas, which is the caller's own."""
+        raise NotImplementedError
+
+    def spark(self, spark: "SparkSession") -> "DataFrame":
+        """All of it as a frame of Spark."""
+        raise NotImplementedError
+
+    def version(self) -> str | None:
+        """What changes when the data does; None if only reading it again can tell."""
+        return None
+
+
+def source_of(
+    store: Store, project: Project, slug: str, place: Place | None = None, dataid: str | None = None
+) -> Source:
+    """The source that a pipeline calls `slug`.
+
+    `place` is that of a tracked input, whose chunk `dataid` is read; without it, the source is
+    read as it stands.
+    """
+    row = registered(store, slug)
+    if row is None:
+        return _of_project(store, project, slug, place, dataid)
+    where = target(row)
+    if isinstance(where, CsvFile):
+        return CsvSource(where.path, slug)
+    if isinstance(where, BigTable):
+        from .bigquery import BigQuerySource
+
+        return BigQuerySource(where, row.password)
+    if isinstance(where, Table) and (not where.column or is_select(where.name)):
+        from .sqltable import TableSource
+
+        return TableSource(where, row.password)
+    if place is not None and dataid is not None:
+        return ChunkSource(store, row, where, place, dataid)
+    if isinstance(where, Table):
+        from .sqltable import TableSource
+
+        return TableSource(where, row.password)
+    if isinstance(where, Remote):
+        raise Refused(
+            f"{slug!r} is in an object store, which is read chunk by chunk only. Let a job write "
+            f"it, so that its chunks are tracked: see odf job list.",
+            code="INVALID_LOCATION",
+        )
+    from .wholefolder import FolderSource
+
+    return FolderSource(store, where)
+
+
+def _of_project(
+    store: Store, project: Project, slug: str, place: Place | None, dataid: str | None
+) -> Source:
+    if place is not None and place.location:
+        if os.path.isfile(place.location):
+            return CsvSource(place.location, slug)
+        row = Row(slug, {"hostname": str(project.root / "output" / slug), "format": "csv"}, None)
+        if dataid is not None:
+            return ChunkSource(store, row, target_of(slug, row.columns), place, dataid)
+    file = project.source_file(slug)
+    if not file.is_file():
+        for each in project.pipelines:  # what another pipeline has written last
+            made = project.root / "output" / f"{each.slug}.csv"
+            if (each.destination or each.slug) == slug and made.is_file():
+                return CsvSource(str(made), slug)
+    return CsvSource(str(file), slug)
+
+
+class CsvSource(Source):
+    """A CSV file, read as pandas reads it by default."""
+
+    def __init__(self, path: str, slug: str) -> None:
+        self.location, self._slug = path, slug
+
+    def pandas(self) -> "PandasFrame":
+        from .csvfile import whole
+
+        pandas = files.need("pandas")
+        try:
+            with whole(self.location):
+                return pandas.read_csv(self.location)
+        except FileNotFoundError:
+            raise self._missing() from None
+        except pandas.errors.EmptyDataError:
+            raise self._refused("is empty: it has no line with the names of its columns") from None
+        except (OSError, ValueError) as error:  # of pandas' own, and of Unicode, too
+            line = " ".join(str(error).split())
+            raise self._refused(f"can't be read as CSV: {line}") from error
+
+    def spark(self, spark: "SparkSession") -> "DataFrame":
+        from .csvspark import read_csv
+
+        if not os.path.isfile(self.location):
+            raise self._missing()
+        return read_csv(spark, self.location, self.pandas)
+
+    def version(self) -> str | None:
+        try:
+            told = os.stat(self.location)
+        except OSError:
+            raise self._missing() from None
+        return f"{told.st_ino}-{told.st_size}-{told.st_mtime_ns}"
+
+    def _missing(self) -> Refused:
+        return Refused(
+            f"Source {self._slug!r} is {self.location}, which doesn't exist. Put the file there, "
+            f"or run: odf dataset add {typed(self._slug)} --hostname FILE.csv",
+            code="INVALID_LOCATION",
+        )
+
+    def _refused(self, why: str) -> Refused:
+        text = f"Source {self._slug!r}: {self.location} {why.rstrip('.')}. Correct the file."
+        return Refused(text, code="INVALID_LOCATION")
+
+
+class ChunkSource(Source):
+    """A READY chunk that another pipeline or job has made."""
+
+    def __init__(
+        self, store: Store, row: Row, where: Folder | Remote | Table, place: Place, dataid: str
+    ) -> None:
+        self._store, self._row, self._where = store, row, where
+        self._place = place._replace(columns=row.columns)
+        self._dataid = dataid
+        self.location = place.location or ""
+
+    def pandas(self) -> "PandasFrame":
+        if isinstance(self._where, Table):
+            return self._rows(self._where).read()
+        found = Reading(
+            self._row.datasetid, self._dataid, self._row.columns, self._row.encrypted, [], [], [],
+            self._place.generation, fact={"location": self._place.location},
+        )  # fmt: skip
+        return read(found, self._where)
+
+    def spark(self, spark: "SparkSession") -> "DataFrame":
+        return read_chunk_frame(
+            spark, self._place, self._dataid, self._row.password, self._bounds
+        )  # fmt: skip
+
+    def version(self) -> str | None:
+        return f"{self._dataid} {self._place.generation}" if self._place.generation else None
+
+    def _rows(self, table: Table) -> Rows:
+        return Rows(table, self._dataid, self._bounds(), self._row.password)
+
+    def _bounds(self) -> Any:
+        return bounds_of(self._store, self._row.datasetid, self._dataid)

@@ -1,0 +1,211 @@
+"""A table that isn't kept by chunks, in PostgreSQL or SQLite: read, appended to, replaced."""
+
+import os
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from typing import TYPE_CHECKING, Any
+
+from ..dataflow import sqlfiles
+from ..dataflow.chunk import Chunk, Result
+from ..dataflow.errors import DataflowError, Refused
+from ..dataflow.files import need
+from ..dataflow.model import Claim
+from ..dataflow.names import typed
+from ..dataflow.runjob import first_line
+from ..dataflow.tables import Rows
+from ..dataflow.targets import JDBC, POSTGRES, SQLITE, Table
+from .csvspark import from_pandas
+from .destinations import Confirm, Destination, Parts, Verdict, as_pandas, one
+from .registered import REPLACE, is_select
+from .sources import Source
+from .sqltypes import columns_for, writable
+
+if TYPE_CHECKING:
+    from pandas import DataFrame as PandasFrame
+    from pyspark.sql import DataFrame, SparkSession
+
+Password = Callable[[], str | None]
+
+
+class TableSource(Source):
+    """A table, or what a SELECT finds; nothing can be written by it."""
+
+    def __init__(self, table: Table, password: Password) -> None:
+        self._rows = WholeTable(table, password)
+        self.location = table.location
+
+    def pandas(self) -> "PandasFrame":
+        names, rows = self._rows.look()
+        # As pandas.read_sql has it: decimals are numbers to reckon with.
+        return need("pandas").DataFrame.from_records(rows, columns=names, coerce_float=True)
+
+    def spark(self, spark: "SparkSession") -> "DataFrame":
+        table = self._rows.table
+        if table.dialect == POSTGRES and not is_select(table.name):
+            from ..spark.postgres import read_rows
+
+            return read_rows(spark, table, password=self._rows.password)
+        return from_pandas(spark, self.pandas())
+
+
+class TableDestination(Destination):
+    """A table that rows are appended to; or replaced, if its writemode says so."""
+
+    def __init__(self, table: Table, password: Password, mode: str) -> None:
+        if is_select(table.name):
+            raise Refused(
+                f"{table.datasetid!r} is a SELECT, which can't be written to. "
+                f"Run: odf dataset add {typed(table.datasetid)} --tablename TABLE",
+                code="INVALID_LOCATION",
+            )
+        self._rows = WholeTable(table, password, may_make=True)
+        self._mode, self.location = mode, table.location
+
+    def publish(self, frame: Any, chunk: Chunk, confirm: Confirm) -> Result:
+        return one(self._write([(chunk.claim, as_pandas(frame))], confirm))
+
+    def append(self, parts: Parts, confirm: Confirm) -> list[Verdict]:
+        return self._write([(claim, as_pandas(frame)) for claim, frame in parts], confirm)
+
+    def _write(self, parts: Parts, confirm: Confirm) -> list[Verdict]:
+        return self._rows.write(parts, confirm, replace=self._mode == REPLACE)
+
+
+class WholeTable(Rows):
+    """All rows of a table."""
+
+    def __init__(self, table: Table, password: Password, *, may_make: bool = False) -> None:
+        if table.dialect == JDBC:
+            raise Refused(
+                f"{table.datasetid!r} is reached by JDBC, where only chunks are read and written. "
+                f"Run: odf dataset add {typed(table.datasetid)} --chunkcolumn COLUMN",
+                code="INVALID_LOCATION",
+            )
+        super().__init__(table, "", None, password)
+        self._may_make = may_make
+        self._statements = self._statements | sqlfiles.statements(table.dialect, "sqltable")
+
+    @property
+    def password(self) -> Password:
+        return self._password
+
+    def look(self) -> tuple[list[str], list[tuple]]:
+        """The names of the columns, and the rows, by a connection that can't write."""
+        with self._connected() as connection:
+            if self.table.dialect == SQLITE:
+                self._execute(connection, "look_only")
+                cursor = connection.execute(self._query())
+            else:
+                connection.read_only = True
+                # Prepared: a second statement behind the first is refused, whatever it says.
+                cursor = connection.cursor()
+                cursor.execute(self._query().encode(), prepare=True)
+            return [column[0] for column in cursor.description], cursor.fetchall()
+
+    def write(
+        self, parts: Sequence[tuple[Claim, Any]], confirm: Confirm, *, replace: bool
+    ) -> list[Verdict]:
+        """Write the rows of each claim, in one transaction; one that can't be written is left out.
+
+        With `replace`, all other rows of the table go, also those of the claims before the last.
+        """
+        with self._connected() as connection:
+            if self.table.dialect == SQLITE or replace or not self._is_there(connection):
+                self._take_turn(connection)
+            self._make(connection, [frame for _, frame in parts])
+            columns = self._columns(connection)
+            verdicts = [self._part(connection, columns, frame, replace) for _, frame in parts]
+            confirm()
+            connection.commit()
+        return verdicts
+
+    def _part(self, connection: Any, columns: dict[str, int], frame: Any, replace: bool) -> Verdict:
+        self._execute(connection, "save")
+        try:
+            if replace:
+                self._execute(connection, "empty")
+            self._insert(connection, columns, frame)
+        except DataflowError as error:
+            self._execute(connection, "undo")
+            return error
+        except Exception as error:
+            if not self._is_of_the_rows(connection, error):
+                raise
+            self._execute(connection, "undo")
+            return DataflowError(f"{self.table.location}: {first_line(error)}")
+        self._execute(connection, "keep")
+        return Result(len(frame), location=self.table.location)
+
+    def _insert(self, connection: Any, columns: dict[str, int], frame: Any) -> None:
+        names = [str(each) for each in frame.columns]
+        known = set(columns) if self.table.dialect == POSTGRES else {c.lower() for c in columns}
+        for name in names:
+            if (name if self.table.dialect == POSTGRES else name.lower()) not in known:
+                raise Refused(
+                    f"{self.table.location} has no column {name!r}: it has "
+                    f"{', '.join(columns)}. Leave the column out, or add it to the table.",
+                    code="NOT_VALIDATED",
+                )
+        if not names or not len(frame):
+            return
+        told = ", ".join(map(self._quoted, names))
+        if self.table.dialect == POSTGRES:
+            kinds = [columns[each] for each in names]
+            # Without parameters: nothing takes the second of two % away.
+            statement = self._statement("copy", columns=told).replace("%%", "%")
+            with connection.cursor().copy(statement) as copy:
+                for row in writable(frame, kinds):
+                    copy.write_row(row)
+            return
+        marks = ", ".join("?" * len(names))
+        connection.executemany(
+            self._statement("insert", columns=told, values=marks), writable(frame, None)
+        )
+
+    def _make(self, connection: Any, frames: Sequence[Any]) -> None:
+        """Create the table if it isn't there, as the frame needs it that has the most to tell."""
+        told = [frame for frame in frames if len(frame.columns)]
+        if not told or self._is_there(connection):
+            return
+        kinds = columns_for(max(told, key=len), self.table.dialect)
+        columns = ", ".join(f"{self._quoted(name)} {kind}" for name, kind in kinds.items())
+        connection.execute(self._statement("create", columns=columns), self._known)
+
+    def _is_there(self, connection: Any) -> bool:
+        name = self.table.name
+        if self.table.dialect == POSTGRES:
+            name = self._names["table"].replace("%%", "%")
+        found = connection.execute(self._statement("is_there"), {"name": name})
+        return bool(found.fetchall())
+
+    def _columns(self, connection: Any) -> dict[str, int]:
+        """Column → number of its type in PostgreSQL; nothing as long as there is no table."""
+        if not self._is_there(connection):
+            return {}
+        described = self._execute(connection, "columns").description
+        return {column[0]: column[1] for column in described}
+
+    def _query(self) -> str:
+        if is_select(self.table.name):
+            return self.table.name.strip().rstrip(";")
+        return self._statement("all").replace("%%", "%")
+
+    def _is_of_the_rows(self, connection: Any, error: Exception) -> bool:
+        """Whether the rows are wrong, and not the connection."""
+        import sqlite3
+
+        import psycopg
+
+        if isinstance(error, sqlite3.Error | OverflowError):
+            return connection.in_transaction
+        return isinstance(error, psycopg.Error) and not connection.closed
+
+    def _sqlite(self) -> Any:
+        """A connection to a file of SQLite; one that is to be written is made if it isn't there."""
+        import sqlite3
+
+        path = self.table.database
+        if not os.path.exists(path) and self._may_make and os.path.isdir(os.path.dirname(path)):
+            with closing(sqlite3.connect(path)):
+                pass
+        return super()._sqlite()

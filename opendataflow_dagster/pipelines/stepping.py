@@ -1,0 +1,170 @@
+"""The transformations of a claimed chunk, each told in the run history as it begins and ends."""
+
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Any
+
+from ..dataflow.chunk import ChunkFailed
+from ..dataflow.errors import DataflowError, StaleClaim
+from ..dataflow.items import cleaned_away, payloads
+from ..dataflow.model import FAILED, READY, RUNNING, Claim
+from ..dataflow.names import printable
+from ..dataflow.reading import with_code
+from ..dataflow.runjob import Say, first_line
+from ..dataflow.steps import Step, record
+from ..dataflow.store import Store
+from .engines import Engine, ItemRan, Ran
+from .project import Pipeline
+from .sources import Source
+from .transformation import NO_STREAM, TransformationError
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+
+class Once(Source):
+    """A source that is read once for all transformations of a chunk."""
+
+    def __init__(self, source: Source) -> None:
+        self._source, self.location = source, source.location
+        self._pandas: Any = None
+        self._spark: Any = None
+
+    def pandas(self) -> Any:
+        if self._pandas is None:
+            self._pandas = self._source.pandas()
+        return self._pandas
+
+    def spark(self, spark: "SparkSession") -> "DataFrame":
+        if self._spark is None:
+            self._spark = self._source.spark(spark)
+        return self._spark
+
+    def version(self) -> str | None:
+        return self._source.version()
+
+
+class Stepping:
+    """Runs the transformations of one chunk, and keeps how each of them went."""
+
+    def __init__(
+        self, store: Store, claim: Claim, engine: Engine, pipeline: Pipeline, *,
+        say: Say = lambda line: None,
+    ) -> None:  # fmt: skip
+        self.store, self.claim, self.engine, self.pipeline = store, claim, engine, pipeline
+        self.say = say
+
+    def item(self) -> str | None:
+        """The JSON text that the chunk is for, if it is an item."""
+        asked = self.claim.jobid, [self.claim.dataid]
+        found = payloads(self.store, *asked)
+        if not found and cleaned_away(self.store, *asked):
+            raise ChunkFailed("its payload was cleaned away: post the item again")
+        return found.get(self.claim.dataid)
+
+    def run(self, sources: Sequence[Source]) -> Any:
+        """What the last transformation returns; the first frame goes from one to the next."""
+        frames: list[Any] = [Once(each) for each in sources] or [empty()]
+        for number, name in enumerate(self.pipeline.transformations, 1):
+            frames[0] = self.step(number, name, frames).frame
+        return frames[0]
+
+    def run_item(self, sources: Sequence[Source], item: str) -> Any:
+        """The same for one item, on sources of its own."""
+        began = self.store.now()
+        names = self.pipeline.transformations
+        with failed():
+            [ran] = self.engine.run_items(
+                self.pipeline.slug, names, list(sources) or [empty()], [json.loads(item)],
+                chained=False,
+            )  # fmt: skip
+        record(self.store, steps_of(self.claim, ran, began))
+        if not ran.ok:
+            self.tell_failure(ran)
+            raise ChunkFailed(reason_of_item(ran))
+        return ran.frame
+
+    def step(self, number: int, name: str, frames: Sequence[Any], stream: Any = NO_STREAM) -> Ran:
+        """Run one transformation; whatever ends it is recorded, and a failure is `ChunkFailed`."""
+        store, claim = self.store, self.claim
+        step = Step(claim.jobid, claim.dataid, claim.generation, number, name, RUNNING, store.now())
+        record(store, [step])
+
+        def ended(status: str, **more: Any) -> None:
+            record(store, [step._replace(status=status, ended=store.now(), **more)])
+
+        try:
+            ran = self.engine.run(self.pipeline.slug, name, frames, stream)
+        except TransformationError as error:
+            told(self.say, name, error.printed, error.trace)
+            ended(FAILED, reason=str(error), stdout=error.printed, traceback=error.trace)
+            raise ChunkFailed(f"{name}: {error}") from error
+        except DataflowError as error:  # of a source: it is read when it is needed
+            ended(FAILED, reason=with_code(error))
+            raise ChunkFailed(with_code(error)) from error
+        except BaseException as error:
+            with suppress(Exception):  # whoever canceled us doesn't wait for the history
+                ended(FAILED, reason=f"interrupted: {first_line(error)}")
+            raise
+        ended(READY, rows=ran.rows, stdout=ran.printed)
+        of = len(self.pipeline.transformations)
+        many = "1 row" if ran.rows == 1 else f"{ran.rows} rows"
+        self.say(f"Step {number} of {of}, {printable(name)}: {many} in {ran.seconds:.1f} s")
+        told(self.say, name, ran.printed)
+        return ran
+
+    def tell_failure(self, ran: ItemRan) -> None:
+        for each in ran.steps:
+            if not each.ok:
+                told(self.say, each.transformation, each.printed, each.trace)
+
+
+def steps_of(claim: Claim, ran: ItemRan, began: float) -> list[Step]:
+    """The history of an item whose transformations began at a moment of the database's clock."""
+    found = []
+    for number, each in enumerate(ran.steps, 1):
+        ended = began + each.seconds
+        found.append(Step(
+            claim.jobid, claim.dataid, claim.generation, number, each.transformation,
+            READY if each.ok else FAILED, began, ended, each.rows, each.printed, each.trace or None,
+            each.reason or None,
+        ))  # fmt: skip
+        began = ended
+    return found
+
+
+def reason_of_item(ran: ItemRan) -> str:
+    """Why an item failed: the transformation, and its error in a line."""
+    for each in ran.steps:
+        if not each.ok:
+            return f"{each.transformation}: {each.reason}"
+    return "it ended without a result"
+
+
+@contextmanager
+def failed() -> Iterator[None]:
+    """Turn an error that tells a person what to do into the reason of a chunk's failure."""
+    try:
+        yield
+    except (StaleClaim, ChunkFailed):
+        raise
+    except DataflowError as error:
+        raise ChunkFailed(with_code(error)) from error
+
+
+def told(say: Say, name: str, printed: str, trace: str = "") -> None:
+    """Show what a transformation printed, and its traceback."""
+    if printed.strip():
+        say(f"{printable(name)} printed:")
+        for line in printed.strip("\n").splitlines():
+            say(f"    {printable(line)}")
+    for line in trace.rstrip("\n").splitlines():
+        say(f"    {printable(line)}")
+
+
+def empty() -> Any:
+    """What a pipeline without sources begins with."""
+    import pandas
+
+    return pandas.DataFrame()

@@ -1,0 +1,194 @@
+"""`odf pipeline run --stream FILE`: the rows of a CSV file as items, one after the other.
+
+The sources are read once, and what one item makes is the first frame of the next: the last frame
+holds them all. It is published before any of them is READY.
+"""
+
+import json
+import traceback
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..dataflow.chunk import Result, open_chunk, reason_of
+from ..dataflow.environment import JobEnvironment
+from ..dataflow.errors import DataflowError, Refused, StaleClaim, WrongUse
+from ..dataflow.model import Claim, Fact
+from ..dataflow.names import printable, typed
+from ..dataflow.offers import NOTHING, offer
+from ..dataflow.process import Scripts
+from ..dataflow.pulse import Pulse, briefly
+from ..dataflow.runjob import Outcome, first_line, stop_code
+from ..dataflow.steps import Step, record
+from ..dataflow.store import new_owner
+from .plans import takes_items
+from .stepping import empty, failed, reason_of_item, steps_of
+from .streamfile import claim_items, pages, read_items
+
+if TYPE_CHECKING:
+    from .running import PipelineRunner
+
+
+def run_stream(runner: "PipelineRunner", file: Path) -> Outcome:
+    """Run a pipeline for each row of a CSV file; an item that fails is FAILED alone."""
+    store, slug, work = runner.store, runner.jobid, runner.work
+    if not takes_items(work.project, work.pipeline):
+        raise WrongUse(
+            f"Pipeline {slug!r} takes no items: none of its transformations has a parameter "
+            "`stream`. Add it as the last one, or run it without --stream."
+        )
+    items = read_items(file)
+    if not items:
+        runner.tell(f"{printable(str(file))} has no rows: there is nothing to run")
+        return Outcome(0)
+    with Scripts() as scripts:
+        runner.scripts = scripts
+        environment = runner.environment()
+        if (why := offer(store, slug).obstacle) not in ("", NOTHING):
+            raise Refused(
+                f"Pipeline {slug!r} can't run now: {why}. See `odf policy {typed(slug)}`."
+            )
+        claims = claim_items(store, slug, [json.dumps(each) for each in items], new_owner())
+        runner.tell(f"Launching {printable(slug)} for {len(items)} items of {printable(file.name)}")
+        with Pulse(store, claims[0].owner, say=runner.tell) as pulse:
+            for claim in claims:
+                pulse.hold(claim)
+            made = _Stream(runner, environment, pulse, claims)
+            try:
+                made.run(items)
+            except BaseException as error:
+                made.give_up(error)
+                if not isinstance(error, Exception) or store.db.trouble(error):
+                    raise
+                if not isinstance(error, DataflowError):
+                    for line in "".join(traceback.format_exception(error)).splitlines():
+                        runner._say(line)
+            return made.outcome(scripts)
+
+
+class _Stream:
+    """The items of one run, and how each of them went."""
+
+    def __init__(
+        self, runner: "PipelineRunner", environment: JobEnvironment, pulse: Pulse,
+        claims: Sequence[Claim],
+    ) -> None:  # fmt: skip
+        self.runner, self.environment, self.pulse = runner, environment, pulse
+        self.store, self.work = runner.store, runner.work
+        self.claims = claims
+        self.rows: dict[Claim, int | None] = {}
+        """The items that went well, and how many rows there were then."""
+        self.bad: dict[Claim, str] = {}
+        self.settled: set[Claim] = set()
+        self.done = 0
+        self.error: BaseException | None = None
+
+    def run(self, items: Sequence[dict[str, Any]]) -> None:
+        """Run the items, publish the last frame that went well, and settle each item."""
+        frame = self._transform(items)
+        if self.rows:
+            result = self._publish(frame)
+            self._finish(result)
+        for claim, reason in self.bad.items():
+            self._fail(claim, reason)
+
+    def give_up(self, error: BaseException) -> None:
+        """Settle what isn't settled yet: nothing of it was published."""
+        self.error = error
+        name = self.runner.stopping()
+        reason = f"stopped by {name}" if name else reason_of(error)
+        if not isinstance(error, Exception):
+            self.store.db.drop()  # the old connection may have been cut off in mid-word
+            reason = f"interrupted: {first_line(error)}"
+        self.runner.tell(f"Reason: {printable(reason)}")
+        for claim in self.claims:
+            if claim not in self.settled:
+                self._fail(claim, self.bad.get(claim, reason))
+
+    def outcome(self, scripts: Scripts) -> Outcome:
+        lost = len(self.claims) - self.done
+        slug = self.runner.jobid
+        told = f"; next: odf history --pipeline {typed(slug)}" if lost else ""
+        self.runner.tell(f"done {self.done}, failed {lost}{told}")
+        return Outcome(stop_code(scripts) or int(bool(lost)), self.done, lost)
+
+    def _transform(self, items: Sequence[dict[str, Any]]) -> Any:
+        """The last frame that went well; each item's steps become history."""
+        from .running import open_sources
+
+        work, frame = self.work, None
+        chunk = open_chunk(self.store, self.claims[0], self.environment, self.pulse)
+        work.begin(chunk)
+        sources = open_sources(self.store, work.project, work.pipeline, chunk)
+        steps: list[Step] = []
+        began = self.store.now()
+        with failed():
+            made = work.engine.run_items(
+                work.pipeline.slug, work.pipeline.transformations, sources or [empty()], items,
+                chained=True,
+            )  # fmt: skip
+            for claim, ran in zip(self.claims, made, strict=True):
+                mine = steps_of(claim, ran, began)
+                began = mine[-1].ended or began if mine else began
+                steps += mine
+                if ran.ok:
+                    frame = frame if ran.frame is None else ran.frame  # only the last has one
+                    self.rows[claim] = mine[-1].rows if mine else None
+                else:
+                    self.bad[claim] = reason_of_item(ran)
+                    self.runner.tell(
+                        f"Item {claim.dataid} has failed: {printable(self.bad[claim])}"
+                    )
+        for some in pages(steps):
+            record(self.store, some)
+        return frame
+
+    def _publish(self, frame: Any) -> Result:
+        from .running import publish_frame
+
+        last = list(self.rows)[-1]
+        chunk = open_chunk(self.store, last, self.environment, self.pulse)
+
+        def confirm() -> None:
+            self.store.confirm(last)
+
+        with failed():
+            work = self.work
+            return publish_frame(
+                work.project, work.pipeline, work.destination, frame, chunk, confirm
+            )
+
+    def _finish(self, result: Result) -> None:
+        output = self.work.plan.outputs[0]
+        last = list(self.rows)[-1]
+        location = result.location or self.environment.locations.get(output)
+        for some in pages(list(self.rows)):
+            facts = [
+                Fact(output, claim.dataid, location, self.rows[claim])
+                if claim is not last
+                else Fact(
+                    output, claim.dataid, location, result.rows, result.bytes, result.fingerprint,
+                    schema=result.schema,
+                )
+                for claim in some
+            ]  # fmt: skip
+            try:
+                self.store.finish(some, facts)
+                self.done += len(some)
+            except StaleClaim as error:
+                self.runner.tell(str(error))
+            self._let_go(some)
+
+    def _fail(self, claim: Claim, reason: str) -> None:
+        with suppress(StaleClaim):
+            if self.error is None:
+                self.store.fail(claim, reason, may_retry=False)
+            else:
+                briefly(self.store.db, lambda: self.store._fail(claim, reason, False))
+        self._let_go([claim])
+
+    def _let_go(self, claims: Sequence[Claim]) -> None:
+        self.settled.update(claims)
+        for claim in claims:
+            self.pulse.let_go(claim)

@@ -1,0 +1,82 @@
+"""All chunks of a folder as one source: those that are READY, or all files if nobody tracks it."""
+
+import os
+from functools import reduce
+from hashlib import sha256
+from typing import TYPE_CHECKING, Any
+
+from ..dataflow import files
+from ..dataflow.chunk import Place
+from ..dataflow.errors import Refused
+from ..dataflow.names import natural_key, typed
+from ..dataflow.publish import read
+from ..dataflow.reading import Reading
+from ..dataflow.store import Store
+from ..dataflow.targets import Folder
+from ..spark.frames import read_chunk_frame, read_files
+from .sources import Source
+
+if TYPE_CHECKING:
+    from pandas import DataFrame as PandasFrame
+    from pyspark.sql import DataFrame, SparkSession
+
+
+class FolderSource(Source):
+    """A folder as it stands, chunk after chunk in their natural order."""
+
+    def __init__(self, store: Store, where: Folder) -> None:
+        self._store, self._where, self.location = store, where, where.root
+
+    def pandas(self) -> "PandasFrame":
+        chunks = self._chunks()
+        if chunks is None:
+            return files.read_frame(self._there(), self._where.format)
+        frames = [read(self._reading(*each), self._where) for each in chunks]
+        return files.need("pandas").concat(frames, ignore_index=True)
+
+    def spark(self, spark: "SparkSession") -> "DataFrame":
+        chunks = self._chunks()
+        if chunks is None:
+            return read_files(spark, self._there(), {}, self._where.format)
+        columns = {"hostname": self._where.root, "format": self._where.format}
+        frames = [
+            read_chunk_frame(
+                spark, Place(self._where.datasetid, columns, location, generation), dataid,
+                lambda: None, lambda: None,
+            )
+            for dataid, generation, location in chunks
+        ]  # fmt: skip
+        return reduce(lambda one, other: one.unionByName(other, allowMissingColumns=True), frames)
+
+    def version(self) -> str | None:
+        chunks = self._chunks(insist=False)
+        return None if chunks is None else sha256(repr(chunks).encode()).hexdigest()
+
+    def _chunks(self, *, insist: bool = True) -> list[tuple[str, int | None, str | None]] | None:
+        """dataid, generation and location of what is READY; None if the tables tell nothing."""
+        rows, _ = self._store.db.insist(
+            lambda: self._store.db.run("places.chunks", datasetid=self._where.datasetid)
+        )
+        if not rows:
+            return None
+        ready = [row[:3] for row in rows if row[3] == "READY"]
+        if insist and not ready:
+            raise Refused(
+                f"Source {self._where.datasetid!r} has no chunk that is READY. "
+                f"Run: odf status {typed(self._where.datasetid)}",
+                code="DATA_NOT_READY",
+            )
+        return sorted(ready, key=lambda row: natural_key(row[0]))
+
+    def _reading(self, dataid: str, generation: int | None, location: str | None) -> Reading:
+        fact: dict[str, Any] = {"location": location}
+        return Reading(self._where.datasetid, dataid, {}, None, [], [], [], generation, fact=fact)
+
+    def _there(self) -> str:
+        if not os.path.exists(self.location):
+            raise Refused(
+                f"Source {self._where.datasetid!r} is {self.location}, which doesn't exist. Run: "
+                f"odf dataset add {typed(self._where.datasetid)} --hostname FOLDER",
+                code="INVALID_LOCATION",
+            )
+        return self.location

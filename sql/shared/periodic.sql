@@ -1,0 +1,32 @@
+-- name: dials
+-- The jobs that are to run every so often, and until when they are paused.
+select jobid, every_minutes, paused_until from jobpolicy where every_minutes is not null;
+
+-- name: unfinished
+-- Whether a run of a job waits or is at work; items aside.
+select 1 from pending p
+where p.jobid = :jobid
+  and not exists (select 1 from streamitem i where i.jobid = p.jobid and i.dataid = p.dataid)
+union all
+select 1 from claim c
+where c.jobid = :jobid and c.owner is not null
+  and not exists (select 1 from streamitem i where i.jobid = c.jobid and i.dataid = c.dataid)
+limit 1;
+
+-- name: newest
+-- The last run of a job on a dataset whose dataid is the moment of its beginning.
+select dataid from datastatus
+where datasetid = :datasetid and jobid = :jobid and locktype = 'OUT'
+  and dataid like '____-__-__T______.___Z'
+order by dataid desc limit 1;
+
+-- name: next
+-- The runs of a job that may be claimed, the first ones first; items aside.
+select p.dataid from pending p
+where p.jobid = :jobid
+  and not exists (select 1 from streamitem i where i.jobid = p.jobid and i.dataid = p.dataid)
+order by p.rank, p.sortkey, p.dataid limit :most;
+
+-- name: live
+-- The generations of a job that somebody has in hand.
+select generation from claim where jobid = :jobid and owner is not null;
