@@ -493,3 +493,34 @@ def test_identical_looks_at_types_too() -> None:
     assert identical(frame, frame.set_index(pd.Index([5, 6])))
     assert not identical(frame, frame.astype({"a": float}))
     assert not identical(frame, frame.fillna(""))
+
+
+NATIVE = """
+from {package} import DataFrame
+
+expected_inputs = [
+    [{{"customer": c, "pieces": n}} for c, n in ((2, 1), (1, 5), (2, 3))],
+    [{{"id": 1, "name": "Ann"}}, {{"id": 2, "name": "Bob"}}],
+]
+expected_output = [{{"name": "Bob", "pieces": {bob}}}, {{"name": "Ann", "pieces": 5}}]
+
+def run(df: DataFrame, customers: DataFrame) -> DataFrame:
+    print("summing")
+    {body}
+"""
+SQL = """sums = df.groupBy("customer").sum("pieces").toDF("id", "pieces")
+    return sums.join(customers, "id").select("name", "pieces")"""
+ON_SPARK = """sums = df.groupby("customer").sum().reset_index()
+    return sums.merge(customers, left_on="customer", right_on="id")[["name", "pieces"]]"""
+
+
+@pytest.mark.parametrize(("package", "body"), [("pyspark.sql", SQL), ("pyspark.pandas", ON_SPARK)])
+def test_a_transformation_of_sparks_own_frames(
+    spark: Any, project: Make, package: str, body: str
+) -> None:
+    good = verdict(project(t=NATIVE.format(package=package, body=body, bob=4)))
+    assert (good.message, good.printed) == ("", "summing\n")
+
+    bad = verdict(project("bad", t=NATIVE.format(package=package, body=body, bob=3)))
+    assert "column 'pieces'" in bad.message
+    assert "expected 3, got 4" in bad.message

@@ -14,15 +14,17 @@ from ..dataflow.errors import (
     StaleClaim,
 )
 from ..dataflow.items import cleaned_away, payloads
-from ..dataflow.model import RESUBMIT, RUNNING, Claim, Fact
+from ..dataflow.model import Claim, Fact
 from ..dataflow.pulse import Pulse
 from ..dataflow.runjob import Say, first_line
 from ..dataflow.steps import Step, record
-from ..dataflow.store import MAX_LOSSES, Store, _stale
+from ..dataflow.store import Store, _stale
 from .current import Current
 from .destinations import Destination, destination_of
 from .engines import Engine, Stopped
+from .givingback import give_back
 from .itemruns import ItemRan, StepRan
+from .pace import Pace
 from .plans import is_read
 from .project import Pipeline
 from .sources import source_of
@@ -32,40 +34,12 @@ from .transformation import TransformationError
 LEASE = 30.0
 """Seconds after which another worker goes on, if this one and its machine are gone."""
 
-FIRST, MOST = 20, 500
-"""Items of a pipeline's first batch, and of any."""
-
-AIM = 0.5
-"""Seconds that the transformations of a batch should take: its items are READY together."""
-
-LONGEST_PAUSE = 30.0
-"""Seconds between two tries to reach a destination that is away."""
-
 
 ENDING = "the server is being stopped"
 
 
 class EngineGone(Exception):
     """Spark has ended: this worker can't go on, and what it has in hand is given back."""
-
-
-class Pace:
-    """How many items to take at once: as many as are done in a moment."""
-
-    def __init__(self) -> None:
-        self.size = FIRST
-        self.pause = self.until = 0.0
-
-    def took(self, items: int, seconds: float) -> None:
-        fit = int(AIM * items / max(seconds, 0.001))
-        self.size = max(1, min(MOST, fit, self.size * 2))
-
-    def failed(self) -> float:
-        """Try again later, with one item; after how many seconds."""
-        self.size = 1
-        self.pause = min(LONGEST_PAUSE, max(1.0, self.pause * 2))
-        self.until = time.monotonic() + self.pause
-        return self.pause
 
 
 class Done(NamedTuple):
@@ -261,29 +235,6 @@ class Consumer:
                 self._say(str(error))
             else:
                 self._say(f"{claim.jobid}: item {claim.dataid} failed: {reason}")
-
-
-def give_back(store: Store, runid: str, claims: Sequence[Claim], why: str) -> None:
-    """Let others claim again what a run has claimed and not settled; it doesn't count as a loss."""
-    if not claims:
-        return
-    db = store.db
-    wanted = {(claim.jobid, claim.dataid, claim.generation) for claim in claims}
-
-    def work() -> None:
-        with db.transaction(who=claims[0].owner, why=why, act="finish"):
-            held = db.run("workers.claims", runid=runid, max_losses=MAX_LOSSES)
-            for jobid, dataid, generation, _, losses, _ in held:
-                if (jobid, dataid, generation) not in wanted:
-                    continue
-                db.change("claims.disown", jobid=jobid, dataid=dataid, losses=losses - 1)
-                db.change("claims.release_inputs", jobid=jobid, dataid=dataid)
-                db.change(
-                    "claims.settle_outputs", jobid=jobid, dataid=dataid, generation=generation,
-                    was=RUNNING, status=RESUBMIT,
-                )  # fmt: skip
-
-    db.insist(work)
 
 
 def _reason(done: Done) -> str:

@@ -1,5 +1,6 @@
 """Frames from one engine to another: pandas, Spark, and pandas-on-Spark."""
 
+import warnings
 from typing import TYPE_CHECKING, Any
 
 from .annotation import ON_SPARK, PANDAS, SPARK
@@ -27,7 +28,8 @@ def as_pandas(frame: Any) -> Any:
     if kind == PANDAS:
         return frame
     if kind == ON_SPARK:
-        return frame.to_pandas()
+        with warnings.catch_warnings(action="ignore"):  # it advises against what is wanted here
+            return frame.to_pandas()
     if kind == SPARK:
         return frame.toPandas()
     return frame.pandas()

@@ -5,6 +5,8 @@ from collections.abc import Iterator
 from itertools import chain, islice
 from typing import NamedTuple
 
+from ..dataflow.errors import DataflowError
+from .annotation import PANDAS, engine_of
 from .compare import Difference, differences, identical
 from .expectations import copied, expectations_of
 from .isolation import forget
@@ -59,8 +61,10 @@ def validate_one(project: Project, pipeline: Pipeline, name: str | None) -> Verd
     start, printed = time.perf_counter(), ""
     try:
         transformation = load(project, pipeline.slug, name)
-        printed = transformation.printed
-        found, said = _judge(transformation)
+        native = engine_of(transformation.path) != PANDAS
+        if not native:  # else the file is loaded once more, where Spark is
+            printed = transformation.printed
+        found, said = _judge(project, transformation, native)
         printed += said
         first = tuple(islice(found, MOST))
         many = len(first) + sum(1 for _ in found)
@@ -68,11 +72,21 @@ def validate_one(project: Project, pipeline: Pipeline, name: str | None) -> Verd
     except TransformationError as error:
         printed += error.printed
         verdict = verdict._replace(message=str(error), traceback=error.trace)
+    except DataflowError as error:  # of Spark, which some are for
+        verdict = verdict._replace(message=str(error))
     return verdict._replace(seconds=time.perf_counter() - start, printed=printed)
 
 
-def _judge(transformation: Transformation) -> tuple[Iterator[Difference], str]:
+def _judge(
+    project: Project, transformation: Transformation, native: bool
+) -> tuple[Iterator[Difference], str]:
     inputs, expected, samples = expectations_of(transformation.module)
+    run, compare = transformation, differences
+    if native:
+        from .native import Native
+
+        run = Native(project, transformation)
+        compare = run.differences
     printed, output = "", None
     frames = [copied(each) for each in inputs]
     if samples == []:
@@ -80,13 +94,13 @@ def _judge(transformation: Transformation) -> tuple[Iterator[Difference], str]:
     try:
         # One item's result is the first frame of the next.
         for sample in [NO_STREAM] if samples is None else samples:
-            output, said = transformation(frames, sample)
+            output, said = run(frames, sample)
             printed += said
             frames = [output, *frames[1:]]
     except TransformationError as error:
         error.printed = printed + error.printed
         raise
-    found = differences(expected, output)
+    found = compare(expected, output)
     one = next(found, None)
     if one is None and identical(inputs[0], output):
         raise TransformationError(
