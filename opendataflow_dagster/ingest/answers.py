@@ -1,0 +1,45 @@
+"""Answers: each error is a line of JSON, and all are counted."""
+
+from contextlib import suppress
+from typing import Any
+
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response
+
+from ..dataflow.names import printable
+from .metrics import Numbers
+
+
+class Counted:
+    """Counts the answers by their status code."""
+
+    def __init__(self, app: Any, numbers: Numbers) -> None:
+        self._app, self._numbers = app, numbers
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        async def sent(message: Any) -> None:
+            if message["type"] == "http.response.start":
+                self._numbers.answers[message["status"]] += 1
+            await send(message)
+
+        with suppress(ClientDisconnect):
+            await self._app(scope, receive, sent)
+
+
+def as_error(_: Request, error: HTTPException) -> Response:
+    return JSONResponse(
+        {"error": printable(error.detail)}, error.status_code, headers=error.headers
+    )
+
+
+def as_trouble(_: Request, __: Exception) -> Response:
+    return JSONResponse({"error": "The server met an error of its own; its log tells more."}, 500)
+
+
+def after(seconds: float) -> dict[str, str]:
+    return {"Retry-After": str(max(1, round(seconds + 0.49)))}
+
+
+def plain(value: Any) -> Any:
+    return value.isoformat() if hasattr(value, "isoformat") else value

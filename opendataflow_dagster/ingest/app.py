@@ -1,0 +1,256 @@
+"""The application: takes items of pipelines by POST, and tells how they stand."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any, Protocol, TypeVar
+from urllib.parse import quote
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
+from starlette.routing import Route
+
+from ..dataflow.accepting import Accepted, Post
+from ..dataflow.errors import Refused
+from ..dataflow.items import backlog, item_status
+from ..dataflow.names import printable, typed
+from ..dataflow.runjob import Say, first_line
+from ..dataflow.store import Store
+from ..pipelines.current import Current
+from ..pipelines.project import Project
+from .answers import Counted, after, as_error, as_trouble, plain
+from .bodies import body_of, key_of
+from .committing import Committer, Overfull
+from .documents import openapi, page
+from .guard import CLOSED, OPEN, Guard, bearer
+from .limits import Limits, Rates
+from .metrics import Numbers
+from .metrics import page as metrics_page
+from .payloads import Unfit, items_of
+from .threads import Threads
+
+T = TypeVar("T")
+
+LOOK = 2.0
+"""Seconds between two looks at the project's files."""
+
+QUERIES = 4
+"""Threads that ask about tokens and statuses."""
+
+INLINE = 64 * 1024
+"""Bytes of a body that is parsed at once; a larger one doesn't hold up the others."""
+
+
+class Worker(Protocol):
+    """What consumes the items: the application only tells it of new ones."""
+
+    state: str
+
+    def poke(self, slug: str) -> None: ...
+
+    async def start(self) -> None: ...
+
+    async def stop(self) -> None: ...
+
+
+def make_app(
+    store: Store, project: Project, *, limits: Limits | None = None, worker: Worker | None = None,
+    say: Say = lambda _: None,
+) -> Starlette:  # fmt: skip
+    """The application for a project's pipelines; it registers them when it starts."""
+    served = _Served(store, project, limits or Limits(), worker, say)
+    routes = [
+        Route("/stream/{slug}", served.post, methods=["POST"]),
+        Route("/status/{slug}/{dataid}", served.status),
+        Route("/openapi.json", served.openapi),
+        Route("/docs", served.docs),
+        Route("/health", served.health),
+        Route("/metrics", served.metrics),
+    ]
+    handlers: dict[Any, Any] = {HTTPException: as_error, Exception: as_trouble}
+    app = Starlette(routes=routes, exception_handlers=handlers, lifespan=served.lifespan)
+    app.router.redirect_slashes = False
+    app.add_middleware(Counted, numbers=served.numbers)
+    return app
+
+
+class _Served:
+    """One project's pipelines, and who is at the doors."""
+
+    def __init__(
+        self, store: Store, project: Project, limits: Limits, worker: Worker | None, say: Say
+    ) -> None:
+        store.db.patience = limits.patience
+        self.store, self.limits, self.worker, self.say = store, limits, worker, say
+        self.current = Current(store, project, say=say)
+        self.guard, self.rates, self.numbers = Guard(store), Rates(limits.rate), Numbers()
+        self._threads = Threads(store, QUERIES, "ask")
+        self._committer: Committer | None = None
+        self._away = False
+
+    @asynccontextmanager
+    async def lifespan(self, _: Starlette) -> AsyncIterator[None]:
+        await self._threads.run(self.current.refresh)
+        async with Committer(self.store, self.limits.waiting) as self._committer:
+            looking = asyncio.create_task(self._look())
+            if self.worker:
+                await self.worker.start()
+            yield
+            looking.cancel()
+        if self.worker:
+            await self.worker.stop()
+        await self._threads.close()
+
+    async def _look(self) -> None:
+        while True:
+            await asyncio.sleep(LOOK)
+            try:
+                await self._threads.run(self.current.refresh)
+            except Exception as error:
+                self._told(error)
+
+    # --- items ---
+
+    async def post(self, request: Request) -> Response:
+        started = time.perf_counter()
+        slug = await self._admitted(request)
+        key = key_of(request, self.limits)
+        body = await body_of(request, self.limits)
+        try:
+            if len(body) <= INLINE:
+                texts, many = items_of(body, self.limits)
+            else:
+                texts, many = await asyncio.to_thread(items_of, body, self.limits)
+        except Unfit as error:
+            raise HTTPException(422, str(error)) from None
+        if wait := self.rates.take(slug, len(texts)):
+            raise HTTPException(
+                429, f"Pipeline {slug!r} takes {self.limits.rate:g} items a second. Send it later.",
+                headers=after(wait),
+            )  # fmt: skip
+        accepted = await self._accept(Post(slug, tuple(texts), key))
+        if self.worker:
+            self.worker.poke(slug)
+        seconds = time.perf_counter() - started
+        self.numbers.acknowledged(slug, len(texts), seconds, accepted.again)
+        made = [
+            {
+                "dataid": dataid,
+                "generation": generation,
+                "status": f"/status/{quote(slug, safe='')}/{dataid}",
+            }
+            for dataid, generation in zip(accepted.dataids, accepted.generations, strict=True)
+        ]
+        return JSONResponse({"items": made} if many else made[0], 202)
+
+    async def _accept(self, post: Post) -> Accepted:
+        if self._committer is None:
+            raise RuntimeError("the application hasn't started")
+        try:
+            verdict = await self._committer.accept(post)
+        except Overfull:
+            line = "Too much waits for the database. Send it again."
+            raise HTTPException(503, line, headers=after(1)) from None
+        except Exception as error:
+            raise self._unavailable(error) from error
+        if isinstance(verdict, Refused):
+            if verdict.code == "KEY_REUSED":
+                raise HTTPException(422, str(verdict))
+            raise HTTPException(503, str(verdict), headers=after(10))
+        self._away = False
+        return verdict
+
+    async def status(self, request: Request) -> Response:
+        slug = await self._admitted(request)
+        dataid = request.path_params["dataid"]
+        found = None
+        if dataid.isascii() and dataid.isdigit() and len(dataid) < 20:
+            found = await self._asked(lambda: item_status(self.store, slug, dataid))
+        if found is None:
+            raise HTTPException(404, f"Pipeline {slug!r} has no item {printable(dataid)[:40]!r}.")
+        return JSONResponse({name: plain(value) for name, value in found.items()})
+
+    async def _admitted(self, request: Request) -> str:
+        """The pipeline of a request, whose token it has."""
+        slug = request.path_params["slug"]
+        if slug not in self.current.taking:
+            why = self.current.others.get(slug)
+            line = f"Pipeline {slug!r} {why}" if why else "There is no such pipeline here."
+            raise HTTPException(404, line)
+        token = bearer(request.headers.get("authorization", ""))
+        if token and self.guard.knows(slug, token):
+            return slug
+        verdict = await self._asked(lambda: self.guard.ask(slug, token))
+        if verdict == OPEN:
+            return slug
+        if verdict == CLOSED:
+            line = f"Pipeline {slug!r} takes no items yet: it has no token. Run: odf token"
+            raise HTTPException(403, f"{line} {typed(slug)}")
+        challenge = 'Bearer realm="odf"' + (', error="invalid_token"' if token else "")
+        line = (
+            "The token is wrong." if token else "Send the pipeline's token: Authorization: Bearer …"
+        )
+        raise HTTPException(401, line, headers={"WWW-Authenticate": challenge})
+
+    # --- about the server ---
+
+    async def openapi(self, _: Request) -> Response:
+        return JSONResponse(openapi(self.current.project.name, self.current.taking, self.limits))
+
+    async def docs(self, request: Request) -> Response:
+        text = page(self.current.project.name, self.current.taking, str(request.base_url))
+        policy = "default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'"
+        return HTMLResponse(text, headers={"Content-Security-Policy": policy})
+
+    async def health(self, _: Request) -> Response:
+        try:
+            await self._threads.run(self._is_there)
+        except Exception as error:
+            self._told(error)
+            told = {"status": "unavailable", "database": False}
+            return JSONResponse(told | self._worker(), 503, headers=after(1))
+        return JSONResponse({"status": "ok", "database": True} | self._worker())
+
+    async def metrics(self, _: Request) -> Response:
+        try:
+            rows = await self._threads.run(lambda: backlog(self.store))
+        except Exception as error:
+            self._told(error)
+            rows = None
+        ready = bool(self.worker and self.worker.state == "ready")
+        text = metrics_page(self.numbers, rows, sorted(self.current.taking), ready)
+        return PlainTextResponse(text, media_type="text/plain; version=0.0.4; charset=utf-8")
+
+    def _worker(self) -> dict[str, str]:
+        return {"worker": self.worker.state if self.worker else "off"}
+
+    # --- the database ---
+
+    async def _asked(self, work: Callable[[], T]) -> T:
+        try:
+            return await self._threads.run(work)
+        except Exception as error:
+            raise self._unavailable(error) from error
+
+    def _is_there(self) -> None:
+        """Ask the database anything; a connection that it has ended isn't asked twice."""
+        db = self.store.db
+        try:
+            db.run("claims.now")
+        except Exception as error:
+            if db.trouble(error) == "gone":
+                db.drop()
+            raise
+
+    def _unavailable(self, error: Exception) -> HTTPException:
+        self._told(error)
+        line = "The database doesn't answer: nothing was accepted. Send it again."
+        return HTTPException(503, line, headers=after(1))
+
+    def _told(self, error: Exception) -> None:
+        if not self._away:
+            self.say(f"The database can't be used: {first_line(error)}")
+        self._away = True

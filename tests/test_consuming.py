@@ -1,0 +1,392 @@
+"""Items are worked on in batches, in order; one that fails, fails alone; nothing comes twice."""
+
+import csv
+import json
+import sqlite3
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from opendataflow_dagster.dataflow.items import Post, accept, new_run, payloads
+from opendataflow_dagster.dataflow.moves import resubmit
+from opendataflow_dagster.dataflow.pulse import Pulse
+from opendataflow_dagster.dataflow.registry import add_dataset
+from opendataflow_dagster.dataflow.steps import clean, steps
+from opendataflow_dagster.dataflow.store import Store
+from opendataflow_dagster.dataflow.workers import settle_run
+from opendataflow_dagster.pipelines.consuming import Consumer, EngineGone
+from opendataflow_dagster.pipelines.current import Current
+from opendataflow_dagster.pipelines.engines import Engine, Stopped
+from opendataflow_dagster.pipelines.pace import FIRST, MOST, Pace
+from opendataflow_dagster.pipelines.project import read_project
+from opendataflow_dagster.pipelines.sources import source_of
+from tests.stores import check, expire, policy, sql, statuses, take
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+YML = """
+name: shop
+pipelines:
+  - slug: live
+    sources: [products]
+    transformations: [price, total]
+"""
+
+PRICE = '''
+import os
+import pandas as pd
+
+def run(products, stream=None):
+    """The item with its price."""
+    print("item", ascii(stream["name"]))
+    if stream["name"] == "bad":
+        raise ValueError("no good")
+    if stream["name"] == "dies":
+        os._exit(3)
+    return pd.DataFrame([stream]).merge(products, on="product", how="left")
+'''
+
+TOTAL = """
+def run(df):
+    df["total"] = df["price"] * 2
+    return df
+"""
+
+RUNID = "items test"
+
+
+class Shop:
+    """A project whose pipeline `live` takes items, and who consumes them."""
+
+    def __init__(self, store: Store, spark: "SparkSession", root: Path) -> None:
+        self.store, self.spark, self.root = store, spark, root
+        self.said: list[str] = []
+        self.ended: list[str] = []
+        self.write("project.yml", YML)
+        self.write("pipelines/live/price.py", PRICE)
+        self.write("pipelines/live/total.py", TOTAL)
+        self.write("sources/products.csv", "product,price\n1,1.5\n2,2.5\n")
+        self.project = read_project(root)
+        self.engine = Engine(
+            self.project, lambda: spark, say=self.said.append,
+            stopping=lambda: self.ended[0] if self.ended else None,
+        )  # fmt: skip
+        self.current = Current(store, self.project, say=self.said.append)
+        self.current.refresh()
+        self.pulse = Pulse(store, "worker")
+        self.consumer = self.made(self.engine)
+
+    def made(self, engine: Engine, is_alive: bool = True) -> Consumer:
+        return Consumer(
+            self.store, self.current, engine, self.pulse, runid=RUNID,
+            is_alive=lambda: is_alive, say=self.said.append,
+        )  # fmt: skip
+
+    def write(self, name: str, text: str) -> None:
+        file = self.root / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+
+    def send(self, *names: Any) -> list[str]:
+        """Accept items of these names, or items as they are given; their dataids."""
+        items = [each if isinstance(each, dict) else {"name": each, "product": 1} for each in names]
+        posts = [Post("live", tuple(json.dumps(each) for each in items))]
+        [accepted] = accept(self.store, posts)
+        return list(accepted.dataids)  # type: ignore[union-attr]
+
+    def consume(self) -> list[int]:
+        """Work until nothing is left: the sizes of the batches."""
+        sizes = []
+        while size := self.consumer.consume("live"):
+            sizes.append(size)
+        return sizes
+
+    def status(self) -> list[str]:
+        """Of each chunk of `live`, in their order."""
+        found = {key[2]: row[1] for key, row in statuses(self.store).items()}
+        return [found[each] for each in sorted(found, key=lambda each: (len(each), each))]
+
+    def rows(self) -> list[dict[str, str]]:
+        with (self.root / "output" / "live.csv").open(newline="") as file:
+            return list(csv.DictReader(file))
+
+    def names(self) -> list[str]:
+        return [row["name"] for row in self.rows()]
+
+
+@pytest.fixture
+def shop(store: Store, spark: "SparkSession", tmp_path: Path) -> Iterator[Shop]:
+    with (made := Shop(store, spark, tmp_path / "shop")).pulse:
+        yield made
+    made.engine.close()
+
+
+@pytest.fixture
+def lite(sqlite_url: str, spark: "SparkSession", tmp_path: Path) -> Iterator[Shop]:
+    """The same on SQLite alone."""
+    from opendataflow_dagster.dataflow.store import open_store
+    from tests.stores import close
+
+    store = open_store(sqlite_url)
+    store.init()
+    with (made := Shop(store, spark, tmp_path / "shop")).pulse:
+        yield made
+    made.engine.close()
+    close(store)
+
+
+def test_items_become_rows_in_their_order(shop: Shop) -> None:
+    ids = shop.send(*(f"item {each}" for each in range(50)))
+    sizes = shop.consume()
+    assert sizes[0] == FIRST
+    assert sum(sizes) == 50
+    assert shop.names() == [f"item {each}" for each in range(50)]
+    assert shop.rows()[0] == {"name": "item 0", "product": "1", "price": "1.5", "total": "3.0"}
+    assert shop.status() == ["READY"] * 50
+    found = steps(shop.store, "live", ids[7])
+    assert [(row["step"], row["transformation"], row["status"], row["rows"]) for row in found] == [
+        (1, "price", "READY", 1), (2, "total", "READY", 1)
+    ]  # fmt: skip
+    assert found[0]["stdout"] == "item 'item 7'\n"
+    assert found[0]["started"] <= found[0]["ended"] <= found[1]["ended"]
+    [(rows, location)] = sql(
+        shop.store, "select rows, location from chunkfact where dataid = :d", d=ids[7]
+    )
+    assert (rows, location) == (1, str(shop.root / "output" / "live.csv"))
+    assert sql(shop.store, "select * from claim") == []
+    check(shop.store)
+
+
+def test_an_item_that_fails_fails_alone_and_may_be_sent_back(shop: Shop) -> None:
+    ids = shop.send("a", "bad", "c", {"product": 1})
+    shop.consume()
+    assert shop.status() == ["READY", "FAILED", "READY", "FAILED"]
+    assert shop.names() == ["a", "c"]
+    [step] = steps(shop.store, "live", ids[1])
+    assert step["reason"].startswith("ValueError: no good (pipelines/live/price.py:")
+    assert "raise ValueError" in step["traceback"]
+    assert step["stdout"] == "item 'bad'\n"
+    why = sql(shop.store, "select why from dataevent where dataid = :d order by seq", d=ids[1])
+    assert why[-1][0].startswith("price: ValueError: no good")
+    shop.write("pipelines/live/price.py", PRICE.replace('== "bad"', '== "other"'))
+    shop.current.refresh()
+    resubmit(shop.store, "live", [ids[1]])
+    shop.send("d")
+    shop.consume()
+    assert shop.status() == ["READY", "READY", "READY", "FAILED", "READY"]
+    assert sorted(shop.names()) == ["a", "bad", "c", "d"]
+    resubmit(shop.store, "live", [ids[0]])
+    shop.consume()
+    assert sorted(shop.names()) == ["a", "bad", "c", "d"]
+    check(shop.store)
+
+
+def test_an_item_that_ends_its_process_fails_alone(lite: Shop) -> None:
+    ids = lite.send("a", "b", "dies", "d")
+    lite.consume()
+    assert lite.status() == ["READY", "READY", "FAILED", "READY"]
+    assert lite.names() == ["a", "b", "d"]
+    [step] = steps(lite.store, "live", ids[2])
+    assert "ended in the middle of it" in step["reason"]
+
+
+def test_a_file_that_cannot_be_loaded_fails_its_items_with_its_line(lite: Shop) -> None:
+    lite.write("pipelines/live/total.py", "def run(df:\n")
+    lite.send("a", "b")
+    lite.consume()
+    assert lite.status() == ["FAILED", "FAILED"]
+    why = [row[0] for row in sql(lite.store, "select why from dataevent where why is not null")]
+    assert any("total: SyntaxError" in each for each in why)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "quotes \" ' ` and\nlines\r\n\tand; drop table dataset; --",
+        '__import__("os").system("touch hacked") # {0} %s ${HOME} $(id)',
+        "日本語 🙂 \u2028 \x7f",
+    ],
+)
+def test_an_item_arrives_as_itself(lite: Shop, text: str) -> None:
+    lite.send({"name": text, "product": 2, text: text})
+    lite.consume()
+    [row] = lite.rows()
+    assert row["name"] == row[text] == text
+    assert not list(lite.root.glob("**/hacked"))
+
+
+def test_what_a_destination_cannot_keep_fails_alone(lite: Shop) -> None:
+    lite.send("a", "half \ud800", "c", {"name": "more", "product": 1, "unknown": 7})
+    lite.consume()
+    assert lite.status() == ["READY", "FAILED", "READY", "FAILED"]
+    assert lite.names() == ["a", "c"]
+    lite.write("pipelines/live/total.py", "def run(df):\n    df['name'] = df['name'].map(ascii)\n"
+               "    df['total'] = len(df['name'][0])\n    return df\n")  # fmt: skip
+    lite.current.refresh()
+    lite.send("half \ud800", "nul \0")
+    lite.consume()
+    assert lite.names()[2:] == ["'half \\ud800'", "'nul \\x00'"]
+
+
+def test_a_paused_pipeline_waits(shop: Shop) -> None:
+    shop.send("a")
+    policy(shop.store, "live", paused_until="2999-01-01 00:00:00")
+    assert shop.consume() == []
+    policy(shop.store, "live", paused_until=None)
+    assert shop.consume() == [1]
+    assert shop.status() == ["READY"]
+
+
+def test_a_run_that_is_no_item_is_left_to_its_command(shop: Shop) -> None:
+    run = new_run(shop.store, "live")
+    shop.send("a", "b")
+    shop.consume()
+    found = {key[2]: row[1] for key, row in statuses(shop.store).items()}
+    assert found.pop(run) == "PENDING"
+    assert set(found.values()) == {"READY"}
+    [claim] = take(shop.store, "live", "person", only=run)
+    shop.send("c")
+    shop.consume()
+    assert shop.names() == ["a", "b", "c"]
+    shop.store.fail(claim, "no more")
+    check(shop.store)
+
+
+def test_items_wait_for_a_source_that_is_missing(lite: Shop) -> None:
+    (lite.root / "sources" / "products.csv").unlink()
+    lite.send("a", "b")
+    for _ in range(7):  # more often than a claim may be lost
+        assert lite.consume() == []
+        lite.consumer._paces["live"].until = 0.0
+    assert lite.status() == ["RESUBMIT", "RESUBMIT"]
+    assert "which doesn't exist" in lite.said[0]
+    lite.write("sources/products.csv", "product,price\n1,7\n")
+    assert sum(lite.consume()) == 2
+    assert lite.status() == ["READY", "READY"]
+    assert lite.names() == ["a", "b"]
+    assert lite.rows()[0]["total"] == "14"
+
+
+def test_an_item_that_another_has_taken_over_is_not_published(shop: Shop) -> None:
+    ids = shop.send("a", "b", "c")
+    claims = shop.consumer._claim("live", 3)
+    expire(shop.store, claims[1])
+    assert [each.dataid for each in shop.store.recover("live")] == [ids[1]]
+    left = {each.generation: each for each in claims}
+    shop.consumer._work(shop.current.taking["live"], claims, left, Pace())
+    assert left == {}
+    assert shop.names() == ["a", "c"]
+    assert shop.status() == ["READY", "RESUBMIT", "READY"]
+    shop.consume()
+    assert shop.names() == ["a", "c", "b"]
+
+
+def test_when_spark_is_gone_the_items_are_given_back(lite: Shop) -> None:
+    def gone() -> Any:
+        raise ConnectionRefusedError("Java is gone")
+
+    lite.send("a", "b")
+    lite.consumer = lite.made(Engine(lite.project, gone), is_alive=False)
+    for _ in range(7):
+        with pytest.raises(EngineGone):
+            lite.consume()
+    assert lite.status() == ["RESUBMIT", "RESUBMIT"]
+    lite.consumer = lite.made(lite.engine)
+    assert lite.consume() == [2]
+    assert lite.names() == ["a", "b"]
+
+
+def test_what_is_in_hand_at_the_end_is_given_back(lite: Shop) -> None:
+    lite.send("a", "b")
+    lite.ended.append("the server's end")
+    with pytest.raises(Stopped):
+        lite.consume()
+    assert lite.status() == ["RESUBMIT", "RESUBMIT"]
+    lite.ended.clear()
+    assert lite.consume() == [2]
+    lite.send("c")
+    lite.consumer.stopping = True
+    assert lite.consume() == []
+
+
+def test_what_a_killed_worker_had_in_hand_is_done_again_once(shop: Shop) -> None:
+    shop.send("a", "b", "c")
+    claims = shop.consumer._claim("live", 2)
+    pipeline = shop.current.taking["live"]
+    frames = [
+        each.ran.frame
+        for each in shop.consumer._transform(
+            pipeline,
+            [source_of(shop.store, shop.project, "products")],
+            claims,
+            payloads(shop.store, "live", [each.dataid for each in claims]),
+        )
+        if each.ran
+    ]
+    # Killed between the append and the settlement.
+    shop.consumer._destination(pipeline).append(
+        list(zip(claims, frames, strict=True)), lambda: None
+    )
+    settle_run(shop.store, RUNID, why="the worker ended", canceled=False)
+    shop.consume()
+    assert shop.status() == ["READY"] * 3
+    assert sorted(shop.names()) == ["a", "b", "c"]
+    check(shop.store)
+
+
+def test_an_item_whose_payload_was_cleaned_says_so(lite: Shop) -> None:
+    ids = lite.send("a", "b")
+    lite.consume()
+    clean(lite.store, "live")
+    resubmit(lite.store, "live", ids)
+    lite.send("c")
+    lite.consume()
+    assert lite.status() == ["FAILED", "FAILED", "READY"]
+    why = sql(lite.store, "select why from dataevent where dataid = :d order by seq", d=ids[0])
+    assert "cleaned away" in why[-1][0]
+
+
+def test_items_go_to_a_registered_table(lite: Shop, tmp_path: Path) -> None:
+    file = str(tmp_path / "sold.db")
+    add_dataset(lite.store, "live", format="sqlite", database=file, tablename="sold")
+    lite.send("a", "bad", "c")
+    lite.consume()
+    assert lite.status() == ["READY", "FAILED", "READY"]
+    with closing(sqlite3.connect(file)) as connection:
+        rows = connection.execute("select name, total from sold order by name").fetchall()
+    assert rows == [("a", 3.0), ("c", 3.0)]
+
+
+def test_a_destination_that_is_away_is_waited_for(lite: Shop, tmp_path: Path) -> None:
+    folder = tmp_path / "away"
+    folder.write_text("a file where a folder should be")
+    add_dataset(lite.store, "live", hostname=str(folder / "sold.csv"))
+    lite.send("a", "b", "c")
+    assert lite.consume() == []
+    assert lite.status() == ["RESUBMIT"] * 3
+    assert "tried again in 1 s" in lite.said[-1]
+    folder.unlink()
+    lite.consumer._paces["live"].until = 0.0
+    assert sum(lite.consume()) == 3
+    assert (folder / "sold.csv").read_text().splitlines()[1:] == [
+        f"{each},1,1.5,3.0" for each in "abc"
+    ]  # fmt: skip
+
+
+def test_a_slow_pipeline_takes_small_batches() -> None:
+    pace = Pace()
+    assert pace.size == FIRST
+    for _ in range(10):
+        pace.took(pace.size, pace.size * 0.0005)
+    assert pace.size == MOST
+    pace.took(MOST, 1.0)
+    assert pace.size == 250
+    pace.took(20, 60.0)
+    assert pace.size == 1
+    assert [pace.failed() for _ in range(7)] == [1, 2, 4, 8, 16, 30, 30]
+    assert pace.until > time.monotonic() + 25

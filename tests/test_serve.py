@@ -1,0 +1,269 @@
+"""`odf serve` as people run it: it takes items, its worker consumes them, and both end well."""
+
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import closing, suppress
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+
+from tests.postgres import _free_port
+from tests.test_ingest import make_project, wait_until
+
+ODF = Path(sys.executable).with_name("odf")
+
+ROW = """
+import time
+import pandas as pd
+
+def run(df, stream=None):
+    time.sleep(stream.get("seconds", 0))
+    return pd.DataFrame([{"name": stream["name"], "orders": len(df)}])
+"""
+
+
+class Served:
+    """A project with the embedded database, and `odf serve` on it."""
+
+    def __init__(self, root: Path) -> None:
+        self.root, self.port = make_project(root), _free_port()
+        (root / "pipelines" / "live" / "add.py").write_text(ROW)
+        self.log = root.parent / "log"
+        self.processes: list[subprocess.Popen[bytes]] = []
+        self.http = httpx.Client(base_url=f"http://127.0.0.1:{self.port}", timeout=30,
+                                 trust_env=False)  # fmt: skip
+        self.token = ""
+
+    def odf(self, *words: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [ODF, *words], cwd=self.root, capture_output=True, text=True, check=False, timeout=100
+        )
+
+    def start(self, *words: str) -> subprocess.Popen[bytes]:
+        with self.log.open("ab") as log:
+            process = subprocess.Popen(
+                [ODF, "serve", "--port", str(self.port), *words], cwd=self.root, stderr=log
+            )
+        self.processes.append(process)
+        wait_until(lambda: self.health() != {} or process.poll() is not None, 60)
+        self.token = self.token or self.odf("token", "live").stdout.strip()
+        return process
+
+    def warm(self) -> None:
+        wait_until(lambda: self.health().get("worker") == "ready", 100)
+
+    def health(self) -> dict[str, Any]:
+        with suppress(httpx.HTTPError):
+            return self.http.get("/health").json()
+        return {}
+
+    def post(self, name: str, **more: Any) -> httpx.Response:
+        return self.http.post(
+            "/stream/live", json={"name": name, **more},
+            headers={"Authorization": f"Bearer {self.token}", "Idempotency-Key": name},
+        )  # fmt: skip
+
+    def status(self, dataid: str) -> str:
+        found = self.http.get(
+            f"/status/live/{dataid}", headers={"Authorization": f"Bearer {self.token}"}
+        )
+        return found.json()["status"]
+
+    def statuses(self) -> Counter[str]:
+        file = self.root / ".dataflow" / "dataflow.db"
+        with closing(sqlite3.connect(file, timeout=60)) as connection:
+            return Counter(
+                status for (status,) in connection.execute("select status from datastatus")
+            )
+
+    def names(self) -> list[str]:
+        with suppress(FileNotFoundError):
+            lines = (self.root / "output" / "live.csv").read_text().splitlines()[1:]
+            return [line.partition(",")[0] for line in lines]
+        return []
+
+    def worker(self) -> psutil.Process:
+        [worker] = [
+            each
+            for each in psutil.Process(self.processes[-1].pid).children()
+            if "--as-worker" in each.cmdline()
+        ]
+        return worker
+
+    def said(self) -> str:
+        return self.log.read_text()
+
+    def close(self) -> None:
+        self.http.close()
+        for each in self.processes:
+            kill(each)
+
+
+def kill(process: subprocess.Popen[bytes]) -> None:
+    """Kill a server and all that it has started."""
+    with suppress(psutil.NoSuchProcess):
+        for each in psutil.Process(process.pid).children(recursive=True):
+            with suppress(psutil.NoSuchProcess):
+                each.kill()
+    process.kill()
+    process.wait()
+
+
+@pytest.fixture
+def served(tmp_path: Path) -> Iterator[Served]:
+    made = Served(tmp_path / "shop")
+    yield made
+    made.close()
+
+
+def until(happened: Callable[[], bool]) -> None:
+    wait_until(happened, 60)
+
+
+def test_items_are_consumed_and_a_worker_that_dies_is_started_again(served: Served) -> None:
+    process = served.start()
+    first = served.post("first").json()["dataid"]
+    served.warm()
+    until(lambda: served.status(first) == "READY")
+    began = time.monotonic()
+    second = served.post("second").json()["dataid"]
+    until(lambda: served.status(second) == "READY")
+    assert time.monotonic() - began < 5
+
+    old = served.worker()
+    old.kill()
+    third = served.post("third").json()["dataid"]
+    until(lambda: served.health().get("worker") == "restarting")
+    served.warm()
+    until(lambda: served.status(third) == "READY")
+    assert served.names() == ["first", "second", "third"]
+    assert "The worker ended with code -9" in served.said()
+
+    # What is in hand is finished, or given back: it isn't RUNNING, nor FAILED.
+    slow = [served.post(f"slow {each}", seconds=0.2).json()["dataid"] for each in range(3)]
+    until(lambda: served.status(slow[0]) == "RUNNING")
+    worker = served.worker()
+    process.send_signal(signal.SIGINT)
+    process.wait(60)
+    until(lambda: not worker.is_running())
+    found = served.statuses()
+    assert found["READY"] >= 4
+    assert found.keys() <= {"READY", "PENDING", "RESUBMIT"}
+    assert "Traceback" not in served.said()
+
+
+def test_kill_9_of_server_and_worker_loses_nothing_that_was_acknowledged(served: Served) -> None:
+    process = served.start()
+    served.warm()
+    acknowledged: list[str] = []
+    over = threading.Event()
+
+    def client(number: int) -> None:
+        for each in range(10_000):
+            name = f"{number}-{each}"
+            while not over.is_set():
+                with suppress(httpx.HTTPError):
+                    if served.post(name).status_code == 202:
+                        acknowledged.append(name)
+                        break
+                time.sleep(0.02)
+            if over.is_set():
+                return
+            time.sleep(0.05)
+
+    clients = [threading.Thread(target=client, args=(each,)) for each in range(4)]
+    for each in clients:
+        each.start()
+    until(lambda: len(served.names()) > 20)
+    kill(process)
+    before = len(acknowledged)
+    served.start()
+    until(lambda: len(acknowledged) > before + 20)
+    over.set()
+    for each in clients:
+        each.join()
+    until(lambda: served.statuses().keys() == {"READY"})
+    names = Counter(served.names())
+    assert set(acknowledged) <= names.keys()
+    assert max(names.values()) == 1
+
+
+def test_without_a_worker_the_items_wait(served: Served) -> None:
+    process = served.start("--no-worker")
+    assert served.health() == {"status": "ok", "database": True, "worker": "off"}
+    assert served.post("a").status_code == 202
+    assert served.statuses() == {"PENDING": 1}
+    again = served.odf("serve", "--no-worker", "--port", str(served.port))
+    assert again.returncode == 2
+    assert "in use" in again.stderr
+    assert "Choose others by --host and --port" in again.stderr
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(30) in (0, -signal.SIGTERM)
+    assert "takes items at http://127.0.0.1" in served.said()
+    assert "Traceback" not in served.said()
+
+
+def test_it_listens_on_this_machine_alone(served: Served) -> None:
+    process = served.start("--no-worker")
+    found = [each.laddr.ip for each in psutil.Process(process.pid).net_connections()
+             if each.status == psutil.CONN_LISTEN]  # fmt: skip
+    assert found == ["127.0.0.1"]
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "line"),
+    [
+        (["--project", "nowhere"], 2, "has no project.yml"),
+        (["--host", "256.0.0.1"], 2, "Can't listen at 256.0.0.1"),
+        (["--rate", "0"], 2, "0"),
+    ],
+)
+def test_wrong_use_is_told_in_a_line(
+    served: Served, words: list[str], code: int, line: str
+) -> None:
+    ran = served.odf("serve", "--no-worker", *words)
+    assert ran.returncode == code, ran.stderr
+    assert line in ran.stderr
+    assert "Traceback" not in ran.stderr
+
+
+def test_a_second_worker_of_the_project_stands_by(tmp_path: Path) -> None:
+    from opendataflow_dagster.pipelines.itemworker import Bell, alone
+
+    said: list[str] = []
+    ours, theirs = os.pipe()
+    bell = Bell(ours)
+    with alone(tmp_path, bell, said.append) as first:
+        assert first
+        os.close(theirs)
+        with alone(tmp_path, bell, said.append) as second:
+            assert not second
+    assert bell.over
+    assert said == ["Another worker consumes this project's items: this one stands by"]
+
+
+def test_the_bell_tells_pipelines_and_the_end() -> None:
+    from opendataflow_dagster.pipelines.itemworker import Bell
+
+    ours, theirs = os.pipe()
+    bell = Bell(ours)
+    assert bell.wait(0) == set()
+    os.write(theirs, b"one\ntw")
+    assert bell.wait(1) == {"one"}
+    os.write(theirs, "o\nü b\n".encode())
+    bell.ring("mine")
+    assert bell.wait(1) == {"two", "ü b", "mine"}
+    os.close(theirs)
+    assert bell.wait(1) == set()
+    assert bell.over
+    assert bell.wait(0) == set()
