@@ -48,6 +48,11 @@ def run(products, stream=None):
         raise ValueError("no good")
     if stream["name"] == "dies":
         os._exit(3)
+    while stream["name"] == "endless":
+        try:
+            [].sort(key=len)
+        except Exception:
+            pass
     return pd.DataFrame([stream]).merge(products, on="product", how="left")
 '''
 
@@ -193,6 +198,17 @@ def test_an_item_that_ends_its_process_fails_alone(lite: Shop) -> None:
     assert lite.names() == ["a", "b", "d"]
     [step] = steps(lite.store, "live", ids[2])
     assert "ended in the middle of it" in step["reason"]
+
+
+def test_an_item_that_takes_too_long_fails_alone(lite: Shop) -> None:
+    policy(lite.store, "live", time_limit=1)
+    lite.send("a", "endless", "b")
+
+    lite.consume()
+
+    assert lite.status() == ["READY", "FAILED", "READY"]
+    failed = next(each for each in steps(lite.store, "live") if each["status"] == "FAILED")
+    assert failed["reason"] == "it took longer than the time_limit that `odf policy` tells"
 
 
 def test_a_file_that_cannot_be_loaded_fails_its_items_with_its_line(lite: Shop) -> None:

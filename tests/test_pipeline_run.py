@@ -565,8 +565,11 @@ def test_a_new_project_validates_and_runs(tmp_path: Path) -> None:
         ".dataflow", ".gitignore"
     }  # fmt: skip
     assert not list(shop.rglob("__pycache__"))
-    history = odf("history", "--pipeline", "clean_contacts", "--json", cwd=shop)
-    assert [each["status"] for each in json.loads(history.stdout)] == ["READY"] * 3
+    for folder in (shop, shop / "sources"):
+        history = odf("history", "--pipeline", "clean_contacts", "--json", cwd=folder)
+        assert [each["status"] for each in json.loads(history.stdout)] == ["READY"] * 3
+    token = odf("token", "clean_contacts", "--project", "shop", cwd=tmp_path)
+    assert len(token.stdout.strip()) == 43, token.stderr
 
 
 def test_what_fails_is_told_where_it_was_typed_and_in_history(typed: Shop) -> None:

@@ -5,13 +5,18 @@ import os
 import sys
 from collections.abc import Iterable, Sequence
 from datetime import datetime
+from pathlib import Path
 from typing import Any
 
 import click
 
+from ..dataflow.config import FILE_NAME
 from ..dataflow.names import printable
-from ..dataflow.opening import open_configured
+from ..dataflow.opening import open_configured, open_from
 from ..dataflow.store import Store
+
+TABLES = ".dataflow"
+"""The folder with the tables, where nothing is configured."""
 
 WIDEST = 100_000
 """Columns for a table that isn't cut: a terminal folds a long line, but an id cut off is lost."""
@@ -19,11 +24,25 @@ WIDEST = 100_000
 as_json = click.option("--json", "as_json", is_flag=True, help="A list of objects, for programs.")
 
 
-def store_of(ctx: click.Context) -> Store:
-    """The store that `--config` or the surroundings name, until the command ends."""
-    store = open_configured(ctx.find_root().obj)
+def store_of(ctx: click.Context, project: str | None = None) -> Store:
+    """The store that `--config` or the surroundings name, until the command ends.
+
+    In a folder of a project with tables, without tables of its own, it is the project's.
+    """
+    from ..pipelines.project import find_project, nearest_project
+    from ..pipelines.settings import project_settings
+
+    config = ctx.find_root().obj
+    root = find_project(project) if project else nearest_project()
+    if not project and (os.path.exists(TABLES) or not _has_tables(root)):
+        root = None
+    store = open_from(project_settings(root, config)) if root else open_configured(config)
     ctx.call_on_close(store.close)
     return store
+
+
+def _has_tables(root: Path | None) -> bool:
+    return root is not None and ((root / TABLES).exists() or (root / FILE_NAME).exists())
 
 
 def show(rows: Sequence[dict[str, Any]], *, as_json: bool, empty: str = "Nothing to show.") -> None:

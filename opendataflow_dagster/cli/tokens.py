@@ -11,8 +11,9 @@ from .output import store_of
 @click.command()
 @click.argument("slug")
 @click.option("--drop", is_flag=True, help="Let nobody send items to it any more.")
+@click.option("--project", metavar="DIR", help="The project's folder; else this one, or one above.")
 @click.pass_context
-def token(ctx: click.Context, slug: str, drop: bool) -> None:
+def token(ctx: click.Context, slug: str, drop: bool, project: str | None) -> None:
     """Make the token by which items may be sent to a pipeline, and print it, this one time.
 
     Until it has a token, a pipeline takes no items. A new token takes the place of the one before,
@@ -22,7 +23,7 @@ def token(ctx: click.Context, slug: str, drop: bool) -> None:
     Example: odf token orders > orders.token
     Example: odf token orders --drop
     """
-    store = store_of(ctx)
+    store = store_of(ctx, project)
     if drop:
         if not tokens.drop_token(store, slug):
             raise Refused(

@@ -150,7 +150,8 @@ class Consumer:
         items = [json.loads(kept[claim.dataid]) for claim in claims]
         try:
             ran = list(self.engine.run_items(
-                pipeline.slug, pipeline.transformations, sources, items, chained=False
+                pipeline.slug, pipeline.transformations, sources, items, chained=False,
+                limit=claims[0].time_limit,
             ))  # fmt: skip
             return [Done(claim, each) for claim, each in zip(claims, ran, strict=True)]
         except Exception as error:

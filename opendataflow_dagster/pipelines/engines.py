@@ -105,15 +105,16 @@ class Engine:
 
     def run_items(
         self, slug: str, names: Sequence[str], sources: Sequence[Any], items: Sequence[Any], *,
-        chained: bool = False,
+        chained: bool = False, limit: float | None = None,
     ) -> list[ItemRan]:  # fmt: skip
         """Run a pipeline on items, in order, by one task; an item that fails, fails alone.
 
         Chained, an item's result is the first frame of the next, and only the last good item has
         its frame. Should the process that works on them die, the items are done again in halves,
-        until the one that it dies of has failed alone.
+        until the one that it dies of has failed alone. `limit` are the seconds that each item
+        may take.
         """
-        return run_items(self, slug, names, sources or [_empty()], items, chained)
+        return run_items(self, slug, names, sources or [_empty()], items, chained, limit)
 
     def release(self, *frames: Any) -> None:
         """Let Spark forget frames that `run` has made; without any, all of them."""

@@ -42,19 +42,19 @@ class ItemRan(NamedTuple):
 
 def run_items(
     engine: "Engine", slug: str, names: Sequence[str], sources: Sequence[Any],
-    items: Sequence[Any], chained: bool,
+    items: Sequence[Any], chained: bool, limit: float | None = None,
 ) -> list[ItemRan]:  # fmt: skip
-    """What became of each item, in order."""
+    """What became of each item, in order; of pandas' transformations, within so many seconds."""
     if not items:
         return []
     if any(engine.engine_of(slug, name) != PANDAS for name in names):
         return _one_by_one(engine, slug, names, sources, items, chained)
-    return _in_task(engine, slug, names, sources, items, chained)
+    return _in_task(engine, slug, names, sources, items, chained, limit)
 
 
 def _in_task(
     engine: "Engine", slug: str, names: Sequence[str], sources: Sequence[Any],
-    items: Sequence[Any], chained: bool,
+    items: Sequence[Any], chained: bool, limit: float | None,
 ) -> list[ItemRan]:  # fmt: skip
     from .engines import WorkerDied
 
@@ -66,15 +66,15 @@ def _in_task(
             if chained:  # the first frame is another one in each batch
                 first = [loads.once(as_pandas(sources[0]))]
             sent = first + loads.sources(slug, sources[len(first) :])
-            done: list[ItemDone] = engine.ask(spark, many, sent, slug, names, given, chained)
+            done: list[ItemDone] = engine.ask(spark, many, sent, slug, names, given, chained, limit)
     except WorkerDied:
         if len(items) == 1:  # to find the transformation
             return _one_by_one(engine, slug, names, sources, items, chained)
         half = len(items) // 2
-        start = _in_task(engine, slug, names, sources, items[:half], chained)
+        start = _in_task(engine, slug, names, sources, items[:half], chained, limit)
         if chained:
             sources = [_last(start, sources[0]), *sources[1:]]
-        rest = _in_task(engine, slug, names, sources, items[half:], chained)
+        rest = _in_task(engine, slug, names, sources, items[half:], chained, limit)
         if chained and any(each.ok for each in rest):
             start = [each._replace(frame=None) for each in start]
         return start + rest

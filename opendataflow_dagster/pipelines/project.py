@@ -62,13 +62,17 @@ def find_project(given: str | Path | None = None) -> Path:
                 f"{str(folder)!r} has no {FILE}. Name a project's folder, or run: odf new PROJECT"
             )
         return folder.resolve()
-    here = Path.cwd()
-    for folder in (here, *here.parents):
-        if (folder / FILE).is_file():
-            return folder
+    if found := nearest_project():
+        return found
     raise WrongUse(
         f"There is no {FILE} in this folder or above it. Use --project DIR, or run: odf new PROJECT"
     )
+
+
+def nearest_project() -> Path | None:
+    """This folder, or the nearest one above it, that is a project."""
+    here = Path.cwd()
+    return next((each for each in (here, *here.parents) if (each / FILE).is_file()), None)
 
 
 def read_project(root: Path) -> Project:

@@ -77,7 +77,7 @@ class Stepping:
         with failed():
             [ran] = self.engine.run_items(
                 self.pipeline.slug, names, list(sources) or [empty()], [json.loads(item)],
-                chained=False,
+                chained=False, limit=self.claim.time_limit,
             )  # fmt: skip
         record(self.store, steps_of(self.claim, ran, began))
         if not ran.ok:

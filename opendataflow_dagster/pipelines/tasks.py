@@ -17,6 +17,7 @@ from .homes import Home
 from .isolation import forget, surroundings
 from .project import Project
 from .shipping import LITTLE, Exchange, OnDisk, Parcel, Shipper
+from .timelimit import OverTime, within
 from .transformation import NO_STREAM, Transformation, TransformationError, load
 
 if TYPE_CHECKING:
@@ -145,12 +146,12 @@ def one(root: Path, sent: Sequence[Sent], slug: str, name: str, item: Item) -> I
 
 def many(
     root: Path, sent: Sequence[Sent], slug: str, names: Sequence[str], items: Sequence[Item],
-    chained: bool,
+    chained: bool, limit: float | None,
 ) -> list[ItemDone]:  # fmt: skip
     """Run a pipeline on items, one after the other, on copies of its sources.
 
     Chained, one item's result is the first frame of the next, and only the last good one is
-    given back.
+    given back. `limit` are the seconds that each may take.
     """
     start = time.perf_counter()
     first, *rest = [_master(each) for each in sent]
@@ -159,9 +160,11 @@ def many(
     for item in items:
         buffer: Any = first.copy()
         steps: list[Done] = []
+        due = time.monotonic() + limit if limit else None
         for name in names:
             frames = [buffer, *(each.copy() for each in rest)]
-            buffer, step = _step(root, slug, name, frames, deepcopy(item), start)
+            left = max(due - time.monotonic(), 0.001) if due else None
+            buffer, step = _step(root, slug, name, frames, deepcopy(item), start, left)
             steps.append(step)
             if step.message:
                 break
@@ -177,8 +180,9 @@ def many(
 
 
 def _step(
-    root: Path, slug: str, name: str, frames: list[Any], item: Item, start: float
-) -> tuple[Any, Done]:
+    root: Path, slug: str, name: str, frames: list[Any], item: Item, start: float,
+    limit: float | None = None,
+) -> tuple[Any, Done]:  # fmt: skip
     begun = time.perf_counter()
     frame, message, printed, trace = None, "", "", ""
     try:
@@ -188,11 +192,14 @@ def _step(
             printed = transformation.printed
             _Kept.loaded[root, slug, name] = transformation
         stream = item[0] if item and transformation.shape.stream else NO_STREAM
-        frame, said = transformation(frames, stream)
+        with within(limit, root):
+            frame, said = transformation(frames, stream)
         printed += said
     except TransformationError as error:
         message, trace = str(error), error.trace
         printed += error.printed
+    except OverTime as error:
+        frame, message = None, str(error)
     now = time.perf_counter()
     rows = None if frame is None else len(frame)
     return frame, Done(name, message, printed, trace, rows, now - begun, begun - start)
