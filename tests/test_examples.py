@@ -4,8 +4,11 @@ import json
 import os
 import re
 import shutil
+import signal
+import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -15,18 +18,28 @@ import pytest
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
 
 
-def play(name: str, folder: Path) -> list[subprocess.CompletedProcess[str]]:
+Done = subprocess.CompletedProcess[str]
+
+
+def play(name: str, folder: Path) -> list[Done]:
     """Run the first block of commands of an example's README, in a copy of it."""
+    return [run(line, folder) for line in lines_of(name, folder)]
+
+
+def lines_of(name: str, folder: Path) -> list[str]:
+    """The first block of commands of an example's README, for a copy of it in `folder`."""
     shutil.copytree(EXAMPLES / name, folder, dirs_exist_ok=True)
-    block = re.findall(r"```\n(.*?)```", (folder / "README.md").read_text(), re.DOTALL)[0]
+    blocks = re.findall(r"```\n(.*?)```", (folder / "README.md").read_text(), re.DOTALL)
+    return blocks[0].splitlines()
+
+
+def run(line: str, folder: Path) -> Done:
+    """Run one line, as it is typed."""
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    return [
-        subprocess.run(
-            ["sh", "-c", line], cwd=folder, env=os.environ | {"PATH": path}, check=False,
-            capture_output=True, text=True, timeout=100,
-        )
-        for line in block.splitlines()
-    ]  # fmt: skip
+    return subprocess.run(
+        ["sh", "-c", line], cwd=folder, env=os.environ | {"PATH": path}, check=False,
+        capture_output=True, text=True, timeout=100,
+    )  # fmt: skip
 
 
 def test_a_daily_job(tmp_path: Path) -> None:
@@ -115,13 +128,120 @@ def test_a_migration_by_spark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert not list((here / "lake").glob("_*"))
 
 
+@pytest.mark.timeout(300)
 def test_a_project_of_pipelines(tmp_path: Path) -> None:
-    validated, one = play("07_project", tmp_path / "here")
+    here = tmp_path / "here"
+    done = play("07_project", here)
+    validated, one, first, output, steps, _, broken, failed, _, resubmit, mended, grid = done
+
     assert validated.returncode == 0, validated.stdout + validated.stderr
     assert len(validated.stdout.splitlines()) == 3
     assert [each["status"] for each in json.loads(one.stdout)] == ["passed"] * 3, one.stderr
 
+    assert first.returncode == 0, first.stderr
+    assert "1 orders of unknown products" in first.stderr
+    assert output.stdout in (EXAMPLES / "07_project" / "README.md").read_text()
+    assert [line.split()[3:5] for line in steps.stdout.splitlines()[1:]] == [
+        ["clean_orders", "READY"], ["add_products", "READY"], ["sum_by_day", "READY"],
+    ]  # fmt: skip
+
+    assert broken.returncode == 1
+    assert "Reason: add_products: TypeError" in broken.stderr
+    assert "pipelines/daily_sales/add_products.py:" in failed.stdout
+    assert [line.split()[3:5] for line in failed.stdout.splitlines()[1:]] == [
+        ["clean_orders", "READY"], ["add_products", "FAILED"],
+    ]  # fmt: skip
+
+    assert resubmit.returncode == 0, resubmit.stderr
+    assert mended.returncode == 0, mended.stderr
+    assert failed.stdout.splitlines()[1].split()[0] in mended.stderr  # the same run
+    assert (here / "output" / "daily_sales.csv").read_text().endswith("2026-03-02,1,140.0\n")
+    assert "  RR" in grid.stdout.splitlines()
+
+
+@pytest.mark.timeout(300)
+def test_a_stream_of_items(tmp_path: Path) -> None:
+    here = tmp_path / "here"
+    port = free_port()
+    done: dict[str, list[Done]] = {}
+    try:
+        for line in lines_of("08_stream", here):
+            line = re.sub("odf serve", f"odf serve --port {port}", line)
+            line = re.sub(":8000", f":{port}", line)
+            found = run_until_settled(line, here) if "/status/" in line else run(line, here)
+            done.setdefault(" ".join(line.split()[:3]), []).append(found)
+    finally:
+        ended = end_of_server(here)
+
+    assert done["odf validate"][0].returncode == 0
+    [stream] = done["odf pipeline run"]
+    assert stream.returncode == 1
+    assert "done 2, failed 1" in stream.stderr
+    assert "there is no freezer 'F-9'" in stream.stderr
+
+    [health] = done["curl -s --retry"]
+    assert json.loads(health.stdout)["database"] is True
+    *posts, third = [json.loads(each.stdout) for each in done["curl -s -H"]]
+    plain, keyed, again, both = posts
+    assert plain["dataid"] == "4"
+    assert again == keyed
+    assert len(both["items"]) == 2
+
+    [listed] = done["for item in"]
+    statuses = [json.loads(each) for each in listed.stdout.splitlines()]
+    assert [each["status"] for each in statuses] == ["READY", "READY", "READY", "FAILED", "READY"]
+    assert statuses[3]["transformation"] == "take_reading"
+    assert "could not convert string to float: 'warm'" in statuses[3]["reason"]
+    assert third["status"] == "READY"
+
+    before, after = done["cat output/cold_chain.csv"]
+    assert len(before.stdout.splitlines()) == 3
+    assert after.stdout.splitlines() == [
+        *before.stdout.splitlines(),
+        "F-1,2026-03-02 07:00,-17.5,kitchen,True",
+        "F-2,2026-03-02 07:00,-16.0,shop,False",
+        "F-1,2026-03-02 09:00,-20.0,kitchen,False",
+        "F-9,2026-03-02 06:00,-20.0,cellar,False",
+    ]
+    [plan] = done["odf history clean"]
+    assert "6 payloads and 0 keys would go" in plan.stderr
+    assert "FAILED" in done["odf history --pipeline"][1].stdout
+    assert ended
+
+
+def run_until_settled(line: str, folder: Path) -> Done:
+    """Ask how items stand until each has been worked on."""
+    until = time.monotonic() + 90
+    while True:
+        found = run(line, folder)
+        waiting = re.search('"status":"(PENDING|RUNNING|RESUBMIT)"', found.stdout)
+        if not waiting or time.monotonic() > until:
+            return found
+        time.sleep(0.5)
+
+
+def end_of_server(folder: Path) -> bool:
+    """Whether a server that was told to end has ended; it is ended in any case."""
+    file = folder / "serve.pid"
+    if not file.is_file():
+        return False
+    pid = int(file.read_text())
+    until = time.monotonic() + 30
+    while time.monotonic() < until:
+        try:
+            os.kill(pid, 0)
+        except ProcessLookupError:
+            return True
+        time.sleep(0.1)
+    os.kill(pid, signal.SIGKILL)  # its worker ends with it
+    return False
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return server.getsockname()[1]
+
 
 def test_every_example_is_played_here() -> None:
-    played = re.findall(r'play\("(\w+)"', Path(__file__).read_text())
+    played = re.findall(r'(?:play|lines_of)\("(\w+)"', Path(__file__).read_text())
     assert sorted(played) == sorted(each.name for each in EXAMPLES.iterdir() if each.is_dir())
