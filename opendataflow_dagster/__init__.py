@@ -24,6 +24,7 @@ _HOMES = {
     "dataflow_check": "checks",
     "dataflow_specs": "assets",
     "external_assets": "assets",
+    "pipeline_assets": "project_assets",
     "reconcile_sensor": "sensors",
     "script_assets": "scripts",
     "spark_job": "spark.jobs",
@@ -49,6 +50,7 @@ if TYPE_CHECKING:
     from .dataflow.produce import Result as Result
     from .io_manager import DataflowIOManager as DataflowIOManager
     from .launching import catch_up_sensor as catch_up_sensor
+    from .project_assets import pipeline_assets as pipeline_assets
     from .resource import DataflowResource as DataflowResource
     from .schedules import today_schedules as today_schedules
     from .scripts import script_assets as script_assets

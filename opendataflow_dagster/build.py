@@ -12,6 +12,7 @@ from .dataflow.errors import DataflowError, NoDatabase
 from .dataflow.runjob import first_line
 from .io_manager import DataflowIOManager
 from .launching import catch_up_sensor
+from .pipeline_projects import Folder, Projects, tables_of
 from .resource import DataflowResource
 from .runners import Path, Runners, Script, by_job
 from .schedules import today_schedules
@@ -32,6 +33,7 @@ def build_definitions(
     scripts: Mapping[str, Script] | Path | None = None,
     checks: Iterable[ChunkCheck] = (),
     jobs: Iterable[str] | None = None,
+    projects: Iterable[Folder] = (),
     catalog: Catalog | None = None,
     translator: DataflowTranslator | None = None,
     io_manager: Any = None,
@@ -48,15 +50,27 @@ def build_definitions(
     A job runs by a function of `functions` (`fn(chunk)` or `fn(chunk, context)`), by a script of
     `scripts` (by job, or a folder: the executable files that are called like a job), or by assets
     of `@dataflow_assets`; any other assets of yours may be among `assets`. What no job here makes
-    is shown as external. `jobs` leaves out the datasets of other jobs. `catalog` is what is
-    registered, if that is known already. `pyspark` has the session for functions of DataFrames and
-    for the IO manager: a `SparkResource`, or a `LazyPySparkResource` of dagster-pyspark.
-    `automatic` switches on from the start what launches runs: the catch-up sensor and the schedules
-    of `today`; else you do so in the UI.
+    is shown as external. `jobs` leaves out the datasets of other jobs. `projects` are folders with
+    a project.yml, whose pipelines are jobs and assets, see `pipeline_assets`; with them, the steps
+    of a run share one process and its session of Spark, unless `executor` says otherwise. `catalog`
+    is what is registered, if that is known already. `pyspark` has the session for functions of
+    DataFrames, for pipelines and for the IO manager: a `SparkResource`, or a `LazyPySparkResource`
+    of dagster-pyspark. `automatic` switches on from the start what launches runs: the catch-up
+    sensor and the schedules of `today`; else you do so in the UI.
     """
-    dataflow = dataflow or DataflowResource()
+    named = list(projects)
+    dataflow = dataflow or (
+        tables_of(named[0], make=catalog is None) if named else DataflowResource()
+    )
     translator = translator or DataflowTranslator()
+    registering = catalog is None
     catalog = catalog or _catalog(dataflow)
+    found = Projects(named) if named else None
+    if found is not None:
+        catalog = found.known_to(catalog)
+        if registering:
+            found.register(dataflow)
+        executor = executor or dg.in_process_executor
     shown = None if jobs is None else {registered(catalog, jobid).jobid for jobid in jobs}
 
     here = Runners(catalog, translator, checks, pyspark=pyspark is not None)
@@ -66,6 +80,12 @@ def build_definitions(
         here.add_function(jobid, function)
     for jobid, argv in by_job(scripts, catalog.jobs if shown is None else shown).items():
         here.add_script(jobid, argv)
+    if found is not None:
+        from .project_assets import assets_of
+
+        made = assets_of(found, catalog, translator, pyspark=pyspark is not None)
+        for jobid, each in zip(found.shown, made, strict=True):
+            here.add_pipeline(jobid, each)
     here.check()
 
     launchers: list[Any] = []
@@ -76,7 +96,7 @@ def build_definitions(
             *settlement_sensors(dataflow),
             catch_up_sensor(
                 dataflow, here.targets, translator=translator, runs_per_job=runs_per_job,
-                batch=batch, default_status=status,
+                batch=batch, default_status=status, projects=found,
             ),
         ]  # fmt: skip
     timed: list[Any] = []

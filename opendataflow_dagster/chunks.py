@@ -4,38 +4,25 @@ import signal
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
 
 import dagster as dg
 
 from .checks import ChunkCheck, evaluation
-from .dataflow.environment import JobEnvironment, job_environment
+from .claiming import DIAL_POLL, Claimer, asked, explained, interrupted
 from .dataflow.errors import DataflowError
 from .dataflow.maker import Maker, make
-from .dataflow.model import FAILED, PENDING, READY, RESUBMIT, Claim, read_status
-from .dataflow.moves import resubmit
+from .dataflow.model import READY, RESUBMIT, Claim
 from .dataflow.names import printable
 from .dataflow.produce import Produced
-from .dataflow.pulse import Pulse, briefly
-from .dataflow.runjob import LOST, NOTHING, first_line
-from .dataflow.store import PLAN_AGE, Store, new_owner
-from .dataflow.why import explain
-from .materializations import AGAIN, made, skipped
+from .dataflow.pulse import Pulse
+from .dataflow.runjob import LOST, NOTHING
+from .dataflow.store import Store
+from .materializations import made
 from .resource import DataflowResource
 from .translator import DataflowTranslator
 
-CATCH_UP = "opendataflow/catch-up"
 BATCH = "opendataflow/batch"
 DEFAULT_BATCH = 500
-
-DIAL_POLL = 2.0
-"""Seconds between two looks at a dial that holds back all that is left of a run."""
-
-GRACE = 60.0
-"""Seconds that other workers have, after an outage of the database, to renew their leases."""
-
-LOCK_PATIENCE = 10.0
-"""Seconds for which a chunk is asked for again that somebody else has in hand."""
 
 NAMED = 10
 """How many chunks the reason of a failed run names."""
@@ -70,13 +57,13 @@ def run_chunks(
         with Pulse(
             run.store, run.owner, runid=context.run.run_id, jobid=jobid, say=run.say
         ) as run.pulse:
-            asked = _asked(context)
-            yield from run.offered() if asked is None else run.asked(asked)
+            keys = asked(context)
+            yield from run.offered() if keys is None else run.asked(keys)
         run.conclude()
     except (dg.Failure, GeneratorExit):
         raise
     except Exception as error:
-        reason = run.explained(error)
+        reason = explained(run.store, error)
         if reason is None:
             raise
         raise dg.Failure(reason, allow_retries=False) from None
@@ -92,31 +79,18 @@ def run_chunks(
         raise dg.Failure(f"The run was stopped by {stop}.", allow_retries=False)
 
 
-class _Run:
+class _Run(Claimer):
     """One step at work on one job."""
-
-    pulse: Pulse
 
     def __init__(
         self, context: dg.AssetExecutionContext, store: Store, jobid: str,
         translator: DataflowTranslator, maker: Maker, checks: Sequence[ChunkCheck], secrets: bool,
     ) -> None:  # fmt: skip
-        self.context, self.store, self.jobid = context, store, jobid
-        self.translator, self.secrets = translator, secrets
+        super().__init__(context, store, jobid, translator, secrets=secrets)
         self.maker, self.checks = maker, [each.run for each in checks]
-        self.taken: dict[int, tuple[Claim, str]] = {}
-        self.runid = context.run.run_id
-        self.owner = f"{new_owner()} of run {self.runid}"  # history tells which run it was
         self.made = self.skipped = 0
-        self.waited = False
-        self.locked: dict[str, float] = {}
-        self.refused: dict[str, str] = {}
         self.failed: dict[str, str] = {}
         self.lost: dict[str, str] = {}
-        self.log = dg.MetadataValue.url(f"/runs/{self.runid}")
-        self.again = _is_on(context, AGAIN)
-        self._environment: tuple[float, JobEnvironment] | None = None
-        self._recovered = 0.0
 
     def asked(self, keys: Sequence[str]) -> Iterator[Event]:
         """Make the chunks of these partitions, in their order; what the dial holds back, last."""
@@ -125,7 +99,7 @@ class _Run:
             held_back: list[str] = []
             for key in left:
                 if again:
-                    self._send_back(self.translator.dataid(key))
+                    self.send_back(self.translator.dataid(key))
                 yield from self._ask(key, held_back)
                 if len(self.taken) >= self.maker.at_once:
                     yield from self._make_taken()
@@ -141,11 +115,11 @@ class _Run:
         self.environment()
         claims = self.claim(dataid)
         if not claims:
-            if events := self._ready_already(dataid, key):
+            if events := self.ready_already(dataid, key):
                 self.skipped += 1
                 yield from events
                 return
-            refused = self._refuse(dataid)
+            refused = self.refuse(dataid)
             if refused is None:
                 held_back.append(key)
                 return
@@ -165,7 +139,7 @@ class _Run:
             environment = self.environment()
             for produced in make(
                 self.store, taken, environment, self.maker, checks=self.checks, pulse=self.pulse,
-                interrupted=self.interrupted,
+                interrupted=lambda error: interrupted(self.context, error),
             ):  # fmt: skip
                 _, key = keys[produced.claim.generation]
                 del self.taken[produced.claim.generation]
@@ -185,37 +159,6 @@ class _Run:
             for claim in claims:
                 self._take([claim], self.translator.partition_key(claim.dataid))
             yield from self._make_taken()
-
-    def environment(self) -> JobEnvironment:
-        """What the work is told, as of a second ago at most; raises what forbids to claim."""
-        now = time.monotonic()
-        if self._environment is None or now - self._environment[0] > PLAN_AGE:
-            plan = self.store.plan(self.jobid)
-            made, _ = self.store.db.insist(
-                lambda: job_environment(self.store, plan, secrets=self.secrets)
-            )
-            self._environment = now, made
-        return self._environment[1]
-
-    def claim(self, dataid: str | None, k: int = 1) -> list[Claim]:
-        """Claims; if there are none, lost ones are settled first, which is tried once a second."""
-        if self.pulse.dismissed:  # Dagster can force a run to its end, but not its process
-            raise dg.Failure(
-                f"Run {self.runid} was ended by others (canceled, or taken for dead), so it makes "
-                "no more chunks.", allow_retries=False,
-            )  # fmt: skip
-        claims = self._claim(dataid, k)
-        due = time.monotonic() - self._recovered > PLAN_AGE
-        if not claims and due and self.pulse.is_steady(GRACE):
-            self._recovered = time.monotonic()
-            if self.store.recover(self.jobid):
-                claims = self._claim(dataid, k)
-        return claims
-
-    def _claim(self, dataid: str | None, k: int) -> list[Claim]:
-        found = self.store.claim(self.jobid, owner=self.owner, runid=self.runid, only=dataid, k=k)
-        # After a lost connection the store tells of all that this owner has got.
-        return [each for each in found if each.generation not in self.taken]
 
     def _events(self, produced: Produced, key: str) -> Iterator[Event]:
         """Count a chunk that was in hand, and tell Dagster of it."""
@@ -247,84 +190,6 @@ class _Run:
             for checked in produced.checks:
                 yield evaluation(checked, self.translator, key)
 
-    def _ready_already(self, dataid: str, key: str) -> list[Event]:
-        """What there is to show of a chunk that needn't be made; nothing if it has to be."""
-        db = self.store.db
-        rows, _ = db.insist(lambda: db.run("produce.outputs", jobid=self.jobid, dataid=dataid))
-        ready = {row[0]: row for row in rows if row[2] == READY}
-        busy = any(row[2] != READY for row in rows)
-        if busy or self.again or set(ready) != set(self.store.plan(self.jobid).outputs):
-            return []
-        return [skipped(row, dataid, key, self.translator, self.log) for row in ready.values()]
-
-    def _refuse(self, dataid: str) -> list[Claim] | None:
-        """Count a chunk as refused, with the reason; or the claim, if there is none any more.
-
-        None if it has to wait: for the job's dial, or shortly for who has it in hand.
-        """
-        answer = self.store.db.insist(lambda: explain(self.store, self.jobid, dataid))[0]
-        told = "somebody else changed it at this moment: launch the run again"
-        if answer.reasons:
-            told = f"{answer.reasons[0].code}: {answer.reasons[0].text}"
-            told += f". Run: {answer.action}" if answer.action else ""
-        if answer.may_run and (claims := self.claim(dataid)):
-            return claims
-        if answer.reasons and self._passes(answer.reasons[0].code, dataid):
-            if not self.waited:
-                self.say(f"{printable(dataid)} of job {self.jobid} waits for its turn: {told}")
-            self.waited = True
-            return None
-        self.refused[dataid] = told
-        self.context.log.error(f"{printable(dataid)} of job {self.jobid} is refused: {told}")
-        return []
-
-    def _passes(self, code: str, dataid: str) -> bool:
-        """Whether what forbids a chunk may pass soon: another run may be nearly through with it."""
-        since = self.locked.setdefault(dataid, time.monotonic())
-        shortly = time.monotonic() - since < LOCK_PATIENCE
-        return code == "AT_CONCURRENCY" or (code == "LOCKED" and shortly)
-
-    def _send_back(self, dataid: str) -> None:
-        """Let a chunk be made again that is READY or has failed; what is held stays so."""
-        db = self.store.db
-        rows, _ = db.insist(lambda: db.run("produce.outputs", jobid=self.jobid, dataid=dataid))
-        words = {read_status(row[2]) for row in rows if row[1] == self.jobid}
-        if words & {READY, FAILED} and words <= {READY, FAILED, RESUBMIT, PENDING}:
-            run = f"run {self.runid}"
-            resubmit(
-                self.store, self.jobid, [dataid], who=f"dagster {run}",
-                why=f"{run} has the tag {AGAIN}",
-            )  # fmt: skip
-
-    def explained(self, error: Exception) -> str | None:
-        """A line for an error of the tables; None: it is no such error."""
-        if self.store.db.trouble(error) == "gone":
-            return (
-                f"The database of OpenDataFlow is away: {first_line(error)}. The run ended; what "
-                "was in hand is made again once its lease is over."
-            )
-        return str(error) if isinstance(error, DataflowError) else None
-
-    def give_up(self, error: BaseException) -> None:
-        """Settle what this worker got without having begun with it."""
-        db = self.store.db
-        db.drop()
-        try:
-            why = self.interrupted(error)
-            for claim in briefly(db, lambda: self.store._adopt(self.jobid, self.owner, 0.0)):
-                briefly(db, lambda claim=claim: self.store._fail(claim, why, False))
-        except Exception as trouble:
-            self.say(f"What was in hand is settled later: {first_line(trouble)}")
-
-    def interrupted(self, error: BaseException) -> str:
-        """Whether a person canceled the run, or something else ended its process."""
-        asked = False
-        with suppress(Exception):  # Dagster's storage may be away
-            found = self.context.instance.get_run_by_id(self.runid)
-            asked = bool(found and found.status == dg.DagsterRunStatus.CANCELING)
-        how = "canceled in Dagster" if asked else "interrupted"
-        return f"run {self.runid} was {how} ({first_line(error)})"
-
     def conclude(self) -> None:
         """Say how it went, and fail the run if any chunk wasn't made."""
         bad = {**self.refused, **self.failed, **self.lost}
@@ -348,23 +213,6 @@ class _Run:
                 metadata={f"opendataflow/{word}": count for word, count in counts.items()},
                 allow_retries=False,
             )
-
-    def say(self, message: str) -> None:
-        with suppress(Exception):  # Dagster's storage may be away too: the work goes on
-            self.context.log.warning(message)
-
-
-def _asked(context: dg.AssetExecutionContext) -> list[str] | None:
-    """The partitions that a run names; None: whatever the tables offer."""
-    if _is_on(context, CATCH_UP):
-        return None
-    if context.has_partition_key:
-        return [context.partition_key]
-    return list(context.partition_keys) if context.has_partition_key_range else None
-
-
-def _is_on(context: dg.AssetExecutionContext, tag: str) -> bool:
-    return context.run.tags.get(tag, "").lower() == "true"
 
 
 Body = Callable[[dg.AssetExecutionContext], Iterator[Event]]

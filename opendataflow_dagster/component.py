@@ -16,6 +16,7 @@ from .dataflow.catalog import Catalog, Dataset
 from .dataflow.config import redact
 from .dataflow.errors import NoDatabase, WrongUse
 from .dataflow.runjob import first_line
+from .pipeline_projects import Projects, tables_of
 from .resource import DataflowResource
 from .translator import DataflowTranslator
 
@@ -43,7 +44,11 @@ attributes:
   # functions:
   #   report: my_project.reports.report
 
-  # Settings of Spark's session for them, over those of dataflow.properties.
+  # A folder with a project.yml, or several: each pipeline becomes an asset with a step for each of
+  # its transformations. Without `url` and `config`, the tables are those of `odf pipeline run`.
+  # project: ../shop
+
+  # Settings of Spark's session for functions and pipelines, over those of dataflow.properties.
   # spark:
   #   spark.master: local[4]
 
@@ -125,6 +130,16 @@ def _paths(context: dg.ResolutionContext, given: Any) -> Any:
     if isinstance(told, Mapping):
         return {jobid: _program(folder, script) for jobid, script in told.items()}
     return told
+
+
+def _folders(context: dg.ResolutionContext, given: Any) -> list[str] | None:
+    """Folders of projects, as paths that are relative to the YAML file."""
+    told = context.resolve_value(given)
+    if told is None:
+        return None
+    folder = dg.ComponentLoadContext.from_resolution_context(context).path
+    named = [told] if isinstance(told, str) else told
+    return [os.path.normpath(os.path.join(folder, os.path.expanduser(each))) for each in named]
 
 
 def _program(folder: Path, script: str | list[str]) -> list[str]:
@@ -229,6 +244,14 @@ class OpenDataFlowComponent(dg.StateBackedComponent, dg.Model, dg.Resolvable):
             description="By job, the function that makes its chunks.",
         ),
     ] = None  # fmt: skip
+    project: Annotated[
+        str | list[str] | None,
+        dg.Resolver(
+            _folders,
+            model_field_type=str | list[str] | None,
+            description="Folders with a project.yml, whose pipelines are assets.",
+        ),
+    ] = None
     spark: dict[str, Any] | None = None
     jobs: list[str] | None = None
     translation: Annotated[
@@ -260,7 +283,12 @@ class OpenDataFlowComponent(dg.StateBackedComponent, dg.Model, dg.Resolvable):
     def write_state_to_path(self, state_path: Path) -> None:
         """Write what is registered; with the database away, what was stays."""
         try:
-            text = self._dataflow().catalog().to_json()
+            dataflow = self._dataflow(make=True)
+            if self._projects:
+                projects = Projects(self._projects)
+                projects.known_to(dataflow.catalog())
+                projects.register(dataflow)
+            text = dataflow.catalog().to_json()
         except NoDatabase as error:
             if not state_path.exists():
                 raise
@@ -278,6 +306,7 @@ class OpenDataFlowComponent(dg.StateBackedComponent, dg.Model, dg.Resolvable):
             scripts=self.scripts,
             functions=self.functions,
             jobs=self.jobs,
+            projects=self._projects,
             pyspark=self._pyspark(),
             translator=YamlTranslator(self.translation) if self.translation else None,
             sensors=self.sensors,
@@ -294,7 +323,13 @@ class OpenDataFlowComponent(dg.StateBackedComponent, dg.Model, dg.Resolvable):
 
         return SparkResource(spark_config=self.spark, config=self.config)
 
-    def _dataflow(self) -> DataflowResource:
+    @property
+    def _projects(self) -> list[str]:
+        return [self.project] if isinstance(self.project, str) else self.project or []
+
+    def _dataflow(self, *, make: bool = False) -> DataflowResource:
+        if self._projects and not (self.url or self.config or self.user or self.schema_name):
+            return tables_of(self._projects[0], make=make, timezone=self.timezone)
         return DataflowResource(
             url=self.url, schema_=self.schema_name, user=self.user, config=self.config,
             timezone=self.timezone,

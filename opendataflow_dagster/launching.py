@@ -6,12 +6,14 @@ from typing import NamedTuple
 
 import dagster as dg
 
-from .chunks import BATCH, CATCH_UP
+from .chunks import BATCH
+from .claiming import CATCH_UP
 from .dataflow.errors import DataflowError, WrongUse
 from .dataflow.offers import MOST, NOTHING, Offer, offer, told
 from .dataflow.runjob import first_line
 from .dataflow.store import Store
 from .dataflow.workers import runs_at_work
+from .pipeline_projects import Projects
 from .resource import DataflowResource
 from .translator import DataflowTranslator
 
@@ -193,14 +195,22 @@ def catch_up_sensor(
     batch: int = 500,
     minimum_interval_seconds: int = 10,
     default_status: dg.DefaultSensorStatus = dg.DefaultSensorStatus.STOPPED,
+    projects: Projects | None = None,
 ) -> dg.SensorDefinition:
     """Launch runs for the chunks that jobs may claim, within each job's dials.
 
     `jobs` tells which assets run a job. A run claims up to `batch` chunks, and a job has up to
     `runs_per_job` runs at a time. `odf policy` turns the dials: how many claims a job may hold, how
     often it is launched, until when it is paused.
+
+    A run of a pipeline of `projects` makes one chunk. Of pipelines that wait for no other, a chunk
+    is begun whenever one is due by `every_minutes`.
     """
     most = max(MOST, runs_per_job * batch)
+
+    def found_by(store: Store, jobid: str) -> Offer:
+        found = offer(store, jobid, most=most)
+        return found if projects is None else projects.offered(store, found)
 
     @dg.sensor(
         name=name,
@@ -217,7 +227,10 @@ def catch_up_sensor(
         store = None
         try:
             store = dataflow.patient_store(PATIENCE)
-            offers = [offer(store, jobid, most=most) for jobid in jobs]
+            if projects is not None:
+                for jobid, dataid in projects.begin_due_runs(store):
+                    context.log.info(f"{jobid}: a run is due, {dataid}")
+            offers = [found_by(store, jobid) for jobid in jobs]
             at_work = launcher.at_work(jobs, store)
         except Exception as error:
             return dg.SkipReason(away(store, error))
@@ -225,7 +238,8 @@ def catch_up_sensor(
         idle, lines = [], []
         for found in offers:
             running = at_work[found.jobid]
-            room = _room(found, len(running), runs_per_job, batch)
+            size = 1 if projects is not None and found.jobid in projects.shown else batch
+            room = _room(found, len(running), runs_per_job, size)
             ended, waits = launcher.ended(found.jobid) if room else [], ""
             if room:
                 waits = launcher.early(found, [*running, *ended]) or launcher.in_vain(found, ended)

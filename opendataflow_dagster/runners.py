@@ -53,6 +53,11 @@ class Runners:
             if jobid is not None:
                 self._take(jobid, given, "the assets of @dataflow_assets")
 
+    def add_pipeline(self, jobid: str, made: dg.AssetsDefinition) -> None:
+        """Take the asset of a pipeline, which is the job called as it."""
+        self._take(jobid, made, f"pipeline {jobid}")
+        self.assets.append(made)
+
     def add_function(self, jobid: str, function: Callable[..., Any]) -> None:
         inner = getattr(function, "fn", function)  # of a SparkJob
         name = getattr(inner, "__name__", type(inner).__name__)
@@ -166,7 +171,7 @@ class Runners:
         told = {spec.metadata.get("opendataflow/job") for spec in given.specs}
         for jobid, plan in self.catalog.jobs.items():
             named = told == {jobid}
-            unnamed = told == {None} and given.op.name == self.translator.op_name(jobid)
+            unnamed = told == {None} and given.node_def.name == self.translator.op_name(jobid)
             if set(plan.outputs) == outputs and (named or unnamed):
                 return jobid
         return None

@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 
 import dagster as dg
 
-from .chunks import CATCH_UP
+from .claiming import CATCH_UP
 from .dataflow.errors import LostRace
 from .dataflow.model import Recovered
 from .dataflow.store import Store

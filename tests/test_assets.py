@@ -791,7 +791,7 @@ def test_a_chunk_that_another_keeps_in_hand_is_refused(
     dataflow: DataflowResource, store: Store, run: Callable[..., Ran],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    monkeypatch.setattr("opendataflow_dagster.chunks.LOCK_PATIENCE", 0.0)
+    monkeypatch.setattr("opendataflow_dagster.claiming.LOCK_PATIENCE", 0.0)
     put(store, "bobin", keys(1)[0])
     store.claim("loadbob", owner="somebody else")
     assert not run(job_of(dataflow), *keys(1)).success

@@ -124,6 +124,36 @@ def test_scripts_and_functions_run_jobs(
     assert made(functions={"sums": ".made.sums"}, scripts="./jobs") == {"summed", "reported"}
 
 
+def test_the_pipelines_of_a_project_are_assets_and_need_no_tables_to_load(
+    dataflow: DataflowResource, load: Load, project: Path, sqlite_url: str
+) -> None:
+    for name in ("shop", "market"):
+        folder = project / name / "pipelines" / f"{name}_daily"
+        folder.mkdir(parents=True)
+        (folder / "tidy.py").write_text("def run(df):\n    return df\n")
+        (project / name / "project.yml").write_text(
+            f"name: {name}\npipelines:\n  - slug: {name}_daily\n    sources: [bobout]\n"
+            "    transformations: [tidy]\n"
+        )
+    (project / "shop" / "project.yml").write_text(
+        (project / "shop" / "project.yml").read_text() + "  - slug: broken\n"
+    )
+
+    defs = load(project="./shop")
+    made = defs.resolve_assets_def(dg.AssetKey("shop_daily"))
+    assert made.asset_deps[dg.AssetKey("shop_daily")] == {dg.AssetKey("bobout")}
+    assert defs.executor is dg.in_process_executor
+    both = load(project=["shop", "market"]).resolve_asset_graph()
+    assert {key.to_user_string() for key in both.materializable_asset_keys} == {
+        "shop_daily", "market_daily",
+    }  # fmt: skip
+    jobs = {plan for plan in dataflow.catalog().jobs if plan.endswith("_daily")}
+    assert jobs == {"shop_daily", "market_daily"}  # the state is written once they are
+
+    Path(sqlite_url.removeprefix("sqlite:///")).unlink()
+    assert "shop_daily" in specs(load(project="./shop"))
+
+
 @pytest.mark.parametrize("named", [".summing.sums", ".summing:sums", "./summing.py:sums"])
 def test_a_function_of_spark_is_named_by_its_module_or_its_file(
     dataflow: DataflowResource, load: Load, project: Path, named: str
@@ -299,8 +329,8 @@ def test_every_line_that_the_scaffolder_comments_out_is_right(
     attributes = yaml.safe_load(uncommented)["attributes"]
 
     assert set(attributes) == {
-        "url", "config", "scripts", "functions", "spark", "translation", "sensors", "schedules",
-        "automatic",
+        "url", "config", "scripts", "functions", "project", "spark", "translation", "sensors",
+        "schedules", "automatic",
     }  # fmt: skip
     assert set(attributes) <= set(OpenDataFlowComponent.model_fields)
     OpenDataFlowComponent.model().model_validate(attributes)

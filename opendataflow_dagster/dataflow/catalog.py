@@ -31,6 +31,16 @@ class Catalog(NamedTuple):
     domains: Mapping[str, str]
     """Dataset → the name of its domain: those that jobs link share their dataids."""
 
+    def with_jobs(self, plans: Mapping[str, Plan]) -> "Catalog":
+        """What it would be with these jobs registered."""
+        jobs = {**self.jobs, **plans}
+        columns = {name for each in self.datasets.values() for name in each.columns}
+        unknown = dict.fromkeys(sorted(columns))
+        named = {each for plan in plans.values() for each in (*plan.reads, *plan.outputs)}
+        new = {each: Dataset(each, unknown) for each in named - set(self.datasets)}
+        datasets = dict(sorted({**self.datasets, **new}.items()))
+        return self._replace(datasets=datasets, jobs=jobs, domains=_domains(datasets, jobs))
+
     def producers(self, datasetid: str) -> tuple[str, ...]:
         """The jobs that write a dataset."""
         return tuple(jobid for jobid, plan in self.jobs.items() if datasetid in plan.outputs)
@@ -160,7 +170,10 @@ def _plans(items: Iterable[tuple], policies: Mapping[str, Mapping[str, Any]]) ->
 
 
 def _domains(datasets: Mapping[str, Dataset], jobs: Mapping[str, Plan]) -> dict[str, str]:
-    """Name each connected component: as it is told, or after its smallest root."""
+    """Name each connected component: as it is told, or after its smallest root.
+
+    Roots are what nobody writes, or else what is made of nothing.
+    """
     leader = {each: each for each in datasets}
 
     def find(each: str) -> str:
@@ -178,10 +191,12 @@ def _domains(datasets: Mapping[str, Dataset], jobs: Mapping[str, Plan]) -> dict[
         members.setdefault(find(each), []).append(each)
 
     written = {each for plan in jobs.values() for each in plan.outputs}
+    begun = {each for plan in jobs.values() if not plan.reads for each in plan.outputs}
     names: dict[str, str] = {}
     for component in members.values():
         told = [name for each in component if (name := datasets[each].columns.get("domain"))]
         roots = [each for each in component if each not in written]
+        roots = roots or [each for each in component if each in begun]
         name = min(told or roots or component)
         names |= dict.fromkeys(component, name)
     return dict(sorted(names.items()))

@@ -54,7 +54,7 @@ def offer(store: Store, jobid: str, *, most: int = MOST) -> Offer:
         obstacle = f"{_counted(claimable, most)}, at its concurrency of {concurrency}"
     else:
         obstacle = ""
-    event = 0 if first is None else _newest(store, jobid, first)
+    event = 0 if first is None else newest(store, jobid, first)
     return Offer(jobid, claimable, first, event, concurrency, free, every_minutes, obstacle)
 
 
@@ -81,6 +81,7 @@ def _unmade(today: str, words: set[str]) -> str:
     return f"today's chunk {today} is {min(words)}: `odf resubmit` makes it again"
 
 
-def _newest(store: Store, jobid: str, dataid: str) -> int:
+def newest(store: Store, jobid: str, dataid: str) -> int:
+    """The last change of a chunk, in the datasets of a job."""
     rows, _ = store.db.insist(lambda: store.db.run("offers.newest", jobid=jobid, dataid=dataid))
     return rows[0][0] or 0

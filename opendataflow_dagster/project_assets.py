@@ -1,0 +1,194 @@
+"""The pipelines of a project as assets: a graph each, with a step for each transformation."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+import dagster as dg
+
+from .assets import SILENT
+from .dataflow.catalog import Catalog
+from .dataflow.names import printable
+from .pipeline_projects import Folder, Projects, Shown
+from .pipeline_steps import CLAIM, OVER, Flow, begin, publish, transform
+from .pipeline_work import PYSPARK, RESOURCE
+from .pipelines.annotation import engine_of
+from .resource import DataflowResource
+from .translator import DataflowTranslator
+
+HANDOVER = "opendataflow_handover"
+"""The key of the IO manager between steps: a project's own may keep frames only."""
+
+_FILES = dg.FilesystemIOManager()  # one for all: Dagster refuses two objects by one key
+
+
+def pipeline_assets(
+    project_dir: Folder,
+    dataflow: DataflowResource | Catalog | None = None,
+    *,
+    translator: DataflowTranslator | None = None,
+    pyspark: bool = False,
+) -> list[dg.AssetsDefinition]:
+    """An asset for each pipeline of a project: a graph of one step per transformation.
+
+    Its step `begin` claims a chunk, and `publish` publishes and settles it. A pipeline with a fault
+    in project.yml is left out, with a warning. `pyspark` takes the session from the resource of
+    that name. `build_definitions(projects=[…])` has the sensors too.
+    """
+    dataflow = dataflow or DataflowResource()
+    projects = Projects([project_dir])
+    catalog = dataflow if isinstance(dataflow, Catalog) else dataflow.catalog()
+    if isinstance(dataflow, DataflowResource):
+        projects.register(dataflow)
+    return assets_of(projects, projects.known_to(catalog), translator, pyspark=pyspark)
+
+
+def assets_of(
+    projects: Projects, catalog: Catalog, translator: DataflowTranslator | None = None, *,
+    pyspark: bool = False,
+) -> list[dg.AssetsDefinition]:  # fmt: skip
+    """The assets of projects that the catalog knows, in the order of their declaration."""
+    translator = translator or DataflowTranslator()
+    return [
+        _asset(Flow(each.project, each.pipeline, translator, pyspark), catalog, each)
+        for each in projects.shown.values()
+    ]
+
+
+def _asset(flow: Flow, catalog: Catalog, shown: Shown) -> dg.AssetsDefinition:
+    """The asset of what a pipeline writes, with its graph."""
+    translator, pipeline = flow.translator, flow.pipeline
+    spec = translator.spec(catalog, shown.plan.outputs[0], flow.slug)
+    engines = [
+        engine_of(flow.project.transformation_file(flow.slug, name))
+        for name in pipeline.transformations
+    ]
+    told = {"opendataflow/project": str(flow.project.root)}
+    if pipeline.sources:
+        told["opendataflow/sources"] = ", ".join(pipeline.sources)
+    spec = spec.replace_attributes(
+        kinds={*spec.kinds, *engines}, metadata={**told, **spec.metadata}
+    )
+    ins = {f"input_{at}": dep.asset_key for at, dep in enumerate(spec.deps)}
+    return dg.AssetsDefinition(
+        keys_by_input_name=ins,
+        keys_by_output_name={"chunk": spec.key},
+        node_def=_graph(flow, list(ins), engines),
+        specs=[spec],
+        can_subset=False,
+        backfill_policy=dg.BackfillPolicy.multi_run(1),
+        resource_defs={HANDOVER: _FILES},
+    )
+
+
+def _graph(flow: Flow, ins: list[str], engines: list[str]) -> dg.GraphDefinition:
+    """`begin`, then the transformations one after the other, then `publish`.
+
+    What begins may find nothing to do, be it that the chunk is READY: the transformations are
+    skipped then, but `publish` isn't, so that what is below goes on.
+    """
+    graph, slug = flow.translator.op_name(flow.slug), flow.slug
+    named = _once([flow.translator.op_name(each) for each in flow.pipeline.transformations])
+    first, last = _free("begin", named), _free("publish", named)
+    more = {
+        "required_resource_keys": {RESOURCE, *([PYSPARK] if flow.pyspark else [])},
+        "pool": flow.translator.pool(slug),
+    }
+
+    def beginning(context) -> Iterator[dg.Output]:
+        yield from begin(context, flow)
+
+    def step(number: int, name: str) -> Callable[..., Any]:
+        def run(context, handed):
+            transform(context, flow, number, name, handed)
+            return handed
+
+        return run
+
+    def ending(context, handed):
+        for each in handed:
+            if each:
+                publish(context, flow, each)
+        yield dg.Output(None, "chunk", metadata={SILENT: True})
+
+    ops = [
+        dg.op(
+            name=f"{graph}__{first}",
+            description=f"Claims a chunk of pipeline {slug}.",
+            ins={each: dg.In(dg.Nothing) for each in ins},
+            out={
+                each: dg.Out(dict, is_required=False, io_manager_key=HANDOVER)
+                for each in (CLAIM, OVER)
+            },
+            **more,
+        )(beginning)
+    ]
+    for number, name in enumerate(flow.pipeline.transformations, 1):
+        shown = flow.project.transformation_file(slug, name).relative_to(flow.project.root)
+        ops.append(
+            dg.op(
+                name=f"{graph}__{named[number - 1]}",
+                description=f"Transformation {printable(name)} of pipeline {slug}: {shown}",
+                ins={"handed": dg.In(dict)},
+                out={CLAIM: dg.Out(dict, io_manager_key=HANDOVER)},
+                tags={"dagster/compute_kind": engines[number - 1]},
+                **more,
+            )(step(number, name))
+        )
+    ops.append(
+        dg.op(
+            name=f"{graph}__{last}",
+            description=f"Publishes and settles the chunk of pipeline {slug}.",
+            ins={"handed": dg.In(list)},
+            # None is required: what was published is said of the chunk.
+            out={"chunk": dg.Out(dg.Nothing, is_required=False)},
+            **more,
+        )(ending)
+    )
+    return _wired(graph, ops, [first, *named, last], ins)
+
+
+def _wired(
+    graph: str, ops: list[dg.OpDefinition], names: list[str], ins: list[str]
+) -> dg.GraphDefinition:
+    """The ops in a row; the last one is also told when the first has nothing to do."""
+    first, last = names[0], names[-1]
+    wires: dict[Any, Mapping[str, Any]] = {dg.NodeInvocation(ops[0].name, alias=first): {}}
+    before = dg.DependencyDefinition(first, CLAIM)
+    for op, name in zip(ops[1:-1], names[1:-1], strict=True):
+        wires[dg.NodeInvocation(op.name, alias=name)] = {"handed": before}
+        before = dg.DependencyDefinition(name, CLAIM)
+    wires[dg.NodeInvocation(ops[-1].name, alias=last)] = {
+        "handed": dg.MultiDependencyDefinition([before, dg.DependencyDefinition(first, OVER)])
+    }
+    return dg.GraphDefinition(
+        name=graph,
+        node_defs=ops,
+        dependencies=wires,
+        input_mappings=[
+            dg.InputMapping(
+                graph_input_name=each, mapped_node_name=first, mapped_node_input_name=each
+            )
+            for each in ins
+        ],
+        output_mappings=[
+            dg.OutputMapping(
+                graph_output_name="chunk", mapped_node_name=last, mapped_node_output_name="chunk"
+            )
+        ],
+    )
+
+
+def _once(names: list[str]) -> list[str]:
+    """The names, with a number behind one that is there already: a file may be used twice."""
+    found: list[str] = []
+    for each in names:
+        found.append(_free(each, found))
+    return found
+
+
+def _free(name: str, taken: Iterable[str]) -> str:
+    at, free, taken = 1, name, set(taken)
+    while free in taken:
+        at += 1
+        free = f"{name}_{at}"
+    return free
