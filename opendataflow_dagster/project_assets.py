@@ -8,7 +8,7 @@ import dagster as dg
 from .assets import SILENT
 from .dataflow.catalog import Catalog
 from .dataflow.names import printable
-from .pipeline_projects import Folder, Projects, Shown
+from .pipeline_projects import Folder, Projects, Shown, tables_of
 from .pipeline_steps import CLAIM, OVER, Flow, begin, publish, transform
 from .pipeline_work import PYSPARK, RESOURCE
 from .pipelines.annotation import engine_of
@@ -31,10 +31,11 @@ def pipeline_assets(
     """An asset for each pipeline of a project: a graph of one step per transformation.
 
     Its step `begin` claims a chunk, and `publish` publishes and settles it. A pipeline with a fault
-    in project.yml is left out, with a warning. `pyspark` takes the session from the resource of
-    that name. `build_definitions(projects=[…])` has the sensors too.
+    in project.yml is left out, with a warning. Without `dataflow`, the tables are those that
+    `odf pipeline` uses for the project. `pyspark` takes the session from the resource of that name.
+    `build_definitions(projects=[…])` has the sensors too.
     """
-    dataflow = dataflow or DataflowResource()
+    dataflow = dataflow or tables_of(project_dir)
     projects = Projects([project_dir])
     catalog = dataflow if isinstance(dataflow, Catalog) else dataflow.catalog()
     if isinstance(dataflow, DataflowResource):

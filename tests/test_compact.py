@@ -385,6 +385,7 @@ def test_of_two_packers_one_is_refused(line: Store) -> None:
     list(going)
 
 
+@pytest.mark.soak
 def test_ten_thousand_chunks_become_a_few_files(sqlite_url: str) -> None:
     store = open_store(sqlite_url)
     store.init()

@@ -155,6 +155,12 @@ def in_hand(events: Sequence[tuple[str | None, int | None, float]], kill: Kill) 
     ]
 
 
+@pytest.fixture(scope="module", params=[pytest.param("sqlite", marks=pytest.mark.soak), "postgres"])
+def storage(request: pytest.FixtureRequest) -> str:
+    """As everywhere, but the minutes on SQLite are for a soak."""
+    return request.param
+
+
 @pytest.fixture(scope="module")
 def world(
     start_dagster: Callable[..., Dagster], storage: str, tmp_path_factory: pytest.TempPathFactory

@@ -229,6 +229,7 @@ class Readers:
                 each.join()
         for trouble in self.troubles:
             raise trouble
+        self.tables()  # meanwhile it may never have been READY when it was asked
         assert self.reads["tables"] > 0, self.reads
         asked = self.reads + Counter(tables=self.reads["refused"])
         assert min(asked[how] for how in ("chunk", "root", "tables")) >= TIMES, self.reads

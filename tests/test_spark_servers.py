@@ -182,7 +182,10 @@ def test_the_grid_shows_the_evidence_and_what_was_expected(lake: Lake) -> None:
     assert rows[small]["description"]
 
 
-@pytest.mark.parametrize(("way", "held"), [("stop_batch", 4), ("stop_threads", 4)])
+@pytest.mark.parametrize(
+    ("way", "held"),
+    [("stop_batch", 4), pytest.param("stop_threads", 4, marks=pytest.mark.soak)],
+)
 def test_a_run_that_is_terminated_settles_all_that_it_has_in_hand(
     lake: Lake, way: str, held: int
 ) -> None:

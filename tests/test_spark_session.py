@@ -607,6 +607,7 @@ def test_a_server_of_spark_connect(connect_url: str) -> None:
     assert len(done.stderr.splitlines()) == 1, done.stderr
 
 
+@pytest.mark.soak
 @pytest.mark.timeout(300)
 def test_a_cluster_loses_an_executor_and_a_worker_and_the_job_ends(
     start_cluster: "Callable[..., Cluster]",
