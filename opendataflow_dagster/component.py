@@ -3,7 +3,6 @@
 import importlib
 import logging
 import os
-import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any
@@ -15,6 +14,7 @@ from .build import build_definitions
 from .dataflow.catalog import Catalog, Dataset
 from .dataflow.config import redact
 from .dataflow.errors import NoDatabase, WrongUse
+from .dataflow.modules import module_of_file
 from .dataflow.runjob import first_line
 from .pipeline_projects import Projects, tables_of
 from .resource import DataflowResource
@@ -161,7 +161,10 @@ def _function(context: dg.ResolutionContext, name: str) -> Callable[..., Any]:
         raise WrongUse(f"{name!r} names no function. Write it as package.module.function.")
     loading = dg.ComponentLoadContext.from_resolution_context(context)
     if module.endswith(".py"):
-        module = _of_file(os.path.join(loading.path, os.path.expanduser(module)))
+        path = os.path.join(loading.path, os.path.expanduser(module))
+        if not os.path.isfile(path):
+            raise WrongUse(f"There is no file {path}. Correct its name in the YAML file.")
+        module = module_of_file(path)
     elif module.startswith("."):
         folders = loading.path.relative_to(loading.defs_module_path).parts
         module = ".".join([loading.defs_module_name, *folders, module[1:]])
@@ -169,20 +172,6 @@ def _function(context: dg.ResolutionContext, name: str) -> Callable[..., Any]:
     if found is None:
         raise WrongUse(f"Module {module} has no {attribute!r}. Correct the name in the YAML file.")
     return found
-
-
-def _of_file(path: str) -> str:
-    """The name of a module that is a file: what lies beside it can be imported, too."""
-    if not os.path.isfile(path):
-        raise WrongUse(f"There is no file {path}. Correct its name in the YAML file.")
-    folder, file = os.path.split(os.path.abspath(path))
-    name = file.removesuffix(".py")
-    if folder not in sys.path:
-        sys.path.insert(0, folder)
-    found = importlib.import_module(name).__file__ or ""
-    if not os.path.samefile(found, path):
-        raise WrongUse(f"{path} is called like the module {found}. Give the file another name.")
-    return name
 
 
 class YamlTranslator(DataflowTranslator):

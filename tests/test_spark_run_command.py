@@ -43,8 +43,10 @@ def strict(numbers):
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with tables, a file of jobs, and two chunks of CSV."""
+    # A process has one module of that name: for each test, it is another process.
+    monkeypatch.delitem(sys.modules, "jobs", raising=False)
     store = open_store(f"sqlite:///{tmp_path}/.dataflow/dataflow.db")
     (tmp_path / ".dataflow").mkdir()
     store.init()

@@ -3,13 +3,13 @@
 import importlib
 import inspect
 import os
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from ..dataflow.errors import WrongUse
 from ..dataflow.model import Plan
+from ..dataflow.modules import import_beside, module_of_file
 from ..dataflow.names import printable
 
 SAME, MERGE, ANY = "same", "merge", "any"
@@ -172,15 +172,15 @@ def load_job(named: str) -> tuple[SparkJob, str]:
 
 def _module(module: str, named: str) -> Any:
     """A module by its name, or by its file, with what lies beside it importable."""
-    folder = os.getcwd()
-    if module.endswith(".py") or "/" in module:
-        path = os.path.abspath(module)
-        if not os.path.isfile(path):
-            raise WrongUse(f"--spark {named!r}: there is no file {path}.")
-        folder, module = os.path.dirname(path), os.path.basename(path).removesuffix(".py")
-    if folder not in sys.path:
-        sys.path.insert(0, folder)
+    path = os.path.abspath(module)
+    is_file = module.endswith(".py") or "/" in module
+    if is_file and not os.path.isfile(path):
+        raise WrongUse(f"--spark {named!r}: there is no file {path}.")
     try:
+        if is_file:
+            module = module_of_file(path)
+        else:
+            import_beside(os.getcwd())
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
         if error.name != module.partition(".")[0] and error.name != module:
