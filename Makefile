@@ -40,13 +40,14 @@ ui: install ## Open the demo's data in Dagster's UI; PORT=3000
 soak: install ## Run the tests that take minutes
 	$(BIN)/python -m pytest -m soak
 
-bench: install ## Measure claims, job starts, Dagster's side and Spark against others
+bench: install ## Measure claims, job starts, Dagster's side, Spark and items against others
 	$(BIN)/python benchmarks/claims.py
 	$(BIN)/python benchmarks/runjob.py
 	$(BIN)/python benchmarks/reconcile.py
 	$(BIN)/python benchmarks/catchup.py
 	$(BIN)/python benchmarks/spark.py
 	$(BIN)/python benchmarks/evidence.py
+	$(BIN)/python benchmarks/stream.py
 
 docs: install ## Write docs/commands.md from the commands' help
 	$(BIN)/python docs/commands.py > docs/commands.md

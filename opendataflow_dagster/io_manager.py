@@ -142,7 +142,7 @@ class DataflowIOManager(dg.ConfigurableIOManager):
                 return datasetid
         raise refusal(
             "NOT_REGISTERED", f"no dataset is called as asset {key.to_user_string()!r} is",
-            f"odf dataset add {typed(likely)} --hostname FOLDER",
+            f"odf dataset add {typed(likely)} --hostname /FOLDER",
         )  # fmt: skip
 
 

@@ -18,10 +18,11 @@ from .dataflow.produce import Produced, produce
 from .dataflow.pulse import Pulse
 from .dataflow.runjob import NOTHING
 from .dataflow.steps import excerpt
+from .dataflow.store import Store
 from .materializations import made
 from .pipeline_work import Flow, Handed, failure, held, told
 from .pipelines.buffer import Buffer
-from .pipelines.destinations import destination_of
+from .pipelines.destinations import Destination, destination_of, refuse_loss
 from .pipelines.plans import is_read, register, takes_items
 from .pipelines.running import check, open_sources, publish_frame
 from .pipelines.stepping import Stepping, empty, failed
@@ -123,6 +124,9 @@ def transform(context: Context, flow: Flow, number: int, name: str, handed: Hand
         frames: list[Any] = list(open_sources(work.store, flow.project, flow.pipeline, work.chunk))
         stepping = Stepping(work.store, work.claim, work.engine, flow.pipeline)
         item = stepping.item()
+        if number == 1 and item is None:
+            with failed():
+                refuse_loss(flow.project, flow.pipeline, _destination(work.store, flow))
         if number > 1:
             frames[:1] = [work.buffer.frame(number - 1, work.session)]
         try:
@@ -168,11 +172,7 @@ def publish(context: Context, flow: Flow, handed: Handed) -> None:
                 store.confirm(claim)
 
             with failed():
-                plans = register(store, flow.project, flow.slug)
-                place = destination_of(
-                    store, flow.project, flow.pipeline, plans[flow.slug],
-                    read_by_others=is_read(plans, flow.slug),
-                )  # fmt: skip
+                place = _destination(store, flow)
                 frame = work.buffer.frame(last, work.session)
                 if not is_item:
                     return publish_frame(flow.project, flow.pipeline, place, frame, chunk, confirm)
@@ -196,6 +196,14 @@ def publish(context: Context, flow: Flow, handed: Handed) -> None:
                 made(produced, fact, work.environment.plan.today, handed["partition"],
                      flow.translator, log)
             )  # fmt: skip
+
+
+def _destination(store: Store, flow: Flow) -> Destination:
+    plans = register(store, flow.project, flow.slug)
+    return destination_of(
+        store, flow.project, flow.pipeline, plans[flow.slug],
+        read_by_others=is_read(plans, flow.slug),
+    )  # fmt: skip
 
 
 def _not_made(context: Context, produced: Produced) -> dg.Failure:

@@ -1,6 +1,7 @@
 """What `odf serve` answers: items, statuses, and every way to be refused."""
 
 import json
+import re
 import socket
 import threading
 from collections.abc import Callable, Iterator
@@ -17,6 +18,7 @@ from opendataflow_dagster.dataflow.store import Store, open_store
 from opendataflow_dagster.dataflow.tokens import drop_token, new_token
 from opendataflow_dagster.ingest import Limits, make_app
 from opendataflow_dagster.ingest.limits import Rates
+from opendataflow_dagster.ingest.metrics import Sparing
 from opendataflow_dagster.pipelines.project import read_project
 from tests.postgres import Server
 from tests.stores import check, close, sql, statuses
@@ -171,7 +173,8 @@ def test_a_status_is_told_to_who_has_the_token(client: Client) -> None:
     address = client.post({"id": 2}).json()["status"]
     told = client.get(address).json()
     assert (told["status"], told["jobid"], told["reason"]) == ("PENDING", "live", None)
-    assert "T" in told["received"]
+    for moment in (told["received"], told["modified"]):
+        assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}[+-]\d\d:\d\d", moment)
     assert client.http.get(address).status_code == 401
     for unknown in ("1000000000", "nothing", "%00", "9" * 400, "-1", "１"):
         answer = client.get(f"/status/live/{unknown}")
@@ -426,6 +429,22 @@ def test_health_and_numbers(client: Client) -> None:
         "# TYPE odf_acknowledge_seconds histogram",
     ):  # fmt: skip
         assert line in lines, answer.text
+
+
+def test_what_takes_long_to_ask_is_asked_the_less_often() -> None:
+    now, asked = [0.0], []
+
+    def ask() -> int:
+        now[0] += 0.06
+        asked.append(now[0])
+        return len(asked)
+
+    sparing = Sparing(ask, lambda: now[0])
+    assert [sparing() for _ in range(5)] == [1] * 5
+    now[0] += 1.19
+    assert sparing() == 1
+    now[0] += 0.02
+    assert sparing() == 2
 
 
 def test_the_page_needs_nothing_from_outside(client: Client) -> None:

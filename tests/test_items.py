@@ -218,6 +218,9 @@ def test_an_item_fails_is_sent_back_and_is_ready(store: Store) -> None:
     assert failed is not None
     assert (failed["status"], failed["reason"]) == ("FAILED", "price: KeyError: 'sku'")
     assert (failed["transformation"], failed["generation"]) == ("price", claim.generation)
+    if store.db.dialect == "sqlite":
+        [(modified,)] = sql(store, "select modified from datastatus where status = 'FAILED'")
+        assert len(modified) == len("2026-03-01 14:30:00.123")
 
     resubmit(store, "orders", [dataid])
     [again] = take(store, "orders")

@@ -203,6 +203,21 @@ def test_items_are_left_to_odf_serve_unless_one_is_asked_for(line: Line) -> None
 
 
 @one_store
+def test_a_run_that_would_lose_items_ends_before_its_transformations(line: Line) -> None:
+    [accepted] = accept(line.store, [Post("signups", ('{"name": "Bob"}',))])
+    [item] = accepted.dataids  # type: ignore[union-attr]
+    assert line.materialize("signups", key=item, domain="signups").success
+    before = line.output("signups")
+
+    ran = line.materialize("signups", domain="signups")
+    assert "holds what 1 item has appended, and this run would replace it" in ran.reason
+    assert line.outcomes() == {"signups.begin": "success", "signups.join": "failure"}
+    assert status(line.store, "signups", ONE, "signups") == "FAILED"
+    assert not [each for each in steps(line.store, "signups", ONE) if each["transformation"]]
+    assert line.output("signups") == before
+
+
+@one_store
 def test_a_claim_that_was_taken_over_ends_the_run_in_a_line(
     line: Line, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -23,13 +23,17 @@ from opendataflow_dagster.dataflow.chunk import Chunk, Place, Result, open_chunk
 from opendataflow_dagster.dataflow.environment import job_environment
 from opendataflow_dagster.dataflow.errors import DataflowError, Refused, StaleClaim
 from opendataflow_dagster.dataflow.model import Claim, Fact, Plan
+from opendataflow_dagster.dataflow.places import location
 from opendataflow_dagster.dataflow.registry import add_dataset
 from opendataflow_dagster.dataflow.store import Store, open_store
-from opendataflow_dagster.pipelines import csvfile, csvspark
+from opendataflow_dagster.dataflow.why import explain
+from opendataflow_dagster.pipelines import csvfile, csvparts, csvspark
+from opendataflow_dagster.pipelines.converting import as_pandas, as_spark
 from opendataflow_dagster.pipelines.csvfile import CsvAppender
 from opendataflow_dagster.pipelines.csvjournal import Journal, path_of
 from opendataflow_dagster.pipelines.destinations import Destination, destination_of, write_output
 from opendataflow_dagster.pipelines.project import Pipeline, Project, read_project
+from opendataflow_dagster.pipelines.running import publish_frame
 from opendataflow_dagster.pipelines.sources import CsvSource, registered, source_of
 from tests.stores import close, put, register, sql, take
 
@@ -248,6 +252,44 @@ def test_a_replaced_file_has_no_journal_left(tmp_path: Path) -> None:
     good(appender.append([(claim(1, 2), row(1, "again"))], nothing))
 
     assert list(pd.read_csv(path).text) == ["x", "again"]
+
+
+def test_what_claims_have_appended_is_not_replaced_unless_that_is_said(tmp_path: Path) -> None:
+    path = tmp_path / "sums.csv"
+    appender = CsvAppender(str(path))
+    good(appender.append([(claim(n), row(n)) for n in range(2)], nothing))
+    before = path.read_bytes()
+
+    for refused in (
+        lambda: csvparts.refuse_loss(str(path), "Do this."),
+        lambda: csvfile.replace(str(path), row(9), instead="Do this."),
+    ):
+        with pytest.raises(Refused) as error:
+            refused()
+        assert str(error.value) == (
+            f"{path} holds what 2 items have appended, and this run would replace it. Do this."
+        )
+    assert path.read_bytes() == before
+    assert sorted(os.listdir(tmp_path)) == [".sums.csv.odf", "sums.csv"]
+
+    path.rename(tmp_path / "aside.csv")  # its owner has taken it away
+    csvfile.replace(str(path), row(9), instead="Do this.")
+    csvfile.replace(str(path), row(10), instead="Do this.")
+    good(appender.append([(claim(3), frame())], nothing))  # it has no row to lose
+    csvfile.replace(str(path), row(11), instead="Do this.")
+    assert list(pd.read_csv(path).n) == [11]
+
+
+def test_what_a_killed_process_has_half_appended_keeps_no_run_from_replacing(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "sums.csv"
+    csvfile.replace(str(path), row(1))
+    assert not in_a_child(
+        lambda: CsvAppender(str(path)).append([(claim(1), row(2))], nothing), Doom(2)
+    )
+    csvfile.replace(str(path), row(3), instead="Do this.")
+    assert list(pd.read_csv(path).n) == [3]
 
 
 def test_two_processes_append_and_a_third_reads_whole_lines(tmp_path: Path) -> None:
@@ -689,7 +731,7 @@ def test_a_slug_without_a_registration_is_a_file_of_the_project(
     found = source_of(store, project, "orders")
 
     assert found.location == str(project.root / "sources" / "orders.csv")
-    assert registered(store, "orders") is None
+    assert registered(store, "orders", project.root) is None
     got = found.pandas()
     assert_frame_equal(got, pd.read_csv(project.root / "sources" / "orders.csv"))
     got.loc[0, "price"] = 100.0
@@ -705,7 +747,7 @@ def test_a_slug_without_a_registration_is_a_file_of_the_project(
         source_of(store, project, "gone").pandas()
     assert str(error.value) == (
         f"Source 'gone' is {project.root}/sources/gone.csv, which doesn't exist. Put the file "
-        "there, or run: odf dataset add gone --hostname FILE.csv"
+        "there, or run: odf dataset add gone --hostname /path/FILE.csv"
     )
     assert error.value.code == "INVALID_LOCATION"
     with pytest.raises(Refused, match="doesn't exist"):
@@ -780,6 +822,116 @@ def test_the_writemode_of_a_csv_file_says_what_runs_and_items_do(
     good(to(store, project).append([(claim(4), row(4)), (claim(5), row(5))], nothing))
     assert path.read_text() == "n,text\n5,x\n"
     assert source_of(store, project, "sums").location == str(path)
+
+
+@pytest.mark.parametrize("registered_at", ["", "{tmp}/sums.csv"])
+def test_a_run_does_not_replace_what_items_have_appended(
+    store: Store, project: Project, tmp_path: Path, registered_at: str
+) -> None:
+    if registered_at:
+        add_dataset(store, "sums", hostname=registered_at.format(tmp=tmp_path))
+    good(to(store, project).append([(claim(1), row(1))], nothing))
+    path = Path(to(store, project).location)
+
+    to_folder = to(store, project, read=True)
+    for refused in (
+        to(store, project).refuse_loss,
+        lambda: to(store, project).publish(row(9), chunk_of(store, "1"), nothing),
+    ):
+        with pytest.raises(Refused, match="holds what 1 item has appended") as error:
+            refused()
+    where = "" if registered_at else f" --hostname {path}"
+    assert f"run: odf dataset add sums{where} --writemode append. " in str(error.value)
+    assert path.read_text() == "n,text\n1,x\n"
+    if not registered_at:  # what others read is a folder, and the file for people another's
+        to_folder.refuse_loss()
+        with pytest.raises(Refused, match=f"Put it aside: mv -n {path} {path.parent}/daily-items"):
+            write_output(project, "daily", row(9))
+
+    add_dataset(store, "sums", hostname=str(path), writemode="append")
+    to(store, project).refuse_loss()
+    to(store, project).publish(row(2), chunk_of(store, "2"), nothing)
+    assert list(pd.read_csv(path).n) == [1, 2]
+    add_dataset(store, "sums", writemode="replace")
+    to(store, project).refuse_loss()
+    to(store, project).publish(row(3), chunk_of(store, "3"), nothing)
+    assert list(pd.read_csv(path).n) == [3]
+
+
+def test_the_file_for_people_is_known_by_any_path(
+    store: Store, project: Project, tmp_path: Path
+) -> None:
+    (tmp_path / "link").symlink_to(project.root)
+    linked = f"{tmp_path}/link/output/daily.csv"
+    add_dataset(store, "sums", hostname=linked, writemode="append")
+    pipeline = project.pipeline("daily")
+    for number in (1, 2):
+        chunk = chunk_of(store, str(number))
+        publish_frame(project, pipeline, to(store, project), row(number), chunk, nothing)
+    assert list(pd.read_csv(linked).n) == [1, 2]
+
+
+@pytest.mark.parametrize(
+    "columns",
+    [
+        {"hostname": "./data/sums.csv"},
+        {"hostname": "../sums.csv"},
+        {"hostname": "./data/sums", "format": "parquet"},
+        {"database": "./data.db", "tablename": "sums", "format": "sqlite"},
+        {"database": "./data.db", "tablename": "sums", "chunkcolumn": "chunk", "format": "sqlite"},
+    ],
+)
+def test_a_relative_place_is_in_the_project_wherever_it_is_run_from(
+    store: Store, project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    columns: dict[str, str], spark: "SparkSession",
+) -> None:  # fmt: skip
+    add_dataset(store, "sums", **columns)
+    sqlite3.connect(project.root / "data.db").execute(
+        "create table sums (n integer, text varchar(9), chunk varchar(9))"
+    )
+    chunk = chunk_of(store, "1")
+    for folder in ("here", "there"):
+        (tmp_path / folder).mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    told = to(store, project).publish(row(1), chunk, nothing)
+    store.finish(chunk.claim, [Fact("sums", "1", told.location, told.rows)])
+
+    monkeypatch.chdir(tmp_path / "there")
+    assert told.location is not None
+    assert told.location.startswith(str(tmp_path))
+    assert source_of(store, project, "sums").pandas().n.tolist() == [1]
+    for made in (told.location, location(columns)):  # the second is that of a chunk made by hand
+        place = Place("sums", columns, made, chunk.generation)
+        found = source_of(store, project, "sums", place, "1")
+        assert found.pandas().n.tolist() == [1]
+        assert [each.n for each in found.spark(spark).collect()] == [1]
+    assert not [*(tmp_path / "here").iterdir(), *(tmp_path / "there").iterdir()]
+    [answer] = [
+        each for each in explain(store, "daily", "1").answers if each.question == "location"
+    ]
+    assert answer.ok is True, answer.text
+
+
+def test_a_bare_name_of_a_file_is_told_to_be_a_host(store: Store, project: Project) -> None:
+    add_dataset(store, "orders", hostname="ORDERS.csv")
+    with pytest.raises(Refused) as error:
+        source_of(store, project, "orders")
+    assert str(error.value) == (
+        "'orders' is registered at ORDERS.csv, which is the name of a host and not a path. "
+        "Run: odf dataset add orders --hostname /path/ORDERS.csv"
+    )
+
+
+def test_frames_of_pandas_on_spark_are_converted_without_advice(
+    store: Store, project: Project, spark: "SparkSession"
+) -> None:
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        made = spark.sql("select 1L as n, 'x' as text").pandas_api()
+        to(store, project).publish(made, chunk_of(store, "1"), nothing)
+        assert [tuple(each) for each in as_spark(made, spark).collect()] == [(1, "x")]
+        assert_frame_equal(as_pandas(made), row(1))
+    assert [str(each.message) for each in said if "Advice" in each.category.__name__] == []
 
 
 def test_a_folder_as_it_stands_is_its_ready_chunks(

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -27,11 +28,12 @@ from opendataflow_dagster.dataflow.registry import add_dataset
 from opendataflow_dagster.dataflow.runjob import Outcome
 from opendataflow_dagster.dataflow.steps import steps
 from opendataflow_dagster.dataflow.store import Store, open_store
+from opendataflow_dagster.dataflow.why import explain
 from opendataflow_dagster.pipelines.project import read_project
 from opendataflow_dagster.pipelines.running import run_pipeline
 from opendataflow_dagster.pipelines.streamfile import claim_items
 from opendataflow_dagster.pipelines.transformation import TransformationError
-from tests.stores import check, close, expire, policy, register, sql, statuses
+from tests.stores import check, close, expire, policy, register, sql, statuses, take
 
 SHOP = """
 name: Shop
@@ -457,6 +459,72 @@ def test_items_of_a_stream_that_was_killed_are_made_one_by_one(shop: Shop) -> No
     assert shop.output("signups").splitlines()[-3:] == ["Grace,2", "Ada,2", "Hedy,2"]
 
 
+def test_a_run_that_would_lose_items_is_refused_and_nothing_is_lost(
+    own: Shop, sqlite_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own.run("signups")
+    [accepted] = accept(own.store, [Post("signups", ('{"name": "Grace"}',))])
+    assert not isinstance(accepted, Refused)
+    own.run("signups", all_chunks=True)
+    own.write("items.csv", "name\nHedy\n")
+    before, chunks = own.output("signups"), own.outs("signups")
+    assert before.endswith("Grace,2\n")
+
+    for more in ({}, {"all_chunks": True}, {"stream": "items.csv"}):
+        with pytest.raises(Refused, match="holds what 1 item has appended, and this run would"):
+            own.run("signups", **more)  # type: ignore[arg-type]
+        assert own.outs("signups") == chunks
+        assert own.output("signups") == before
+
+    [_, first] = chunks
+    resubmit(own.store, "signups", [first])
+    assert own.run("signups") == Outcome(1, failed=1)  # before its transformations run
+    assert [each["step"] for each in steps(own.store, "signups", first)] == [1, 1, 2]
+    [(why,)] = sql(own.store, "select why from dataevent where status_after = 'FAILED'")
+    assert "holds what 1 item has appended" in why
+    assert own.output("signups") == before
+
+    monkeypatch.setenv("DATAFLOW_URL", sqlite_url)
+    words = shlex.split(why.partition("run: odf ")[2].partition(". ")[0])
+    assert words[-2:] == ["--writemode", "append"]
+    assert CliRunner().invoke(app, words).exit_code == 0
+    resubmit(own.store, "signups", [first])
+    assert own.run("signups") == Outcome(0, done=1)
+    assert own.run("signups", stream="items.csv") == Outcome(0, done=1)
+    kept = own.output("signups")
+    assert kept.startswith(before)
+    assert kept[len(before) :] == "Ada,1\nAda,2\nHedy,2\n"
+
+
+def test_items_go_on_where_a_run_is_refused(own: Shop) -> None:
+    own.run("signups")
+    posts = [Post("signups", ('{"name": "Grace"}', '{"name": "bad"}'))]
+    [accepted] = accept(own.store, posts)
+    assert not isinstance(accepted, Refused)
+    assert own.run("signups", all_chunks=True) == Outcome(1, done=1, failed=1)
+    own.write("pipelines/signups/join.py", JOIN.replace('== "bad"', '== "worse"'))
+    resubmit(own.store, "signups", [accepted.dataids[1]])
+    assert own.run("signups") == Outcome(0, done=1)
+    assert own.output("signups").splitlines()[-3:] == ["Grace,2", "Ada,2", "bad,2"]
+
+
+def test_why_tells_where_an_unregistered_destination_is(own: Shop) -> None:
+    own.run("daily")
+    [dataid] = own.outs("daily")
+    told = explain(own.store, "daily", dataid)
+    [answer] = [each for each in told.answers if each.question == "location"]
+    made = sql(own.store, "select location from chunkfact")[0][0]
+    assert (answer.ok, answer.text) == (True, f"sales: not registered, made at {made}")
+    assert answer.rows[0]["produced"] == made
+
+    shutil.rmtree(own.root / "output")
+    told = explain(own.store, "daily", dataid)
+    [answer] = [each for each in told.answers if each.question == "location"]
+    assert (answer.ok, answer.text) == (
+        False, f"sales: not registered, made at {made}, which doesn't exist here"
+    )  # fmt: skip
+
+
 def test_a_missing_value_of_a_row_is_none(own: Shop) -> None:
     own.write("pipelines/signups/join.py", """
         import pandas as pd
@@ -513,6 +581,34 @@ def test_items_whose_result_can_not_be_published_fail_with_the_reason(own: Shop)
                            "order by dataid")  # fmt: skip
     assert "output" in one
     assert two.startswith("join: ValueError")
+    last = [each for each in steps(own.store, "signups") if each["status"] == "FAILED"]
+    assert [(each["transformation"], each["reason"]) for each in last] == [
+        ("join", two.removeprefix("join: ")), (None, one),
+    ]  # fmt: skip
+
+
+def test_a_run_whose_result_can_not_be_published_tells_why_in_history(own: Shop) -> None:
+    (own.root / "output").write_text("a file in the place of the folder")
+    assert own.run("daily") == Outcome(1, failed=1)
+    found = [(each["transformation"], each["status"]) for each in steps(own.store, "daily")]
+    assert found == [("clean", "READY"), ("total", "READY"), (None, "FAILED")]
+    assert "output" in steps(own.store, "daily")[-1]["reason"]
+
+
+def test_what_lost_its_process_is_seen_before_other_work_is_begun(own: Shop) -> None:
+    own.write("items.csv", "name\nHedy\n")
+    for slug in ("daily", "report", "daily", "signups"):
+        own.run(slug)
+    [lost] = take(own.store, "report", "gone")
+    [item] = claim_items(own.store, "signups", ['{"name": "Grace"}'], "gone")
+    own.run("daily")
+    expire(own.store)
+
+    own.run("report")
+    assert list(own.outs("report").values()) == ["READY", "READY"]
+    assert own.outs("report")[lost.dataid] == "READY"
+    assert own.run("signups", stream="items.csv") == Outcome(0, done=1)
+    assert own.outs("signups")[item.dataid] == "RESUBMIT"
 
 
 # --- the command --------------------------------------------------------------------------------
@@ -552,6 +648,12 @@ SLOW = "import time\n\ndef run(df{more}):\n    open({file!r}, 'w').close()\n    
 def test_a_new_project_validates_and_runs(tmp_path: Path) -> None:
     assert odf("new", "shop", cwd=tmp_path).returncode == 0
     shop = tmp_path / "shop"
+    for words in (["status"], ["history"], ["history", "--pipeline", "clean_contacts"]):
+        early = odf(*words, cwd=shop / "sources")
+        assert (early.returncode, early.stdout) == (1, "")
+        assert "Nothing has run yet" in early.stderr
+        assert "`odf pipeline run`" in early.stderr
+        assert not list(tmp_path.rglob(".dataflow"))
     assert odf("validate", cwd=shop).returncode == 0
     done = odf("pipeline", "run", "clean_contacts", cwd=shop)
 
@@ -568,8 +670,9 @@ def test_a_new_project_validates_and_runs(tmp_path: Path) -> None:
     for folder in (shop, shop / "sources"):
         history = odf("history", "--pipeline", "clean_contacts", "--json", cwd=folder)
         assert [each["status"] for each in json.loads(history.stdout)] == ["READY"] * 3
-    token = odf("token", "clean_contacts", "--project", "shop", cwd=tmp_path)
-    assert len(token.stdout.strip()) == 43, token.stderr
+    wrong = odf("history", "--pipeline", "nosuch", cwd=shop)
+    assert wrong.returncode == 2
+    assert wrong.stderr.endswith("It has: clean_contacts\n")
 
 
 def test_what_fails_is_told_where_it_was_typed_and_in_history(typed: Shop) -> None:
@@ -578,9 +681,12 @@ def test_what_fails_is_told_where_it_was_typed_and_in_history(typed: Shop) -> No
 
     assert done.returncode == 1
     assert "Reason: total: KeyError: 'nothing' (pipelines/daily/total.py:2)" in done.stderr
-    assert done.stderr.splitlines()[-1] == (
-        f"What failed: cd {typed.root} && odf history --pipeline daily"
-    )
+    [dataid] = typed.outs("daily")
+    assert done.stderr.splitlines()[-2:] == [
+        f"What failed: cd {typed.root} && odf history --pipeline daily",
+        f"Once it is mended: cd {typed.root} && odf resubmit daily {dataid} && "
+        "odf pipeline run daily",
+    ]
     told = odf("history", "--pipeline", "daily", cwd=typed.root)
     assert told.returncode == 0, told.stderr
     assert "total" in told.stdout

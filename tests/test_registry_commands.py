@@ -11,6 +11,7 @@ from click.testing import CliRunner, Result
 from opendataflow_dagster.cli import output, recovery
 from opendataflow_dagster.cli import registry as registering
 from opendataflow_dagster.cli.app import app
+from opendataflow_dagster.dataflow.credentials import password_of
 from opendataflow_dagster.dataflow.store import Store
 from tests.stores import check, expire, put, sql, status, take
 
@@ -115,6 +116,28 @@ def test_a_password_comes_from_standard_input_only(
     assert "odf1.scryp..." in shown
     assert odf("dataset", "add", "bob", "--password", stdin="", code=2).stderr
     odf("dataset", "add", "bob", "--encryptedpass", "hunter2", code=2)
+
+
+@pytest.mark.parametrize(
+    ("stdin", "secret"),
+    [
+        ("hunter2\n", "hunter2"),
+        ("hunter2", "hunter2"),
+        ("hunter2\r\n\n", "hunter2"),
+        (" hunter2 \n", " hunter2 "),
+        ('{\n  "type": "service_account"\n}\n', '{\n  "type": "service_account"\n}'),
+        ("a\nb\n\n", "a\nb\n"),
+    ],
+)
+def test_a_password_is_all_of_standard_input(
+    odf: Odf, store: Store, monkeypatch: pytest.MonkeyPatch, stdin: str, secret: str
+) -> None:
+    monkeypatch.setenv("PASSKEY", "plugh")
+    odf("dataset", "add", "bob", "--password", stdin=stdin)
+    [(stored,)] = sql(store, "select encryptedpass from dataset")
+    assert password_of("bob", stored, {"PASSKEY": "plugh"}) == secret
+    shown = odf("encrypt", "--dataset", "bob", stdin=secret + "\n").stdout.strip()
+    assert password_of("bob", shown, {"PASSKEY": "plugh"}) == secret
 
 
 def test_what_is_wrong_ends_in_one_line(odf: Odf) -> None:

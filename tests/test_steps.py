@@ -15,7 +15,7 @@ from opendataflow_dagster.dataflow.model import Claim
 from opendataflow_dagster.dataflow.moves import delete_run, hold, resubmit
 from opendataflow_dagster.dataflow.steps import MOST, Cleaned, Step, clean, record, steps
 from opendataflow_dagster.dataflow.store import Store
-from tests.stores import check, everything, register, sql, take
+from tests.stores import check, everything, expire, register, sql, take
 
 Odf = Callable[..., Result]
 
@@ -125,6 +125,49 @@ def test_the_newest_runs_come_first_with_all_their_steps(store: Store) -> None:
         steps(store, "orders", limit=0)
 
 
+def test_a_run_that_failed_otherwise_than_by_a_step_tells_why(store: Store, odf: Odf) -> None:
+    published, early, lost, good = (item(store) for _ in range(4))
+    claims = {claim.dataid: claim for claim in take(store, "orders", k=4)}
+    now = store.now()
+    record(store, [step(claims[published], started=now, ended=now),
+                   step(claims[lost], started=now, ended=now),
+                   step(claims[lost], 2, "RUNNING", started=now),
+                   step(claims[good], started=now, ended=now)])  # fmt: skip
+    store.fail(claims[published], "output isn't a folder")
+    store.fail(claims[early], "no such source")
+    store.finish(claims[good])
+    expire(store, claims[lost])
+    store.recover()
+
+    def listed(dataid: str | None = None) -> list[tuple]:
+        found = steps(store, "orders", dataid)
+        assert all(list(row) == list(Step._fields) for row in found)
+        return [(row["dataid"], row["step"], row["status"], row["reason"]) for row in found]
+
+    gone = "worker didn't come back: claim 1 of 5 lost"
+    assert listed() == [
+        (good, 1, "READY", None), (lost, 1, "READY", None), (lost, 2, "FAILED", gone),
+        (early, 1, "FAILED", "no such source"),
+        (published, 1, "READY", None), (published, 2, "FAILED", "output isn't a folder"),
+    ]  # fmt: skip
+    assert listed(early) == [(early, 1, "FAILED", "no such source")]
+    assert listed(published)[-1][-1] == "output isn't a folder"
+    assert [row["dataid"] for row in steps(store, "orders", limit=3)] == [good, lost, lost, early]
+    shown = odf("history", "--pipeline", "orders", published).stdout.splitlines()
+    assert "(the run)" in shown[2]
+    assert shown[2].endswith("output isn't a folder")
+    [row] = json.loads(odf("history", "--pipeline", "orders", early, "--json").stdout)
+    assert (row["transformation"], row["status"], row["stdout"]) == (None, "FAILED", None)
+
+    # What a later run made READY has nothing to tell that no step tells.
+    resubmit(store, "orders", [published, early])
+    for claim in take(store, "orders", k=2):
+        store.finish(claim)
+    assert listed(early) == []
+    assert len(listed(published)) == 2
+    check(store)
+
+
 def test_a_cleaning_leaves_whatever_could_run_and_every_status(store: Store) -> None:
     ready, failed, held, back, gone = (item(store, key) for key in ("a", "b", "c", "d", None))
     claims = {claim.dataid: claim for claim in take(store, "orders", k=5)}
@@ -150,7 +193,7 @@ def test_a_cleaning_leaves_whatever_could_run_and_every_status(store: Store) -> 
     assert set(payloads(store, "orders", [ready, failed, held, back, gone, waiting, running])) == {
         failed, held, back, waiting, running,
     }  # fmt: skip
-    assert [row["dataid"] for row in steps(store, "orders")] == [running]
+    assert [row["dataid"] for row in steps(store, "orders") if row["transformation"]] == [running]
     assert clean(store) == Cleaned(0, 0, 0)
     check(store)
 
@@ -236,10 +279,11 @@ def test_the_command_lists_steps_and_shows_one_run_in_full(store: Store, odf: Od
         "three rows\n\x1b[2J", "Traceback …\nKeyError: 'sku'\n",
     )  # fmt: skip
 
-    nothing = odf("history", "--pipeline", "nobody")
+    nothing = odf("history", "--pipeline", "daily")
     assert (nothing.stdout, nothing.stderr) == (
         "", "No run of it is recorded. See `odf pipeline list`.\n",
     )  # fmt: skip
+    assert "There is no pipeline 'nobody'" in odf("history", "--pipeline", "nobody", code=2).stderr
     odf("history", "--pipeline", "orders", "--follow", code=2)
 
 

@@ -1,5 +1,7 @@
 """Tokens: who may send items to a pipeline, and that the tables tell nobody."""
 
+from pathlib import Path
+
 import pytest
 from click.testing import CliRunner
 
@@ -7,7 +9,8 @@ from opendataflow_dagster.cli.app import app
 from opendataflow_dagster.dataflow.errors import WrongUse
 from opendataflow_dagster.dataflow.store import Store
 from opendataflow_dagster.dataflow.tokens import check_token, drop_token, has_token, new_token
-from tests.stores import everything
+from tests.stores import everything, register
+from tests.test_ingest import make_project
 
 
 def test_a_pipeline_without_a_token_lets_nobody_in(store: Store) -> None:
@@ -53,6 +56,7 @@ def test_the_command_prints_it_once(
     store: Store, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("DATAFLOW_URL", url)
+    register(store, "orders", [], ["sold"])
 
     def odf(*words: str) -> tuple[int, str, str]:
         done = CliRunner().invoke(app, ["token", *words], prog_name="odf")
@@ -68,3 +72,30 @@ def test_the_command_prints_it_once(
     assert odf("orders", "--drop") == (0, "", "Pipeline 'orders' takes no items any more.\n")
     code, printed, told = odf("orders", "--drop")
     assert (code, printed, "odf token orders" in told) == (4, "", True)
+    code, printed, told = odf("nosuch")
+    assert (code, printed, "There is no pipeline 'nosuch'" in told) == (2, "", True)
+
+
+def test_a_project_knows_who_takes_items(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def odf(*words: str) -> tuple[int, str, str]:
+        done = CliRunner().invoke(app, ["token", *words], prog_name="odf")
+        return done.exit_code, done.stdout, done.stderr
+
+    root = make_project(tmp_path / "shop")
+    monkeypatch.chdir(root / "pipelines")
+    code, printed, told = odf("nosuch")
+    assert (code, printed) == (2, "")
+    assert told.endswith("It has: live, daily, broken, quiet\n")
+    code, printed, told = odf("daily")
+    assert (code, printed, len(told.splitlines())) == (2, "", 1)
+    assert "Pipeline 'daily' takes no items" in told
+    assert not (root / ".dataflow").exists()
+
+    code, printed, told = odf("live")
+    assert (code, len(printed)) == (0, 44), told
+    assert (root / ".dataflow").exists()
+    # One that has left the project may still have a token.
+    text = (root / "project.yml").read_text()
+    (root / "project.yml").write_text(text.replace("live", "fresh"))
+    assert odf("live", "--drop")[0] == 0
+    assert odf("live")[0] == 2

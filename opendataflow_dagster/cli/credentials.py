@@ -103,6 +103,11 @@ def _purpose(command: str, dataset: str | None, stray: tuple[str, ...]) -> crede
 def _text(what: str, *, twice: bool = False) -> str:
     if sys.stdin.isatty():
         return click.prompt(what, hide_input=True, confirmation_prompt=twice, err=True)
+    return given_text()
+
+
+def given_text() -> str:
+    """All of standard input, without the end of its last line."""
     raw = sys.stdin.buffer.read()
     try:
         text = raw.decode("utf-8")

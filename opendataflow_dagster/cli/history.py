@@ -12,11 +12,22 @@ from ..dataflow.names import printable
 from ..dataflow.steps import clean as clean_steps
 from ..dataflow.steps import steps as steps_of
 from ..dataflow.times import parse_time
-from .output import as_json, count_of, json_text, show, shown_rows, store_of
+from .output import (
+    as_json,
+    count_of,
+    json_text,
+    refuse_unknown_pipeline,
+    show,
+    shown_rows,
+    store_of,
+)
 
 POLL = 1.0
 CHANGES = 100
 """Changes of a status that are listed, unless told otherwise."""
+
+WHOLE = "(the run)"
+"""What stands for a transformation where none is to blame."""
 
 
 class WithClean(click.Group):
@@ -68,7 +79,8 @@ def history(
 
     With --follow and --json, each change is an object on a line of its own.
 
-    With --pipeline, what each transformation did; with the run's DATAID, all that it printed too.
+    With --pipeline, what each transformation did, and why a run failed otherwise; with the run's
+    DATAID, all that was printed too.
     """
     if pipeline is not None:
         if named_job or dataid or dataset or since or follow:
@@ -150,7 +162,10 @@ def _show_steps(
     ctx: click.Context, pipeline: str, dataid: str | None, limit: int, as_json: bool
 ) -> None:
     """List a pipeline's steps; of one chunk also what they printed, to the last letter."""
-    found = steps_of(store_of(ctx), pipeline, dataid, limit)
+    store = store_of(ctx)
+    found = steps_of(store, pipeline, dataid, limit)
+    if not found:
+        refuse_unknown_pipeline(store, pipeline)
     rows = shown_rows([_step(row, as_json, whole=dataid is not None) for row in found],
                       as_json=as_json)  # fmt: skip
     show(rows, as_json=as_json, empty="No run of it is recorded. See `odf pipeline list`.")
@@ -170,6 +185,8 @@ def _step(row: dict[str, Any], as_json: bool, *, whole: bool) -> dict[str, Any]:
     told = {"dataid": row["dataid"], "generation": row["generation"], "step": row["step"],
             "transformation": row["transformation"], "status": row["status"], "started": started,
             "seconds": seconds, "rows": row["rows"], "reason": row["reason"]}  # fmt: skip
+    if row["transformation"] is None and not as_json:
+        told["transformation"] = WHOLE
     if as_json:
         told["ended"] = ended
         if whole:

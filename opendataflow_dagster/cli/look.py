@@ -73,7 +73,7 @@ def status(
         draw(squares(store, name))
     elif sys.stdout.isatty() and chunks:
         click.echo(f"{chunks:,} chunks: `odf status --grid` draws them.", err=True)
-    show(counts, as_json=False, empty="No jobs yet. Next: `odf dataset add`, `odf job add`.")
+    show(counts, as_json=False, empty=_next())
     if sys.stdout.isatty() and (live := running(store, name)):
         click.echo("\nrunning")
         show(shown_rows(live, as_json=False), as_json=False)
@@ -110,6 +110,14 @@ def draw(strips: Sequence[Strip], width: int | None = None) -> None:
             f"{_square(word, colours)} {LOOKS[word][3]}" for word in LOOKS if word in used
         )
         click.echo(legend + "\n", color=colours)
+
+
+def _next() -> str:
+    from ..pipelines.project import nearest_project
+
+    if nearest_project():
+        return "Nothing has run yet. Next: `odf pipeline list`, `odf pipeline run`."
+    return "No jobs yet. Next: `odf dataset add`, `odf job add`."
 
 
 def _square(word: str | None, colours: bool) -> str:

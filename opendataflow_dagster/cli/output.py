@@ -5,12 +5,12 @@ import os
 import sys
 from collections.abc import Iterable, Sequence
 from datetime import datetime
-from pathlib import Path
 from typing import Any
 
 import click
 
-from ..dataflow.config import FILE_NAME
+from ..dataflow.config import BUILT_IN
+from ..dataflow.errors import NoDatabase, WrongUse
 from ..dataflow.names import printable
 from ..dataflow.opening import open_configured, open_from
 from ..dataflow.store import Store
@@ -24,25 +24,45 @@ WIDEST = 100_000
 as_json = click.option("--json", "as_json", is_flag=True, help="A list of objects, for programs.")
 
 
-def store_of(ctx: click.Context, project: str | None = None) -> Store:
+def store_of(ctx: click.Context, *, making: bool = False) -> Store:
     """The store that `--config` or the surroundings name, until the command ends.
 
-    In a folder of a project with tables, without tables of its own, it is the project's.
+    In a folder of a project, without tables of its own, it is the project's. Where those aren't
+    made yet, that is said, unless the command is `making` them.
     """
-    from ..pipelines.project import find_project, nearest_project
+    from ..pipelines.project import nearest_project
     from ..pipelines.settings import project_settings
 
     config = ctx.find_root().obj
-    root = find_project(project) if project else nearest_project()
-    if not project and (os.path.exists(TABLES) or not _has_tables(root)):
-        root = None
-    store = open_from(project_settings(root, config)) if root else open_configured(config)
+    root = None if os.path.exists(TABLES) else nearest_project()
+    if root is None:
+        store = open_configured(config)
+    else:
+        settings = project_settings(root, config)
+        if settings.origin == BUILT_IN and not making and not (root / TABLES).exists():
+            raise NoDatabase(
+                f"Nothing has run yet in {str(root)!r}, so it has no tables. The first "
+                "`odf pipeline run` makes them, or `odf init`. See `odf pipeline list`."
+            )
+        store = open_from(settings)
     ctx.call_on_close(store.close)
     return store
 
 
-def _has_tables(root: Path | None) -> bool:
-    return root is not None and ((root / TABLES).exists() or (root / FILE_NAME).exists())
+def refuse_unknown_pipeline(store: Store, slug: str) -> None:
+    """Refuse what is neither a registered job nor a pipeline of the project around."""
+    from ..pipelines.project import nearest_project, read_project
+
+    plan, _ = store.db.insist(lambda: store.read_plan(slug))
+    if plan.reads or plan.outputs:
+        return
+    if root := nearest_project():
+        read_project(root).pipeline(slug)
+        return
+    raise WrongUse(
+        f"There is no pipeline {slug!r}: no job is called so, and there is no project.yml here. "
+        "`odf job list` tells what there is."
+    )
 
 
 def show(rows: Sequence[dict[str, Any]], *, as_json: bool, empty: str = "Nothing to show.") -> None:

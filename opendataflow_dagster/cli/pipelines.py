@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..dataflow.errors import NoDatabase
+from ..dataflow.model import FAILED
 from ..dataflow.names import printable, typed
 from .output import as_json, count_of, show
 from .runline import exit_code, narration, narrator
 
 if TYPE_CHECKING:
     from ..dataflow.config import Settings
+    from ..dataflow.store import Store
     from ..pipelines.project import Project
 
 of_project = click.option(
@@ -127,10 +129,10 @@ def run_(
         )  # fmt: skip
         if progress:
             progress.end()
+        if outcome.failed:
+            _tell_where(store, found, slug, outcome.failed)
     finally:
         store.close()
-    if outcome.failed:
-        _tell_where(found, slug)
     ctx.exit(exit_code(outcome, strict=strict))
 
 
@@ -181,9 +183,17 @@ def _produced(settings: "Settings", project: "Project") -> set[str]:
         store.close()
 
 
-def _tell_where(project: "Project", slug: str) -> None:
-    """What shows more of a run that failed; other commands look for the tables in this folder."""
-    words = f"odf history --pipeline {typed(slug)}"
-    if Path.cwd() != project.root:
-        words = f"cd {typed(str(project.root))} && {words}"
-    narrator(sys.stderr)(f"What failed: {words}")
+def _tell_where(store: "Store", project: "Project", slug: str, failed: int) -> None:
+    """What shows more of a run that failed, and what runs it again once that is mended."""
+    from ..dataflow.history import runs
+
+    say, named = narrator(sys.stderr), typed(slug)
+    # Other commands look for the tables in the folder where they are typed.
+    there = "" if Path.cwd() == project.root else f"cd {typed(str(project.root))} && "
+    say(f"What failed: {there}odf history --pipeline {named}")
+    last = [row["dataid"] for row in runs(store, jobid=slug, limit=1) if row["status"] == FAILED]
+    if failed == 1 and last:
+        again = f"odf resubmit {named} {typed(last[0])} && odf pipeline run {named}"
+    else:
+        again = f"odf resubmit {named} --failed && odf pipeline run {named} --all"
+    say(f"Once it is mended: {there}{again}")

@@ -30,7 +30,7 @@ def dataset() -> None:
 @click.option(
     "--password",
     is_flag=True,
-    help="Ask for the password (or read a line of stdin) and encrypt it.",
+    help="Ask for the password (or read all of stdin) and encrypt it.",
 )
 @click.option(
     "--encryptedpass", metavar="VALUE", help="The password as `odf encrypt --dataset` printed it."
@@ -247,7 +247,10 @@ def split(
 def _password(datasetid: str) -> str:
     if sys.stdin.isatty():
         return click.prompt(f"Password of {datasetid!r}", hide_input=True, err=True)
-    secret = sys.stdin.readline().rstrip("\r\n")
+    from .credentials import given_text
+
+    text = given_text()
+    secret = line if "\n" not in (line := text.rstrip("\r\n")) else text
     if not secret:
         raise WrongUse(
             "There is no password on standard input. Pipe it in, or run this at a terminal."

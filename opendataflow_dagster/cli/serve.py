@@ -1,6 +1,7 @@
 """`odf serve`: items over HTTP, and the worker that consumes them."""
 
 import os
+import signal
 import sys
 from typing import TYPE_CHECKING
 
@@ -92,6 +93,8 @@ def _serve(
     say(f"{printable(project.name)} takes items at {address}/docs")
     if host not in LOOPBACK:
         say("Whoever reaches this address can send items with a token; it speaks plain HTTP")
+    # uvicorn sends itself the signal again once it has ended: to a supervisor, TERM ends it well.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     try:
         server.run([listening])
     finally:

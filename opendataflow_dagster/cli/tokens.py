@@ -3,9 +3,10 @@
 import click
 
 from ..dataflow import tokens
-from ..dataflow.errors import Refused
-from ..dataflow.names import typed
-from .output import store_of
+from ..dataflow.errors import Refused, WrongUse
+from ..dataflow.names import printable, typed
+from ..dataflow.store import Store
+from .output import refuse_unknown_pipeline, store_of
 
 
 @click.command()
@@ -23,7 +24,7 @@ def token(ctx: click.Context, slug: str, drop: bool, project: str | None) -> Non
     Example: odf token orders > orders.token
     Example: odf token orders --drop
     """
-    store = store_of(ctx, project)
+    store = _store(ctx, slug, project, drop)
     if drop:
         if not tokens.drop_token(store, slug):
             raise Refused(
@@ -41,3 +42,30 @@ def token(ctx: click.Context, slug: str, drop: bool, project: str | None) -> Non
         "it can't be shown again.",
         err=True,
     )
+
+
+def _store(ctx: click.Context, slug: str, project: str | None, drop: bool) -> Store:
+    """The store that `odf serve` would use; what couldn't take items has no use for a token."""
+    from ..pipelines.plans import takes_items
+    from ..pipelines.project import find_project, nearest_project, read_project
+    from ..pipelines.settings import open_project, project_settings
+
+    root = find_project(project) if project else nearest_project()
+    if root is None:
+        store = store_of(ctx)
+        if not drop:
+            refuse_unknown_pipeline(store, slug)
+        return store
+    if not drop:
+        found = read_project(root)
+        pipeline = found.pipeline(slug)
+        if not takes_items(found, pipeline):
+            raise WrongUse(
+                printable(
+                    f"Pipeline {slug!r} takes no items, so it needs no token: none of its "
+                    "transformations has a parameter `stream`. Add it as the last one of `run`."
+                )
+            )
+    store = open_project(project_settings(root, ctx.find_root().obj))
+    ctx.call_on_close(store.close)
+    return store

@@ -4,7 +4,7 @@ import json
 from datetime import datetime
 
 from .model import READY, RUNNING
-from .places import is_missing, is_within
+from .places import is_missing, is_within, seen
 from .times import shown
 from .whystate import Answer, Row, State
 
@@ -79,7 +79,8 @@ def _location(state: State) -> Answer:
         produced = next((each for name, _, each in places if name == datasetid), None)
         for row in state.outputs_of(datasetid) if datasetid in state.plan.outputs else ():
             produced = state.fact(row).get("location") if row.status == READY else produced
-        missing = bool(place and is_missing(place))
+        where = seen(place, produced)
+        missing = bool(where and is_missing(where))
         moved = bool(place and produced and not is_within(produced, place))
         found.append(
             {
@@ -92,13 +93,14 @@ def _location(state: State) -> Answer:
         about = place or (
             "registered without a place" if datasetid in state.places else "not registered"
         )
+        about += f", made at {produced}" if produced and not place else ""
         about += ", which doesn't exist here" if missing else ""
         about += f", but produced at {produced}" if moved else ""
         parts.append(f"{datasetid}: {about}")
         is_there = any(row.status == READY for row in state.outputs_of(datasetid))
         if moved or (missing and (is_there or datasetid in state.plan.reads)):
             ok = False
-        elif place and not missing and ok is None:
+        elif where and not missing and ok is None:
             ok = True
     return Answer("location", ok, "; ".join(parts), found)
 

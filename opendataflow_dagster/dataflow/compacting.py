@@ -56,7 +56,7 @@ def folder_of(store: Store, datasetid: str, formats: Sequence[str] = MERGEABLE) 
     """The folder of a dataset whose chunks are files of such a format."""
     found = store.db.records("reading.dataset", datasetid=datasetid)
     if not found:
-        action = f"odf dataset add {typed(datasetid)} --hostname FOLDER"
+        action = f"odf dataset add {typed(datasetid)} --hostname /FOLDER"
         raise refusal("NOT_REGISTERED", f"dataset {datasetid!r} isn't registered", action)
     columns = {name.lower(): value for name, value in found[0].items()}
     target = target_of(datasetid, columns)

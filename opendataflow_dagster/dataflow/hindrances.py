@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 
 from .model import FAILED, HOLD, READY, RESUBMIT, RUNNING, read_status
 from .names import typed
-from .places import is_missing, is_within
+from .places import is_missing, is_within, seen
 from .times import shown
 from .whystate import Reason, Row, State
 
@@ -202,7 +202,8 @@ def _locked(state: State, row: Row) -> Reason:
 
 def _location_reasons(state: State) -> Iterator[Reason]:
     for datasetid, place, produced in state.input_places():
-        if place and is_missing(place):
+        where = seen(place, produced)
+        if place and where and is_missing(where):
             text = f"{datasetid!r} is registered at {place}, which doesn't exist here"
         elif place and produced and not is_within(produced, place):
             text = (

@@ -23,6 +23,18 @@ def path_of(place: str) -> str | None:
     return None
 
 
+def is_relative(place: str) -> bool:
+    """Whether a place is looked for from some folder: of a pipeline's, that is its project's."""
+    return place.startswith(("./", "../")) or place in (".", "..")
+
+
+def seen(place: str | None, produced: str | None) -> str | None:
+    """Where to look for a dataset; of a relative place, where a chunk of it was produced tells."""
+    if produced and (place is None or (is_relative(place) and is_within(produced, place))):
+        return produced
+    return place
+
+
 def is_missing(place: str) -> bool:
     """Whether a place is on this machine and isn't there; a table in a file is where that is."""
     path = path_of(place)
@@ -32,7 +44,10 @@ def is_missing(place: str) -> bool:
 
 
 def is_within(produced: str, configured: str) -> bool:
-    """Whether a chunk was produced in the place that is configured now."""
+    """Whether a chunk was produced in the place that is configured now, if that can be told."""
+    if is_relative(configured):
+        parts = [each for each in os.path.normpath(configured).split("/") if each.strip(".")]
+        return f"/{'/'.join(parts)}/".replace("//", "/") in f"{path_of(produced) or produced}/"
     produced, configured = path_of(produced) or produced, path_of(configured) or configured
     return produced.rstrip("/") == configured.rstrip("/") or produced.startswith(
         configured.rstrip("/") + "/"

@@ -166,7 +166,7 @@ def _ask(store: Store, datasetid: str, dataid: str, format: str) -> Reading:
     encrypted = columns.pop("encryptedpass", None)
     columns = {name: None if each is None else str(each) for name, each in columns.items()}
     if not registered:
-        action = f"odf dataset add {typed(datasetid)} --hostname FOLDER"
+        action = f"odf dataset add {typed(datasetid)} --hostname /FOLDER"
         text = f"dataset {datasetid!r} isn't registered"
         reasons = [Reason("NOT_REGISTERED", text, action)]
         return Reading(datasetid, dataid, columns, None, [], reasons, [])

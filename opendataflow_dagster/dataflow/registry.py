@@ -33,7 +33,8 @@ DIALS = {
     "batch_size": (1, "chunks that a worker claims at once", "1"),
     "time_limit": (1, "seconds after which a script is ended", "none"),
     "paused_until": (None, "nothing is claimed before", "not paused"),
-    "every_minutes": (1, "minutes between two launches by a schedule", "whenever there is work"),
+    "every_minutes": (1, "minutes between a schedule's launches, or new runs of a pipeline",
+                      "whenever there is work; no new run"),
 }  # fmt: skip
 """Each dial of a job: its least value, what it is, and what holds when it isn't set."""
 

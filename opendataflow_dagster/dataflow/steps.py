@@ -71,15 +71,20 @@ def record(store: Store, steps: Sequence[Step]) -> None:
 def steps(
     store: Store, jobid: str, dataid: str | None = None, limit: int = NEWEST
 ) -> list[dict[str, Any]]:
-    """The steps of a pipeline's newest runs, or of one chunk's, the newest run first."""
+    """The steps of a pipeline's newest runs, or of one chunk's, the newest run first.
+
+    A run that ended otherwise than READY, though no step of it failed, has a last row without a
+    transformation, which tells why.
+    """
     check_id("pipeline", jobid)
     if limit < 1:
         raise WrongUse("--limit is at least 1.")
     with store.db.reading():
         if dataid is None:
-            rows = store.db.records("steps.of_job", jobid=jobid, limit=limit)
+            runs = store.db.records("steps.runs_of_job", jobid=jobid, limit=limit)
         else:
-            rows = store.db.records("steps.of_chunk", jobid=jobid, dataid=dataid, limit=limit)
+            runs = store.db.records("steps.runs_of_chunk", jobid=jobid, dataid=dataid, limit=limit)
+        rows = [row for run in runs for row in _of_run(store, {"jobid": jobid} | run)]
     return [row | {name: from_table(store, row[name]) for name in ("started", "ended")}
             for row in rows]  # fmt: skip
 
@@ -119,6 +124,19 @@ def excerpt(text: str | None) -> str | None:
     note = f"\n… {len(raw) - MOST} bytes left out …\n".encode()
     half = (MOST - len(note)) // 2
     return (raw[:half] + note + raw[-half:]).decode("utf-8", "ignore")
+
+
+def _of_run(store: Store, run: dict[str, Any]) -> list[dict[str, Any]]:
+    rows = store.db.records("steps.of_run", **run)
+    if any(row["status"] == FAILED for row in rows):
+        return rows
+    for end in store.db.records("steps.end_of_run", **run):
+        begun = [row for row in rows if row["status"] == RUNNING]
+        for row in begun:  # its process ended with it
+            row.update(end | {"status": FAILED})
+        if not begun:
+            rows.append(dict.fromkeys(Step._fields) | run | {"step": len(rows) + 1} | end)
+    return rows
 
 
 def _counted(store: Store, known: dict[str, Any], forgotten: Any) -> Cleaned:

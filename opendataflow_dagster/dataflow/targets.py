@@ -73,7 +73,7 @@ def target_of(
     if place is None:
         raise Refused(
             f"{datasetid!r} is registered without a place. "
-            f"Run: odf dataset add {typed(datasetid)} --hostname FOLDER",
+            f"Run: odf dataset add {typed(datasetid)} --hostname /FOLDER",
             code="INVALID_LOCATION",
         )
     host, database = told.get("hostname", ""), told.get("database", "")

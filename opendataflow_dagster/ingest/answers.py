@@ -1,6 +1,7 @@
 """Answers: each error is a line of JSON, and all are counted."""
 
 from contextlib import suppress
+from datetime import datetime
 from typing import Any
 
 from starlette.exceptions import HTTPException
@@ -42,4 +43,4 @@ def after(seconds: float) -> dict[str, str]:
 
 
 def plain(value: Any) -> Any:
-    return value.isoformat() if hasattr(value, "isoformat") else value
+    return value.isoformat(timespec="milliseconds") if isinstance(value, datetime) else value

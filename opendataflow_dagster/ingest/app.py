@@ -27,7 +27,7 @@ from .committing import Committer, Overfull
 from .documents import openapi, page
 from .guard import CLOSED, OPEN, Guard, bearer
 from .limits import Limits, Rates
-from .metrics import Numbers
+from .metrics import Numbers, Sparing
 from .metrics import page as metrics_page
 from .payloads import Unfit, items_of
 from .threads import Threads
@@ -87,6 +87,7 @@ class _Served:
         self.store, self.limits, self.worker, self.say = store, limits, worker, say
         self.current = Current(store, project, say=say)
         self.guard, self.rates, self.numbers = Guard(store), Rates(limits.rate), Numbers()
+        self._backlog = Sparing(lambda: backlog(store))
         self._threads = Threads(store, QUERIES, "ask")
         self._committer: Committer | None = None
         self._away = False
@@ -216,7 +217,7 @@ class _Served:
 
     async def metrics(self, _: Request) -> Response:
         try:
-            rows = await self._threads.run(lambda: backlog(self.store))
+            rows = await self._threads.run(self._backlog)
         except Exception as error:
             self._told(error)
             rows = None

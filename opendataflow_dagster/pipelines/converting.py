@@ -41,7 +41,8 @@ def as_spark(frame: Any, spark: "SparkSession") -> Any:
     if kind == SPARK:
         return frame
     if kind == ON_SPARK:
-        return frame.to_spark()
+        with warnings.catch_warnings(action="ignore"):
+            return frame.to_spark()
     if kind == PANDAS:
         return _sent(frame, spark)
     return frame.spark(spark)

@@ -11,21 +11,24 @@ from ..dataflow.errors import DataflowError, Refused
 from ..dataflow.model import Claim
 from .csvjournal import Batch, Journal, Part, digest, path_of, sync_folder, write_at
 from .csvlines import Head, head_of, lines_of
-
-NEAR = 4096
-"""Bytes in front of a batch by which it is seen that nobody has changed the file since."""
+from .csvparts import NEAR, mend, part_of, refuse_to_lose, shifted, where
 
 Confirm = Callable[[], None]
 
 
-def replace(path: str, frame: Any, confirm: Confirm = lambda: None) -> Result:
-    """Put a frame in the place of the file, in one step; readers see the old one or the new one."""
+def replace(path: str, frame: Any, confirm: Confirm = lambda: None, *, instead: str = "") -> Result:
+    """Put a frame in the place of the file, in one step; readers see the old one or the new one.
+
+    With `instead`, a file that holds what claims have appended is refused; that is what to do then.
+    """
     data = lines_of(frame, list(frame.columns), header=True)
     path = os.path.realpath(path)
     os.makedirs(os.path.dirname(path), exist_ok=True)
     with _aside(path, [data]) as show:
         journal = Journal(path)
         with journal.held():
+            if instead:
+                refuse_to_lose(path, journal, instead)
             confirm()
             if journal.parts:
                 journal.rewrite()
@@ -45,7 +48,7 @@ def whole(path: str) -> Iterator[None]:
     try:
         journal = Journal(path)
         with journal.held(make=False):
-            _mend(path, journal)
+            mend(path, journal)
             yield
     except PermissionError:  # who may only read doesn't mend
         yield
@@ -68,7 +71,7 @@ class CsvAppender:
         os.makedirs(os.path.dirname(self.path), exist_ok=True)
         journal = self._journal
         with journal.held():
-            _mend(self.path, journal)
+            mend(self.path, journal)
             head = head_of(self.path, (frame for _, frame in parts))
             made = [self._made(head, claim, frame) for claim, frame in parts]
             texts = {i: each for i, each in enumerate(made) if isinstance(each, bytes)}
@@ -108,7 +111,7 @@ class CsvAppender:
         found = {}
         for claim in texts:
             for part in reversed(self._journal.parts.get(claim.dataid, ())):
-                there = _where(file, part, list(found.values()))
+                there = where(file, part, list(found.values()))
                 if there is not None:
                     found[claim] = part._replace(start=there)
                     break
@@ -126,7 +129,7 @@ class CsvAppender:
                 if old := found.get(claim):
                     parts.append(old._replace(generation=claim.generation))
                     continue
-                parts.append(_part(claim, end, text))
+                parts.append(part_of(claim, end, text))
                 end += len(text)
             before = os.pread(handle, min(at, NEAR), max(0, at - NEAR))
             self._journal.begin(Batch(at, digest(before), end, tuple(parts)))
@@ -146,7 +149,7 @@ class CsvAppender:
         for claim, old in sorted(found.items(), key=lambda item: item[1].start):
             pieces += [data[at : old.start], texts[claim]]
             end += old.start - at
-            parts.append(_part(claim, end, texts[claim]))
+            parts.append(part_of(claim, end, texts[claim]))
             end += len(texts[claim])
             moved.append((old.end, end - old.end))
             at = old.end
@@ -158,76 +161,15 @@ class CsvAppender:
             end += len(head.lead)
         for claim, text in new.items():
             pieces.append(text)
-            parts.append(_part(claim, end, text))
+            parts.append(part_of(claim, end, text))
             end += len(text)
         with _aside(self.path, pieces) as show:
-            kept = (_moved(part, moved) for each in self._journal.parts.values() for part in each)
+            kept = (shifted(part, moved) for each in self._journal.parts.values() for part in each)
             self._journal.rewrite(list(kept))
             # The rename is one step: there is nothing to cut off if it doesn't come to it.
             self._journal.begin(Batch(end, "", end, tuple(parts)))
             show()
         self._journal.done()
-
-
-def _mend(path: str, journal: Journal) -> None:
-    """Cut off what a killed process has left at the end of the file, if nobody has touched it."""
-    batch = journal.batch
-    if batch is None:
-        return
-    if not os.path.exists(path):
-        journal.undone(never=True)
-        return
-    with open(path, "rb+") as file:
-        if all(_is_at(file, part, part.start) for part in batch.parts):
-            journal.done()
-            return
-        size = file.seek(0, os.SEEK_END)
-        file.seek(max(0, batch.at - NEAR))
-        untouched = digest(file.read(min(batch.at, NEAR))) == batch.before
-        if untouched and batch.at < size <= batch.end:
-            file.truncate(batch.at)
-            os.fsync(file.fileno())
-            size = batch.at
-        journal.undone(never=untouched and size == batch.at)
-
-
-def _where(file: Any, part: Part, taken: Sequence[Part]) -> int | None:
-    """Where the bytes of a part are: where they were written, or where an edit has moved them.
-
-    Of two chunks with the same rows each has its own: what is `taken` is another's.
-    """
-    if not part.length:
-        return None
-
-    def is_free(start: int) -> bool:
-        return all(start >= each.end or start + part.length <= each.start for each in taken)
-
-    if _is_at(file, part, part.start) and is_free(part.start):
-        return part.start
-    file.seek(0)
-    data, at = file.read(), 0
-    while at + part.length <= len(data):
-        end = at + part.length
-        if data[end - 1] == 10 and digest(data[at:end]) == part.digest and is_free(at):
-            return at
-        at = data.find(b"\n", at) + 1
-        if not at:
-            break
-    return None
-
-
-def _is_at(file: Any, part: Part, start: int) -> bool:
-    file.seek(start)
-    return digest(file.read(part.length)) == part.digest
-
-
-def _part(claim: Claim, start: int, text: bytes) -> Part:
-    return Part(claim.dataid, claim.generation, start, len(text), digest(text))
-
-
-def _moved(part: Part, moved: Sequence[tuple[int, int]]) -> Part:
-    shift = next((by for end, by in reversed(moved) if part.start >= end), 0)
-    return part._replace(start=part.start + shift)
 
 
 @contextmanager

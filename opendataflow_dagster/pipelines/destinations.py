@@ -1,5 +1,7 @@
 """Where a pipeline's result goes: a CSV file, a chunk of a folder or table, rows, BigQuery."""
 
+import os
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -8,13 +10,14 @@ from ..dataflow.chunk import Chunk, Place, Result
 from ..dataflow.errors import DataflowError, StaleClaim
 from ..dataflow.folders import put
 from ..dataflow.model import Claim, Plan
+from ..dataflow.names import typed
 from ..dataflow.publish import publish
 from ..dataflow.reading import bounds_of
 from ..dataflow.store import Store
 from ..dataflow.tables import Rows
 from ..dataflow.targets import Folder, Table
 from ..spark.publishing import is_frame, publish_frame
-from . import csvfile
+from . import csvfile, csvparts
 from .project import Pipeline, Project
 from .registered import REPLACE, BigTable, CsvFile, Row, is_select, registered, target, write_mode
 
@@ -30,6 +33,9 @@ class Destination:
 
     location = ""
     """Where it is, for people."""
+
+    def refuse_loss(self) -> None:
+        """Refuse a batch run that would take away what items have made."""
 
     def publish(self, frame: Any, chunk: Chunk, confirm: Confirm) -> Result:
         """Publish what a batch run has made. `confirm` raises if the claim isn't ours any more."""
@@ -49,15 +55,16 @@ def destination_of(
     chunks then.
     """
     [slug] = plan.outputs
-    row = registered(store, slug)
+    row = registered(store, slug, project.root)
     if row is None:
         if not read_by_others:
-            return CsvDestination(output_file(project, pipeline.slug), "")
+            path = output_file(project, pipeline.slug)
+            return CsvDestination(path, "", f"{typed(slug)} --hostname {typed(path)}")
         folder = str(project.root / "output" / slug)
         row = Row(slug, {"datasetid": slug, "hostname": folder, "format": "csv"}, None)
     where, mode = target(row), write_mode(row)
     if isinstance(where, CsvFile):
-        return CsvDestination(where.path, mode)
+        return CsvDestination(where.path, mode, typed(slug))
     if isinstance(where, BigTable):
         from .bigquery import BigQueryDestination
 
@@ -72,8 +79,26 @@ def destination_of(
 def write_output(project: Project, slug: str, frame: Any) -> str:
     """Write `output/<slug>.csv` for people, in one step; where it is."""
     path = output_file(project, slug)
-    csvfile.replace(path, as_pandas(frame))
+    csvfile.replace(path, as_pandas(frame), instead=_moved(path))
     return path
+
+
+def refuse_loss(project: Project, pipeline: Pipeline, destination: Destination) -> None:
+    """Refuse a batch run that would take away what items have appended to a file."""
+    destination.refuse_loss()
+    if not is_output(project, pipeline, destination):
+        path = output_file(project, pipeline.slug)
+        csvparts.refuse_loss(path, _moved(path))
+
+
+def is_output(project: Project, pipeline: Pipeline, destination: Destination) -> bool:
+    """Whether a destination is the file for people itself."""
+    path = output_file(project, pipeline.slug)
+    return os.path.realpath(destination.location) == os.path.realpath(path)
+
+
+def _moved(path: str) -> str:
+    return f"Put it aside: mv -n {typed(path, path.removesuffix('.csv') + '-items.csv')}"
 
 
 def output_file(project: Project, slug: str) -> str:
@@ -81,16 +106,27 @@ def output_file(project: Project, slug: str) -> str:
 
 
 class CsvDestination(Destination):
-    """A CSV file: a batch run replaces it, items are appended, unless `mode` says otherwise."""
+    """A CSV file: a batch run replaces it, items are appended, unless `mode` says otherwise.
 
-    def __init__(self, path: str, mode: str) -> None:
+    What items have appended is replaced only if `mode` says so; `dataset` is how it is typed then.
+    """
+
+    def __init__(self, path: str, mode: str, dataset: str) -> None:
         self.location, self._mode = path, mode
         self._appender = csvfile.CsvAppender(path)
+        self._instead = "" if mode else (
+            f"To add to it, run: odf dataset add {dataset} --writemode append. "
+            f"To have it replaced by each run and each item: --writemode replace."
+        )  # fmt: skip
+
+    def refuse_loss(self) -> None:
+        if self._instead:
+            csvparts.refuse_loss(self.location, self._instead)
 
     def publish(self, frame: Any, chunk: Chunk, confirm: Confirm) -> Result:
         frame = as_pandas(frame)
         if self._mode in ("", REPLACE):
-            return csvfile.replace(self.location, frame, confirm)
+            return csvfile.replace(self.location, frame, confirm, instead=self._instead)
         return one(self._appender.append([(chunk.claim, frame)], confirm))
 
     def append(self, parts: Parts, confirm: Confirm) -> list[Verdict]:
@@ -150,7 +186,8 @@ def as_pandas(frame: Any) -> Any:
     if is_frame(frame):
         return from_spark(frame)
     if hasattr(frame, "to_pandas"):
-        return frame.to_pandas()
+        with warnings.catch_warnings(action="ignore"):  # it advises against what is wanted here
+            return frame.to_pandas()
     return frame.pandas()
 
 

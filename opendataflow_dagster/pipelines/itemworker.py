@@ -16,9 +16,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..dataflow.config import Settings
+from ..dataflow.names import printable, typed
 from ..dataflow.pulse import Pulse
 from ..dataflow.runjob import Say, first_line
-from ..dataflow.store import new_owner
+from ..dataflow.store import Store, new_owner
+from ..dataflow.tokens import has_token
 from ..dataflow.workers import settle_run
 from .consuming import LEASE, Consumer, EngineGone
 from .current import Current
@@ -181,6 +183,7 @@ def serve_items(settings: Settings, project: Project, *, say: Say) -> int:
             current.refresh()
             _warm(session)
             os.write(heard, json.dumps({"state": "ready"}).encode() + b"\n")
+            say(_readiness(store, current))
             code = ItemWorker(consumer, bell, say=say).run()
     engine.close()
     with suppress(Exception):
@@ -231,6 +234,15 @@ def _is_alive(session: "SparkSession") -> bool:
         return session.range(1).count() == 1
     except Exception:
         return False
+
+
+def _readiness(store: Store, current: Current) -> str:
+    """What is worked on from now, and who can't send anything to it yet."""
+    if not (taking := sorted(current.taking)):
+        return "No pipeline takes items: none has a transformation with a parameter `stream`"
+    shut = [slug for slug in taking if not has_token(store, slug)]
+    more = "".join(f"; {printable(slug)} needs `odf token {typed(slug)}` first" for slug in shut)
+    return f"Ready: items of {printable(', '.join(taking))} are worked on as they come{more}"
 
 
 def _digest(root: Path) -> str:

@@ -3,11 +3,12 @@
 import os
 import re
 from collections.abc import Mapping
+from pathlib import Path
 from typing import NamedTuple
 
 from ..dataflow.errors import Refused
 from ..dataflow.names import typed
-from ..dataflow.places import location, path_of
+from ..dataflow.places import is_relative, location, path_of
 from ..dataflow.store import Store
 from ..dataflow.targets import Folder, Remote, Table, target_of
 
@@ -57,13 +58,19 @@ Target = CsvFile | BigTable | Folder | Remote | Table
 """A place; a Table whose `column` is empty isn't kept by chunks, and its `name` may be a SELECT."""
 
 
-def registered(store: Store, datasetid: str) -> Row | None:
-    """The row that a dataset is registered with."""
+def registered(store: Store, datasetid: str, root: Path) -> Row | None:
+    """The row that a dataset is registered with; a relative place of it is in the folder `root`.
+
+    So whoever runs a pipeline, from wherever, reads and writes the same files.
+    """
     rows, _ = store.db.insist(lambda: store.db.records("reading.dataset", datasetid=datasetid))
     if not rows:
         return None
     columns = {name.lower(): value for name, value in rows[0].items()}
     encrypted = columns.pop("encryptedpass", None)
+    first = next((each for each in ("hostname", "database") if columns.get(each)), "")
+    if first and is_relative(str(columns[first])):
+        columns[first] = os.path.normpath(root / str(columns[first]))
     texts = {name: None if each is None else str(each) for name, each in columns.items()}
     return Row(datasetid, texts, encrypted)
 
@@ -78,6 +85,13 @@ def target(row: Row) -> Target:
         there = os.path.isfile(path) or path.lower().endswith(".csv")
         if there and not os.path.isdir(path):
             return CsvFile(row.datasetid, os.path.abspath(path))
+    if not name and kind in ("", "csv") and not path_of(place or "") and _is_bare_file(place):
+        raise Refused(
+            f"{row.datasetid!r} is registered at {place}, which is the name of a host and not a "
+            f"path. Run: odf dataset add {typed(row.datasetid)} --hostname "
+            f"{typed('/path/' + (place or ''))}",
+            code="INVALID_LOCATION",
+        )
     # What isn't kept by chunks has no column that tells them; the core knows only what has.
     shown = {"chunkcolumn": row.told("chunkcolumn") or "-"}
     if is_select(name):
@@ -86,6 +100,10 @@ def target(row: Row) -> Target:
     if isinstance(found, Table):
         return found._replace(name=name, column=row.told("chunkcolumn"))
     return found
+
+
+def _is_bare_file(place: str | None) -> bool:
+    return place is not None and "://" not in place and place.lower().endswith(".csv")
 
 
 def is_select(text: str) -> bool:

@@ -18,7 +18,7 @@ from ..dataflow.names import printable, typed
 from ..dataflow.offers import offer
 from ..dataflow.runjob import Outcome, Say, run_chunks
 from ..dataflow.store import Store
-from .destinations import Destination, destination_of, output_file, write_output
+from .destinations import Destination, destination_of, is_output, refuse_loss, write_output
 from .engines import Engine
 from .plans import is_read, register
 from .project import Pipeline, Project
@@ -69,10 +69,17 @@ class PipelineWork(Maker):
         self.begin(chunk)
         stepping = Stepping(self.store, chunk.claim, self.engine, self.pipeline, say=self.say)
         item = stepping.item()
+        if item is None:
+            with failed():
+                self.refuse_loss()
         sources = open_sources(self.store, self.project, self.pipeline, chunk)
         frame = stepping.run(sources) if item is None else stepping.run_item(sources, item)
         self._made[chunk.generation] = frame, item is not None
         return Result()
+
+    def refuse_loss(self) -> None:
+        """Refuse a run that would take away what items have appended to a file."""
+        refuse_loss(self.project, self.pipeline, self.destination)
 
     def publish(self, chunk: Chunk) -> Result:
         """Write the destination, and of a run that isn't an item's the output for people."""
@@ -140,6 +147,7 @@ class PipelineRunner(MakerRunner[PipelineWork]):
             if dataid is None:
                 if self._begun:
                     return []
+                self.work.refuse_loss()
                 dataid = new_run(self.store, self.jobid)
             if claims := self.store.claim(self.jobid, owner=owner, only=dataid):
                 return claims
@@ -168,6 +176,7 @@ def run_pipeline(
     from ..spark.session import spark_session
 
     plans = register(store, project, slug)
+    store.recover(slug)
     check(store, project, project.pipeline(slug), plans[slug])
     started: list[SparkSession] = []
 
@@ -217,7 +226,8 @@ def publish_frame(
     confirm: Callable[[], None],
 ) -> Result:  # fmt: skip
     """Publish a frame as a chunk of the destination, and write it for people into output/."""
+    refuse_loss(project, pipeline, destination)
     result = destination.publish(frame, chunk, confirm)
-    if destination.location != output_file(project, pipeline.slug):
+    if not is_output(project, pipeline, destination):
         write_output(project, pipeline.slug, frame)
     return result

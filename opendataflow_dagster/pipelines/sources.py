@@ -7,6 +7,7 @@ from ..dataflow import files
 from ..dataflow.chunk import Place
 from ..dataflow.errors import Refused
 from ..dataflow.names import typed
+from ..dataflow.places import is_relative
 from ..dataflow.publish import read
 from ..dataflow.reading import Reading, bounds_of
 from ..dataflow.store import Store
@@ -50,10 +51,12 @@ def source_of(
     `place` is that of a tracked input, whose chunk `dataid` is read; without it, the source is
     read as it stands.
     """
-    row = registered(store, slug)
+    row = registered(store, slug, project.root)
     if row is None:
         return _of_project(store, project, slug, place, dataid)
     where = target(row)
+    if place is not None and place.location and is_relative(place.location):
+        place = place._replace(location=os.path.normpath(project.root / place.location))
     if isinstance(where, CsvFile):
         return CsvSource(where.path, slug)
     if isinstance(where, BigTable):
@@ -137,7 +140,7 @@ class CsvSource(Source):
     def _missing(self) -> Refused:
         return Refused(
             f"Source {self._slug!r} is {self.location}, which doesn't exist. Put the file there, "
-            f"or run: odf dataset add {typed(self._slug)} --hostname FILE.csv",
+            f"or run: odf dataset add {typed(self._slug)} --hostname /path/FILE.csv",
             code="INVALID_LOCATION",
         )
 

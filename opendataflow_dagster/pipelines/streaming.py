@@ -42,6 +42,7 @@ def run_stream(runner: "PipelineRunner", file: Path) -> Outcome:
     if not items:
         runner.tell(f"{printable(str(file))} has no rows: there is nothing to run")
         return Outcome(0)
+    work.refuse_loss()
     with Scripts() as scripts:
         runner.scripts = scripts
         environment = runner.environment()
@@ -108,9 +109,7 @@ class _Stream:
 
     def outcome(self, scripts: Scripts) -> Outcome:
         lost = len(self.claims) - self.done
-        slug = self.runner.jobid
-        told = f"; next: odf history --pipeline {typed(slug)}" if lost else ""
-        self.runner.tell(f"done {self.done}, failed {lost}{told}")
+        self.runner.tell(f"done {self.done}, failed {lost}")
         return Outcome(stop_code(scripts) or int(bool(lost)), self.done, lost)
 
     def _transform(self, items: Sequence[dict[str, Any]]) -> Any:

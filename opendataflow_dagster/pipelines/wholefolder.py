@@ -76,7 +76,7 @@ class FolderSource(Source):
         if not os.path.exists(self.location):
             raise Refused(
                 f"Source {self._where.datasetid!r} is {self.location}, which doesn't exist. Run: "
-                f"odf dataset add {typed(self._where.datasetid)} --hostname FOLDER",
+                f"odf dataset add {typed(self._where.datasetid)} --hostname /FOLDER",
                 code="INVALID_LOCATION",
             )
         return self.location

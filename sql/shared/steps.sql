@@ -1,22 +1,36 @@
--- name: of_chunk
--- The steps of the newest runs of one chunk, the newest run first.
-with run as (
-    select distinct generation from pipelinestep where jobid = :jobid and dataid = :dataid
-    order by generation desc limit :limit
-)
-select p.* from run cross join pipelinestep p
-where p.jobid = :jobid and p.dataid = :dataid and p.generation = run.generation
-order by p.generation desc, p.step;
+-- name: runs_of_chunk
+-- The newest runs of one chunk: those that have steps, and the one by which it is FAILED.
+select dataid, generation from pipelinestep where jobid = :jobid and dataid = :dataid
+union
+select dataid, generation from datastatus
+where jobid = :jobid and dataid = :dataid and locktype = 'OUT' and status = 'FAILED' and generation is not null
+order by generation desc limit :limit;
 
--- name: of_job
--- The steps of the newest runs of a pipeline, the newest run first.
-with run as (
-    select generation, dataid from pipelinestep where jobid = :jobid
-    group by generation, dataid order by generation desc, dataid desc limit :limit
-)
-select p.* from run cross join pipelinestep p
-where p.jobid = :jobid and p.dataid = run.dataid and p.generation = run.generation
-order by p.generation desc, p.dataid desc, p.step;
+-- name: runs_of_job
+-- The newest runs of a pipeline: those that have steps, and those by which chunks are FAILED.
+select * from (
+    select dataid, generation from pipelinestep where jobid = :jobid
+    group by generation, dataid order by generation desc, dataid desc limit :limit) as begun
+union
+select * from (
+    select s.dataid, s.generation
+    from (select distinct dataid from dataevent where jobid = :jobid and status_after = 'FAILED') as once
+        join datastatus s on s.dataid = once.dataid and s.jobid = :jobid
+    where s.locktype = 'OUT' and s.status = 'FAILED' and s.generation is not null
+    order by s.generation desc, s.dataid desc limit :limit) as failed
+order by generation desc, dataid desc limit :limit;
+
+-- name: of_run
+-- The steps of one run.
+select * from pipelinestep
+where jobid = :jobid and dataid = :dataid and generation = :generation order by step;
+
+-- name: end_of_run
+-- How a run ended that didn't make its chunk READY, and why.
+select status_after as status, at as ended, why as reason from dataevent
+where dataid = :dataid and jobid = :jobid and locktype = 'OUT' and generation = :generation
+  and status_before = 'RUNNING' and status_after <> 'READY'
+order by seq desc limit 1;
 
 -- name: page_of_steps
 -- Where the next so many steps end, in the order of runs; none if there are fewer.

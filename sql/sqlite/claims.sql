@@ -84,6 +84,12 @@ select case when count(*) > 0 then json_group_object(datasetid, generation) end 
     select datasetid, generation from datastatus
     where jobid = :jobid and dataid = :dataid and locktype = 'IN' order by datasetid);
 
+-- name: settle_outputs
+-- Move the outputs of one generation from a named status to another.
+update datastatus set status = :status, modified = strftime('%Y-%m-%d %H:%M:%f', 'now'),
+    generation = case when :status = 'RESUBMIT' then null else generation end
+where jobid = :jobid and dataid = :dataid and locktype = 'OUT' and status = :was and generation = :generation;
+
 -- name: ready
 -- The outputs of a claim are complete.
 update datastatus set status = 'READY', modified = strftime('%Y-%m-%d %H:%M:%f', 'now')
