@@ -16,6 +16,7 @@ from uuid import uuid4
 
 import pytest
 
+from opendataflow_dagster.dataflow.leftovers import adopt_orphans
 from opendataflow_dagster.dataflow.process import Ended, Scripts
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="needs /proc and a child subreaper")
@@ -405,6 +406,17 @@ def test_a_signal_while_the_script_is_being_started_is_not_lost(env, monkeypatch
         monkeypatch.setattr(os, "posix_spawn", spawn_then_signal)
         ended = scripts.run(["sleep", "60"], env)
     assert ended[:2] == (143, "stopped by SIGTERM")
+
+
+@linux
+def test_orphans_are_adopted_until_the_last_of_several_runs_is_over():
+    first, second = Scripts(), Scripts()
+    first.__enter__()
+    second.__enter__()
+    first.__exit__()
+    assert adopt_orphans()
+    second.__exit__()
+    assert not adopt_orphans(False)
 
 
 @linux

@@ -9,6 +9,7 @@ import os
 import signal
 import sys
 import time
+from _thread import allocate_lock  # `threading` would cost a cron line milliseconds
 from collections.abc import Collection
 
 MARKS = ("dataflow_jobid", "dataflow_generation", "dataid")
@@ -37,6 +38,29 @@ def adopt_orphans(wanted: bool = True) -> bool:
     if bool(before.value) != wanted:
         call_function(prctl, (_SET_CHILD_SUBREAPER, int(wanted), 0, 0, 0))
     return bool(before.value)
+
+
+class Adopting:
+    """Adopts orphans as long as anybody here runs scripts, be it in several threads at once."""
+
+    def __init__(self) -> None:
+        self._lock = allocate_lock()
+        self._users, self._before = 0, False
+
+    def begin(self) -> None:
+        with self._lock:
+            if not self._users:
+                self._before = adopt_orphans()
+            self._users += 1
+
+    def end(self) -> None:
+        with self._lock:
+            self._users -= 1
+            if not self._users:
+                adopt_orphans(self._before)
+
+
+adopting = Adopting()
 
 
 def clear(group: int, env: dict[str, str], running: Collection[int]) -> None:

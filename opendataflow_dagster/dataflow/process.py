@@ -44,11 +44,10 @@ class Scripts:
         self._untold: set[int] = set()  # who hasn't been told yet that we stop
         self._handlers = {}
         self._wakeup = self._alarm = -1
-        self._adopted_before = False
 
     def __enter__(self) -> "Scripts":
         self._wakeup, self._alarm = os.pipe()
-        self._adopted_before = leftovers.adopt_orphans()
+        leftovers.adopting.begin()
         try:
             for number in STOP_SIGNALS:
                 # What is ignored stays so: `nohup`, and INT in a shell's background job.
@@ -68,7 +67,7 @@ class Scripts:
         for number, handler in self._handlers.items():
             if handler is not None:  # None: it was installed by C code, which alone can restore it
                 signal.signal(number, handler)
-        leftovers.adopt_orphans(self._adopted_before)
+        leftovers.adopting.end()
         os.close(self._wakeup)
         os.close(self._alarm)
 
