@@ -541,3 +541,26 @@ def test_psycopg_accepts_what_the_store_will_do_with_a_url() -> None:
     assert found.user == "own"
     joined = make_conninfo(found.url, user="other", password="pw")
     assert conninfo_to_dict(joined)["user"] == "other"
+
+
+def test_within_a_project_of_pipelines_every_command_uses_its_tables(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "shop/pipelines/a").mkdir(parents=True)
+    (tmp_path / "shop/project.yml").write_text("pipelines: []\n")
+    monkeypatch.chdir(tmp_path / "shop/pipelines/a")
+    assert load_settings().url == f"sqlite:///{tmp_path}/shop/.dataflow/dataflow.db"
+    (tmp_path / "shop/dataflow.properties").write_text("url=sqlite:///mine.db\n")
+    assert load_settings().url == f"sqlite:///{tmp_path}/shop/mine.db"
+    Path(".dataflow").mkdir()
+    Path(".dataflow/dataflow.db").touch()
+    assert load_settings().url == f"sqlite:///{tmp_path}/shop/pipelines/a/.dataflow/dataflow.db"
+
+
+def test_a_project_of_another_tool_has_no_tables(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "app/src").mkdir(parents=True)
+    (tmp_path / "app/project.yml").touch()
+    monkeypatch.chdir(tmp_path / "app/src")
+    assert load_settings().url == f"sqlite:///{tmp_path}/app/src/.dataflow/dataflow.db"

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import date
 from decimal import Decimal
 from pathlib import Path
@@ -25,7 +25,7 @@ from opendataflow_dagster.dataflow.errors import DataflowError, Refused, StaleCl
 from opendataflow_dagster.dataflow.model import Claim, Fact, Plan
 from opendataflow_dagster.dataflow.places import location
 from opendataflow_dagster.dataflow.registry import add_dataset
-from opendataflow_dagster.dataflow.store import Store, open_store
+from opendataflow_dagster.dataflow.store import Store
 from opendataflow_dagster.dataflow.why import explain
 from opendataflow_dagster.pipelines import csvfile, csvparts, csvspark
 from opendataflow_dagster.pipelines.converting import as_pandas, as_spark
@@ -35,7 +35,7 @@ from opendataflow_dagster.pipelines.destinations import Destination, destination
 from opendataflow_dagster.pipelines.project import Pipeline, Project, read_project
 from opendataflow_dagster.pipelines.running import publish_frame
 from opendataflow_dagster.pipelines.sources import CsvSource, registered, source_of
-from tests.stores import close, put, register, sql, take
+from tests.stores import put, register, sql, take
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -536,12 +536,9 @@ class Shop:
 
 
 @pytest.fixture
-def store(sqlite_url: str) -> Iterator[Store]:
+def url(sqlite_url: str) -> str:
     """Where the tables of ours are doesn't matter here."""
-    made = open_store(sqlite_url)
-    made.init()
-    yield made
-    close(made)
+    return sqlite_url
 
 
 def test_a_table_that_isnt_there_is_made_as_the_frame_needs_it(

@@ -9,14 +9,11 @@ from typing import Any
 
 import click
 
-from ..dataflow.config import BUILT_IN
+from ..dataflow.config import BUILT_IN, load_settings
 from ..dataflow.errors import NoDatabase, WrongUse
 from ..dataflow.names import printable
-from ..dataflow.opening import open_configured, open_from
+from ..dataflow.opening import open_from
 from ..dataflow.store import Store
-
-TABLES = ".dataflow"
-"""The folder with the tables, where nothing is configured."""
 
 WIDEST = 100_000
 """Columns for a table that isn't cut: a terminal folds a long line, but an id cut off is lost."""
@@ -27,24 +24,19 @@ as_json = click.option("--json", "as_json", is_flag=True, help="A list of object
 def store_of(ctx: click.Context, *, making: bool = False) -> Store:
     """The store that `--config` or the surroundings name, until the command ends.
 
-    In a folder of a project, without tables of its own, it is the project's. Where those aren't
-    made yet, that is said, unless the command is `making` them.
+    Where those of a project aren't made yet, that is said, unless the command is `making` them.
     """
-    from ..pipelines.project import nearest_project
-    from ..pipelines.settings import project_settings
+    settings = load_settings(ctx.find_root().obj)
+    folder = os.path.dirname(settings.url.removeprefix("sqlite:///"))
+    if settings.origin == BUILT_IN and not making and not os.path.exists(folder):
+        from ..pipelines.project import nearest_project
 
-    config = ctx.find_root().obj
-    root = None if os.path.exists(TABLES) else nearest_project()
-    if root is None:
-        store = open_configured(config)
-    else:
-        settings = project_settings(root, config)
-        if settings.origin == BUILT_IN and not making and not (root / TABLES).exists():
+        if root := nearest_project():
             raise NoDatabase(
                 f"Nothing has run yet in {str(root)!r}, so it has no tables. The first "
                 "`odf pipeline run` makes them, or `odf init`. See `odf pipeline list`."
             )
-        store = open_from(settings)
+    store = open_from(settings)
     ctx.call_on_close(store.close)
     return store
 

@@ -8,6 +8,7 @@ from typing import NamedTuple
 from .errors import DataflowError, WrongUse
 
 FILE_NAME = "dataflow.properties"
+PROJECT = "project.yml"
 DEFAULT_URL = "sqlite:///.dataflow/dataflow.db"
 DEFAULT_SCHEMA = "dataflow"
 BUILT_IN = "built-in default"
@@ -39,10 +40,16 @@ class Settings(NamedTuple):
 
 
 def load_settings(
-    path: str | os.PathLike[str] | None = None, environ: Mapping[str, str] = os.environ
-) -> Settings:
-    """Find and read the settings; `path` is what `--config` names."""
-    file, text = _find_file(path, environ)
+    path: str | os.PathLike[str] | None = None, environ: Mapping[str, str] = os.environ, *,
+    home: str | os.PathLike[str] | None = None,
+) -> Settings:  # fmt: skip
+    """Find and read the settings; `path` is what `--config` names.
+
+    `home` is where the properties file is, unless the working folder has one, and the embedded
+    default: by itself the project of pipelines around, if the working folder has no tables.
+    """
+    home = _project_around() if home is None else os.fspath(home)
+    file, text = _find_file(path, environ, home)
     in_file = parse_properties(text) if file else {}
     in_env = {
         name.removeprefix("DATAFLOW_").lower(): value
@@ -57,7 +64,7 @@ def load_settings(
     elif "url" in in_file:
         raw_url, origin = in_file["url"], file or ""
     else:
-        raw_url, origin = DEFAULT_URL, BUILT_IN
+        raw_url, origin, folder = DEFAULT_URL, BUILT_IN, home or folder
     url, jdbc_schema = _normalise(raw_url.strip(), folder, origin)
 
     # Credentials go with the url that they were written beside.
@@ -87,13 +94,30 @@ def _flat(key: str) -> str:
     return key.replace(".", "_").replace("-", "_").lower()
 
 
+def _project_around() -> str:
+    """The project in a folder of which we are; nothing if there is none, or tables are here."""
+    if os.path.exists(DEFAULT_URL.removeprefix("sqlite:///")):
+        return ""
+    folder = os.getcwd()
+    while True:
+        if os.path.isfile(os.path.join(folder, PROJECT)):
+            # Other tools have a file of that name, too.
+            return folder if os.path.isdir(os.path.join(folder, "pipelines")) else ""
+        above = os.path.dirname(folder)
+        if above == folder:
+            return ""
+        folder = above
+
+
 def _find_file(
-    path: str | os.PathLike[str] | None, environ: Mapping[str, str]
+    path: str | os.PathLike[str] | None, environ: Mapping[str, str], home: str
 ) -> tuple[str | None, str]:
     named_by, named = "--config", path
     if path is None:
         named_by, named = "DATAFLOW_PROPERTIES", environ.get("DATAFLOW_PROPERTIES") or None
     file = FILE_NAME if named is None else os.fspath(named)
+    if named is None and not os.path.exists(FILE_NAME):
+        file = os.path.join(home, FILE_NAME)
     try:
         with open(file, "rb") as opened:
             text, _ = _decode(opened.read())

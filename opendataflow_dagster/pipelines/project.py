@@ -4,10 +4,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from ..dataflow.config import PROJECT
 from ..dataflow.errors import DataflowError, WrongUse
 from ..dataflow.names import printable
 
-FILE = "project.yml"
+FILE = PROJECT
 INSTALL = "Run: pip install 'opendataflow-dagster[pipelines]'"
 
 

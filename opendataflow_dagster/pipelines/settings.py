@@ -4,7 +4,7 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from ..dataflow.config import BUILT_IN, DEFAULT_URL, FILE_NAME, Settings, load_settings
+from ..dataflow.config import BUILT_IN, Settings, load_settings
 from ..dataflow.errors import NoDatabase
 from ..dataflow.opening import open_from
 from ..dataflow.store import Store
@@ -13,18 +13,8 @@ from ..dataflow.store import Store
 def project_settings(
     root: Path, config: str | None = None, environ: Mapping[str, str] = os.environ
 ) -> Settings:
-    """The settings for a project, from whichever folder its commands are typed.
-
-    What this folder, the environment or `config` names comes first, then the properties file in the
-    project, then the embedded default: in the project, so that it is one place for each.
-    """
-    own = root / FILE_NAME
-    named = config is not None or environ.get("DATAFLOW_PROPERTIES") or os.path.exists(FILE_NAME)
-    settings = load_settings(str(own) if not named and own.is_file() else config, environ)
-    if settings.origin == BUILT_IN:
-        file = root / DEFAULT_URL.removeprefix("sqlite:///")
-        settings = settings._replace(url=f"sqlite:///{file}")
-    return settings
+    """The settings for a project, from whichever folder its commands are typed."""
+    return load_settings(config, environ, home=root)
 
 
 def open_project(settings: Settings) -> Store:
