@@ -16,6 +16,7 @@ from .dataflow.names import printable
 from .dataflow.periodic import live_generations, next_runs, offer_run
 from .dataflow.produce import Produced, produce
 from .dataflow.pulse import Pulse
+from .dataflow.reading import failing
 from .dataflow.runjob import NOTHING
 from .dataflow.steps import excerpt
 from .dataflow.store import Store
@@ -25,7 +26,7 @@ from .pipelines.buffer import Buffer
 from .pipelines.destinations import Destination, destination_of, refuse_loss
 from .pipelines.plans import is_read, register, takes_items
 from .pipelines.running import check, open_sources, publish_frame
-from .pipelines.stepping import Stepping, empty, failed
+from .pipelines.stepping import Stepping
 from .pipelines.transformation import NO_STREAM, TransformationError
 
 CLAIM, OVER = "claim", "over"
@@ -125,16 +126,16 @@ def transform(context: Context, flow: Flow, number: int, name: str, handed: Hand
         stepping = Stepping(work.store, work.claim, work.engine, flow.pipeline)
         item = stepping.item()
         if number == 1 and item is None:
-            with failed():
+            with failing():
                 refuse_loss(flow.project, flow.pipeline, _destination(work.store, flow))
         if number > 1:
             frames[:1] = [work.buffer.frame(number - 1, work.session)]
         try:
             ran = stepping.step(
-                number, name, frames or [empty()], NO_STREAM if item is None else json.loads(item)
+                number, name, frames, NO_STREAM if item is None else json.loads(item)
             )
             _show(context, name, ran.printed)
-            with failed():
+            with failing():
                 work.buffer.keep(number, ran.frame)
         except Exception as error:
             cause = error.__cause__
@@ -171,7 +172,7 @@ def publish(context: Context, flow: Flow, handed: Handed) -> None:
             def confirm() -> None:
                 store.confirm(claim)
 
-            with failed():
+            with failing():
                 place = _destination(store, flow)
                 frame = work.buffer.frame(last, work.session)
                 if not is_item:

@@ -4,11 +4,11 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from . import files, sparkfiles
-from .chunk import Chunk, ChunkFailed, Place, Result
-from .errors import DataflowError, Refused, StaleClaim
+from .chunk import Chunk, Place, Result
+from .errors import Refused
 from .folders import FORMATS, put
 from .packs import is_packed, packed_source, read_packed
-from .reading import Reading, bounds_of, with_code
+from .reading import Reading, bounds_of, failing
 from .store import Store
 from .tables import Rows
 from .targets import DEFAULT_FORMAT, JDBC, SPARK_FORMATS, Folder, Remote, Table, target_of
@@ -28,7 +28,7 @@ def publish(
     def confirm() -> None:
         store.confirm(chunk.claim)
 
-    try:
+    with failing():
         target = target_of(place.datasetid, place.columns, format)
         if isinstance(target, Folder):
             if target.format not in FORMATS:
@@ -40,10 +40,6 @@ def publish(
         rows = Rows(target, chunk.dataid, bounds, lambda: chunk.password(place.datasetid))
         frame = obj if files.is_frame(obj) else files.as_table(obj).to_pandas()
         return Result(rows.replace(frame, confirm), location=target.location)
-    except StaleClaim:
-        raise
-    except DataflowError as error:
-        raise ChunkFailed(with_code(error)) from error
 
 
 def publishing(

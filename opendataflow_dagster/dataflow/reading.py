@@ -1,12 +1,14 @@
 """Whether a chunk of a dataset may be read: the five questions, answered from rows."""
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from datetime import datetime
 from typing import Any, NamedTuple, TypeVar
 
 from .answers import five_answers
-from .errors import Refused
+from .chunk import ChunkFailed
+from .errors import DataflowError, Refused, StaleClaim
 from .files import data_files
 from .folders import find, read_note
 from .hindrances import advice, hindrances
@@ -104,6 +106,17 @@ def with_code(error: Exception) -> str:
     """What an error says, led by the code of DESIGN section 5 if it is a refusal with one."""
     code = error.code if isinstance(error, Refused) else Refused.code
     return str(error) if code == Refused.code else f"{code}: {error}"
+
+
+@contextmanager
+def failing() -> Iterator[None]:
+    """Turn an error that tells a person what to do into the reason of a chunk's failure."""
+    try:
+        yield
+    except (StaleClaim, ChunkFailed):
+        raise
+    except DataflowError as error:
+        raise ChunkFailed(with_code(error)) from error
 
 
 def ask(store: Store, datasetid: str, dataid: str, format: str) -> Reading:

@@ -82,12 +82,6 @@ class BigQueryDestination(Destination):
     """A table that rows are loaded into; in the place of all others, if its writemode says so."""
 
     def __init__(self, table: BigTable, password: Password, mode: str) -> None:
-        if is_select(table.name):
-            raise Refused(
-                f"{table.datasetid!r} is a SELECT, which can't be written to. "
-                f"Run: odf dataset add {typed(table.datasetid)} --tablename TABLE",
-                code="INVALID_LOCATION",
-            )
         self._table, self._password, self._mode = table, password, mode
         self.location = table.location
 

@@ -28,7 +28,7 @@ from .pace import Pace
 from .plans import is_read
 from .project import Pipeline
 from .sources import source_of
-from .stepping import empty, reason_of_item, steps_of
+from .stepping import reason_of_item, steps_of
 from .transformation import TransformationError
 
 LEASE = 30.0
@@ -129,7 +129,7 @@ class Consumer:
         began, clock = store.now(), time.monotonic()
         if todo:
             project = self.current.project
-            sources = [source_of(store, project, each) for each in pipeline.sources] or [empty()]
+            sources = [source_of(store, project, each) for each in pipeline.sources]
             done += self._transform(pipeline, sources, todo, kept)
             pace.took(len(todo), time.monotonic() - clock)
         if self.ending:

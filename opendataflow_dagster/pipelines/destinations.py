@@ -7,7 +7,7 @@ from typing import Any
 
 from ..dataflow import files
 from ..dataflow.chunk import Chunk, Place, Result
-from ..dataflow.errors import DataflowError, StaleClaim
+from ..dataflow.errors import DataflowError, Refused, StaleClaim
 from ..dataflow.folders import put
 from ..dataflow.model import Claim, Plan
 from ..dataflow.names import typed
@@ -63,13 +63,19 @@ def destination_of(
         folder = str(project.root / "output" / slug)
         row = Row(slug, {"datasetid": slug, "hostname": folder, "format": "csv"}, None)
     where, mode = target(row), write_mode(row)
+    if isinstance(where, BigTable | Table) and is_select(where.name):
+        raise Refused(
+            f"{slug!r} is a SELECT, which can't be written to. "
+            f"Run: odf dataset add {typed(slug)} --tablename TABLE",
+            code="INVALID_LOCATION",
+        )
     if isinstance(where, CsvFile):
         return CsvDestination(where.path, mode, typed(slug))
     if isinstance(where, BigTable):
         from .bigquery import BigQueryDestination
 
         return BigQueryDestination(where, row.password, mode)
-    if isinstance(where, Table) and (not where.column or is_select(where.name)):
+    if isinstance(where, Table) and not where.column:
         from .sqltable import TableDestination
 
         return TableDestination(where, row.password, mode)

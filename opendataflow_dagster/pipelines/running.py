@@ -16,6 +16,7 @@ from ..dataflow.makerrun import MakerRunner
 from ..dataflow.model import Claim, Plan
 from ..dataflow.names import printable, typed
 from ..dataflow.offers import offer
+from ..dataflow.reading import failing
 from ..dataflow.runjob import Outcome, Say, run_chunks
 from ..dataflow.store import Store
 from .destinations import Destination, destination_of, is_output, refuse_loss, write_output
@@ -23,7 +24,7 @@ from .engines import Engine
 from .plans import is_read, register
 from .project import Pipeline, Project
 from .sources import Source, source_of
-from .stepping import Stepping, failed
+from .stepping import Stepping
 from .transformation import TransformationError
 
 if TYPE_CHECKING:
@@ -52,7 +53,7 @@ class PipelineWork(Maker):
 
     def begin(self, chunk: Chunk) -> None:
         """Begin the work on a chunk, with a session that is there: its start is no step's time."""
-        with failed(), self.engine.watched(self.pipeline.slug):
+        with failing(), self.engine.watched(self.pipeline.slug):
             self._chunk, self._begun = chunk, time.monotonic()
 
     def why_stop(self) -> str | None:
@@ -70,7 +71,7 @@ class PipelineWork(Maker):
         stepping = Stepping(self.store, chunk.claim, self.engine, self.pipeline, say=self.say)
         item = stepping.item()
         if item is None:
-            with failed():
+            with failing():
                 self.refuse_loss()
         sources = open_sources(self.store, self.project, self.pipeline, chunk)
         frame = stepping.run(sources) if item is None else stepping.run_item(sources, item)
@@ -88,7 +89,7 @@ class PipelineWork(Maker):
         def confirm() -> None:
             self.store.confirm(chunk.claim)
 
-        with failed():
+        with failing():
             if is_item:
                 [told] = self.destination.append([(chunk.claim, frame)], confirm)
                 if isinstance(told, DataflowError):

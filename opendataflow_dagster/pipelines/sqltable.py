@@ -52,12 +52,6 @@ class TableDestination(Destination):
     """A table that rows are appended to; or replaced, if its writemode says so."""
 
     def __init__(self, table: Table, password: Password, mode: str) -> None:
-        if is_select(table.name):
-            raise Refused(
-                f"{table.datasetid!r} is a SELECT, which can't be written to. "
-                f"Run: odf dataset add {typed(table.datasetid)} --tablename TABLE",
-                code="INVALID_LOCATION",
-            )
         self._rows = WholeTable(table, password, may_make=True)
         self._mode, self.location = mode, table.location
 

@@ -1,16 +1,16 @@
 """The transformations of a claimed chunk, each told in the run history as it begins and ends."""
 
 import json
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from ..dataflow.chunk import ChunkFailed
-from ..dataflow.errors import DataflowError, StaleClaim
+from ..dataflow.errors import DataflowError
 from ..dataflow.items import cleaned_away, payloads
 from ..dataflow.model import FAILED, READY, RUNNING, Claim
 from ..dataflow.names import printable
-from ..dataflow.reading import with_code
+from ..dataflow.reading import failing, with_code
 from ..dataflow.runjob import Say, first_line
 from ..dataflow.steps import Step, record
 from ..dataflow.store import Store
@@ -65,18 +65,18 @@ class Stepping:
 
     def run(self, sources: Sequence[Source]) -> Any:
         """What the last transformation returns; the first frame goes from one to the next."""
-        frames: list[Any] = [Once(each) for each in sources] or [empty()]
+        frames: list[Any] = [Once(each) for each in sources]
         for number, name in enumerate(self.pipeline.transformations, 1):
-            frames[0] = self.step(number, name, frames).frame
+            frames[:1] = [self.step(number, name, frames).frame]
         return frames[0]
 
     def run_item(self, sources: Sequence[Source], item: str) -> Any:
         """The same for one item, on sources of its own."""
         began = self.store.now()
         names = self.pipeline.transformations
-        with failed():
+        with failing():
             [ran] = self.engine.run_items(
-                self.pipeline.slug, names, list(sources) or [empty()], [json.loads(item)],
+                self.pipeline.slug, names, list(sources), [json.loads(item)],
                 chained=False, limit=self.claim.time_limit,
             )  # fmt: skip
         record(self.store, steps_of(self.claim, ran, began))
@@ -142,17 +142,6 @@ def reason_of_item(ran: ItemRan) -> str:
     return "it ended without a result"
 
 
-@contextmanager
-def failed() -> Iterator[None]:
-    """Turn an error that tells a person what to do into the reason of a chunk's failure."""
-    try:
-        yield
-    except (StaleClaim, ChunkFailed):
-        raise
-    except DataflowError as error:
-        raise ChunkFailed(with_code(error)) from error
-
-
 def told(say: Say, name: str, printed: str, trace: str = "") -> None:
     """Show what a transformation printed, and its traceback."""
     if printed.strip():
@@ -161,10 +150,3 @@ def told(say: Say, name: str, printed: str, trace: str = "") -> None:
             say(f"    {printable(line)}")
     for line in trace.rstrip("\n").splitlines():
         say(f"    {printable(line)}")
-
-
-def empty() -> Any:
-    """What a pipeline without sources begins with."""
-    import pandas
-
-    return pandas.DataFrame()

@@ -19,11 +19,12 @@ from ..dataflow.names import printable, typed
 from ..dataflow.offers import NOTHING, offer
 from ..dataflow.process import Scripts
 from ..dataflow.pulse import Pulse, briefly
+from ..dataflow.reading import failing
 from ..dataflow.runjob import Outcome, first_line, stop_code
 from ..dataflow.steps import Step, record
 from ..dataflow.store import new_owner
 from .plans import takes_items
-from .stepping import empty, failed, reason_of_item, steps_of
+from .stepping import reason_of_item, steps_of
 from .streamfile import claim_items, pages, read_items
 
 if TYPE_CHECKING:
@@ -122,9 +123,9 @@ class _Stream:
         sources = open_sources(self.store, work.project, work.pipeline, chunk)
         steps: list[Step] = []
         began = self.store.now()
-        with failed():
+        with failing():
             made = work.engine.run_items(
-                work.pipeline.slug, work.pipeline.transformations, sources or [empty()], items,
+                work.pipeline.slug, work.pipeline.transformations, sources, items,
                 chained=True,
             )  # fmt: skip
             for claim, ran in zip(self.claims, made, strict=True):
@@ -152,7 +153,7 @@ class _Stream:
         def confirm() -> None:
             self.store.confirm(last)
 
-        with failed():
+        with failing():
             work = self.work
             return publish_frame(
                 work.project, work.pipeline, work.destination, frame, chunk, confirm

@@ -4,8 +4,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from ..dataflow.chunk import Chunk, ChunkFailed, Place, Result
-from ..dataflow.errors import DataflowError, StaleClaim
-from ..dataflow.reading import with_code
+from ..dataflow.reading import failing
 from ..dataflow.store import Store
 from ..dataflow.targets import DEFAULT_FORMAT
 from .progress import Progress, interrupting
@@ -27,19 +26,15 @@ def publish_frame(
 
     `say` is given how far a job is that takes long.
     """
-
     try:
-        spark = df.sparkSession
-        with interrupting(spark), Progress(spark, say, every=PROGRESS):
-            staged = stage(spark, store, chunk, place, df, (), format)
-        try:
-            return result_of(staged, staged.show(lambda: store.confirm(chunk.claim)))
-        finally:
-            staged.discard()
-    except StaleClaim:
-        raise
-    except DataflowError as error:
-        raise ChunkFailed(with_code(error)) from error
+        with failing():
+            spark = df.sparkSession
+            with interrupting(spark), Progress(spark, say, every=PROGRESS):
+                staged = stage(spark, store, chunk, place, df, (), format)
+            try:
+                return result_of(staged, staged.show(lambda: store.confirm(chunk.claim)))
+            finally:
+                staged.discard()
     except Exception as error:
         if (reason := in_a_line(error)) is None:
             raise

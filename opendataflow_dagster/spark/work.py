@@ -13,7 +13,7 @@ from ..dataflow.names import printable
 from ..dataflow.packs import COLUMN
 from ..dataflow.produce import Check
 from ..dataflow.publish import publish
-from ..dataflow.reading import bounds_of, with_code
+from ..dataflow.reading import bounds_of, failing, with_code
 from ..dataflow.store import Store
 from ..dataflow.targets import DEFAULT_FORMAT, Folder, target_of
 from .batches import Batch, sweep
@@ -97,14 +97,10 @@ class SparkWork(Maker):
             self.store.confirm(chunk.claim)
 
         results = {}
-        try:
+        with failing():
             for each, made in self._made[chunk.generation].items():
                 results[each] = result_of(made.staged, made.staged.show(confirm))
                 self._last_of(each).add(chunk.dataid, made.staged.evidence)
-        except StaleClaim:
-            raise
-        except DataflowError as error:
-            raise ChunkFailed(with_code(error)) from error
         for each, obj in self._rest.get(chunk.generation, {}).items():
             if not isinstance(obj, Result):
                 place = chunk.outputs[each]
