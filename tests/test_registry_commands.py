@@ -8,7 +8,7 @@ import click
 import pytest
 from click.testing import CliRunner, Result
 
-from opendataflow_dagster.cli import output, recovery
+from opendataflow_dagster.cli import recovery
 from opendataflow_dagster.cli import registry as registering
 from opendataflow_dagster.cli.app import app
 from opendataflow_dagster.dataflow.credentials import password_of
@@ -21,17 +21,10 @@ Odf = Callable[..., Result]
 @pytest.fixture
 def odf(url: str, store: Store, monkeypatch: pytest.MonkeyPatch) -> Iterator[Odf]:
     """Run `odf` on the tables of `store`; each run has its own connection, closed after it."""
-    opened: list[Store] = []
-    really = output.open_configured
-    monkeypatch.setattr(
-        output, "open_configured", lambda *args: opened.append(really(*args)) or opened[-1]
-    )
     monkeypatch.setenv("DATAFLOW_URL", url)
 
     def run(*words: str, code: int = 0, stdin: str | None = None) -> Result:
         result = CliRunner().invoke(app, list(words), input=stdin, prog_name="odf")
-        while opened:
-            opened.pop().close()
         if result.exception and not isinstance(result.exception, SystemExit):
             raise result.exception
         assert result.exit_code == code, result.output
@@ -172,11 +165,6 @@ def test_what_is_wrong_ends_in_one_line(odf: Odf) -> None:
 
 def test_without_tables_it_says_what_to_run(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DATAFLOW_URL", url)
-    opened: list[Store] = []
-    really = output.open_configured
-    monkeypatch.setattr(
-        output, "open_configured", lambda *args: opened.append(really(*args)) or opened[-1]
-    )
     for words in (
         ["job", "list"],
         ["job", "add", "j", "--out", "b"],
@@ -184,7 +172,6 @@ def test_without_tables_it_says_what_to_run(url: str, monkeypatch: pytest.Monkey
         ["recover"],
     ):
         result = CliRunner().invoke(app, words)
-        opened.pop().close()
         assert result.exit_code == 1
         assert "odf init" in result.stderr
         assert result.stderr.count("\n") == 1

@@ -6,7 +6,6 @@ from collections.abc import Callable
 import pytest
 from click.testing import CliRunner, Result
 
-from opendataflow_dagster.cli import output
 from opendataflow_dagster.cli.app import app
 from opendataflow_dagster.dataflow import steps as stepping
 from opendataflow_dagster.dataflow.errors import WrongUse
@@ -30,17 +29,10 @@ def pipeline(store: Store) -> None:
 
 @pytest.fixture
 def odf(url: str, store: Store, monkeypatch: pytest.MonkeyPatch) -> Odf:
-    opened: list[Store] = []
-    really = output.open_configured
-    monkeypatch.setattr(
-        output, "open_configured", lambda *args: opened.append(really(*args)) or opened[-1]
-    )
     monkeypatch.setenv("DATAFLOW_URL", url)
 
     def run(*words: str, code: int = 0) -> Result:
         result = CliRunner().invoke(app, list(words), prog_name="odf")
-        while opened:
-            opened.pop().close()
         assert result.exit_code == code, (result.output, result.exception)
         return result
 
