@@ -75,7 +75,7 @@ def write(folder):
     return {{"rows": 1, "format": "csv"}}
 
 if {point!r} == "shown":
-    folders._sync_one = lambda path: die() if path == {str(root)!r} else None
+    folders.sync_one = lambda path: die() if path == {str(root)!r} else None
 if {point!r} == "swap":
     def swap(mine, final):
         os.rename(final, mine + ".old")
@@ -254,7 +254,7 @@ from opendataflow_dagster.dataflow import files, folders
 for number in range(2, 200):
     def write(folder):
         for _ in "ab":
-            Path(files._new_file(folder, ".csv")).write_text(f"v\\n{{number}}\\n")
+            Path(files.new_file(folder, ".csv")).write_text(f"v\\n{{number}}\\n")
         return {{"rows": 2, "format": "csv"}}
     folders.put({str(root)!r}, "1", 1000 + number, write, confirm=lambda: None)
 """

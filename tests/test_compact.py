@@ -462,7 +462,7 @@ if point == "half told":
     type(store.db).change = change
 if point == "told": after(packing, "_tell")
 if point == "half removed": after(packing, "set_aside")
-if point == "aside": before(packing, "remove_aside")
+if point == "aside": before(folders, "discard")
 way = packing.pack if {pack!r} else compacting.compact
 print(list(way(store, "out")))
 """

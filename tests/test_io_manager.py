@@ -413,7 +413,7 @@ def test_a_policys_attempts_are_made_at_once(
         if len(calls) < 3:
             raise OSError("no space left")
 
-    monkeypatch.setattr(folders, "_sync", flaky)
+    monkeypatch.setattr(folders, "sync", flaky)
 
     assert run(maker(), "1").success
     assert len(calls) == 3
@@ -423,16 +423,16 @@ def test_a_policys_attempts_are_made_at_once(
 def test_a_zombie_publishes_nothing(
     run: Callable[..., Ran], store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plain = folders._sync
+    plain = folders.sync
 
     def slow(path: str) -> None:
         """Somebody sends the chunk back while it is being written, and another makes it."""
         plain(path)
-        monkeypatch.setattr(folders, "_sync", plain)
+        monkeypatch.setattr(folders, "sync", plain)
         sql(store, "update datastatus set status = 'RESUBMIT' where datasetid = 'bobout'")
         assert run(maker(FRAME.head(1)), "1").success
 
-    monkeypatch.setattr(folders, "_sync", slow)
+    monkeypatch.setattr(folders, "sync", slow)
 
     ran = run(maker(), "1")
 
@@ -446,14 +446,14 @@ def test_a_lease_shorter_than_the_publish_is_renewed(
     run: Callable[..., Ran], store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     policy(store, "loadbob", lease_seconds=1)
-    plain = folders._sync
+    plain = folders.sync
 
     def slow(path: str) -> None:
         time.sleep(1.5)
         assert store.recover() == []
         plain(path)
 
-    monkeypatch.setattr(folders, "_sync", slow)
+    monkeypatch.setattr(folders, "sync", slow)
 
     assert run(maker(), "1").success
     check(store)

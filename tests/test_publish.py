@@ -209,7 +209,7 @@ def write(folder):
         Path(folder, name).write_text(str(generation) * 1000)
         if point == "writing": die()
     return {"rows": 2}
-if point == "syncing": before("_sync")
+if point == "syncing": before("sync")
 if point == "before swap": before("_exchange")
 if point == "swapped": after("_exchange")
 if point == "shown": after("_show")

@@ -21,7 +21,7 @@ from opendataflow_dagster.dataflow.environment import job_environment
 from opendataflow_dagster.dataflow.errors import DataflowError, Refused, StaleClaim
 from opendataflow_dagster.dataflow.model import Claim, Fact
 from opendataflow_dagster.dataflow.registry import add_dataset
-from opendataflow_dagster.dataflow.store import Store, _stale, open_store
+from opendataflow_dagster.dataflow.store import Store, open_store, taken_over
 from opendataflow_dagster.dataflow.targets import Folder, Remote, Table, address, target_of
 from opendataflow_dagster.spark.clean import in_remote
 from opendataflow_dagster.spark.remote import StagedRemote, chunk_version, point, read_version
@@ -49,7 +49,7 @@ def nobody() -> Any:
 def ours(store: Store, claim: Claim) -> Any:
     def confirm() -> None:
         if store.heartbeat([claim]):
-            raise _stale([claim])
+            raise taken_over([claim])
 
     return confirm
 

@@ -28,7 +28,7 @@ from opendataflow_dagster import (
 from opendataflow_dagster.dataflow.errors import WrongUse
 from opendataflow_dagster.dataflow.truth import facts, truths
 from opendataflow_dagster.materializations import elsewhere
-from opendataflow_dagster.spark import work
+from opendataflow_dagster.spark import watching
 from opendataflow_dagster.spark.schematext import columns_of
 from opendataflow_dagster.translator import DataflowTranslator
 from tests.spark_lines import Line
@@ -421,7 +421,7 @@ def test_an_attempt_that_is_granted_at_once_is_made_in_the_same_run(line: Line, 
 def test_long_jobs_tell_quietly_how_far_they_are(
     run: Run, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(work, "PROGRESS", 0.3)
+    monkeypatch.setattr(watching, "PROGRESS", 0.3)
 
     @F.udf("long", useArrow=False)
     def slow(n: int) -> int:

@@ -9,7 +9,7 @@ from .errors import DataflowError
 from .model import Claim
 from .names import printable
 from .pulse import Pulse
-from .store import Store, _stale
+from .store import Store, taken_over
 
 LONGEST_REASON = 500
 """Characters of a reason in the tables: the log has all of it."""
@@ -94,7 +94,7 @@ class Chunk:
     def check(self) -> None:
         """Raise `StaleClaim` if somebody else has taken the chunk over."""
         if not self.alive():
-            raise _stale([self.claim])
+            raise taken_over([self.claim])
 
 
 def open_chunk(

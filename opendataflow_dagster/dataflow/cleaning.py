@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from . import folders
 from .compacting import Standing, standing
 from .errors import Refused
-from .packing import locked, named, packs_in, remove_aside, set_aside
+from .packing import locked, named, packs_in, set_aside
 from .packs import PACKS, is_packed
 from .store import Store
 from .times import from_table
@@ -124,13 +124,13 @@ def _staged(datasetid: str, root: str) -> Iterator[Leftover]:
     for name in _names(above):
         path = os.path.join(above, name)
         if name.startswith("_"):
-            what = PACKING if name.startswith("_pack-") else BATCH
+            what = PACKING if name.startswith(folders.PACKING) else BATCH
             yield _entry(datasetid, "", _last(name), what, path)
         elif name.startswith(_PREFIX):
             dataid = folders.unescaped(name.removeprefix(_PREFIX))
             final = os.path.join(root, name)
             old = [each for each in _names(path) if each.endswith(".old")]
-            back = max(old, key=lambda each: folders._generation(os.path.join(path, each)),
+            back = max(old, key=lambda each: folders.generation_of(os.path.join(path, each)),
                        default="") if not os.path.lexists(final) else ""  # fmt: skip
             for each in _names(path):
                 if found := _NAME.fullmatch(each):
@@ -162,7 +162,7 @@ def _of_packs(
             if not is_packed(chunk.location):
                 continue
             path = folders.chunk_path(root, chunk.dataid)
-            if os.path.isdir(path) and folders._generation(path) <= chunk.generation:
+            if os.path.isdir(path) and folders.generation_of(path) <= chunk.generation:
                 entry = _entry(each, chunk.dataid, chunk.generation, PACKED, path)
                 yield entry, lambda chunk=chunk: _remove_directory(store, root, chunk)
 
@@ -179,7 +179,7 @@ def _remove_directory(store: Store, root: str, chunk: Standing) -> bool:
     now = standing(store, chunk.datasetid, chunk.dataid).get(chunk.dataid)
     aside = set_aside(root, chunk) if now == chunk else None
     if aside is not None:
-        remove_aside(aside)
+        folders.discard(aside)
     return aside is not None
 
 
@@ -248,11 +248,11 @@ def _remover(root: str, entry: Leftover) -> Remove:
 def _put_back(root: str, entry: Leftover) -> bool:
     """Make the only whole chunk that there is the chunk again."""
     staging, final = os.path.dirname(entry.path), folders.chunk_path(root, entry.dataid)
-    with folders._turn(staging):
+    with folders.turn(staging):
         if os.path.lexists(final) or not os.path.isdir(entry.path):
             return False
         os.rename(entry.path, final)
-        folders._sync_one(root)
+        folders.sync_one(root)
     _tidy(staging)
     return True
 
@@ -260,7 +260,7 @@ def _put_back(root: str, entry: Leftover) -> bool:
 def _removed(path: str) -> bool:
     there = os.path.lexists(path)
     with suppress(FileNotFoundError):
-        folders._remove(path)
+        folders.remove(path)
     _tidy(os.path.dirname(path))
     return there and not os.path.lexists(path)
 

@@ -219,10 +219,7 @@ def _rewrite(
             if files.data_files(path) != paths:
                 raise Unfit("it was compacted meanwhile")
 
-        # Not by `show`, which removes at once what it replaces.
-        with folders._turn(staged._staging):
-            folders._show(staged.path, staged.final, chunk.generation, confirm)
-            folders._sync_one(folder.root)
+        staged.replace(confirm)
     except BaseException:
         staged.discard()
         raise

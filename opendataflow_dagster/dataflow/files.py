@@ -24,7 +24,7 @@ def write(obj: Any, folder: str, format: str) -> dict[str, Any]:
     A frame's index becomes columns if it has a name, and is left out if it hasn't.
     """
     told: dict[str, Any] = {"format": format}
-    path = _new_file(folder, f".{format}")
+    path = new_file(folder, f".{format}")
     if isinstance(obj, bytes):
         with open(path, "wb") as file:
             file.write(obj)
@@ -238,12 +238,12 @@ def _copy(source: Path, folder: str) -> None:
     if source.is_dir():
         shutil.copytree(source, folder, dirs_exist_ok=True)
     elif source.is_file():
-        shutil.copyfile(source, _new_file(folder, source.suffix))
+        shutil.copyfile(source, new_file(folder, source.suffix))
     else:
         raise WrongUse(f"There is nothing at {source}, which was returned to be published.")
 
 
-def _new_file(folder: str, suffix: str) -> str:
+def new_file(folder: str, suffix: str) -> str:
     """A name that no earlier file of the chunk has had.
 
     Who has listed the old files and opens them by name, as Spark does, fails then; it doesn't read

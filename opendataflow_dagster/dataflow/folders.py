@@ -28,6 +28,9 @@ BATCH = "_batch-"
 """How a directory begins in which many chunks are written together; their last generation follows.
 """
 
+PACKING = "_pack-"
+"""How a directory begins in which a pack is written."""
+
 NOTE = "_odf.json"
 """The file in a chunk's directory that tells its generation, rows, format and columns."""
 
@@ -128,7 +131,7 @@ class Staged:
         self.root, self.dataid, self.generation = root, dataid, generation
         self.final = chunk_path(root, dataid)
         self._staging = os.path.join(root, STAGING, directory(dataid))
-        self.path = _begin(self._staging, generation)
+        self.path = begin(self._staging, generation)
         _sweep(self._staging, self.final, generation, self.path)
 
     def tell(self, told: Mapping[str, Any]) -> None:
@@ -136,25 +139,35 @@ class Staged:
         note = {"dataid": self.dataid, "generation": self.generation, **told}
         with open(os.path.join(self.path, NOTE), "w", encoding="utf-8") as file:
             json.dump(note, file, ensure_ascii=True)
-        _sync(self.path)
+        sync(self.path)
 
     def show(self, confirm: Callable[[], None]) -> str:
         """Put the directory in the place of the chunk, if the claim is still ours; where it is."""
-        with _turn(self._staging):
-            _show(self.path, self.final, self.generation, confirm)
-            _sync_one(self.root)
+        self.replace(confirm)
         _sweep(self._staging, self.final, self.generation, "")
         return self.final
 
+    def replace(self, confirm: Callable[[], None]) -> None:
+        """Show it, and keep what was in its place until `discard`."""
+        with turn(self._staging):
+            _show(self.path, self.final, self.generation, confirm)
+            sync_one(self.root)
+
     def discard(self) -> None:
         """Remove what wasn't shown, or what was replaced."""
-        _remove(self.path)
-        for empty in (self._staging, os.path.dirname(self._staging)):
-            with suppress(OSError):  # somebody else is at work in it
-                os.rmdir(empty)
+        discard(self.path)
 
 
-def _begin(staging: str, generation: int) -> str:
+def discard(path: str) -> None:
+    """Remove what is below two directories of ours, and these if they held nothing else."""
+    remove(path)
+    for empty in (above := os.path.dirname(path), os.path.dirname(above)):
+        with suppress(OSError):  # somebody else is at work in it
+            os.rmdir(empty)
+
+
+def begin(staging: str, generation: int) -> str:
+    """An empty directory for a claim to write to."""
     while True:
         mine = os.path.join(staging, f"{generation}-{os.urandom(4).hex()}")
         try:
@@ -166,7 +179,7 @@ def _begin(staging: str, generation: int) -> str:
 
 def _show(mine: str, final: str, generation: int, confirm: Callable[[], None]) -> None:
     """Make a written chunk visible in one step; the old one is in its place then."""
-    there = _generation(final)
+    there = generation_of(final)
     confirm()
     if there > generation:
         raise _newer(final, there, generation)
@@ -179,7 +192,7 @@ def _show(mine: str, final: str, generation: int, confirm: Callable[[], None]) -
         confirm()  # a newer claim has cleared away what this one wrote
         raise
     # Where the file system has no locks, a newer one may have come since we looked.
-    if (there := _generation(mine)) > generation:
+    if (there := generation_of(mine)) > generation:
         _swap(mine, final)
         confirm()
         raise _newer(final, there, generation)
@@ -222,7 +235,7 @@ def _exchange(one: str, other: str) -> None:
 
 
 @contextmanager
-def _turn(staging: str) -> Iterator[None]:
+def turn(staging: str) -> Iterator[None]:
     """Let one publish of a chunk after the other look at what is there and replace it."""
     handle = os.open(staging, os.O_RDONLY)
     try:
@@ -255,22 +268,24 @@ def _sweep(staging: str, final: str, generation: int, mine: str) -> None:
                 continue
             if name.endswith(_OLD) and not os.path.lexists(final):
                 continue  # the only whole chunk that there is
-            _remove(path)
+            remove(path)
 
 
-def _generation(path: str) -> int:
+def generation_of(path: str) -> int:
+    """Which claim made a chunk's directory; 0 if it doesn't say."""
     found = read_note(path).get("generation")
     return found if isinstance(found, int) else 0
 
 
-def _sync(folder: str) -> None:
+def sync(folder: str) -> None:
+    """Have all that is in a folder on the disk."""
     for above, _, names in os.walk(folder):
         for name in names:
-            _sync_one(os.path.join(above, name))
-        _sync_one(above)
+            sync_one(os.path.join(above, name))
+        sync_one(above)
 
 
-def _sync_one(path: str) -> None:
+def sync_one(path: str) -> None:
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -278,7 +293,8 @@ def _sync_one(path: str) -> None:
         os.close(handle)
 
 
-def _remove(path: str) -> None:
+def remove(path: str) -> None:
+    """Remove a file, a link or a whole directory."""
     if os.path.islink(path) or os.path.isfile(path):
         os.unlink(path)
     else:

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, BinaryIO
 
-from .files import _new_file
+from .files import new_file
 
 SPARK_ROWS = b"org.apache.spark.sql.parquet.row.metadata"
 """The entry of a Parquet footer from which Spark takes the columns and their types."""
@@ -118,7 +118,7 @@ def _merge_parquet(paths: Sequence[str], folder: str, target: int) -> None:
     rows = _pieces(paths, schema)
     piece = next(rows, None)
     while piece is not None or not written:
-        written.append(path := _new_file(folder, ".parquet"))
+        written.append(path := new_file(folder, ".parquet"))
         piece = _fill(path, schema, options, piece, rows, target)
         check_types(path, paths[0])
     for left, right in _aligned(_all(paths), _all(written)):
@@ -288,7 +288,7 @@ def _merge_lines(paths: Sequence[str], folder: str, format: str, target: int) ->
                 if out is None or out.tell() >= target:
                     if out is not None:
                         out.close()
-                    out = open(_new_file(folder, f".{format}"), "wb")  # noqa: SIM115
+                    out = open(new_file(folder, f".{format}"), "wb")  # noqa: SIM115
                     out.write(head)
                 last = b"\n"
                 while piece := source.read(2**20):
@@ -297,7 +297,7 @@ def _merge_lines(paths: Sequence[str], folder: str, format: str, target: int) ->
                 if last != b"\n":
                     out.write(b"\n")
         if out is None:
-            open(_new_file(folder, f".{format}"), "wb").close()
+            open(new_file(folder, f".{format}"), "wb").close()
     finally:
         if out is not None:
             out.close()

@@ -50,9 +50,6 @@ from .runjob import first_line
 from .store import Store
 from .targets import Folder
 
-PACKING = "_pack-"
-"""How a directory of staging begins in which a pack is written."""
-
 MOST = 2000
 """Chunks in one pack, whose footer tells of each: who reads one of them reads all of it."""
 
@@ -104,27 +101,19 @@ def set_aside(root: str, chunk: Standing) -> str | None:
     if not os.path.isdir(final) or not chunk.location or not is_there(chunk.location):
         return None
     staging = os.path.join(root, folders.STAGING, folders.directory(chunk.dataid))
-    mine = folders._begin(staging, chunk.generation)
+    mine = folders.begin(staging, chunk.generation)
     try:
-        with folders._turn(staging):
-            if os.path.isdir(final) and folders._generation(final) <= chunk.generation:
+        with folders.turn(staging):
+            if os.path.isdir(final) and folders.generation_of(final) <= chunk.generation:
                 os.rename(final, mine)
-                if folders._generation(mine) <= chunk.generation:
+                if folders.generation_of(mine) <= chunk.generation:
                     return mine
                 os.rename(mine, final)  # without locks, a newer one has come in between
     except BaseException:
-        remove_aside(mine)
+        folders.discard(mine)
         raise
-    remove_aside(mine)
+    folders.discard(mine)
     return None
-
-
-def remove_aside(path: str) -> None:
-    """Remove what was set aside, and the directories that held nothing else."""
-    folders._remove(path)
-    for empty in (os.path.dirname(path), os.path.dirname(os.path.dirname(path))):
-        with suppress(OSError):
-            os.rmdir(empty)
 
 
 def _remove_later(paths: Sequence[str | None]) -> None:
@@ -132,7 +121,7 @@ def _remove_later(paths: Sequence[str | None]) -> None:
     if any(paths):
         time.sleep(LINGER)
     for path in filter(None, paths):
-        remove_aside(path)
+        folders.discard(path)
 
 
 @contextmanager
@@ -228,7 +217,7 @@ def _planned(members: Sequence[Member]) -> Iterator[Compacted]:
 
 def _pack(store: Store, folder: Folder, members: Sequence[Member]) -> Iterator[Compacted]:
     name = f"pack-{os.urandom(8).hex()}.parquet"
-    aside = os.path.join(folder.root, folders.STAGING, PACKING + name[5:21])
+    aside = os.path.join(folder.root, folders.STAGING, folders.PACKING + name[5:21])
     final = os.path.join(folder.root, PACKS, name)
     left: dict[str, str] = {}
     os.makedirs(aside)
@@ -238,12 +227,12 @@ def _pack(store: Store, folder: Folder, members: Sequence[Member]) -> Iterator[C
             if not written:
                 yield from (_row(each, 0, left[each.chunk.dataid]) for each in members)
                 return
-            folders._sync(aside)
+            folders.sync(aside)
             os.rename(os.path.join(aside, name), final)
-            folders._sync_one(os.path.dirname(final))
-            folders._sync_one(folder.root)
+            folders.sync_one(os.path.dirname(final))
+            folders.sync_one(folder.root)
     finally:
-        folders._remove(aside)
+        folders.remove(aside)
         with suppress(OSError):
             os.rmdir(os.path.dirname(aside))
     for member in written:

@@ -25,7 +25,7 @@ from .model import READY, Claim, Fact
 from .places import is_missing, is_within
 from .pulse import Pulse, briefly
 from .runjob import LOST, first_line
-from .store import Store, _stale
+from .store import Store, taken_over
 
 __all__ = [
     "ERROR", "WARN", "Check", "Checked", "Chunk", "ChunkFailed", "Compute", "Place", "Produced",
@@ -124,7 +124,7 @@ class _Work:
 
     def failed(self, error: Exception) -> None:
         if isinstance(error, StaleClaim) or not self.alive():
-            raise error if isinstance(error, StaleClaim) else _stale([self.claim])
+            raise error if isinstance(error, StaleClaim) else taken_over([self.claim])
         self.reason = reason_of(error)
         cause = error.__cause__ if isinstance(error, ChunkFailed) else error
         self.error = None if isinstance(cause, DataflowError) else cause

@@ -128,7 +128,7 @@ class Store:
         if stale and lost:
             stale = [claim for claim in stale if self._outcome(claim) != {READY}]
         if stale:
-            raise _stale(stale)
+            raise taken_over(stale)
 
     def fail(self, claim: Claim, why: str, *, may_retry: bool = True) -> Failure:
         """Settle a claim whose work failed: FAILED, or another attempt if the policy grants one."""
@@ -137,7 +137,7 @@ class Store:
             return settled[0]
         if lost and self._outcome(claim) == {FAILED}:
             return Failure(FAILED, None)
-        raise _stale([claim])
+        raise taken_over([claim])
 
     def heartbeat(self, claims: Sequence[Claim]) -> list[Claim]:
         """Renew the leases of one owner's claims of a job; return those it owns no more."""
@@ -147,7 +147,7 @@ class Store:
     def confirm(self, claim: Claim) -> None:
         """Make sure that a claim is ours now, with a whole lease ahead; else raise `StaleClaim`."""
         if self.db.insist(lambda: self.heartbeat([claim]))[0]:
-            raise _stale([claim])
+            raise taken_over([claim])
 
     def recover(self, jobid: str | None = None, *, who: str = "recover") -> list[Recovered]:
         """Settle the claims whose lease ran out, and grant the retries that are due."""
@@ -273,7 +273,8 @@ def _plan(jobid: str, rows: Sequence[tuple]) -> Plan:
     )
 
 
-def _stale(claims: Sequence[Claim]) -> StaleClaim:
+def taken_over(claims: Sequence[Claim]) -> StaleClaim:
+    """What says that claims of one job are somebody else's now."""
     chunks = ", ".join(repr(claim.dataid) for claim in claims[:5])
     return StaleClaim(
         f"Chunk {chunks} of {claims[0].jobid!r} was taken over or changed since generation "

@@ -18,7 +18,7 @@ from ..dataflow.model import Claim, Fact
 from ..dataflow.pulse import Pulse
 from ..dataflow.runjob import Say, first_line
 from ..dataflow.steps import Step, record
-from ..dataflow.store import Store, _stale
+from ..dataflow.store import Store, taken_over
 from .current import Current
 from .destinations import Destination, destination_of
 from .engines import Engine, Stopped
@@ -190,7 +190,7 @@ class Consumer:
 
         def confirm() -> None:
             if lost := store.heartbeat(list(good)):
-                raise _stale(lost)
+                raise taken_over(lost)
 
         verdicts: Sequence[Result | DataflowError] = ()
         if good:
@@ -247,4 +247,4 @@ def _broken(claim: Claim, pipeline: Pipeline, error: Exception) -> Done:
     reason = str(error) if isinstance(error, TransformationError) else reason_of(error)
     printed, trace = getattr(error, "printed", ""), getattr(error, "trace", "")
     name = pipeline.transformations[0]
-    return Done(claim, ItemRan(None, (StepRan(name, False, printed, trace, reason, None, 0, 0),)))
+    return Done(claim, ItemRan(None, (StepRan(name, reason, printed, trace, None, 0),)))

@@ -7,9 +7,8 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from ..dataflow.errors import DataflowError
-from ..spark.progress import Progress, interrupting
-from ..spark.publishing import PROGRESS
 from ..spark.troubles import in_a_line
+from ..spark.watching import Watch
 from .annotation import ON_SPARK, PANDAS, engine_of
 from .converting import as_pandas
 from .homes import Homes
@@ -25,9 +24,6 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 __all__ = ["Engine", "ItemRan", "Ran", "StepRan", "Stopped", "WorkerDied", "engine_of"]
-
-LOOK = 0.5
-"""Seconds in which a task notices that it is to stop."""
 
 
 class WorkerDied(TransformationError):
@@ -60,15 +56,11 @@ class Engine:
         stopping: Callable[[], str | None] = lambda: None,
     ) -> None:  # fmt: skip
         self.project, self._session = project, session
-        self._say, self._stopping = say, stopping
+        self._watch = Watch(say, stopping)
         self._lock = threading.RLock()
         self._loads: Loads | None = None
         self._homes: Homes | None = None
-        self._working: set[Callable[[], None]] = set()
         self._kept: dict[int, tuple[Any, Callable[[], Any]]] = {}
-        self._over = threading.Event()
-        self._watcher: threading.Thread | None = None
-        self._interrupted = False
 
     def __enter__(self) -> Self:
         return self
@@ -97,7 +89,7 @@ class Engine:
             try:
                 frame, rows = self._computed(frame, engine)
             except Exception as error:
-                if self._ended() or (reason := in_a_line(error)) is None:
+                if self._watch.ended() or (reason := in_a_line(error)) is None:
                     raise
                 trace = str(error) if "Traceback" in str(error) else ""
                 raise TransformationError(reason, trace=trace, printed=printed) from error
@@ -125,15 +117,13 @@ class Engine:
 
     def interrupt(self) -> None:
         """End, from any thread, what is at work; nothing can be run afterwards."""
-        self._interrupted = True
-        for stop in list(self._working):
-            stop()
+        self._watch.interrupt()
 
     stop = interrupt
 
     def close(self) -> None:
         """Remove what was sent to the tasks, and forget what they made."""
-        self._over.set()
+        self._watch.close()
         self.release()
         with self._lock:
             if self._loads is not None:
@@ -169,7 +159,7 @@ class Engine:
                     each.parcel.drop()
         step = done.steps[-1]
         if done.frame is None:
-            raise TransformationError(step.message, trace=step.trace, printed=step.printed)
+            raise TransformationError(step.reason, trace=step.trace, printed=step.printed)
         return loaded(done.frame, self.project.root), step.printed
 
     def _computed(self, frame: Any, engine: str) -> tuple[Any, int]:
@@ -195,63 +185,30 @@ class Engine:
         self._refuse_when_over()
         with self._lock:
             spark = self._session()
-            if self._watcher is None:
-                self._watcher = threading.Thread(target=self._watch, name="watch", daemon=True)
-                self._watcher.start()
-
-        def say(line: str) -> None:
-            self._say(f"{which}: {line}")
-
-        with interrupting(spark) as stop, Progress(spark, say, every=PROGRESS):
-            self._working.add(stop)
-            try:
+        try:
+            with self._watch.block(spark, which):
                 self._refuse_when_over()
                 yield spark
-            except DataflowError:
+        except DataflowError:
+            raise
+        except Exception as error:
+            if told := self._watch.ended():
+                raise Stopped(told) from None
+            if _died(error):
+                raise WorkerDied(
+                    f"The process that ran {which} ended in the middle of it: it took more "
+                    "memory than there is, or ended itself."
+                ) from error
+            if (reason := in_a_line(error)) is None:
                 raise
-            except Exception as error:
-                if interruption := _interruption(error):
-                    stop()
-                    raise interruption from None
-                if told := self._ended():
-                    raise Stopped(told) from None
-                if _died(error):
-                    raise WorkerDied(
-                        f"The process that ran {which} ended in the middle of it: it took more "
-                        "memory than there is, or ended itself."
-                    ) from error
-                if (reason := in_a_line(error)) is None:
-                    raise
-                raise DataflowError(reason) from error
-            except BaseException:
-                stop()  # whoever was canceled: the job would go on without us
-                raise
-            finally:
-                self._working.discard(stop)
-                if not self._working and self._loads is not None:
-                    self._loads.tidy()
-
-    def _ended(self) -> str | None:
-        if self._interrupted:
-            return "stopped"
-        return f"stopped by {name}" if (name := self._stopping()) else None
+            raise DataflowError(reason) from error
+        finally:
+            if self._watch.idle and self._loads is not None:
+                self._loads.tidy()
 
     def _refuse_when_over(self) -> None:
-        if told := self._ended():
+        if told := self._watch.ended():
             raise Stopped(told)
-
-    def _watch(self) -> None:
-        while not self._over.wait(LOOK):
-            if self._working and self._ended():
-                for stop in list(self._working):
-                    stop()
-
-
-def _interruption(error: BaseException | None) -> BaseException | None:
-    """What interrupted a call of Spark, whose own cleaning up then failed over it."""
-    while error is not None and isinstance(error, Exception):
-        error = error.__context__
-    return error
 
 
 def _died(error: Exception) -> bool:

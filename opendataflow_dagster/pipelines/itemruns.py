@@ -7,26 +7,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from .annotation import PANDAS
 from .converting import as_pandas
 from .loads import loaded
-from .tasks import Item, ItemDone, Sent, many
+from .tasks import Item, ItemDone, Sent, StepRan, many
 from .transformation import TransformationError
 
 if TYPE_CHECKING:
     from .engines import Engine
-
-
-class StepRan(NamedTuple):
-    """How one transformation did with one item."""
-
-    transformation: str
-    ok: bool
-    printed: str
-    trace: str
-    reason: str
-    """Why it failed, in one line."""
-    rows: int | None
-    seconds: float
-    at: float
-    """When it began, in seconds since its task did."""
 
 
 class ItemRan(NamedTuple):
@@ -90,24 +75,20 @@ def _one_by_one(
 ) -> list[ItemRan]:  # fmt: skip
     with engine.watched(slug):
         first, *rest = [as_pandas(each) for each in sources]
-    begun = time.perf_counter()
     ran: list[ItemRan] = []
     for item in items:
         buffer, steps, made = first, [], []
         for name in names:
             start = time.perf_counter()
-            at = start - begun
             try:
                 done = engine.run(slug, name, [buffer, *rest], item)
             except TransformationError as error:
                 seconds = time.perf_counter() - start
-                steps.append(
-                    StepRan(name, False, error.printed, error.trace, str(error), None, seconds, at)
-                )
+                steps.append(StepRan(name, str(error), error.printed, error.trace, None, seconds))
                 break
             buffer = done.frame
             made.append(buffer)
-            steps.append(StepRan(name, True, done.printed, "", "", done.rows, done.seconds, at))
+            steps.append(StepRan(name, "", done.printed, "", done.rows, done.seconds))
         one = ItemRan(None, tuple(steps))
         if one.ok:
             with engine.watched(slug):
@@ -123,14 +104,7 @@ def _one_by_one(
 
 def _ran(done: ItemDone, engine: "Engine") -> ItemRan:
     frame = None if done.frame is None else loaded(done.frame, engine.project.root)
-    steps = (
-        StepRan(
-            each.transformation, not each.message, each.printed, each.trace, each.message,
-            each.rows, each.seconds, each.at,
-        )
-        for each in done.steps
-    )  # fmt: skip
-    return ItemRan(frame, tuple(steps))
+    return ItemRan(frame, done.steps)
 
 
 def _last(ran: Sequence[ItemRan], before: Any) -> Any:

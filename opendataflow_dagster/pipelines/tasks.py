@@ -45,25 +45,27 @@ LEFT, TOO_LARGE = -1, -2
 """The number of a row that isn't a part: it names a file in the exchange, or a size."""
 
 
-class Done(NamedTuple):
-    """What became of one transformation in a task."""
+class StepRan(NamedTuple):
+    """How one transformation did."""
 
     transformation: str
-    message: str
+    reason: str
     """Why it failed, in one line; empty if it didn't."""
     printed: str
     trace: str
     rows: int | None
     seconds: float
-    at: float
-    """When it began, in seconds since the task did."""
+
+    @property
+    def ok(self) -> bool:
+        return not self.reason
 
 
 class ItemDone(NamedTuple):
     """What became of one item: its frame is pickled, and absent if it failed or isn't asked for."""
 
     frame: bytes | None
-    steps: tuple[Done, ...]
+    steps: tuple[StepRan, ...]
 
 
 def ask(
@@ -138,10 +140,9 @@ class _Kept:
 
 def one(root: Path, sent: Sequence[Sent], slug: str, name: str, item: Item) -> ItemDone:
     """Run one transformation on frames that are all its own."""
-    start = time.perf_counter()
     frames = [pickle.loads(each.parcel.open()) for each in sent]
     _Kept.loaded.pop((root, slug, name), None)
-    return _finished(*_step(root, slug, name, frames, item, start))
+    return _finished(*_step(root, slug, name, frames, item))
 
 
 def many(
@@ -153,20 +154,19 @@ def many(
     Chained, one item's result is the first frame of the next, and only the last good one is
     given back. `limit` are the seconds that each may take.
     """
-    start = time.perf_counter()
     first, *rest = [_master(each) for each in sent]
     done: list[ItemDone] = []
     good = None
     for item in items:
         buffer: Any = first.copy()
-        steps: list[Done] = []
+        steps: list[StepRan] = []
         due = time.monotonic() + limit if limit else None
         for name in names:
             frames = [buffer, *(each.copy() for each in rest)]
             left = max(due - time.monotonic(), 0.001) if due else None
-            buffer, step = _step(root, slug, name, frames, deepcopy(item), start, left)
+            buffer, step = _step(root, slug, name, frames, deepcopy(item), left)
             steps.append(step)
-            if step.message:
+            if not step.ok:
                 break
         if not chained:
             done.append(_finished(buffer, *steps))
@@ -180,11 +180,11 @@ def many(
 
 
 def _step(
-    root: Path, slug: str, name: str, frames: list[Any], item: Item, start: float,
+    root: Path, slug: str, name: str, frames: list[Any], item: Item,
     limit: float | None = None,
-) -> tuple[Any, Done]:  # fmt: skip
+) -> tuple[Any, StepRan]:  # fmt: skip
     begun = time.perf_counter()
-    frame, message, printed, trace = None, "", "", ""
+    frame, reason, printed, trace = None, "", "", ""
     try:
         transformation = _Kept.loaded.get((root, slug, name))
         if transformation is None:
@@ -196,24 +196,23 @@ def _step(
             frame, said = transformation(frames, stream)
         printed += said
     except TransformationError as error:
-        message, trace = str(error), error.trace
+        reason, trace = str(error), error.trace
         printed += error.printed
     except OverTime as error:
-        frame, message = None, str(error)
-    now = time.perf_counter()
+        frame, reason = None, str(error)
     rows = None if frame is None else len(frame)
-    return frame, Done(name, message, printed, trace, rows, now - begun, begun - start)
+    return frame, StepRan(name, reason, printed, trace, rows, time.perf_counter() - begun)
 
 
-def _finished(frame: Any, *steps: Done) -> ItemDone:
+def _finished(frame: Any, *steps: StepRan) -> ItemDone:
     """An item's result, pickled by itself: one that can't be is one that failed."""
     if frame is None:
         return ItemDone(None, steps)
     try:
         return ItemDone(pickle.dumps(frame, 5), steps)
     except Exception as error:
-        message = f"The frame has a value that can't leave its task: {in_one_line(error)}"
-        return ItemDone(None, (*steps[:-1], steps[-1]._replace(message=message, rows=None)))
+        reason = f"The frame has a value that can't leave its task: {in_one_line(error)}"
+        return ItemDone(None, (*steps[:-1], steps[-1]._replace(reason=reason, rows=None)))
 
 
 def in_one_line(error: BaseException) -> str:

@@ -23,18 +23,15 @@ from .frames import read_chunk_frame
 from .jobs import ANY, CHUNK, CONTEXT, FRAME, INPUTS, MERGE, SESSION, SparkJob
 from .last import Last
 from .postgres_read import looking
-from .progress import Progress, interrupting
-from .publishing import PROGRESS, is_frame
+from .publishing import is_frame
 from .schemas import compare, fitted, merged
 from .staging import StagedFrame, result_of, stage
 from .troubles import in_a_line
 from .unchanged import unchanged
+from .watching import Watch
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
-
-LOOK = 0.5
-"""Seconds in which a job of Spark notices that it is to stop."""
 
 
 class Interrupted(BaseException):
@@ -57,7 +54,7 @@ class SparkWork(Maker):
         say: Callable[[str], Any] = lambda line: None,
         stopping: Callable[[], str | None] = lambda: None,
     ) -> None:  # fmt: skip
-        self.say, self._stopping = say, stopping
+        self.say, self._watch = say, Watch(say, stopping)
         self.store, self.plan, self.job, self.format = store, plan, job, format
         self._arguments = job.arguments(plan)
         self._session, self._context = session, context
@@ -68,12 +65,8 @@ class SparkWork(Maker):
         self._made: dict[int, dict[str, Made]] = {}
         self._rest: dict[int, dict[str, Any]] = {}
         self._last: dict[str, Last] = {}
-        self._working: dict[int, tuple[Chunk, Callable[[], object]]] = {}
-        self._over = threading.Event()
         self._swept: set[str] = set()
-        self._watcher: threading.Thread | None = None
         self._lock = threading.Lock()
-        self._interrupted = False
 
     def spark(self) -> "SparkSession":
         with self._lock:  # one session, however many threads
@@ -113,22 +106,13 @@ class SparkWork(Maker):
             made.staged.discard()
 
     def interrupt(self) -> None:
-        self._interrupted = True
-        for _, stop in list(self._working.values()):
-            stop()
+        self._watch.interrupt()
 
     def prepare(self, chunks: Sequence[Chunk]) -> None:
         Batch(self, chunks).make()
 
-    def _watch(self) -> None:
-        """End jobs of Spark that are to stop, or whose chunk another has taken over."""
-        while not self._over.wait(LOOK):
-            for chunk, stop in list(self._working.values()):
-                if self._stopping() or not chunk.alive():
-                    stop()
-
     def close(self) -> None:
-        self._over.set()
+        self._watch.close()
         for generation in list(self._made):
             for made in self._made.pop(generation).values():
                 made.staged.discard()
@@ -136,45 +120,32 @@ class SparkWork(Maker):
     @contextmanager
     def watched(self, chunks: Sequence[Chunk]) -> Iterator[None]:
         """Let the jobs of Spark be ended from outside, and say in a line what ended them."""
-        with self._lock:
-            if self._watcher is None:
-                self._watcher = threading.Thread(target=self._watch, name="watch", daemon=True)
-                self._watcher.start()
         which = printable(chunks[0].dataid)
         if len(chunks) > 1:
             which += f" and {len(chunks) - 1} more"
 
-        def say(line: str) -> None:
-            self.say(f"{which}: {line}")
+        def wanted() -> bool:
+            """Whether none of them was taken over by somebody else."""
+            return all(each.alive() for each in chunks)
 
-        spark = self.spark()
-        with (
-            interrupting(spark) as stop,
-            Progress(spark, say, every=PROGRESS),
-            looking(),  # the parts of a read see one moment
-        ):
-            for chunk in chunks:
-                self._working[chunk.generation] = chunk, stop
-            try:
+        try:
+            with (
+                self._watch.block(self.spark(), which, wanted),
+                looking(),  # the parts of a read see one moment
+            ):
                 yield
-            except (StaleClaim, ChunkFailed):
+        except (StaleClaim, ChunkFailed):
+            raise
+        except DataflowError as error:
+            raise ChunkFailed(with_code(error)) from error
+        except Exception as error:
+            if self._watch.interrupted:
+                raise Interrupted(str(error).partition("\n")[0]) from error
+            if told := self._watch.ended():
+                raise ChunkFailed(told) from None
+            if (reason := in_a_line(error)) is None:
                 raise
-            except DataflowError as error:
-                raise ChunkFailed(with_code(error)) from error
-            except Exception as error:
-                if self._interrupted:
-                    raise Interrupted(str(error).partition("\n")[0]) from error
-                if name := self._stopping():
-                    raise ChunkFailed(f"stopped by {name}") from None
-                if (reason := in_a_line(error)) is None:
-                    raise
-                raise ChunkFailed(reason) from error
-            except BaseException:
-                stop()  # whoever was canceled: the job would go on without us
-                raise
-            finally:
-                for chunk in chunks:
-                    self._working.pop(chunk.generation, None)
+            raise ChunkFailed(reason) from error
 
     # --- how ---
 
