@@ -314,7 +314,8 @@ class _Handler(BaseHTTPRequestHandler):
         big = self.big
         if method == "POST" and self.asked["uploadType"] == "multipart":
             text = b"Content-Type: " + self.headers["Content-Type"].encode() + b"\r\n\r\n"
-            first, second = BytesParser().parsebytes(text + self.body).get_payload()  # type: ignore
+            message: Any = BytesParser().parsebytes(text + self.body)
+            first, second = message.get_payload()
             assert first.get_content_type() == "application/json"
             # Not by email's parser, which would mend the ends of lines in the bytes.
             boundary = self.headers["Content-Type"].split('boundary="')[1].rstrip('"').encode()

@@ -115,7 +115,7 @@ def test_who_is_interrupted_gives_up_what_wasnt_begun(
 def test_who_stops_asking_gives_up_the_rest(store: Store, claims: list[Claim]) -> None:
     environment = job_environment(store, store.read_plan("loadbob"), secrets=False)
     with Pulse(store, claims[0].owner) as pulse:
-        one_by_one = make(store, claims, environment, Maker(lambda chunk: None), pulse=pulse)
+        one_by_one: Any = make(store, claims, environment, Maker(lambda chunk: None), pulse=pulse)
         next(one_by_one)
         one_by_one.close()
 

@@ -18,6 +18,7 @@ import pandas as pd
 import psycopg
 import pytest
 from pandas.testing import assert_frame_equal
+from psycopg.conninfo import conninfo_to_dict
 
 from opendataflow_dagster.dataflow.chunk import Chunk, Place, Result, open_chunk
 from opendataflow_dagster.dataflow.environment import job_environment
@@ -497,7 +498,7 @@ def place(request: pytest.FixtureRequest, tmp_path: Path, store: Store) -> "Shop
     if request.param == "sqlite":
         shop = Shop(store, "sqlite", {"database": str(tmp_path / "shop.db")})
     else:
-        parts = psycopg.conninfo.conninfo_to_dict(request.getfixturevalue("postgres_url"))
+        parts = conninfo_to_dict(request.getfixturevalue("postgres_url"))
         host = f"{parts.get('host', '')}:{parts['port']}" if "port" in parts else parts["host"]
         shop = Shop(store, "postgresql", {
             "hostname": str(host), "database": str(parts["dbname"]),

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from opendataflow_dagster.dataflow.sqlite import SqliteStore
 from opendataflow_dagster.dataflow.steps import steps
 from opendataflow_dagster.dataflow.store import Store, open_store
 from tests.browser import UI
@@ -32,6 +33,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
 @pytest.fixture(scope="module")
 def shop(store: Store, tmp_path_factory: pytest.TempPathFactory) -> Shop:
     made = Shop(tmp_path_factory.mktemp("shop"), store, None)
+    assert isinstance(store, SqliteStore)
     made.write("definitions.py", f"""
         from opendataflow_dagster import DataflowResource, build_definitions
 

@@ -13,6 +13,7 @@ from typing import Any
 import pandas as pd
 import pytest
 from click.testing import CliRunner
+from psycopg.conninfo import conninfo_to_dict
 
 from opendataflow_dagster.cli.app import app
 from opendataflow_dagster.dataflow import cleaning, folders, moves, packs
@@ -490,7 +491,7 @@ def test_staging_tables_of_claims_that_are_over_go(
 
     store = open_store(postgres_url)
     store.init()
-    told = psycopg.conninfo.conninfo_to_dict(postgres_url)
+    told = conninfo_to_dict(postgres_url)
     with psycopg.connect(postgres_url) as connection:
         connection.execute("create table public.sales (day text, n bigint)")
     register(store, "load", ["src"], ["out"])

@@ -223,7 +223,7 @@ def test_the_sensors_settle_at_once_and_say_when_they_cannot(
         "opendataflow_settle_failed_runs", "opendataflow_settle_canceled_runs",
     ]  # fmt: skip
     run = begin(job, instance, State.CANCELED)
-    said = canceled(tell(canceled, instance, run))
+    said: Any = canceled(tell(canceled, instance, run))
     assert said.skip_message == f"Run {run.run_id} was canceled: 1 chunks settled."
     assert status(job, "b", "1", "job") == "FAILED"
 

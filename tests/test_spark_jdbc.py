@@ -8,6 +8,7 @@ from typing import Any
 
 import psycopg
 import pytest
+from psycopg.conninfo import conninfo_to_dict
 
 JAR = Path("/usr/share/java/postgresql.jar")
 ROOT = Path(__file__).resolve().parent.parent
@@ -54,7 +55,7 @@ def refused(work, kind=DataflowError):
 @pytest.fixture
 def tell(postgres_url: str, tmp_path: Path) -> Any:
     """Run some lines in such a process; a person's connection to the same database."""
-    info = psycopg.conninfo.conninfo_to_dict(postgres_url)
+    info = conninfo_to_dict(postgres_url)
     url = f"jdbc:postgresql://{info['host']}:{info['port']}/{info['dbname']}"
     events = tmp_path / "events"
     events.mkdir()

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import psycopg
 import pytest
+from psycopg.sql import SQL, Literal
 from pyspark.sql import DataFrame, SparkSession
 
 from opendataflow_dagster.dataflow.credentials import encrypt, for_dataset
@@ -24,11 +25,7 @@ def guarded(postgres_server: Server, postgres_url: str) -> Iterator[psycopg.Conn
     rules.write_text(f"host all asked 127.0.0.1/32 scram-sha-256\n{before}")
     with psycopg.connect(postgres_url, autocommit=True) as person:
         person.execute("select pg_reload_conf()")
-        person.execute(
-            psycopg.sql.SQL("create role asked login password {}").format(
-                psycopg.sql.Literal(SECRET)
-            )
-        )
+        person.execute(SQL("create role asked login password {}").format(Literal(SECRET)))
         person.execute("grant create, usage on schema public to asked")
         yield person
         person.execute("drop owned by asked; drop role asked")

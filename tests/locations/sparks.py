@@ -9,11 +9,11 @@ from opendataflow_dagster import (
     SparkResource,
     build_definitions,
 )
-from opendataflow_dagster.spark import work
+from opendataflow_dagster.spark import watching
 from tests.locations.spark_jobs import batched, checked, enrich, threaded
 
 dataflow = DataflowResource()
-work.PROGRESS = 1.0  # what a test can't wait for
+watching.PROGRESS = 1.0  # what a test can't wait for
 
 
 @dg.asset(
