@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
+from textwrap import dedent
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -95,7 +96,7 @@ class Shop:
     def write(self, name: str, text: str) -> None:
         file = self.root / name
         file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(text)
+        file.write_text(dedent(text))
 
     def send(self, *names: Any) -> list[str]:
         """Accept items of these names, or items as they are given; their dataids."""
@@ -208,6 +209,29 @@ def test_an_item_that_takes_too_long_fails_alone(lite: Shop) -> None:
 
     assert lite.status() == ["READY", "FAILED", "READY"]
     failed = next(each for each in steps(lite.store, "live") if each["status"] == "FAILED")
+    assert failed["reason"] == "it took longer than the time_limit that `odf policy` tells"
+
+
+def test_an_item_that_keeps_spark_too_long_fails_alone(lite: Shop) -> None:
+    lite.write(
+        "pipelines/live/total.py",
+        """
+        import time
+        from pyspark.sql import DataFrame, functions as F
+
+        def run(df: DataFrame) -> DataFrame:
+            wait = F.udf(lambda name: time.sleep(60 * (name == "slow")) or 2.0, "double")
+            return df.withColumn("total", wait("name"))
+    """,
+    )
+    policy(lite.store, "live", time_limit=5)
+    lite.send("a", "slow", "b")
+
+    lite.consume()
+
+    assert lite.status() == ["READY", "FAILED", "READY"]
+    failed = next(each for each in steps(lite.store, "live") if each["status"] == "FAILED")
+    assert failed["transformation"] == "total"
     assert failed["reason"] == "it took longer than the time_limit that `odf policy` tells"
 
 

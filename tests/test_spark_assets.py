@@ -437,6 +437,29 @@ def test_long_jobs_tell_quietly_how_far_they_are(
     assert all(" - 4 and 2 more: stage 1 of " in each for each in told)
 
 
+@pytest.mark.parametrize("how", [{}, {"batch": 2}])
+def test_a_chunk_past_its_time_limit_is_ended(line: Line, run: Run, how: dict[str, int]) -> None:
+    policy(line.store, "double", time_limit=3)
+
+    @F.udf("long", useArrow=False)
+    def slow(n: int) -> int:
+        time.sleep(60 if n == 0 else 0)
+        return n
+
+    def slower(numbers: DataFrame) -> DataFrame:
+        return numbers.withColumn("n", slow("n"))
+
+    start = time.monotonic()
+    ran = run(spark_job(slower, **how), "3", "4")
+
+    assert time.monotonic() - start < 50
+    assert ran.counts["made"] == ran.counts["failed"] == 1
+    assert "3: stopped by its time limit of 3 s" in ran.reason
+    assert line.status("doubled", "3", "double") == "FAILED"
+    assert line.status("doubled", "4", "double") == "READY"
+    assert line.left() == []
+
+
 def test_what_the_tables_offer_is_made_in_batches(line: Line, run: Run) -> None:
     put(line.store, "numbers", "4", "HOLD", jobid="copy")
     sizes: list[int] = []

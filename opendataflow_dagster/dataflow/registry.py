@@ -31,7 +31,7 @@ DIALS = {
     "retry_delay": (0, "seconds before another attempt", "0"),
     "lease_seconds": (1, "seconds without a heartbeat until a worker is lost", f"{LEASE:.0f}"),
     "batch_size": (1, "chunks that a worker claims at once", "1"),
-    "time_limit": (1, "seconds after which a script is ended", "none"),
+    "time_limit": (1, "seconds after which a chunk's work is ended", "none"),
     "paused_until": (None, "nothing is claimed before", "not paused"),
     "every_minutes": (1, "minutes between a schedule's launches, or new runs of a pipeline",
                       "whenever there is work; no new run"),

@@ -1,5 +1,6 @@
 """Runs transformations on Spark, each by the engine that its first parameter asks for."""
 
+import math
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -18,6 +19,7 @@ from .ondriver import on_driver
 from .project import Project
 from .shipping import Shipper
 from .tasks import Item, Sent, ask, one
+from .timelimit import TOLD
 from .transformation import NO_STREAM, TransformationError
 
 if TYPE_CHECKING:
@@ -71,25 +73,29 @@ class Engine:
     def engine_of(self, slug: str, name: str) -> str:
         return engine_of(self.project.transformation_file(slug, name))
 
-    def run(self, slug: str, name: str, frames: Sequence[Any], stream: Any = NO_STREAM) -> Ran:
+    def run(
+        self, slug: str, name: str, frames: Sequence[Any], stream: Any = NO_STREAM, *,
+        due: float = math.inf,
+    ) -> Ran:  # fmt: skip
         """Run one transformation on frames of any engine, or on sources that are read now.
 
         It can't change what it is given. When this returns, what it made is computed; a frame of
-        Spark stays so until `release`.
+        Spark stays so until `release`. What Spark is at is ended when it is `due`, by
+        `time.monotonic`.
         """
         start = time.perf_counter()
         engine = self.engine_of(slug, name)
         item: Item = () if stream is NO_STREAM else (stream,)
         given = frames or [_empty()]
         if engine == PANDAS:
-            frame, printed = self._on_pandas(slug, name, given, item)
+            frame, printed = self._on_pandas(slug, name, given, item, due)
             return Ran(frame, printed, time.perf_counter() - start, len(frame), engine)
-        with self.watched(f"{slug}.{name}") as spark:
+        with self.watched(f"{slug}.{name}", due) as spark:
             frame, printed = on_driver(spark, self.project, engine, slug, name, given, item)
             try:
                 frame, rows = self._computed(frame, engine)
             except Exception as error:
-                if self._watch.ended() or (reason := in_a_line(error)) is None:
+                if self._ended(due) or (reason := in_a_line(error)) is None:
                     raise
                 trace = str(error) if "Traceback" in str(error) else ""
                 raise TransformationError(reason, trace=trace, printed=printed) from error
@@ -146,10 +152,10 @@ class Engine:
             return self._loads
 
     def _on_pandas(
-        self, slug: str, name: str, frames: Sequence[Any], item: Item
+        self, slug: str, name: str, frames: Sequence[Any], item: Item, due: float
     ) -> tuple[Any, str]:
         sent: list[Sent] = []
-        with self.watched(f"{slug}.{name}") as spark:
+        with self.watched(f"{slug}.{name}", due) as spark:
             try:
                 for each in frames:
                     sent.append(self.loads(spark).once(as_pandas(each)))
@@ -180,13 +186,13 @@ class Engine:
     # --- from outside ---
 
     @contextmanager
-    def watched(self, which: str) -> Iterator["SparkSession"]:
+    def watched(self, which: str, due: float = math.inf) -> Iterator["SparkSession"]:
         """The session, whose jobs can be ended from outside; what ended them is told in a line."""
         self._refuse_when_over()
         with self._lock:
             spark = self._session()
         try:
-            with self._watch.block(spark, which):
+            with self._watch.block(spark, which, lambda: self._ended(due)):
                 self._refuse_when_over()
                 yield spark
         except DataflowError:
@@ -194,6 +200,8 @@ class Engine:
         except Exception as error:
             if told := self._watch.ended():
                 raise Stopped(told) from None
+            if self._ended(due):
+                raise TransformationError(TOLD) from None
             if _died(error):
                 raise WorkerDied(
                     f"The process that ran {which} ended in the middle of it: it took more "
@@ -205,6 +213,9 @@ class Engine:
         finally:
             if self._watch.idle and self._loads is not None:
                 self._loads.tidy()
+
+    def _ended(self, due: float) -> bool:
+        return self._watch.ended() is not None or time.monotonic() > due
 
     def _refuse_when_over(self) -> None:
         if told := self._watch.ended():

@@ -1,5 +1,6 @@
 """Items through all transformations of a pipeline: a batch in one task, or one by one."""
 
+import math
 import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -33,7 +34,7 @@ def run_items(
     if not items:
         return []
     if any(engine.engine_of(slug, name) != PANDAS for name in names):
-        return _one_by_one(engine, slug, names, sources, items, chained)
+        return _one_by_one(engine, slug, names, sources, items, chained, limit)
     return _in_task(engine, slug, names, sources, items, chained, limit)
 
 
@@ -54,7 +55,7 @@ def _in_task(
             done: list[ItemDone] = engine.ask(spark, many, sent, slug, names, given, chained, limit)
     except WorkerDied:
         if len(items) == 1:  # to find the transformation
-            return _one_by_one(engine, slug, names, sources, items, chained)
+            return _one_by_one(engine, slug, names, sources, items, chained, limit)
         half = len(items) // 2
         start = _in_task(engine, slug, names, sources, items[:half], chained, limit)
         if chained:
@@ -71,17 +72,18 @@ def _in_task(
 
 def _one_by_one(
     engine: "Engine", slug: str, names: Sequence[str], sources: Sequence[Any],
-    items: Sequence[Any], chained: bool,
+    items: Sequence[Any], chained: bool, limit: float | None,
 ) -> list[ItemRan]:  # fmt: skip
     with engine.watched(slug):
         first, *rest = [as_pandas(each) for each in sources]
     ran: list[ItemRan] = []
     for item in items:
         buffer, steps, made = first, [], []
+        due = time.monotonic() + limit if limit else math.inf
         for name in names:
             start = time.perf_counter()
             try:
-                done = engine.run(slug, name, [buffer, *rest], item)
+                done = engine.run(slug, name, [buffer, *rest], item, due=due)
             except TransformationError as error:
                 seconds = time.perf_counter() - start
                 steps.append(StepRan(name, str(error), error.printed, error.trace, None, seconds))

@@ -23,17 +23,17 @@ class Watch:
 
     def __init__(self, say: Callable[[str], Any], stopping: Callable[[], str | None]) -> None:
         self._say, self._stopping = say, stopping
-        self._blocks: dict[Callable[[], object], Callable[[], bool]] = {}
+        self._blocks: dict[Callable[[], object], Callable[[], object]] = {}
         self._lock = threading.Lock()
         self._watcher: threading.Thread | None = None
-        self._over = threading.Event()
+        self._closed = threading.Event()
         self.interrupted = False
 
     @contextmanager
     def block(
-        self, spark: "SparkSession", which: str, wanted: Callable[[], bool] = lambda: True
+        self, spark: "SparkSession", which: str, over: Callable[[], object] = lambda: None
     ) -> Iterator[None]:
-        """Watch the jobs of Spark of this thread's block, which goes on while it is `wanted`.
+        """Watch the jobs of Spark of this thread's block, and end them when it is `over`.
 
         What interrupted a call of Spark is raised, not the error that came of it in cleaning up.
         """
@@ -46,7 +46,7 @@ class Watch:
             self._say(f"{which}: {line}")
 
         with interrupting(spark) as stop, Progress(spark, say, every=PROGRESS):
-            self._blocks[stop] = wanted
+            self._blocks[stop] = over
             try:
                 yield
             except Exception as error:
@@ -77,12 +77,12 @@ class Watch:
             stop()
 
     def close(self) -> None:
-        self._over.set()
+        self._closed.set()
 
     def _watch(self) -> None:
-        while not self._over.wait(LOOK):
-            for stop, wanted in list(self._blocks.items()):
-                if self.ended() or not wanted():
+        while not self._closed.wait(LOOK):
+            for stop, over in list(self._blocks.items()):
+                if self.ended() or over():
                     stop()
 
 

@@ -1,6 +1,8 @@
 """What makes the chunks of a Spark job: frames in, evidence and expectations, published."""
 
+import math
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -124,13 +126,18 @@ class SparkWork(Maker):
         if len(chunks) > 1:
             which += f" and {len(chunks) - 1} more"
 
-        def wanted() -> bool:
-            """Whether none of them was taken over by somebody else."""
-            return all(each.alive() for each in chunks)
+        limit = sum(each.claim.time_limit or 0 for each in chunks)
+        due = time.monotonic() + limit if limit else math.inf
+
+        def over() -> str | None:
+            """What is to end the work on these chunks alone."""
+            if time.monotonic() > due:
+                return f"stopped by its time limit of {limit:g} s"
+            return None if all(each.alive() for each in chunks) else "taken over by another worker"
 
         try:
             with (
-                self._watch.block(self.spark(), which, wanted),
+                self._watch.block(self.spark(), which, over),
                 looking(),  # the parts of a read see one moment
             ):
                 yield
@@ -141,7 +148,7 @@ class SparkWork(Maker):
         except Exception as error:
             if self._watch.interrupted:
                 raise Interrupted(str(error).partition("\n")[0]) from error
-            if told := self._watch.ended():
+            if told := self._watch.ended() or over():
                 raise ChunkFailed(told) from None
             if (reason := in_a_line(error)) is None:
                 raise
