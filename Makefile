@@ -1,6 +1,7 @@
 # Everything runs from .venv, which `make install` makes with Python 3.11 or newer.
 PYTHON ?= python3
 PORT ?= 3000
+WORKERS ?= 3
 BIN := .venv/bin
 STAMP := .venv/.installed
 
@@ -25,8 +26,9 @@ $(STAMP): pyproject.toml constraints.txt
 demo: install ## See a month of chunks run, fail and catch up, by Spark and Dagster, on SQLite
 	@$(BIN)/odf demo
 
-test: install ## Run the tests, on SQLite and on a PostgreSQL of their own
-	$(BIN)/python -m pytest
+# Files in the order of their names: the long ones are not among the last.
+test: install ## Run the tests, on SQLite and on a PostgreSQL of their own; WORKERS=3
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 check: install ## Check style, format, types and layers
 	$(BIN)/ruff check

@@ -86,7 +86,7 @@ def _without_java(folder: Path) -> str:
     folder.mkdir()
     for path in (Path(each) for each in os.environ["PATH"].split(os.pathsep)):
         for each in path.iterdir() if path.is_dir() else ():
-            if not each.name.startswith("java") and not (folder / each.name).exists():
+            if not each.name.startswith("java") and not os.path.lexists(folder / each.name):
                 (folder / each.name).symlink_to(each)
     return str(folder)
 
