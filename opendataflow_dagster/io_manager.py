@@ -29,6 +29,9 @@ from .translator import DataflowTranslator, unescaped_word
 NAMED = 10
 """How many chunks an error names."""
 
+SCHEMA = "opendataflow/schema"
+"""The metadata of an asset that says what becomes of a frame of Spark with other columns."""
+
 _consumed: dict[tuple[str, str], dict[tuple[str, str], int | None]] = {}
 """(run, step) → (dataset, dataid) → the generation that was read for it in this process."""
 
@@ -188,9 +191,25 @@ class _Output:
         place = chunk.outputs[self.datasetid]
         store, format = self.store, self.manager.format
         if is_frame(obj):
+            obj = self._fit(obj, chunk.dataid)
             say = self.context.log.info
             return {self.datasetid: publish_frame(store, place, chunk, obj, format=format, say=say)}
         return {self.datasetid: publish(store, place, chunk, obj, format=format)}
+
+    def _fit(self, df: Any, dataid: str) -> Any:
+        """A frame of Spark in the schema of the dataset's last chunk, as the asset declares."""
+        from .spark.fitting import fit
+        from .spark.jobs import SAME, SCHEMAS
+        from .spark.last import Last
+
+        told = (self.context.definition_metadata or {}).get(SCHEMA, SAME)
+        rule = str(getattr(told, "value", told))
+        if rule not in SCHEMAS:
+            raise ChunkFailed(
+                f"{SCHEMA}: {rule!r} isn't known: choose from {', '.join(map(repr, SCHEMAS))}."
+            )
+        how = f'give the asset the metadata {{{{"{SCHEMA}": "{{}}"}}}}'
+        return fit(df, Last(self.store, self.datasetid), dataid, rule, how)
 
     def _compare(self, chunk: Chunk) -> None:
         """Fail the chunk if what the claim has locked isn't what was read for it."""

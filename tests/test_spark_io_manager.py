@@ -41,13 +41,13 @@ def schema_of(event: dg.AssetMaterialization) -> dict[str, str]:
     return {each.name: each.type for each in told.columns}
 
 
-def writer(df: Callable[[DataFrame], Any]) -> dg.AssetsDefinition:
+def writer(df: Callable[[DataFrame], Any], **more: Any) -> dg.AssetsDefinition:
     """An asset that makes `bobout` of a chunk of `bobin`, by Spark."""
 
     def bobout(bobin: DataFrame) -> Any:
         return df(bobin)
 
-    return asset(bobout)
+    return asset(bobout, **more)
 
 
 def reader(annotation: Any, seen: list[Any]) -> dg.AssetsDefinition:
@@ -86,6 +86,31 @@ def test_what_was_read_is_told_with_generation_and_fingerprint(store: Store, run
     assert (told["generation"], told["rows"]) == (first["generation"], 1)
     assert told["fingerprint"] == first["fingerprint"]
     assert f"generation {first['generation']}" in told["right"]
+
+
+def test_other_columns_than_the_last_chunks_are_refused_unless_declared(
+    store: Store, run: Run  # noqa: F811
+) -> None:  # fmt: skip
+    assert run(writer(lambda df: df), "1").success
+    more = "*", "1 as more"
+
+    ran = run(writer(lambda df: df.selectExpr(*more)), "2")
+    assert ran.reason.startswith(
+        "FAILED: NOT_VALIDATED: the schema of 'bobout' differs from its last chunk '1': column "
+        "'more' is new. If it is meant so: give the asset the metadata "
+        """{"opendataflow/schema": "merge"}, or "any"."""
+    )
+    assert status(store, "bobout", "2", "loadbob") == "FAILED"
+
+    how = {"opendataflow/schema": "other"}
+    ran = run(writer(lambda df: df.selectExpr(*more), metadata=how), "2", resubmit="true")
+    assert "'other' isn't known: choose from 'same', 'merge', 'any'" in ran.reason
+
+    how = {"opendataflow/schema": "merge"}
+    ran = run(writer(lambda df: df.selectExpr(*more), metadata=how), "2", resubmit="true")
+    assert ran.success
+    assert schema_of(ran.made["bobout", "2"]) == {"name": "string", "amount": "int", "more": "int"}
+    check(store)
 
 
 def test_several_partitions_are_joined_and_published_one_by_one(

@@ -13,7 +13,7 @@ class Last:
     """The chunks of a dataset that were published last: read once, then followed."""
 
     def __init__(self, store: Store, datasetid: str) -> None:
-        self._store, self._datasetid = store, datasetid
+        self._store, self.datasetid = store, datasetid
         self._rows: dict[str, int] | None = None
         self._schema: tuple[str, str] | None = None
         self._read = False
@@ -49,5 +49,5 @@ class Last:
         return next(iter(self._ask("produce.last_schema", dataid)), None)
 
     def _ask(self, name: str, dataid: str, **more: Any) -> list[Any]:
-        known = {"datasetid": self._datasetid, "dataid": dataid, **more}
+        known = {"datasetid": self.datasetid, "dataid": dataid, **more}
         return self._store.db.insist(lambda: self._store.db.run(name, **known))[0]
