@@ -1,7 +1,12 @@
 """`odf validate` and `odf new`: what passes, what doesn't, and how that is told."""
 
 import json
+import os
+import signal
+import subprocess
 import sys
+import threading
+import time
 import xml.etree.ElementTree as xml
 from collections.abc import Callable
 from datetime import date, datetime
@@ -327,7 +332,7 @@ def test_causes_in_the_users_code_are_told(project: Make) -> None:
 @pytest.mark.parametrize(
     ("yml", "told"),
     [
-        ("", "project.yml:1 must have"),
+        ("", "project.yml:1 must have the key `pipelines`"),
         ("a: [", "project.yml:1 isn't YAML"),
         ("name: x\npipelines: {}", "project.yml:2 must have `pipelines`"),
         ("pipelines: []", "project.yml:1 must have `pipelines`"),
@@ -524,3 +529,144 @@ def test_a_transformation_of_sparks_own_frames(
     bad = verdict(project("bad", t=NATIVE.format(package=package, body=body, bob=3)))
     assert "column 'pieces'" in bad.message
     assert "expected 3, got 4" in bad.message
+
+
+# What is printed, and what a transformation does to the process
+
+
+def run_odf(root: Path, *words: str) -> "subprocess.CompletedProcess[str]":
+    """`odf validate` in a process of its own, whose standard input stays open."""
+    odf = Path(sys.executable).parent / "odf"
+    ours, theirs = os.pipe()
+    try:
+        return subprocess.run(
+            [str(odf), "validate", *words], cwd=root, stdin=ours, capture_output=True, text=True,
+            timeout=60, check=False,
+        )  # fmt: skip
+    finally:
+        os.close(ours)
+        os.close(theirs)
+
+
+def several(**bodies: str) -> dict[str, Any]:
+    """A project's files: each body is what a `run` does before it returns the right frame."""
+    files = {
+        name: EXPECTS + f"def run(df):\n    {body}\n    df['b'] = 2\n    return df\n"
+        for name, body in bodies.items()
+    }
+    return {"yml": YML.replace("[t]", f"[{', '.join(bodies)}]"), **files}
+
+
+def printed_of(root: Path) -> list[str]:
+    done = run_odf(root, "--json")
+    assert done.returncode == 0, done.stdout + done.stderr
+    return [each["printed"] for each in json.loads(done.stdout)]
+
+
+def test_logs_are_kept_by_each_that_writes_them(project: Make) -> None:
+    log = "logging.info('of %s'); logging.warning('%s'); print('print')"
+    root = project(**several(a=log % ("a", "!"), b=log % ("b", "!")))
+    for name in "ab":
+        file = root / "pipelines" / "p" / f"{name}.py"
+        file.write_text(
+            f"import logging\nlogging.basicConfig(level=logging.INFO)\n{file.read_text()}"
+        )
+    assert printed_of(root) == [
+        f"INFO:root:of {name}\nWARNING:root:!\nprint\n" for name in "ab"
+    ]  # fmt: skip
+
+
+def test_a_log_of_nobody_goes_to_standard_error(project: Make) -> None:
+    """A handler outlives what made it; a thread, too."""
+    late = (
+        "import threading, time, sys; out = sys.stdout; threading.Thread("
+        "target=lambda: (time.sleep(0.5), out.write('late'))).start()"
+    )
+    done = run_odf(project(**several(a=late)), "--json")
+    assert [each["status"] for each in json.loads(done.stdout)] == ["passed"]
+    assert done.stderr.endswith("late")
+
+
+def test_what_other_processes_write_is_kept_in_its_place(project: Make) -> None:
+    child = "import os; print('before'); os.system('echo child; echo error >&2'); print('after')"
+    forked = (
+        "import sys; from multiprocessing import get_context; "
+        "each = get_context('fork').Process(target=print, args=('forked',)); "
+        "each.start(); each.join(); sys.__stdout__.write('real\\n')"
+    )
+    root = project(**several(a=child, b=forked))
+    assert printed_of(root) == ["before\nchild\nafter\n", "forked\nreal\n"]
+    assert "error" in run_odf(root, "--json").stderr
+
+
+def test_whatever_is_done_to_the_streams_it_is_kept(project: Make) -> None:
+    wrap = "import io, sys; sys.stdout = io.TextIOWrapper(sys.stdout.{}, 'utf-8'); print('é')"
+    root = project(**several(
+        a=wrap.format("buffer"), b=wrap.format("detach()"), c=wrap.format("buffer"),
+        d="import sys; print('é'); sys.stdout.close(); sys.stderr.close()",
+        e="import sys; sys.stdout.reconfigure(encoding='latin-1'); print('é')",
+        f="import sys; print('é'); sys.stdout = None",
+        g="import os; print('é'); os.close(1)",
+    ))  # fmt: skip
+    assert printed_of(root) == ["é\n"] * 7
+
+
+@pytest.mark.parametrize(
+    ("body", "told"),
+    [
+        ("raise GeneratorExit('g')", "GeneratorExit: g (pipelines/p/a.py:4)"),
+        ("raise KeyboardInterrupt", "KeyboardInterrupt (pipelines/p/a.py:4)"),
+        ("raise StopIteration", "StopIteration (pipelines/p/a.py:4)"),
+        ("import asyncio; raise asyncio.CancelledError", "CancelledError (pipelines/p/a.py:4)"),
+        ("input('who? ')", "EOFError: EOF when reading a line (pipelines/p/a.py:4)"),
+    ],
+)
+def test_whatever_is_raised_the_others_are_judged(project: Make, body: str, told: str) -> None:
+    done = run_odf(project(**several(a=body, b="pass")), "--json")
+    first, second = json.loads(done.stdout)
+    assert (first["message"], second["status"]) == (told, "passed")
+    assert first["printed"] == ("who? " if "who" in body else "")
+    assert done.returncode == 1
+    assert "opendataflow_dagster" not in done.stderr
+
+
+def test_an_async_run_is_refused_in_a_line(project: Make) -> None:
+    found = run_on(EXPECTS + "async def run(df):\n    return df\n", project())
+    assert "`run` is `async`" in found.message
+    assert found.printed == ""
+
+
+def test_what_interrupts_us_is_no_failure(project: Make) -> None:
+    """Dagster's handler of a signal raises an error of its own in the middle of the code."""
+
+    class Interrupted(BaseException):
+        pass
+
+    def interrupt(*_: Any) -> None:
+        raise Interrupted
+
+    root = project(**several(t="import time; time.sleep(20)"))
+    loaded = load(read_project(root), "p", "t")
+    before = signal.signal(signal.SIGUSR1, interrupt)
+    try:
+        threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGUSR1)).start()
+        with pytest.raises(Interrupted):
+            loaded([pd.DataFrame({"a": [1]})])
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert signal.set_wakeup_fd(-1) == -1
+
+
+def test_ctrl_c_ends_validate(project: Make) -> None:
+    root = project(**several(a="import time; open('begun', 'w').close(); time.sleep(60)", b="pass"))
+    odf = Path(sys.executable).parent / "odf"
+    with subprocess.Popen(
+        [str(odf), "validate"], cwd=root, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        end = time.monotonic() + 30
+        while not (root / "begun").exists() and time.monotonic() < end:
+            time.sleep(0.05)
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=30)
+    assert (out, process.returncode) == ("", 1)
+    assert "Aborted!" in err

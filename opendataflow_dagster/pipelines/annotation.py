@@ -1,10 +1,15 @@
 """Which engine a transformation asks for: the annotation of the first parameter of its `run`."""
 
 import ast
+import warnings
+from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
 
 PANDAS, SPARK, ON_SPARK = "pandas", "spark", "pandas-on-spark"
+
+STARRED = {"pandas", "pyspark.pandas", "pyspark.sql"}
+"""The modules whose DataFrame `import *` brings."""
 
 
 def engine_of(file: Path | str | ModuleType) -> str:
@@ -14,17 +19,61 @@ def engine_of(file: Path | str | ModuleType) -> str:
     """
     path = getattr(file, "__file__", None) if isinstance(file, ModuleType) else file
     try:
-        tree = ast.parse(Path(path or "").read_bytes())
-    except (OSError, SyntaxError, ValueError, RecursionError):
+        with warnings.catch_warnings(action="ignore"):  # a strange escape is told when it runs
+            tree = ast.parse(Path(path or "").read_bytes())
+    except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
         return PANDAS
-    known = _names(tree)
-    for each in reversed(tree.body):
-        if isinstance(each, ast.FunctionDef) and each.name == "run":
-            parameters = each.args.posonlyargs + each.args.args
-            if not parameters or parameters[0].annotation is None:
-                return PANDAS
-            return _engine(parameters[0].annotation, known) or PANDAS
-    return PANDAS
+    run = _function(tree.body, "run", tree.body)
+    if run is None:
+        return PANDAS
+    first, *_ = [*run.posonlyargs, *run.args, run.vararg, None]
+    if first is None or first.annotation is None:
+        return PANDAS
+    return _engine(first.annotation, _names(tree)) or PANDAS
+
+
+def _function(
+    body: Sequence[ast.stmt], name: str, module: Sequence[ast.stmt], depth: int = 20
+) -> ast.arguments | None:
+    """The parameters of the function that some statements leave under a name.
+
+    Of two branches it is the first that has one; and of `run = go`, those of `go`.
+    """
+    if depth == 0:
+        return None
+    for each in reversed(body):
+        found = None
+        if isinstance(each, ast.FunctionDef) and each.name == name:
+            return each.args
+        if name in _assigned(each) and isinstance(each, ast.Assign | ast.AnnAssign):
+            if isinstance(each.value, ast.Name):
+                found = _function(module, each.value.id, module, depth - 1)
+        elif not isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            for inner in _branches(each):
+                found = found or _function(inner, name, module, depth - 1)
+        if found is not None:
+            return found
+    return None
+
+
+def _assigned(each: ast.stmt) -> list[str]:
+    """The names that a statement gives to the value on its right."""
+    targets: list[ast.expr] = []
+    if isinstance(each, ast.Assign):
+        targets = each.targets
+    elif isinstance(each, ast.AnnAssign):
+        targets = [each.target]
+    return [target.id for target in targets if isinstance(target, ast.Name)]
+
+
+def _branches(each: ast.stmt) -> list[list[ast.stmt]]:
+    """What an `if`, a `try` or a `with` holds, the likeliest first, except for what never runs."""
+    test = each.test if isinstance(each, ast.If) else None
+    named = getattr(test, "id", None) or getattr(test, "attr", None)
+    unmet = named == "TYPE_CHECKING" or (test and ast.unparse(test) == "__name__ == '__main__'")
+    names = ["orelse"] if unmet else ["finalbody", "body", "orelse"]
+    found = [getattr(each, name, []) for name in names]
+    return found + [handler.body for handler in getattr(each, "handlers", [])]
 
 
 def _names(tree: ast.Module) -> dict[str, str | ast.expr]:
@@ -37,7 +86,10 @@ def _names(tree: ast.Module) -> dict[str, str | ast.expr]:
                 found[name.asname or top] = name.name if name.asname else top
         elif isinstance(each, ast.ImportFrom) and each.module and not each.level:
             for name in each.names:
-                found[name.asname or name.name] = f"{each.module}.{name.name}"
+                if name.name != "*":
+                    found[name.asname or name.name] = f"{each.module}.{name.name}"
+                elif each.module in STARRED:
+                    found["DataFrame"] = f"{each.module}.DataFrame"
     for each in tree.body:
         if isinstance(each, ast.Assign) and isinstance(each.targets[0], ast.Name):
             found[each.targets[0].id] = each.value

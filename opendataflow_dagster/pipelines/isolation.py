@@ -2,12 +2,10 @@
 
 import os
 import sys
-import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
+from contextlib import contextmanager, suppress
 from importlib.machinery import ModuleSpec, PathFinder
 from importlib.util import module_from_spec
-from io import BytesIO, TextIOWrapper
 from pathlib import Path
 from threading import RLock
 from types import ModuleType
@@ -20,32 +18,6 @@ _inside: list[Path] = []
 _modules: dict[Path, dict[str, ModuleType]] = {}
 
 
-class Prints:
-    """What some code prints, on standard output, standard error, and as warnings."""
-
-    def __init__(self) -> None:
-        # Not StringIO: some write to sys.stdout.buffer.
-        self._bytes = BytesIO()
-        self._file = TextIOWrapper(
-            self._bytes, "utf-8", "backslashreplace", newline="", write_through=True
-        )
-
-    @property
-    def text(self) -> str:
-        return self._bytes.getvalue().decode(errors="replace")
-
-    @contextmanager
-    def taken(self) -> Iterator[None]:
-        def show(message, category, filename, lineno, file=None, line=None) -> None:
-            self._file.write(warnings.formatwarning(message, category, filename, lineno, line))
-
-        with redirect_stdout(self._file), redirect_stderr(self._file), warnings.catch_warnings():
-            # A warning of the user's is told, and never an error, whatever `-W` or pytest say.
-            warnings.simplefilter("default")
-            warnings.showwarning = show
-            yield
-
-
 @contextmanager
 def surroundings(root: Path) -> Iterator[None]:
     """Work in `root`, with its modules importable, and those of other projects out of sight.
@@ -55,21 +27,19 @@ def surroundings(root: Path) -> Iterator[None]:
     root = root.resolve()
     with _turn:
         if _inside and _inside[-1] == root:
-            yield
+            with _working_in(root):
+                yield
             return
         hidden = {name: sys.modules.pop(name) for name in _shadowed(root)}
         before, path, bytecode = set(sys.modules), list(sys.path), sys.dont_write_bytecode
-        folder = None
-        with suppress(FileNotFoundError):
-            folder = os.getcwd()
         _inside.append(root)
         sys.modules.update(_modules.get(root) or _folders(root))
         sys.path.insert(0, str(root))
         sys.dont_write_bytecode = True  # no `__pycache__` in the user's folders
         try:
-            os.chdir(root)
-            _look_again(root)
-            yield
+            with _working_in(root):
+                _look_again(root)
+                yield
         finally:
             own = {
                 name: module
@@ -83,14 +53,25 @@ def surroundings(root: Path) -> Iterator[None]:
             sys.path[:] = path
             sys.dont_write_bytecode = bytecode
             _inside.pop()
-            if folder is not None:
-                os.chdir(folder)
 
 
 def forget(root: Path) -> None:
     """Let the project's modules be imported anew: their files may have changed."""
     with _turn:
         _modules.pop(root.resolve(), None)
+
+
+@contextmanager
+def _working_in(folder: Path) -> Iterator[None]:
+    before = None
+    with suppress(FileNotFoundError):
+        before = os.getcwd()
+    os.chdir(folder)
+    try:
+        yield
+    finally:
+        if before is not None:
+            os.chdir(before)
 
 
 def _look_again(root: Path) -> None:

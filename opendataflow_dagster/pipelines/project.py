@@ -99,7 +99,7 @@ def read_project(root: Path) -> Project:
         if loader is not None:
             loader.dispose()
     if not isinstance(read, dict):
-        raise ProjectError(f"{_at(file, 1)} must have the keys `name` and `pipelines`.")
+        raise ProjectError(f"{_at(file, 1)} must have the key `pipelines`: a list.")
     listed = read.get("pipelines")
     if not isinstance(listed, list) or not listed:
         line = _line_of_key(node, "pipelines") or 1

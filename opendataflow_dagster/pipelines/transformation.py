@@ -4,14 +4,17 @@ import inspect
 import json
 import sys
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType, TracebackType
 from typing import Any, NamedTuple
 
 from ..dataflow.errors import DataflowError
 from ..dataflow.names import printable
-from .isolation import INSTALLED, Prints, surroundings
+from .interrupts import signals
+from .isolation import INSTALLED, surroundings
+from .prints import Prints
 from .project import INSTALL, Project
 
 NO_STREAM: Any = object()
@@ -75,12 +78,15 @@ class Transformation(NamedTuple):
             raise TransformationError(
                 "`run` needs a `stream`, and there is none. Write `stream=None`, or give samples."
             )
-        prints = Prints()
-        with surroundings(self.root), prints.taken():
-            try:
-                made = self.module.run(*given, **keywords)
-            except (Exception, SystemExit) as error:
-                raise _failed(error, self.root, prints.text) from error
+        with _users_code(self.root) as prints:
+            made = self.module.run(*given, **keywords)
+        if inspect.iscoroutine(made):
+            made.close()  # else Python warns of it
+            raise TransformationError(
+                "`run` is `async`, and nothing awaits it. Write a plain `def run`, which may "
+                "call `asyncio.run`.",
+                printed=prints.text,
+            )
         return made, prints.text
 
 
@@ -100,20 +106,36 @@ def load(project: Project, slug: str, name: str) -> Transformation:
     module.__package__ = f"pipelines.{slug}"
     # Existing files may rely on these three: the original's server imports them in their place.
     module.__dict__.update(inspect=inspect, json=json, pd=pandas)
-    prints = Prints()
-    with surroundings(project.root), prints.taken():
+    with _users_code(project.root) as prints:
         sys.modules[module.__name__] = module
         try:
             exec(compile(path.read_bytes(), str(path), "exec", dont_inherit=True), module.__dict__)
-        except (Exception, SystemExit) as error:
-            del sys.modules[module.__name__]
-            raise _failed(error, project.root, prints.text) from error
+        except BaseException:
+            sys.modules.pop(module.__name__, None)
+            raise
     run = module.__dict__.get("run")
     if run is None:
         raise TransformationError(f"{shown} has no function `run`.", printed=prints.text)
     if not callable(run):
         raise TransformationError(f"`run` of {shown} isn't a function.", printed=prints.text)
     return Transformation(project.root, slug, name, path, module, _shape(run, shown), prints.text)
+
+
+@contextmanager
+def _users_code(root: Path) -> Iterator[Prints]:
+    """Let the user's code run in its project's surroundings; what it raises is its failure.
+
+    Except for an interruption, which the handler of a signal raises in the middle of it.
+    """
+    prints = Prints()
+    with surroundings(root), signals() as came:
+        try:
+            with prints.taken():
+                yield prints
+        except BaseException as error:
+            if came() and not isinstance(error, Exception | SystemExit):
+                raise
+            raise _failed(error, root, prints.text) from error
 
 
 def _shape(run: Any, shown: Path) -> Shape:
