@@ -10,6 +10,7 @@ from errno import ENOENT
 from pathlib import Path
 from typing import Any
 
+from . import csvcolumns
 from .errors import Refused, WrongUse
 from .folders import FORMATS
 
@@ -31,10 +32,11 @@ def write(obj: Any, folder: str, format: str) -> dict[str, Any]:
     elif isinstance(obj, Path):
         _copy(obj, folder)
     else:
+        told["columns"] = columns_of(obj) if is_frame(obj) else {}
+        if is_frame(obj) and format == "csv":
+            obj, told["columns"] = csvcolumns.as_written(flat(obj))
         table = as_table(obj)
-        frame = is_frame(obj)
         told["rows"] = table.num_rows
-        told["columns"] = columns_of(obj) if frame else {}
         _WRITERS[format](table, path)
         found = count(path, format)
         if found != table.num_rows:
@@ -59,13 +61,19 @@ def as_table(obj: Any) -> Any:
             raise WrongUse(
                 f"The frame can't be written: {' '.join(map(str, error.args))}"
             ) from None
+        except UnicodeEncodeError:
+            raise WrongUse(
+                "The frame has a text that isn't Unicode, so it can't be written as UTF-8. "
+                "Correct it."
+            ) from None
     if isinstance(obj, pyarrow.Table):
         return obj
     if hasattr(obj, "toArrow"):
         return obj.toArrow()
+    kind = type(obj).__name__
     raise WrongUse(
-        f"A {type(obj).__name__} can't be published. Return a DataFrame, an Arrow table, bytes, or "
-        "the Path of a file or folder."
+        f"{'An' if kind[0] in 'AEIOaeio' else 'A'} {kind} can't be published. Return a DataFrame, "
+        "an Arrow table, bytes, or the Path of a file or folder."
     )
 
 
@@ -112,7 +120,7 @@ def typed_as(frame: Any, columns: Mapping[str, str]) -> Any:
     for name, dtype in columns.items():
         if name not in frame:
             frame[name] = None
-        if str(frame[name].dtype) != dtype:
+        if dtype and str(frame[name].dtype) != dtype:
             with suppress(TypeError, ValueError):  # then it is as the format tells it
                 frame[name] = frame[name].astype(dtype)
     return frame
@@ -213,25 +221,12 @@ def _read(pandas: Any, path: str, format: str, columns: Mapping[str, str]) -> An
     if os.path.getsize(path) == 0:
         return pandas.DataFrame()
     if format == "csv":
-        return _read_csv(path, columns) if columns else pandas.read_csv(path, encoding="utf-8")
+        if columns:
+            return csvcolumns.read(path, columns)
+        return pandas.read_csv(path, encoding="utf-8")
     with open(path, encoding="utf-8") as file:
         frame = pandas.DataFrame([json.loads(line) for line in file], dtype=object)
     return frame if columns else frame.infer_objects()
-
-
-def _read_csv(path: str, columns: Mapping[str, str]) -> Any:
-    """A file of ours: 007 stays a text, and an empty text differs from none."""
-    import pyarrow
-    import pyarrow.csv
-
-    texts = {name: pyarrow.string() for name, dtype in columns.items() if dtype == "object"}
-    return pyarrow.csv.read_csv(
-        path,
-        parse_options=pyarrow.csv.ParseOptions(newlines_in_values=True),
-        convert_options=pyarrow.csv.ConvertOptions(
-            column_types=texts, strings_can_be_null=True, quoted_strings_can_be_null=False
-        ),
-    ).to_pandas(integer_object_nulls=True)
 
 
 def _copy(source: Path, folder: str) -> None:

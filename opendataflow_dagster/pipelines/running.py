@@ -2,7 +2,7 @@
 
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,14 +15,15 @@ from ..dataflow.maker import Maker
 from ..dataflow.makerrun import MakerRunner
 from ..dataflow.model import Claim, Plan
 from ..dataflow.names import printable, typed
-from ..dataflow.offers import offer
+from ..dataflow.offers import NOTHING, offer
 from ..dataflow.reading import failing
 from ..dataflow.runjob import Outcome, Say, run_chunks
 from ..dataflow.store import Store
 from .destinations import Destination, destination_of, is_output, refuse_loss, write_output
 from .engines import Engine
-from .plans import is_read, register
+from .plans import is_read, output_of, register
 from .project import Pipeline, Project
+from .registered import registered
 from .sources import Source, source_of
 from .stepping import Stepping
 from .transformation import TransformationError
@@ -137,6 +138,9 @@ class PipelineRunner(MakerRunner[PipelineWork]):
         if taken is None and not self._begun:
             why = offer(self.store, self.jobid).obstacle
             self.tell(f"{self.jobid}: {printable(why)}; `odf why {typed(self.jobid)}` tells more")
+            if why == NOTHING:
+                for line in unread(self.store, self.work.project, self.work.plan):
+                    self.tell(line)
         self._begun = True
         return taken
 
@@ -212,6 +216,18 @@ def check(store: Store, project: Project, pipeline: Pipeline, plan: Plan) -> Non
     for slug in dict.fromkeys(pipeline.sources):
         if slug not in plan.reads:
             source_of(store, project, slug).version()
+
+
+def unread(store: Store, project: Project, plan: Plan) -> Iterator[str]:
+    """A line for each file in sources/ that isn't read, since a pipeline makes the source."""
+    for slug in plan.inputs:
+        file = project.source_file(slug)
+        makers = [each.slug for each in project.pipelines if output_of(each) == slug]
+        if makers and file.is_file() and registered(store, slug, project.root) is None:
+            yield printable(
+                f"{file.relative_to(project.root)} is not read: pipeline {makers[0]!r} makes it. "
+                f"Run: odf pipeline run {typed(makers[0])}"
+            )
 
 
 def open_sources(store: Store, project: Project, pipeline: Pipeline, chunk: Chunk) -> list[Source]:

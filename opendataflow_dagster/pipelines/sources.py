@@ -167,7 +167,8 @@ class ChunkSource(Source):
             self._row.datasetid, self._dataid, self._row.columns, self._row.encrypted, [], [], [],
             self._place.generation, fact={"location": self._place.location},
         )  # fmt: skip
-        return read(found, self._where)
+        frame = read(found, self._where)
+        return _as_csv(frame) if self._where.format == "csv" else frame
 
     def spark(self, spark: "SparkSession") -> "DataFrame":
         return read_chunk_frame(
@@ -182,3 +183,15 @@ class ChunkSource(Source):
 
     def _bounds(self) -> Any:
         return bounds_of(self._store, self._row.datasetid, self._dataid)
+
+
+def _as_csv(frame: "PandasFrame") -> "PandasFrame":
+    """The frame with NaN where a text is missing, as `read_csv` has it; a chunk has None there."""
+    pandas = files.need("pandas")
+    for at in range(len(frame.columns)):
+        column = frame.iloc[:, at]
+        if column.dtype == object and (gone := column.isna()).any():
+            values = column.to_numpy(copy=True)
+            values[gone] = float("nan")
+            frame.isetitem(at, pandas.Series(values, index=frame.index, dtype=object))
+    return frame
