@@ -18,6 +18,7 @@ from opendataflow_dagster.dataflow.errors import (
     DataflowError,
     Refused,
     StaleClaim,
+    Unreachable,
 )
 from opendataflow_dagster.dataflow.registry import add_dataset
 from opendataflow_dagster.dataflow.store import Store
@@ -131,6 +132,32 @@ def test_items_are_one_load_and_a_bad_one_fails_alone(
     assert [isinstance(each, Result) for each in mixed] == [True, False, False, True]
     assert "Field n has changed type from INTEGER to STRING" in str(mixed[1])
     assert "can't be written" in str(mixed[2])
+
+
+def test_what_it_cannot_keep_fails_alone_and_one_that_is_away_is_waited_for(
+    store: Store, project: Project, big: BigQuery, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add(store, big)
+    bad = [
+        frame(n=[1], text=["q\ud800b"]), frame(n=[2**70], text=["x"]), frame(n=[1], text=[{}]),
+        frame(n=[1], text=[{("a", 1): 2}]), row(1).set_axis(["n", "n"], axis=1),
+    ]  # fmt: skip
+    parts = [(claim(1, 1), row(1)), *((claim(9, 9), each) for each in bad), (claim(3, 3), row(3))]
+
+    verdicts = to(store, project).append(parts, nothing)
+
+    assert [isinstance(each, Result) for each in verdicts] == [True, *[False] * len(bad), True]
+    assert rows(big) == [(1, "x"), (3, "x")]
+    for verdict, words in zip(verdicts[1:], (
+        "column 'text' has a text that isn't Unicode", "column 'n' has a whole number of more",
+        "column 'text' has an empty dict", "column text", "two columns are called 'n'",
+    ), strict=False):  # fmt: skip
+        assert words in str(verdict)
+
+    monkeypatch.setattr(bigquery, "PATIENCE", 0.5)
+    add_dataset(store, "sums", hostname="http://127.0.0.1:9")
+    with pytest.raises(Unreachable, match=r"127\.0\.0\.1:9/shop\.main\.sums: "):
+        to(store, project).append(parts, nothing)
 
 
 def test_a_table_a_view_and_a_select_are_read(

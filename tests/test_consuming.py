@@ -2,6 +2,7 @@
 
 import csv
 import json
+import re
 import sqlite3
 import time
 from collections.abc import Iterator
@@ -10,7 +11,9 @@ from pathlib import Path
 from textwrap import dedent
 from typing import TYPE_CHECKING, Any
 
+import psycopg
 import pytest
+from psycopg.conninfo import conninfo_to_dict
 
 from opendataflow_dagster.dataflow.items import Post, accept, new_run, payloads
 from opendataflow_dagster.dataflow.moves import resubmit
@@ -224,7 +227,7 @@ def test_an_item_that_keeps_spark_too_long_fails_alone(lite: Shop) -> None:
             return df.withColumn("total", wait("name"))
     """,
     )
-    policy(lite.store, "live", time_limit=5)
+    policy(lite.store, "live", time_limit=20)
     lite.send("a", "slow", "b")
 
     lite.consume()
@@ -418,6 +421,81 @@ def test_a_destination_that_is_away_is_waited_for(lite: Shop, tmp_path: Path) ->
     ]  # fmt: skip
 
 
+def test_items_wait_for_a_table_of_chunks_that_is_away(lite: Shop, tmp_path: Path) -> None:
+    file = str(tmp_path / "sold.db")
+    add_dataset(lite.store, "live", format="sqlite", database=file, tablename="sold",
+                chunkcolumn="run")  # fmt: skip
+    lite.send("a", "b")
+    assert lite.consume() == []
+    assert lite.status() == ["RESUBMIT"] * 2
+    assert f"there is no file {file}" in lite.said[-1]
+    with closing(sqlite3.connect(file)) as connection:
+        connection.execute("create table sold (name text, product, price, total, run text)")
+    lite.consumer._paces["live"].until = 0.0
+    assert sum(lite.consume()) == 2
+    assert lite.status() == ["READY"] * 2
+
+
+@pytest.mark.parametrize("place", ["parquet", "csv", "csvfile", "sqlite", "postgres"])
+@pytest.mark.parametrize("bad", ["half \ud800", {}, ["x", "y"], 2**70, [{"a": {}}, "half \ud800"]])
+def test_an_item_that_a_destination_cannot_keep_keeps_no_other_from_it(
+    lite: Shop, place: str, bad: Any, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    if place == "postgres":
+        columns = postgres_at(request) | {"tablename": "sold"}
+    elif place == "sqlite":
+        columns = {"database": str(tmp_path / "sold.db"), "tablename": "sold", "format": "sqlite"}
+    elif place == "csvfile":
+        columns = {"hostname": str(tmp_path / "sold.csv")}
+    else:
+        columns = {"hostname": str(tmp_path / "sold"), "format": place}
+    add_dataset(lite.store, "live", **columns)
+    for what in ({"k": 1}, bad, {"k": 2}):
+        lite.send({"name": "a", "product": 1, "v": what})
+    assert sum(lite.consume()) == 3
+    lite.send("later")
+    assert lite.consume() == [1]
+
+    statuses = lite.status()
+    assert [statuses[0], *statuses[2:]] == ["READY"] * 3
+    if isinstance(bad, str):
+        assert statuses[1] == "FAILED"
+    if statuses[1] == "FAILED":
+        assert re.search("[Cc]olumn '?v|bigint", lite.said[-1]), lite.said
+    assert not [each for each in lite.said if "tried again" in each]
+    check(lite.store)
+
+
+def test_when_a_batch_fails_as_a_whole_its_items_are_published_one_by_one(
+    lite: Shop, request: pytest.FixtureRequest
+) -> None:
+    columns = postgres_at(request)
+    with psycopg.connect(request.getfixturevalue("postgres_url")) as connection:
+        connection.execute(
+            "create table sold (name text unique deferrable initially deferred, product int, "
+            "price float, total float)"
+        )
+    add_dataset(lite.store, "live", tablename="sold", **columns)
+    lite.send("a", "twice", "twice", "bad", "c")
+    assert lite.consume() == [5]
+    assert lite.status() == ["READY", "READY", "FAILED", "FAILED", "READY"]
+    assert any("duplicate key value" in each for each in lite.said)
+    with psycopg.connect(request.getfixturevalue("postgres_url")) as connection:
+        found = connection.execute("select name from sold order by 1").fetchall()
+    assert found == [("a",), ("c",), ("twice",)]
+    check(lite.store)
+
+
+def postgres_at(request: pytest.FixtureRequest) -> dict[str, str]:
+    """The columns of a dataset in an empty database of PostgreSQL."""
+    parts = conninfo_to_dict(request.getfixturevalue("postgres_url"))
+    host = f"{parts.get('host', '')}:{parts['port']}" if "port" in parts else parts["host"]
+    return {
+        "hostname": str(host), "database": str(parts["dbname"]),
+        "username": str(parts.get("user", "")), "format": "postgresql",
+    }  # fmt: skip
+
+
 def test_a_slow_pipeline_takes_small_batches() -> None:
     pace = Pace()
     assert pace.size == FIRST
@@ -430,3 +508,18 @@ def test_a_slow_pipeline_takes_small_batches() -> None:
     assert pace.size == 1
     assert [pace.failed() for _ in range(7)] == [1, 2, 4, 8, 16, 30, 30]
     assert pace.until > time.monotonic() + 25
+
+
+def test_the_history_of_each_item_has_its_logs(lite: Shop) -> None:
+    lite.write("pipelines/live/total.py", """
+        import logging
+        logging.basicConfig(level=logging.INFO)
+        def run(df):
+            logging.warning("total of %s", df["name"][0])
+            return df
+    """)  # fmt: skip
+    for names in ("ab", "c"):
+        lite.send(*names)
+        lite.consume()
+    told = [row["stdout"] for row in steps(lite.store, "live") if row["transformation"] == "total"]
+    assert sorted(told) == [f"WARNING:root:total of {name}\n" for name in "abc"]

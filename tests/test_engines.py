@@ -8,17 +8,24 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from datetime import time as time_of_day
+from decimal import Decimal
 from pathlib import Path
 from textwrap import dedent
 from typing import TYPE_CHECKING, Any
+from uuid import uuid4
 
 import pandas as pd
 import pytest
+from dateutil.tz import tzlocal
 
+from opendataflow_dagster.pipelines import csvspark
 from opendataflow_dagster.pipelines.annotation import engine_of
-from opendataflow_dagster.pipelines.converting import as_pandas
+from opendataflow_dagster.pipelines.converting import as_pandas, as_spark
+from opendataflow_dagster.pipelines.destinations import from_spark
 from opendataflow_dagster.pipelines.engines import Engine, Stopped, WorkerDied
 from opendataflow_dagster.pipelines.project import Project, read_project
+from opendataflow_dagster.pipelines.sources import CsvSource
 from opendataflow_dagster.pipelines.transformation import TransformationError, load
 
 if TYPE_CHECKING:
@@ -26,6 +33,9 @@ if TYPE_CHECKING:
 
 PROJECTS = Path(__file__).parent / "projects"
 WAYS = ["orders", "orders_spark", "orders_on_spark"]
+
+NATIVE = "from pyspark.sql import DataFrame\ndef run(df: DataFrame):\n    return df"
+ON_SPARK = "import pyspark.pandas as ps\ndef run(df: ps.DataFrame):\n    return df"
 
 Made = Callable[..., Engine]
 
@@ -143,6 +153,176 @@ def test_types_on_their_way_to_spark_and_back(made: Made) -> None:
     )
     with pytest.raises(TransformationError, match="'x' can't go to Spark: it has int, str"):
         engine.run("p", "same", [pd.DataFrame({"x": [1, "a"]})])
+
+
+def test_times_that_a_clock_shows_twice_or_never_cross_unchanged(
+    made: Made, spark: "SparkSession"
+) -> None:
+    spark.conf.set("spark.sql.session.timeZone", "America/New_York")
+    engine = made(native=NATIVE, own=ON_SPARK)
+    texts = ["2020-11-01 01:30", "2020-03-08 02:30:00.123456", None, "1800-01-01"]
+    times: Any = pd.to_datetime(texts, format="ISO8601")
+    given = pd.DataFrame({
+        "at": times, "texts": ["a"] * 4, "seconds": times.astype("datetime64[s]"),
+        "objects": times.astype(object),
+        "list": [[each] for each in times], "dict": [{"at": each} for each in times],
+    }, index=times)  # fmt: skip
+    ran = engine.run("p", "native", [given]).frame
+    assert [kind for _, kind in ran.dtypes] == [
+        "timestamp_ntz", "string", "timestamp_ntz", "timestamp_ntz", "array<timestamp_ntz>",
+        "struct<at:timestamp_ntz>",
+    ]  # fmt: skip
+    for back in (as_pandas(ran), from_spark(ran), as_pandas(engine.run("p", "own", [given]).frame)):
+        for name in ("at", "seconds", "objects"):
+            expected = times.floor("s") if name == "seconds" else times
+            assert list(map(str, pd.to_datetime(back[name]))) == list(map(str, expected))
+        assert pd.Timestamp(back["list"].iloc[1][0]) == times[1]
+        assert pd.Timestamp(back["dict"].iloc[0]["at"]) == times[0]
+    assert list(map(str, back.index)) == list(map(str, times))
+
+
+@pytest.mark.parametrize("zone", ["America/New_York", "+05:30"])
+def test_moments_of_spark_become_what_the_sessions_clock_shows(
+    made: Made, spark: "SparkSession", zone: str
+) -> None:
+    spark.conf.set("spark.sql.session.timeZone", zone)
+    engine = made(
+        parse="""
+            from pyspark.sql import DataFrame, functions as F
+            def run(df: DataFrame):
+                at = F.to_timestamp("at")
+                return df.select(
+                    at.alias("at"), F.array(at).alias("list"), F.struct(at).alias("dict"),
+                    F.create_map(at, at).alias("map"), F.to_date("at").alias("day"),
+                    at.cast("timestamp_ntz").alias("plain"), F.lit(1).alias("a.b"),
+                )
+        """,
+        same="def run(df):\n    return df",
+    )
+    texts = ["2020-01-01 10:00:00", "1800-07-01 00:00:01"]
+    times = pd.to_datetime(texts)
+    ran = engine.run("p", "parse", [pd.DataFrame({"at": texts})]).frame
+    assert dict(ran.dtypes)["at"] == "timestamp"
+    for back in (as_pandas(ran), from_spark(ran), engine.run("p", "same", [ran]).frame):
+        assert back["at"].tolist() == back["plain"].tolist() == times.tolist()
+        for row in (0, 1):
+            cells = [*back["list"][row], *back["dict"][row].values()]
+            cells += [cell for pair in dict(back["map"][row]).items() for cell in pair]
+            assert [pd.Timestamp(cell) for cell in cells] == [times[row]] * 4
+        assert [str(each) for each in back["day"]] == ["2020-01-01", "1800-07-01"]
+
+
+ZONES = ["UTC", "Europe/Berlin", "+02:30", "dateutil/Europe/Berlin", "tzlocal"]
+
+
+@pytest.mark.parametrize("engine", ["native", "own"])
+@pytest.mark.parametrize("zone", ZONES)
+def test_a_time_with_a_zone_is_the_same_moment_in_spark(
+    made: Made, spark: "SparkSession", zone: str, engine: str
+) -> None:
+    spark.conf.set("spark.sql.session.timeZone", "America/New_York")
+    at = pd.Series(pd.to_datetime(["2020-07-01 08:00", None])).dt
+    given = pd.DataFrame({"at": at.tz_localize(tzlocal() if zone == "tzlocal" else zone)})
+    ran = made(native=NATIVE, own=ON_SPARK).run("p", engine, [given]).frame
+    back = as_pandas(ran)["at"]
+    assert back[0] == given["at"].dt.tz_convert("America/New_York").dt.tz_localize(None)[0]
+    assert back.isna().tolist() == [False, True]
+
+
+@pytest.mark.parametrize("engine", ["native", "own"])
+def test_types_that_spark_hasnt_are_the_next_or_are_told(made: Made, engine: str) -> None:
+    ran = made(native=NATIVE, own=ON_SPARK)
+    given = pd.DataFrame({
+        "u": pd.Series([2**64 - 1, 1], dtype="uint64"), "n": pd.array([2**63, None], "UInt64"),
+        "small": pd.Series([1, 255], dtype="uint8"), "half": pd.Series([0.5, 1], dtype="float16"),
+        "kind": pd.Categorical(["b", None], categories=["a", "b"]),
+        "number": pd.Categorical([7, 5]),
+    })  # fmt: skip
+    frame = ran.run("p", engine, [given]).frame
+    rows = [tuple(each) for each in as_spark(frame, None).collect()]
+    assert rows == [(2**64 - 1, 2**63, 1, 0.5, "b", 7), (1, None, 255, 1.0, None, 5)]
+    assert [int(each) for each in as_pandas(frame)["u"]] == given["u"].tolist()
+    unknown = {
+        "Period": pd.Series(pd.period_range("2020", periods=2, freq="M")), "Interval": pd.Series(
+            pd.interval_range(0, 2)), "UUID": pd.Series([uuid4()]), "int": pd.Series([2**70]),
+        "Decimal": pd.Series([Decimal("1e40")]), "complex": pd.Series([1j]),
+        "NaTType, Period": pd.Series(pd.PeriodIndex(["2020", None], freq="M")),
+    }  # fmt: skip
+    if engine == "own":
+        unknown["time"] = pd.Series([time_of_day(1, 2)])
+    for kinds, column in unknown.items():
+        with pytest.raises(
+            TransformationError, match=f"^Column 'x' can't .*: it has {kinds}. Give"
+        ):
+            ran.run("p", engine, [pd.DataFrame({"a": 1, "x": column})])
+
+
+def test_pandas_on_spark_keeps_index_names_and_types(made: Made) -> None:
+    engine = made(own=ON_SPARK)
+    given = pd.DataFrame({
+        ("i", 1): pd.array([1, None], "Int64"), ("s", 1): pd.array(["a", None], "string"),
+        ("b", 2): pd.array([True, None], "boolean"), ("f", 2): pd.Series([1, 2], dtype="float32"),
+        ("c", 2): pd.Categorical(["y", None], categories=["x", "y"]),
+        ("o", 2): ["ä", None], ("t", 3): pd.to_timedelta([1, 2], "s"),
+    })  # fmt: skip
+    given.index = pd.MultiIndex.from_tuples([("a", 1), ("b", 2)], names=["k", None])
+    back = as_pandas(engine.run("p", "own", [given]).frame)
+    pd.testing.assert_frame_equal(back, given)
+    numbers = pd.DataFrame([[1, 2]], columns=[5, "x"], index=pd.Index(["q"], name="at"))
+    pd.testing.assert_frame_equal(as_pandas(engine.run("p", "own", [numbers]).frame), numbers)
+    with pytest.raises(TransformationError, match="Two columns are called 'a'"):
+        engine.run("p", "own", [pd.DataFrame([[1, 2]], columns=["a", "a"])])
+
+
+@pytest.mark.parametrize("whole", [True, False])
+@pytest.mark.parametrize("engine", ["native", "own"])
+def test_large_numbers_of_a_source_reach_spark(
+    made: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, engine: str, whole: bool
+) -> None:
+    if not whole:
+        monkeypatch.setattr(csvspark, "WHOLE", 0)
+        monkeypatch.setattr(csvspark, "ROWS", 1)
+    (tmp_path / "n.csv").write_text("n,m\n18446744073709551615,1\n1,2\n")
+    source = CsvSource(str(tmp_path / "n.csv"), "n")
+    frame = made(native=NATIVE, own=ON_SPARK).run("p", engine, [source]).frame
+    assert [tuple(each) for each in as_spark(frame, None).collect()] == [(2**64 - 1, 1), (1, 2)]
+
+
+def test_what_spark_has_no_type_for_is_a_text_in_a_source(spark: "SparkSession") -> None:
+    period = pd.Series(pd.PeriodIndex(["2020-01", None], freq="M"))
+    given = pd.DataFrame({"p": period, "x": [1, "a"], "n": [None, None], "big": [2**70, 1]})
+    rows = csvspark.from_pandas(spark, given).collect()
+    assert [tuple(each) for each in rows] == [
+        ("2020-01", "1", None, str(2**70)), (None, "a", None, "1"),
+    ]  # fmt: skip
+
+
+def test_a_run_in_another_zone_writes_the_times_that_it_has_read(tmp_path: Path) -> None:
+    lines = "1,2020-01-01 10:00:00\n2,2020-11-01 01:30:00\n3,2020-03-08 03:30:00\n"
+    root = tmp_path / "zones"
+    (root / "sources").mkdir(parents=True)
+    (root / "sources" / "times.csv").write_text(f"id,at\n{lines}")
+    (root / "project.yml").write_text(
+        "pipelines:\n"
+        "  - {slug: all, sources: [times], transformations: [parse, pandas, native, own, same]}\n"
+        "  - {slug: last, sources: [all], transformations: [parse]}\n"
+    )
+    parse = "from pyspark.sql import DataFrame, functions as F\ndef run(df: DataFrame):\n"
+    parse += "    return df.withColumn('at', F.to_timestamp('at'))"
+    pandas = "import pandas as pd\ndef run(df):\n    return df.assign(at=pd.to_datetime(df['at']))"
+    code = {"parse": parse, "pandas": pandas, "native": NATIVE, "own": ON_SPARK,
+            "same": "def run(df):\n    return df"}  # fmt: skip
+    for slug, names in {"all": list(code), "last": ["parse"]}.items():
+        (root / "pipelines" / slug).mkdir(parents=True)
+        for name in names:
+            (root / "pipelines" / slug / f"{name}.py").write_text(code[name])
+    for slug in ("all", "last"):
+        done = subprocess.run(
+            [sys.executable, "-m", "opendataflow_dagster.cli", "pipeline", "run", slug], cwd=root,
+            env=os.environ | {"TZ": "America/New_York"}, capture_output=True, text=True,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        assert (root / "output" / f"{slug}.csv").read_text() == f"id,at\n{lines}"
 
 
 def test_a_large_frame_comes_and_goes(made: Made) -> None:
@@ -457,6 +637,7 @@ import shutil, sys
 from pathlib import Path
 import pandas as pd
 from opendataflow_dagster.pipelines import homes
+from opendataflow_dagster.pipelines.destinations import as_pandas
 from opendataflow_dagster.pipelines.engines import Engine
 from opendataflow_dagster.pipelines.project import read_project
 from opendataflow_dagster.spark.session import spark_session
@@ -473,6 +654,12 @@ with Engine(project, lambda: spark) as engine:
     made = engine.run("p", "where", [given]).frame
     [ran] = engine.run_items("p", ["where"], [given], [{}])
     print(made["cwd"][0], made["name"][0], len(made), len(ran.frame))
+    spark.conf.set("spark.sql.session.timeZone", "America/New_York")
+    times = pd.DataFrame({"at": pd.to_datetime(["2020-11-01 01:30", "2020-03-08 02:30"])})
+    for name in ("native", "own"):
+        back = as_pandas(engine.run("p", name, [times]).frame)
+        assert back["at"].tolist() == times["at"].tolist(), back
+        assert [str(each) for each in back["ten"]] == ["2020-01-01 10:00:00"] * 2, back
 spark.stop()
 """
 
@@ -495,6 +682,16 @@ def test_where_the_files_are_not_there_they_are_sent(
                 return df
         """,
         utils_helper="NAME = 'sent'",
+        native="""
+            from pyspark.sql import DataFrame, functions as F
+            def run(df: DataFrame):
+                return df.withColumn("ten", F.to_timestamp(F.lit("2020-01-01 10:00:00")))
+        """,
+        own="""
+            import pyspark.pandas as ps
+            def run(df: ps.DataFrame):
+                return df.assign(ten="2020-01-01 10:00:00")
+        """,
     ).project.root
     done = subprocess.run([sys.executable, "-c", ELSEWHERE, way, address, str(root)],
                           capture_output=True, text=True, timeout=110,
@@ -505,3 +702,98 @@ def test_where_the_files_are_not_there_they_are_sent(
     assert cwd != str(root)
     assert "odf-project-" in cwd
     assert int(rows) == int(items) == 300_000
+
+
+# --- what the first leaves to the next ---
+
+
+def test_each_has_its_own_logs_in_a_worker_that_stays(made: Made) -> None:
+    log = """
+        import logging, os
+        logging.basicConfig(level=logging.INFO)
+        def run(df, stream=None):
+            logging.info("log of {} %s", stream)
+            os.system("echo child")
+            return df
+    """
+    engine = made(a=log.format("a"), b=log.format("b"))
+    for name in "abab":
+        printed = engine.run("p", name, [pd.DataFrame({"n": [1]})]).printed
+        assert printed == f"INFO:root:log of {name} None\nchild\n"
+    ran = engine.run_items("p", ["a", "b"], [pd.DataFrame({"n": [1]})], [1, 2])
+    ran += engine.run_items("p", ["a", "b"], [pd.DataFrame({"n": [1]})], [3])
+    assert [step.printed for each in ran for step in each.steps] == [
+        f"INFO:root:log of {name} {item}\nchild\n" for item in (1, 2, 3) for name in "ab"
+    ]
+
+
+def test_a_log_of_sparks_own_frames_is_kept(made: Made) -> None:
+    log = """
+        import logging, os
+        from pyspark.sql import DataFrame
+        out = logging.StreamHandler()
+        def run(df: DataFrame):
+            out.emit(logging.makeLogRecord({"msg": "log"}))
+            os.system("echo child")
+            return df
+    """
+    engine = made(a=log, b=log)
+    for name in "ab":
+        assert engine.run("p", name, [pd.DataFrame({"n": [1]})]).printed == "log\nchild\n"
+
+
+def test_the_folder_that_one_goes_to_is_not_the_next_ones(made: Made) -> None:
+    engine = made(
+        away="import os\ndef run(df, stream=None):\n    os.chdir('/')\n    return df",
+        reads="def run(df):\n    open('project.yml').close()\n    return df",
+    )
+    for chained in (False, True):
+        ran = engine.run_items("p", ["away", "reads"], [pd.DataFrame({"n": [1]})], [1, 2],
+                               chained=chained)  # fmt: skip
+        assert [step.reason for each in ran for step in each.steps] == [""] * 4
+
+
+@pytest.mark.parametrize("error", ["GeneratorExit('g')", "KeyboardInterrupt", "SystemExit"])
+def test_an_item_fails_by_whatever_is_raised(made: Made, error: str) -> None:
+    engine = made(
+        bad=f"def run(df, stream=None):\n    if stream == 2:\n        raise {error}\n    return df"
+    )
+    ran = engine.run_items("p", ["bad"], [pd.DataFrame({"n": [1]})], [1, 2, 3])
+    assert [each.ok for each in ran] == [True, False, True]
+    told = error.replace("('g')", ": g")
+    assert ran[1].steps[0].reason == f"{told} (pipelines/p/bad.py:3)"
+    with pytest.raises(TransformationError, match=told):
+        engine.run("p", "bad", [pd.DataFrame({"n": [1]})], 2)
+
+
+@pytest.mark.parametrize(
+    ("code", "engine"),
+    [
+        ("from pyspark.sql import *\ndef run(df: DataFrame): ...", "spark"),
+        ("from pyspark.pandas import *\ndef run(df: DataFrame): ...", "pandas-on-spark"),
+        ("from pyspark.sql.functions import *\nfrom pandas import *\ndef run(df: DataFrame): ...",
+         "pandas"),
+        ("from pyspark.sql import DataFrame\ndef run(*dfs: DataFrame): ...", "spark"),
+        ("from pyspark.sql import DataFrame\ndef run(df, *dfs: DataFrame): ...", "pandas"),
+        ("from pyspark.sql import DataFrame\nif 1:\n  def run(df: DataFrame): ...", "spark"),
+        ("from pyspark.sql import DataFrame\nif x: pass\nelse:\n  def run(df: DataFrame): ...",
+         "spark"),
+        ("try:\n  from pyspark.sql import DataFrame\n  def run(df: DataFrame): ...\n"
+         "except ImportError:\n  def run(df): ...", "spark"),
+        ("from pyspark.sql import DataFrame\ndef run(df: DataFrame): ...\n"
+         "if __name__ == '__main__':\n  def run(df): ...", "spark"),
+        ("from pyspark.sql import DataFrame\ndef go(df: DataFrame): ...\nrun = go", "spark"),
+        ("from pyspark.sql import DataFrame\ndef go(df: DataFrame): ...\nto = go\nrun: F = to",
+         "spark"),
+        ("from pyspark.sql import DataFrame\ndef run(df: DataFrame): ...\nrun = timed(run)",
+         "spark"),
+        ("from pyspark.sql import DataFrame\nrun = run", "pandas"),
+        ("from pyspark.sql import DataFrame\nclass A:\n  def run(df: DataFrame): ...", "pandas"),
+        ("from pyspark.sql import DataFrame\ndef run(df: DataFrame): ...\ndef go(df): ...\n"
+         "run = go", "pandas"),
+    ],
+)  # fmt: skip
+def test_the_engine_of_a_run_that_is_not_plain(code: str, engine: str, tmp_path: Path) -> None:
+    path = tmp_path / "t.py"
+    path.write_text(code)
+    assert engine_of(path) == engine

@@ -214,6 +214,26 @@ def test_a_repeated_post_is_answered_as_before(client: Client) -> None:
     assert len(client.kept()) == 3
 
 
+def test_a_post_is_the_same_byte_for_byte(client: Client) -> None:
+    first = client.post('[{"id": 1},{"id": 2}]', Idempotency_Key="k")
+    assert first.status_code == 202
+    between = client.post(' [ {"id": 1} , {"id": 2} ]', Idempotency_Key="k")
+    assert between.json() == first.json()
+    assert "with other items" in client.refused('[{"id":1},{"id":2}]', 422, Idempotency_Key="k")
+    told = client.http.get("/openapi.json").json()["paths"]["/stream/{slug}"]["post"]["parameters"]
+    assert "byte for byte" in told[1]["description"]
+    assert "byte for byte" in client.http.get("/docs").text
+
+
+def test_what_is_not_http_is_answered_with_a_text(lite: Callable[..., Client]) -> None:
+    client = lite()
+    with socket.create_connection(("127.0.0.1", client.http.base_url.port or 0)) as raw:
+        raw.sendall(b"P(ST /stream/live HTTP/1.1\r\nHost: x\r\n\r\n")
+        answer = raw.recv(65536)
+    assert answer.startswith(b"HTTP/1.1 400 ")
+    assert answer.endswith(b"Invalid HTTP request received.")
+
+
 def test_posts_at_once_share_a_transaction_and_lose_nothing(client: Client) -> None:
     calls = count_calls(client.store)
     with ThreadPoolExecutor(16) as pool:

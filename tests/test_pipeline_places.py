@@ -9,10 +9,11 @@ import sys
 import time
 import warnings
 from collections.abc import Callable
-from datetime import date
+from datetime import UTC, date, datetime
 from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from uuid import UUID
 
 import pandas as pd
 import psycopg
@@ -27,6 +28,7 @@ from opendataflow_dagster.dataflow.model import Claim, Fact, Plan
 from opendataflow_dagster.dataflow.places import location
 from opendataflow_dagster.dataflow.registry import add_dataset
 from opendataflow_dagster.dataflow.store import Store
+from opendataflow_dagster.dataflow.targets import POSTGRES
 from opendataflow_dagster.dataflow.why import explain
 from opendataflow_dagster.pipelines import csvfile, csvparts, csvspark
 from opendataflow_dagster.pipelines.converting import as_pandas, as_spark
@@ -36,6 +38,7 @@ from opendataflow_dagster.pipelines.destinations import Destination, destination
 from opendataflow_dagster.pipelines.project import Pipeline, Project, read_project
 from opendataflow_dagster.pipelines.running import publish_frame
 from opendataflow_dagster.pipelines.sources import CsvSource, registered, source_of
+from opendataflow_dagster.pipelines.sqltypes import columns_for
 from tests.stores import put, register, sql, take
 
 if TYPE_CHECKING:
@@ -677,6 +680,31 @@ def test_a_frame_of_spark_is_written(
     assert (tmp_path / "sums.csv").read_text() == "n,text,at\n1,a,2026-01-02 03:04:05\n,b,\n"
 
 
+def test_times_of_spark_are_written_as_its_clock_shows_them(
+    place: Shop, project: Project, spark: "SparkSession"
+) -> None:
+    spark.conf.set("spark.sql.session.timeZone", "America/New_York")
+    zoned = "timestamptz" if place.format == "postgresql" else "text"
+    place.run(f"create table sums (at timestamp, moment {zoned})")
+    times = ["2020-01-01 10:00:00", "2020-11-01 01:30:00"]
+    parsed = spark.createDataFrame([(each,) for each in times], "at string").selectExpr(
+        "to_timestamp(at) as at", "to_timestamp(at) as moment"
+    )
+    destination = to(place.store, project)
+    assert destination.publish(parsed, chunk_of(place.store, "1"), nothing).rows == 2
+    read = source_of(place.store, project, "sums").spark(spark)  # and from a table to a table
+    destination.publish(read.where("year(at) = 2020"), chunk_of(place.store, "2"), nothing)
+    if place.format == "sqlite":
+        assert place.run("select at, moment from sums") == [(each, each) for each in times] * 2
+        return
+    utc = ["2020-01-01 15:00:00", "2020-11-01 05:30:00"]  # of two hours, Spark takes the earlier
+    rows = place.run("select at::text, (moment at time zone 'UTC')::text from sums order by at")
+    assert sorted(rows) == sorted([*zip(times, utc, strict=True)] * 2)
+    place.run("drop table sums")
+    destination.publish(parsed, chunk_of(place.store, "3"), nothing)
+    assert place.run("select at::text, moment::text from sums") == [(each, each) for each in times]
+
+
 def test_a_table_kept_by_chunks_replaces_only_its_own(place: Shop, project: Project) -> None:
     place.add(chunkcolumn="run", writemode="append")
     place.run("create table sums (n integer, run varchar(20))")
@@ -990,4 +1018,119 @@ def test_a_large_csv_file_has_the_types_of_pandas_in_spark(
     path.write_text("a,b\n1,2,3\n4,5,6\n")  # pandas takes the first for the index
     assert [tuple(each) for each in CsvSource(str(path), "large").spark(spark).collect()] == [
         (2, 3), (5, 6),
+    ]  # fmt: skip
+
+
+# --- the types of a table that is made ---
+
+
+def types_of(place: Shop) -> dict[str, str]:
+    """Column → type, as PostgreSQL has it."""
+    return dict(
+        place.run(
+            "select column_name, data_type from information_schema.columns "
+            "where table_name = 'sums' and table_schema = current_schema()"
+        )
+    )  # type: ignore[arg-type]
+
+
+def test_what_is_no_text_is_in_a_text_column_as_in_a_csv_file(
+    place: Shop, project: Project, tmp_path: Path
+) -> None:
+    which = UUID("8dfd7e02-976f-49bd-a6b4-3c1f4a7e9f10")
+    made = frame(id=[which, which], told=["x", [1]], odd=["y", Decimal("1.50")])
+    csvfile.replace(str(tmp_path / "sums.csv"), made)
+
+    to(place.store, project).publish(made, chunk_of(place.store, "1"), nothing)
+
+    assert place.run("select id, told, odd from sums") == [
+        (str(which), "x", "y"), (str(which), "[1]", "1.50"),
+    ]  # fmt: skip
+    assert list(pd.read_csv(tmp_path / "sums.csv").id) == [str(which)] * 2
+
+
+def test_booleans_and_json_have_their_own_texts_in_postgres(place: Shop, project: Project) -> None:
+    if place.format == "sqlite":
+        pytest.skip("it has no such types")
+    place.run("create table sums (text text, told jsonb, id uuid, flag boolean)")
+    which = UUID("8dfd7e02-976f-49bd-a6b4-3c1f4a7e9f10")
+    made = frame(
+        text=pd.Series([True, "x", {"a": 1}], dtype=object),
+        told=pd.Series([True, 1.5, {"a": None}], dtype=object), id=[which, None, str(which)],
+        flag=[True, False, None],
+    )  # fmt: skip
+    to(place.store, project).publish(made, chunk_of(place.store, "1"), nothing)
+    assert place.run("select * from sums") == [
+        ("True", True, which, True), ("x", 1.5, None, False),
+        ('{"a": 1}', {"a": None}, which, None),
+    ]  # fmt: skip
+
+
+def test_a_column_of_dates_and_times_keeps_the_times(place: Shop, project: Project) -> None:
+    made = frame(at=pd.Series([date(2020, 1, 1), datetime(2020, 1, 1, 2, 30)], dtype=object))
+    to(place.store, project).publish(made, chunk_of(place.store, "1"), nothing)
+    found = [str(at) for (at,) in place.run("select at from sums")]
+    assert found[1] == "2020-01-01 02:30:00"
+    assert found[0].startswith("2020-01-01")
+    if place.format == "postgresql":
+        assert types_of(place) == {"at": "timestamp without time zone"}
+        zoned = frame(at=pd.Series([date(2020, 1, 1), datetime(2020, 1, 1, tzinfo=UTC)]))
+        assert columns_for(zoned, POSTGRES) == {"at": "timestamptz"}
+        assert columns_for(zoned[:1], POSTGRES) == {"at": "date"}
+
+
+def test_a_time_that_a_column_of_dates_would_lose_is_refused(place: Shop, project: Project) -> None:
+    if place.format == "sqlite":
+        pytest.skip("its columns lose nothing")
+    place.run("create table sums (n integer, day date)")
+    destination = to(place.store, project)
+    for late in (datetime(2020, 1, 1, 2, 30), pd.Timestamp("2020-01-01 02:30", tz="UTC")):
+        verdicts = destination.append(
+            [(claim(1), frame(n=[1], day=[late])),
+             (claim(2), frame(n=[2], day=[datetime(2020, 1, 2)]))], nothing
+        )  # fmt: skip
+        assert str(verdicts[0]).startswith(f"Column 'day' is of dates, and {late} has a time.")
+        assert "\n" not in str(verdicts[0])
+        assert isinstance(verdicts[1], Result)
+    assert place.run("select n, day from sums") == [(2, date(2020, 1, 2))] * 2
+
+
+def test_the_first_item_does_not_decide_what_numbers_the_next_may_have(
+    place: Shop, project: Project
+) -> None:
+    destination = to(place.store, project)
+    for number, celsius in enumerate((-18, -18.5, 4)):
+        made = frame(celsius=[celsius], id=[2**60 + number], big=[2**64 if not number else 1.5])
+        if place.format == "sqlite":  # it has no whole numbers of more than 64 bits
+            made = made.drop(columns="big")
+        good(destination.append([(claim(number), made)], nothing))
+    both = pd.Series([4, 4.5], dtype=object)
+    good(destination.append([(claim(9), frame(celsius=both))], nothing))
+
+    found = place.run("select celsius, id from sums")
+    assert [float(celsius) for celsius, _ in found] == [-18, -18.5, 4, 4, 4.5]
+    assert [each and int(each) for _, each in found] == [2**60, 2**60 + 1, 2**60 + 2, None, None]
+    if place.format == "postgresql":
+        assert types_of(place) == {
+            "celsius": "double precision", "id": "numeric", "big": "numeric",
+        }  # fmt: skip
+        [told] = destination.append([(claim(10), frame(celsius=[2**60 + 1]))], nothing)
+        assert str(told).startswith(
+            f"Column 'celsius' is of double precision, which would round {2**60 + 1}. Change"
+        )
+
+
+def test_whole_numbers_of_a_run_stay_so_and_large_ones_are_kept(
+    place: Shop, project: Project
+) -> None:
+    if place.format == "sqlite":
+        pytest.skip("it has no whole numbers of more than 64 bits")
+    made = frame(n=[1, 2**60 + 1], unsigned=[1, 2**63], large=[-(2**70), None])
+    made["both"] = pd.Series([1, 2.5], dtype=object)
+    to(place.store, project).publish(made, chunk_of(place.store, "1"), nothing)
+    assert types_of(place) == {
+        "n": "bigint", "unsigned": "numeric", "large": "numeric", "both": "double precision",
+    }  # fmt: skip
+    assert place.run("select * from sums") == [
+        (1, 1, -(2**70), 1.0), (2**60 + 1, 2**63, None, 2.5),
     ]  # fmt: skip

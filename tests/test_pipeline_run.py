@@ -23,12 +23,14 @@ from opendataflow_dagster.cli.app import app
 from opendataflow_dagster.dataflow.config import Settings
 from opendataflow_dagster.dataflow.errors import Refused, WrongUse
 from opendataflow_dagster.dataflow.items import Post, accept
+from opendataflow_dagster.dataflow.model import Fact
 from opendataflow_dagster.dataflow.moves import resubmit
 from opendataflow_dagster.dataflow.registry import add_dataset
 from opendataflow_dagster.dataflow.runjob import Outcome
-from opendataflow_dagster.dataflow.steps import steps
+from opendataflow_dagster.dataflow.steps import clean, steps
 from opendataflow_dagster.dataflow.store import Store, open_store
 from opendataflow_dagster.dataflow.why import explain
+from opendataflow_dagster.pipelines.plans import register as register_pipeline
 from opendataflow_dagster.pipelines.project import read_project
 from opendataflow_dagster.pipelines.running import run_pipeline
 from opendataflow_dagster.pipelines.streamfile import claim_items
@@ -806,3 +808,32 @@ def test_the_tables_are_in_the_project_unless_something_names_others(
     assert project_settings(root, "other.properties").url == f"sqlite:///{tmp_path}/other.db"
     monkeypatch.setenv("DATAFLOW_URL", "sqlite:////else/where.db")
     assert project_settings(root).url == "sqlite:////else/where.db"
+
+
+def test_a_new_project_has_a_name_that_can_be_typed(tmp_path: Path) -> None:
+    for empty in ("", " "):
+        refused = odf("new", empty, cwd=tmp_path)
+        assert refused.returncode == 2
+        assert "no name is given. Run: odf new shop" in refused.stderr
+    assert list(tmp_path.iterdir()) == []
+    assert "Next: cd ./-x && " in odf("new", "--", "-x", cwd=tmp_path).stderr
+    assert (tmp_path / "-x" / "project.yml").exists()
+
+
+def test_an_item_whose_payload_is_gone_is_not_told_to_be_made_again(typed: Shop) -> None:
+    store = typed.store
+    store.init()
+    register_pipeline(store, read_project(typed.root), "signups")
+    [accepted] = accept(store, [Post("signups", ('{"name": "Bob"}',))])
+    [item] = accepted.dataids  # type: ignore[union-attr]
+    [claim] = take(store, "signups")
+    store.finish(claim, [Fact("signups", item, str(typed.root), 1)])
+    assert clean(store).items == 1
+    resubmit(store, "signups", [item], who="someone")
+
+    done = odf("pipeline", "run", "signups", cwd=typed.root)
+
+    assert done.returncode == 1, done.stderr
+    assert "its payload was cleaned away: post the item again" in done.stderr
+    assert done.stderr.splitlines()[-1].startswith("Post it again")
+    assert "odf resubmit" not in done.stderr

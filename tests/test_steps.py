@@ -292,3 +292,19 @@ def test_the_command_counts_first_and_cleans_then(store: Store, odf: Odf) -> Non
     odf("history", "clean", "something", code=2)
     odf("history", "clean", "--days-old", "-1", code=2)
     check(store)
+
+
+def test_a_cleaning_knows_pipelines_that_are_or_were(store: Store, odf: Odf) -> None:
+    assert "no pipeline 'typo'" in odf("history", "clean", "--pipeline", "typo", code=2).stderr
+    assert "0 steps" in odf("history", "clean", "--pipeline", "daily").stderr
+    item(store)
+    [claim] = take(store, "orders")
+    record(store, [step(claim, started=store.now())])
+    store.finish(claim)
+    sql(store, "delete from job where jobid = 'orders'")
+    store._plans.clear()
+
+    clean_old = ("history", "clean", "--pipeline", "orders", "--days-old", "1")
+    assert "0 steps" in odf(*clean_old).stderr
+    assert "1 step, 1 payload" in odf("history", "clean", "--pipeline", "orders").stderr
+    assert "0 steps" in odf("history", "clean", "--pipeline", "orders").stderr

@@ -6,11 +6,12 @@ from typing import Any
 import click
 
 from ..dataflow.errors import WrongUse
-from ..dataflow.history import NEWEST, Event, end_of_log, events_after
+from ..dataflow.history import NEWEST, Event, end_of_log, events_after, runs
 from ..dataflow.history import history as past
 from ..dataflow.names import printable
 from ..dataflow.steps import clean as clean_steps
 from ..dataflow.steps import steps as steps_of
+from ..dataflow.store import Store
 from ..dataflow.times import parse_time
 from .output import (
     as_json,
@@ -134,7 +135,10 @@ def history_clean(
     Example: odf history clean --days-old 30 --plan
     Example: odf history clean --pipeline orders
     """
-    done = clean_steps(store_of(ctx), pipeline, days_old, plan)
+    store = store_of(ctx)
+    done = clean_steps(store, pipeline, days_old, plan)
+    if pipeline is not None and not any(done):
+        _refuse_typo(store, pipeline)
     if as_json:
         show([{"pipeline": pipeline} | done._asdict()], as_json=True)
     verb = "would go" if plan else "removed"
@@ -143,6 +147,13 @@ def history_clean(
         f"{count_of(done.keys, 'key')} {verb}.",
         err=True,
     )
+
+
+def _refuse_typo(store: Store, slug: str) -> None:
+    """Refuse what no pipeline is called, nor was one of whose runs or items anything is left."""
+    left = steps_of(store, slug, limit=1) or runs(store, jobid=slug, limit=1)
+    if not left and not any(clean_steps(store, slug, plan=True)):
+        refuse_unknown_pipeline(store, slug)
 
 
 def tell(event: Event, *, as_json: bool) -> None:

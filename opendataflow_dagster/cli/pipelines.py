@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ..dataflow.errors import NoDatabase
+from ..dataflow.errors import NoDatabase, WrongUse
 from ..dataflow.model import FAILED
 from ..dataflow.names import printable, typed
 from .output import as_json, count_of, show
@@ -74,10 +74,15 @@ def new(project: str) -> None:
     """
     from ..pipelines.new import make
 
+    if not project.strip():
+        raise WrongUse(
+            "A project is called like its folder, and no name is given. Run: odf new shop"
+        )
     made = make(Path(project))
+    there = f"./{project}" if project.startswith("-") else project
     click.echo(
         f"{printable(project)} has {count_of(len(made), 'file')}. "
-        f"Next: {typed('cd', project)} && odf validate && odf pipeline run clean_contacts",
+        f"Next: {typed('cd', there)} && odf validate && odf pipeline run clean_contacts",
         err=True,
     )
 
@@ -186,12 +191,17 @@ def _produced(settings: "Settings", project: "Project") -> set[str]:
 def _tell_where(store: "Store", project: "Project", slug: str, failed: int) -> None:
     """What shows more of a run that failed, and what runs it again once that is mended."""
     from ..dataflow.history import runs
+    from ..dataflow.items import cleaned_away
 
     say, named = narrator(sys.stderr), typed(slug)
     # Other commands look for the tables in the folder where they are typed.
     there = "" if Path.cwd() == project.root else f"cd {typed(str(project.root))} && "
     say(f"What failed: {there}odf history --pipeline {named}")
-    last = [row["dataid"] for row in runs(store, jobid=slug, limit=1) if row["status"] == FAILED]
+    ended = runs(store, jobid=slug, limit=failed)
+    last = [row["dataid"] for row in ended if row["status"] == FAILED]
+    if len(last) == failed and cleaned_away(store, slug, last).issuperset(last):
+        say("Post it again: what was cleaned away can't be made from here.")
+        return
     if failed == 1 and last:
         again = f"odf resubmit {named} {typed(last[0])} && odf pipeline run {named}"
     else:

@@ -38,6 +38,16 @@ class Refused(DataflowError):
             self.code = code
 
 
+class Unreachable(Refused):
+    """A place can't be used now, whatever is written there: no chunk is to blame."""
+
+    code = "INVALID_LOCATION"
+
+
+class SessionError(DataflowError):
+    """What the work is done with (a session of Spark) can't be had: no chunk is to blame."""
+
+
 class IllegalTransition(Refused):
     """The status machine has no arrow from the status that was seen to the one asked for."""
 

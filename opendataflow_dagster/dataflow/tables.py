@@ -7,9 +7,10 @@ from contextlib import closing, contextmanager
 from typing import Any
 
 from . import sqlfiles
-from .errors import DataflowError, Refused
+from .errors import DataflowError, Refused, Unreachable
 from .files import flat, need
 from .names import typed
+from .outages import is_outage
 from .runjob import first_line
 from .targets import POSTGRES, Table
 
@@ -103,10 +104,9 @@ class Rows:
             key = f"{self._names['table']}\n{self.dataid}"
             connection.execute(self._statement("turn"), {"key": key})
         elif self._execute(connection, "is_ours").fetchall():
-            raise Refused(
+            raise Unreachable(
                 f"{self.table.database} has the tables of OpenDataFlow itself, which the claim "
-                "needs while the data is written. Put the data into another file.",
-                code="INVALID_LOCATION",
+                "needs while the data is written. Put the data into another file."
             )
         else:
             self._execute(connection, "turn")
@@ -135,16 +135,16 @@ class Rows:
         try:
             connection = connect()
         except (psycopg.Error, sqlite3.Error) as error:
-            raise Refused(
+            raise Unreachable(
                 f"{self.table.datasetid!r} is registered at {self.table.location}, which can't be "
-                f"opened: {first_line(error)}. Run: odf dataset list",
-                code="INVALID_LOCATION",
+                f"opened: {first_line(error)}. Run: odf dataset list"
             ) from None
         try:
             with closing(connection):
                 yield connection
         except (psycopg.Error, sqlite3.Error) as error:
-            raise DataflowError(f"{self.table.location}: {first_line(error)}") from error
+            kind = Unreachable if is_outage(error) else DataflowError
+            raise kind(f"{self.table.location}: {first_line(error)}") from error
 
     def _postgres(self) -> Any:
         import psycopg
@@ -159,10 +159,9 @@ class Rows:
 
         table = self.table
         if not os.path.isfile(table.database):  # it would be made, empty
-            raise Refused(
+            raise Unreachable(
                 f"{table.datasetid!r} is registered at {table.location}, and there is no file "
-                f"{table.database}. Run: odf dataset add {typed(table.datasetid)} --database FILE",
-                code="INVALID_LOCATION",
+                f"{table.database}. Run: odf dataset add {typed(table.datasetid)} --database FILE"
             )
         return sqlite3.connect(table.database, timeout=_PATIENCE, isolation_level=None)
 

@@ -72,7 +72,7 @@ def _post(pipeline: dict[str, Any], limits: Limits) -> dict[str, Any]:
     accepted = {"$ref": "#/components/schemas/Accepted"}
     key = {
         "name": "Idempotency-Key", "in": "header", "required": False,
-        "description": "A post that is repeated with its key is answered as before.",
+        "description": "A post that is repeated byte for byte with its key is answered as before.",
         "schema": {"type": "string", "minLength": 1, "maxLength": limits.key,
                    "pattern": "^[!-~]+$"},
     }  # fmt: skip
@@ -177,7 +177,8 @@ td,th{{padding:.2rem .8rem .2rem 0;text-align:left}}
 <p>Send a JSON object, or an array of objects, to a pipeline. The answer 202 has each item's
 <code>dataid</code> and the address of its status: the item is durable then.
 A pipeline takes items once it has a token: <code>odf token PIPELINE</code> prints a new one.
-A post that is repeated with the same header <code>Idempotency-Key</code> is answered as before.</p>
+A post that is repeated byte for byte with the same header <code>Idempotency-Key</code> is
+answered as before.</p>
 {pipelines}
 <h2>Addresses</h2>
 <table>

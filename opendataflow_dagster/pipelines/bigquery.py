@@ -10,14 +10,15 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from ..dataflow.chunk import Chunk, Result
-from ..dataflow.errors import CredentialError, DataflowError, Refused, WrongUse
+from ..dataflow.errors import CredentialError, DataflowError, Refused, Unreachable, WrongUse
 from ..dataflow.files import as_table, need
 from ..dataflow.model import Claim
 from ..dataflow.names import printable, typed
 from ..dataflow.runjob import first_line
-from .destinations import Confirm, Destination, Parts, Verdict, as_pandas, one
+from .destinations import Confirm, Destination, Parts, as_pandas, one
 from .registered import REPLACE, BigTable, is_select
 from .sources import Source
+from .verdicts import Verdict, fault
 
 if TYPE_CHECKING:
     from pandas import DataFrame as PandasFrame
@@ -90,7 +91,7 @@ class BigQueryDestination(Destination):
 
     def append(self, parts: Parts, confirm: Confirm) -> list[Verdict]:
         """All in one load, which counts against a table's quota; if it fails, one by one."""
-        tables = [_arrow(as_pandas(frame)) for _, frame in parts]
+        tables = [_arrow(as_pandas(frame), self.location) for _, frame in parts]
         verdicts: list[Verdict] = [
             each
             if isinstance(each, DataflowError)
@@ -117,17 +118,15 @@ class BigQueryDestination(Destination):
 
     def _loaded(self, client: Any, claims: Sequence[Claim], table: Any) -> DataflowError | None:
         """Load some rows, once for these claims; what BigQuery has against them, if anything."""
-        import pyarrow
-        import pyarrow.parquet
         from google.api_core.exceptions import BadRequest, Conflict
         from google.cloud import bigquery
 
         if isinstance(table, DataflowError):
             return table
-        file = BytesIO()
-        pyarrow.parquet.write_table(
-            table, file, coerce_timestamps="us", allow_truncated_timestamps=True
-        )
+        try:
+            file = _parquet(table)
+        except Exception as error:
+            return fault(error, table.to_pandas(), self.location)
         lists = bigquery.ParquetOptions()
         lists.enable_list_inference = True
         how = "WRITE_TRUNCATE" if self._mode == REPLACE else "WRITE_APPEND"
@@ -154,7 +153,7 @@ class BigQueryDestination(Destination):
 def _opened(table: BigTable, password: Password) -> Iterator[Any]:
     """A client, and its errors as ours."""
     try:
-        from google.api_core.exceptions import GoogleAPICallError, GoogleAPIError
+        from google.api_core.exceptions import BadRequest, GoogleAPICallError, GoogleAPIError
         from google.auth.exceptions import GoogleAuthError
         from google.cloud import bigquery
         from requests import RequestException
@@ -173,8 +172,10 @@ def _opened(table: BigTable, password: Password) -> Iterator[Any]:
         yield client
     except GoogleAuthError as error:
         raise _unauthorized(table, error) from None
-    except (GoogleAPICallError, GoogleAPIError, RequestException) as error:
+    except BadRequest as error:  # what was sent is wrong
         raise DataflowError(f"{table.location}: {_said(error)}") from error
+    except (GoogleAPICallError, GoogleAPIError, RequestException) as error:
+        raise Unreachable(f"{table.location}: {_said(error)}") from error
     finally:
         client.close()
 
@@ -221,11 +222,21 @@ def _job_id(table: BigTable, claims: Sequence[Claim]) -> str:
     return f"odf-{sha256(json.dumps(told).encode()).hexdigest()[:40]}"
 
 
-def _arrow(frame: Any) -> Any:
+def _arrow(frame: Any, where: str) -> Any:
     try:
         return as_table(frame.reset_index(drop=True))
-    except DataflowError as error:
-        return error
+    except Exception as error:
+        return fault(error, frame, where)
+
+
+def _parquet(table: Any) -> BytesIO:
+    import pyarrow.parquet
+
+    file = BytesIO()
+    pyarrow.parquet.write_table(
+        table, file, coerce_timestamps="us", allow_truncated_timestamps=True
+    )
+    return file
 
 
 def _together(tables: Sequence[Any]) -> Any:
@@ -233,7 +244,7 @@ def _together(tables: Sequence[Any]) -> Any:
 
     try:
         return pyarrow.concat_tables(tables, promote_options="permissive")
-    except pyarrow.ArrowException as error:
+    except Exception as error:  # then one by one
         return DataflowError(first_line(error))
 
 

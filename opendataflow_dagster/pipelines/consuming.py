@@ -5,13 +5,14 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from ..dataflow.chunk import Result, reason_of, tidy
+from ..dataflow.chunk import reason_of, tidy
 from ..dataflow.errors import (
     CredentialError,
     DataflowError,
     NoDatabase,
     Refused,
     StaleClaim,
+    WrongUse,
 )
 from ..dataflow.items import cleaned_away, payloads
 from ..dataflow.model import Claim, Fact
@@ -28,8 +29,9 @@ from .pace import Pace
 from .plans import is_read
 from .project import Pipeline
 from .sources import source_of
-from .stepping import reason_of_item, steps_of
+from .stepping import CLEANED, reason_of_item, steps_of
 from .transformation import TransformationError
+from .verdicts import Verdict, is_to_blame
 
 LEASE = 30.0
 """Seconds after which another worker goes on, if this one and its machine are gone."""
@@ -85,7 +87,7 @@ class Consumer:
             if self.store.db.trouble(error):
                 raise  # the claims come back by their leases, or with the lock
             pause = pace.failed()
-            reason = first_line(error)
+            reason = tidy(first_line(error))
             self._say(f"{slug}: {reason}. Its items are tried again in {pause:g} s")
             self._give_back(left, reason)
             return 0
@@ -139,7 +141,7 @@ class Consumer:
 
     def _without_payload(self, claim: Claim) -> Done:
         if cleaned_away(self.store, claim.jobid, [claim.dataid]):
-            return Done(claim, None, "its payload was cleaned away: post the item again")
+            return Done(claim, None, CLEANED)
         return Done(claim, None, "it has no payload")
 
     def _transform(
@@ -185,16 +187,25 @@ class Consumer:
                 if each.ran is not None and each.ran.frame is not None}  # fmt: skip
         for claim in store.heartbeat(list(good)) if good else ():
             good.pop(claim)
-            left.pop(claim.generation)
+            left.pop(claim.generation, None)
         destination = self._destination(pipeline)
 
         def confirm() -> None:
             if lost := store.heartbeat(list(good)):
                 raise taken_over(lost)
 
-        verdicts: Sequence[Result | DataflowError] = ()
+        verdicts: Sequence[Verdict] = ()
         if good:
-            verdicts = destination.append(list(good.items()), confirm)
+            try:
+                verdicts = destination.append(list(good.items()), confirm)
+            except Exception as error:
+                if self._is_nobodys_fault(error):
+                    raise
+                if len(done) > 1:  # each by itself, so that one fails alone
+                    for each in done:
+                        self._publish(pipeline, [each], left)
+                    return
+                verdicts = [DataflowError(reason_of(error))]
         [output] = self.current.plans[pipeline.slug].outputs
         facts, finished = [], []
         reasons = {each.claim: _reason(each) for each in done if each.claim not in good}
@@ -208,6 +219,12 @@ class Consumer:
                 verdict.bytes, verdict.fingerprint, schema=verdict.schema,
             ))  # fmt: skip
         self._settle(finished, facts, reasons, left)
+
+    def _is_nobodys_fault(self, error: Exception) -> bool:
+        """Whether what kept items from being published is no item: then they wait."""
+        if not self._is_alive():
+            raise EngineGone(f"Spark has ended: {first_line(error)}") from error
+        return isinstance(error, Refused | WrongUse) or not is_to_blame(error)
 
     def _destination(self, pipeline: Pipeline) -> Destination:
         plans = self.current.plans

@@ -12,6 +12,7 @@ from ..dataflow.model import Claim
 from .csvjournal import Batch, Journal, Part, digest, path_of, sync_folder, write_at
 from .csvlines import Head, head_of, lines_of
 from .csvparts import NEAR, mend, part_of, refuse_to_lose, shifted, where
+from .verdicts import fault
 
 Confirm = Callable[[], None]
 
@@ -72,7 +73,7 @@ class CsvAppender:
         journal = self._journal
         with journal.held():
             mend(self.path, journal)
-            head = head_of(self.path, (frame for _, frame in parts))
+            head = head_of(self.path, [frame for _, frame in parts])
             made = [self._made(head, claim, frame) for claim, frame in parts]
             texts = {i: each for i, each in enumerate(made) if isinstance(each, bytes)}
             confirm()
@@ -93,8 +94,8 @@ class CsvAppender:
                 )
         try:
             return head.lines(frame, self.path)
-        except DataflowError as error:
-            return error
+        except Exception as error:
+            return fault(error, frame, self.path)
 
     def _write(self, head: Head, texts: dict[Claim, bytes]) -> None:
         found = {}

@@ -2,12 +2,13 @@
 
 import csv
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from io import StringIO
 from typing import Any, NamedTuple
 
 from ..dataflow.errors import Refused
+from .verdicts import column_to_blame
 
 
 class Head(NamedTuple):
@@ -20,6 +21,9 @@ class Head(NamedTuple):
     def lines(self, frame: Any, path: str) -> bytes:
         """A frame's lines; its columns go by their names, and what it hasn't is left empty."""
         names = [str(each) for each in frame.columns]
+        if names and not self.columns:
+            _header_of(frame)  # it tells why no file can begin with this frame
+            lines_of(frame, names, header=False)
         unknown = [each for each in names if each not in self.columns]
         if unknown:
             raise Refused(
@@ -33,8 +37,11 @@ class Head(NamedTuple):
         return lines_of(frame, self.columns, header=False, ending=self.ending)
 
 
-def head_of(path: str, frames: Iterable[Any]) -> Head:
-    """How lines are appended to a file: as its first line says, or as the first frame needs it."""
+def head_of(path: str, frames: Sequence[Any]) -> Head:
+    """How lines are appended to a file: as its first line says, or as the first frame needs it.
+
+    A frame that can't be written itself has no say in it.
+    """
     with suppress(FileNotFoundError), open(path, "rb") as file:
         text = file.readline()
         while text and text.count(b'"') % 2:  # a name has a line break
@@ -55,9 +62,21 @@ def head_of(path: str, frames: Iterable[Any]) -> Head:
             return Head(columns, b"" if file.read() == b"\n" else ending.encode(), ending)
     for frame in frames:
         columns = [str(each) for each in frame.columns]
-        if columns and len(set(columns)) == len(columns):
-            return Head(columns, lines_of(frame.iloc[:0], columns, header=True), "\n")
+        if not columns:
+            continue
+        with suppress(Exception):  # it is the verdict on this frame, if it comes again
+            lead = _header_of(frame)
+            if len(frames) > 1:
+                lines_of(frame, columns, header=False)
+            return Head(columns, lead, "\n")
     return Head([], b"", "\n")
+
+
+def _header_of(frame: Any) -> bytes:
+    """The line with a frame's columns."""
+    columns = [str(each) for each in frame.columns]
+    _only_once(columns)
+    return lines_of(frame.iloc[:0].set_axis(columns, axis=1), columns, header=True)
 
 
 def _only_once(names: Sequence[str]) -> None:
@@ -75,8 +94,9 @@ def lines_of(frame: Any, columns: Sequence[Any], *, header: bool, ending: str = 
         return b""
     try:
         return frame.to_csv(index=False, header=header, lineterminator=ending).encode()
-    except UnicodeEncodeError:
+    except UnicodeEncodeError as error:
+        found = column_to_blame(error, frame) or "the frame has a text that isn't Unicode"
         raise Refused(
-            "The frame has a text that isn't Unicode, so it can't be written as UTF-8. Correct it.",
+            f"{found[0].upper()}{found[1:]}, so it can't be written as UTF-8. Correct it.",
             code="NOT_VALIDATED",
         ) from None

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from ..spark.frames import CSV, NO_VALUE, WHOLE, literal
+from .converting import arrow, sent
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -24,19 +25,17 @@ def read_csv(spark: "SparkSession", path: str, by_pandas: Callable[[], Any]) -> 
 
 
 def from_pandas(spark: "SparkSession", frame: Any) -> "DataFrame":
-    """A frame of pandas as one of Spark; a column of mixed values becomes texts."""
+    """A frame of pandas as one of Spark; what Spark has no type for becomes texts."""
     import pyarrow
 
-    arrays, names = [], []
-    for name, column in frame.items():
+    columns = []
+    for _, column in frame.items():
         try:
-            array = pyarrow.array(column, from_pandas=True)
-        except pyarrow.ArrowException:
-            array = pyarrow.array(column.map(str, na_action="ignore"), from_pandas=True)
-        # A column of NULLs has no type of its own, and Spark has none without.
-        arrays.append(array.cast(pyarrow.string()) if array.type == pyarrow.null() else array)
-        names.append(str(name))
-    return spark.createDataFrame(pyarrow.table(arrays, names=names))  # pyright: ignore
+            columns.append(arrow(column))
+        except TypeError:
+            texts = column.map(str, na_action="ignore")
+            columns.append(pyarrow.array(texts, pyarrow.string(), from_pandas=True))
+    return sent(spark, [str(each) for each in frame.columns], columns, len(frame))
 
 
 def _types(path: str) -> tuple[dict[str, str], bool] | None:
@@ -71,8 +70,8 @@ def _type(kinds: set[str]) -> str:
         return "double"
     if kinds == {"int64"}:
         return "bigint"
-    if kinds == {"int64", "float64"}:
-        return "double"
+    if kinds <= {"int64", "uint64", "float64"}:
+        return "double" if "float64" in kinds else "decimal(20,0)"
     return "boolean" if kinds == {"bool"} else "string"
 
 

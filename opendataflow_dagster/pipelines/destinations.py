@@ -2,12 +2,13 @@
 
 import os
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from typing import Any
 
 from ..dataflow import files
 from ..dataflow.chunk import Chunk, Place, Result
-from ..dataflow.errors import DataflowError, Refused, StaleClaim
+from ..dataflow.csvcolumns import headed
+from ..dataflow.errors import DataflowError, Refused
 from ..dataflow.folders import put
 from ..dataflow.model import Claim, Plan
 from ..dataflow.names import typed
@@ -15,17 +16,19 @@ from ..dataflow.publish import publish
 from ..dataflow.reading import bounds_of
 from ..dataflow.store import Store
 from ..dataflow.tables import Rows
-from ..dataflow.targets import Folder, Table
+from ..dataflow.targets import JDBC, Folder, Table
 from ..spark.publishing import is_frame, publish_frame
 from . import csvfile, csvparts
+from .converting import by_the_clock
 from .project import Pipeline, Project
 from .registered import REPLACE, BigTable, CsvFile, Row, is_select, registered, target, write_mode
+from .sqltypes import only_once
+from .verdicts import Verdict, judged
 
 __all__ = ["Destination", "destination_of", "write_output"]
 
 Confirm = Callable[[], None]
 Parts = Sequence[tuple[Claim, Any]]
-Verdict = Result | DataflowError
 
 
 class Destination:
@@ -42,7 +45,10 @@ class Destination:
         raise NotImplementedError
 
     def append(self, parts: Parts, confirm: Confirm) -> list[Verdict]:
-        """Publish what items have made, each as its own chunk; a bad one fails alone."""
+        """Publish what items have made, each as its own chunk; a bad one fails alone.
+
+        It raises what isn't about one of them: a claim is lost, or the place can't be used now.
+        """
         raise NotImplementedError
 
 
@@ -138,7 +144,11 @@ class CsvDestination(Destination):
     def append(self, parts: Parts, confirm: Confirm) -> list[Verdict]:
         if self._mode != REPLACE:
             return self._appender.append([(claim, as_pandas(f)) for claim, f in parts], confirm)
-        return [csvfile.replace(self.location, as_pandas(frame), confirm) for _, frame in parts]
+        return [self._instead_of_all(as_pandas(frame), confirm) for _, frame in parts]
+
+    def _instead_of_all(self, frame: Any, confirm: Confirm) -> Verdict:
+        path = self.location
+        return judged(lambda: csvfile.replace(path, frame, confirm), frame, path)
 
 
 class ChunkDestination(Destination):
@@ -151,28 +161,42 @@ class ChunkDestination(Destination):
 
     def publish(self, frame: Any, chunk: Chunk, confirm: Confirm) -> Result:
         confirm()
-        if is_frame(frame):
+        if is_frame(frame) and not self._would_lose_rows(frame):
             return publish_frame(self._store, self._place, chunk, frame)
-        return publish(self._store, self._place, chunk, _plain(as_pandas(frame)))
+        return publish(self._store, self._place, chunk, self._plain(frame))
+
+    def _would_lose_rows(self, frame: Any) -> bool:
+        """Whether Spark would leave out rows: in CSV, those of one column without a value."""
+        if not self._is_csv() or len(frame.columns) != 1:
+            return False
+        return not frame.where(frame[0].isNull()).isEmpty()
 
     def append(self, parts: Parts, confirm: Confirm) -> list[Verdict]:
-        return [self._one(claim, _plain(as_pandas(frame)), confirm) for claim, frame in parts]
+        return [self._one(claim, as_pandas(frame), confirm) for claim, frame in parts]
 
     def _one(self, claim: Claim, frame: Any, confirm: Confirm) -> Verdict:
+        return judged(
+            lambda: self._written(claim, self._plain(frame), confirm), frame, self.location
+        )
+
+    def _written(self, claim: Claim, frame: Any, confirm: Confirm) -> Result:
         where = self._where
-        try:
-            if isinstance(where, Folder):
-                return self._to_folder(where, claim, frame, confirm)
-            if isinstance(where, Table):
-                bounds = bounds_of(self._store, self._row.datasetid, claim.dataid)
-                rows = Rows(where, claim.dataid, bounds, self._row.password)
-                return Result(rows.replace(frame, confirm), location=where.location)
-            chunk = Chunk(claim, {}, {}, {})
-            return publish(self._store, self._place, chunk, frame)
-        except StaleClaim:
-            raise
-        except DataflowError as error:
-            return error
+        if isinstance(where, Folder):
+            return self._to_folder(where, claim, frame, confirm)
+        if isinstance(where, Table) and where.dialect != JDBC:
+            bounds = bounds_of(self._store, self._row.datasetid, claim.dataid)
+            only_once(frame.columns, where.dialect)
+            rows = Rows(where, claim.dataid, bounds, self._row.password)
+            return Result(rows.replace(frame, confirm), location=where.location)
+        return publish(self._store, self._place, Chunk(claim, {}, {}, {}), frame)
+
+    def _plain(self, frame: Any) -> Any:
+        """A frame of pandas without its index; in CSV with the names that pandas reads."""
+        frame = as_pandas(frame).reset_index(drop=True)
+        return headed(frame) if self._is_csv() else frame
+
+    def _is_csv(self) -> bool:
+        return isinstance(self._where, Folder) and self._where.format == "csv"
 
     def _to_folder(self, where: Folder, claim: Claim, frame: Any, confirm: Confirm) -> Result:
         told: dict[str, Any] = {}
@@ -197,22 +221,18 @@ def as_pandas(frame: Any) -> Any:
     return frame.pandas()
 
 
-def from_spark(frame: Any) -> Any:
-    """A frame of Spark as one of pandas, in which whole numbers stay whole beside NULLs."""
+def from_spark(frame: Any, moments: Container[str] = ()) -> Any:
+    """A frame of Spark as one of pandas, in which whole numbers stay whole beside NULLs.
+
+    Times are those that the session's clock shows, but the columns `moments` have a zone.
+    """
     pandas, pyarrow = files.need("pandas"), files.need("pyarrow")
-    table = frame.toArrow()
+    table = by_the_clock(frame, moments).toArrow()
     whole = {
         pyarrow.int8(): pandas.Int8Dtype(), pyarrow.int16(): pandas.Int16Dtype(),
         pyarrow.int32(): pandas.Int32Dtype(), pyarrow.int64(): pandas.Int64Dtype(),
     }  # fmt: skip
-    made = table.to_pandas(types_mapper=whole.get)
-    for name in made.select_dtypes("datetimetz").columns:  # as Spark's own `toPandas` has them
-        made[name] = made[name].dt.tz_localize(None)
-    return made
-
-
-def _plain(frame: Any) -> Any:
-    return frame.reset_index(drop=True)
+    return table.to_pandas(types_mapper=whole.get)
 
 
 def one(verdicts: list[Verdict]) -> Result:

@@ -11,20 +11,26 @@ from ..dataflow.errors import DataflowError, Refused
 from ..dataflow.files import need
 from ..dataflow.model import Claim
 from ..dataflow.names import typed
+from ..dataflow.outages import is_outage
 from ..dataflow.runjob import first_line
 from ..dataflow.tables import Rows
 from ..dataflow.targets import JDBC, POSTGRES, SQLITE, Table
+from ..spark.publishing import is_frame
 from .csvspark import from_pandas
-from .destinations import Confirm, Destination, Parts, Verdict, as_pandas, one
+from .destinations import Confirm, Destination, Parts, as_pandas, from_spark, one
 from .registered import REPLACE, is_select
 from .sources import Source
-from .sqltypes import columns_for, writable
+from .sqltypes import columns_for, only_once, writable
+from .verdicts import Verdict, fault, is_to_blame
 
 if TYPE_CHECKING:
     from pandas import DataFrame as PandasFrame
     from pyspark.sql import DataFrame, SparkSession
 
 Password = Callable[[], str | None]
+
+_TIMESTAMPTZ = 1184
+"""The number of that type in PostgreSQL."""
 
 
 class TableSource(Source):
@@ -53,22 +59,30 @@ class TableDestination(Destination):
 
     def __init__(self, table: Table, password: Password, mode: str) -> None:
         self._rows = WholeTable(table, password, may_make=True)
+        self._items = WholeTable(table, password, may_make=True, items=True)
         self._mode, self.location = mode, table.location
 
     def publish(self, frame: Any, chunk: Chunk, confirm: Confirm) -> Result:
-        return one(self._write([(chunk.claim, as_pandas(frame))], confirm))
+        return one(self._write(self._rows, [(chunk.claim, self._pandas(frame))], confirm))
+
+    def _pandas(self, frame: Any) -> Any:
+        """A frame of pandas; the moments of Spark stay moments where the table has a place."""
+        return from_spark(frame, self._rows.moments()) if is_frame(frame) else as_pandas(frame)
 
     def append(self, parts: Parts, confirm: Confirm) -> list[Verdict]:
-        return self._write([(claim, as_pandas(frame)) for claim, frame in parts], confirm)
+        made = [(claim, as_pandas(frame)) for claim, frame in parts]
+        return self._write(self._items, made, confirm)
 
-    def _write(self, parts: Parts, confirm: Confirm) -> list[Verdict]:
-        return self._rows.write(parts, confirm, replace=self._mode == REPLACE)
+    def _write(self, rows: "WholeTable", parts: Parts, confirm: Confirm) -> list[Verdict]:
+        return rows.write(parts, confirm, replace=self._mode == REPLACE)
 
 
 class WholeTable(Rows):
     """All rows of a table."""
 
-    def __init__(self, table: Table, password: Password, *, may_make: bool = False) -> None:
+    def __init__(
+        self, table: Table, password: Password, *, may_make: bool = False, items: bool = False
+    ) -> None:
         if table.dialect == JDBC:
             raise Refused(
                 f"{table.datasetid!r} is reached by JDBC, where only chunks are read and written. "
@@ -76,12 +90,20 @@ class WholeTable(Rows):
                 code="INVALID_LOCATION",
             )
         super().__init__(table, "", None, password)
-        self._may_make = may_make
+        self._may_make, self._of_items = may_make, items
         self._statements = self._statements | sqlfiles.statements(table.dialect, "sqltable")
 
     @property
     def password(self) -> Password:
         return self._password
+
+    def moments(self) -> list[str]:
+        """The columns of PostgreSQL's `timestamptz`."""
+        if self.table.dialect != POSTGRES:
+            return []
+        with self._connected() as connection:
+            found = self._columns(connection)
+        return [name for name, kind in found.items() if kind == _TIMESTAMPTZ]
 
     def look(self) -> tuple[list[str], list[tuple]]:
         """The names of the columns, and the rows, by a connection that can't write."""
@@ -106,32 +128,51 @@ class WholeTable(Rows):
         with self._connected() as connection:
             if self.table.dialect == SQLITE or replace or not self._is_there(connection):
                 self._take_turn(connection)
-            self._make(connection, [frame for _, frame in parts])
-            columns = self._columns(connection)
-            verdicts = [self._part(connection, columns, frame, replace) for _, frame in parts]
+            frames = [frame for _, frame in parts]
+            columns, verdicts = self._prepared(connection, frames), []
+            for frame in frames:
+                verdicts.append(self._part(connection, columns, frame, replace))
+                columns = columns or self._columns(connection)
             confirm()
             connection.commit()
         return verdicts
 
+    def _prepared(self, connection: Any, frames: Sequence[Any]) -> dict[str, int]:
+        """The table's columns; if it isn't there, of the frame that has the most to tell.
+
+        A frame that can't be written itself makes no table, which the others might not fit into.
+        """
+        if len(frames) > 1 and not self._is_there(connection):
+            told = [frame for frame in frames if len(frame.columns)]
+            for frame in sorted(told, key=len, reverse=True):
+                if isinstance(self._part(connection, {}, frame, False), Result):
+                    self._execute(connection, "empty")
+                    break
+        return self._columns(connection)
+
     def _part(self, connection: Any, columns: dict[str, int], frame: Any, replace: bool) -> Verdict:
         self._execute(connection, "save")
         try:
-            if replace:
+            columns = columns or self._made(connection, frame)
+            if replace and columns:
                 self._execute(connection, "empty")
             self._insert(connection, columns, frame)
-        except DataflowError as error:
-            self._execute(connection, "undo")
-            return error
         except Exception as error:
             if not self._is_of_the_rows(connection, error):
                 raise
             self._execute(connection, "undo")
-            return DataflowError(f"{self.table.location}: {first_line(error)}")
+            return self._told(error, frame)
         self._execute(connection, "keep")
         return Result(len(frame), location=self.table.location)
 
+    def _told(self, error: Exception, frame: Any) -> DataflowError:
+        if isinstance(error, _drivers()):
+            return DataflowError(f"{self.table.location}: {first_line(error)}")
+        return fault(error, frame, self.table.location)
+
     def _insert(self, connection: Any, columns: dict[str, int], frame: Any) -> None:
         names = [str(each) for each in frame.columns]
+        only_once(names, self.table.dialect)
         known = set(columns) if self.table.dialect == POSTGRES else {c.lower() for c in columns}
         for name in names:
             if (name if self.table.dialect == POSTGRES else name.lower()) not in known:
@@ -156,14 +197,13 @@ class WholeTable(Rows):
             self._statement("insert", columns=told, values=marks), writable(frame, None)
         )
 
-    def _make(self, connection: Any, frames: Sequence[Any]) -> None:
-        """Create the table if it isn't there, as the frame needs it that has the most to tell."""
-        told = [frame for frame in frames if len(frame.columns)]
-        if not told or self._is_there(connection):
-            return
-        kinds = columns_for(max(told, key=len), self.table.dialect)
-        columns = ", ".join(f"{self._quoted(name)} {kind}" for name, kind in kinds.items())
-        connection.execute(self._statement("create", columns=columns), self._known)
+    def _made(self, connection: Any, frame: Any) -> dict[str, int]:
+        """The table's columns, once it is made as a frame needs it; one without makes nothing."""
+        if len(frame.columns) and not self._is_there(connection):
+            kinds = columns_for(frame, self.table.dialect, items=self._of_items)
+            columns = ", ".join(f"{self._quoted(name)} {kind}" for name, kind in kinds.items())
+            connection.execute(self._statement("create", columns=columns), self._known)
+        return self._columns(connection)
 
     def _is_there(self, connection: Any) -> bool:
         name = self.table.name
@@ -185,14 +225,12 @@ class WholeTable(Rows):
         return self._statement("all").replace("%%", "%")
 
     def _is_of_the_rows(self, connection: Any, error: Exception) -> bool:
-        """Whether the rows are wrong, and not the connection."""
-        import sqlite3
-
-        import psycopg
-
-        if isinstance(error, sqlite3.Error | OverflowError):
-            return connection.in_transaction
-        return isinstance(error, psycopg.Error) and not connection.closed
+        """Whether the rows are wrong, and not the connection or the database."""
+        if not (is_to_blame(error) or isinstance(error, _drivers())) or is_outage(error):
+            return False
+        if self.table.dialect == POSTGRES:
+            return not connection.closed
+        return connection.in_transaction
 
     def _sqlite(self) -> Any:
         """A connection to a file of SQLite; one that is to be written is made if it isn't there."""
@@ -203,3 +241,11 @@ class WholeTable(Rows):
             with closing(sqlite3.connect(path)):
                 pass
         return super()._sqlite()
+
+
+def _drivers() -> tuple[type[Exception], ...]:
+    import sqlite3
+
+    import psycopg
+
+    return psycopg.Error, sqlite3.Error

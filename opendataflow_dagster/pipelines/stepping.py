@@ -45,6 +45,10 @@ class Once(Source):
         return self._source.version()
 
 
+CLEANED = "its payload was cleaned away: post the item again"
+"""Why an item can't be made again, whoever tries."""
+
+
 class Stepping:
     """Runs the transformations of one chunk, and keeps how each of them went."""
 
@@ -60,7 +64,7 @@ class Stepping:
         asked = self.claim.jobid, [self.claim.dataid]
         found = payloads(self.store, *asked)
         if not found and cleaned_away(self.store, *asked):
-            raise ChunkFailed("its payload was cleaned away: post the item again")
+            raise ChunkFailed(CLEANED)
         return found.get(self.claim.dataid)
 
     def run(self, sources: Sequence[Source]) -> Any:
