@@ -22,6 +22,7 @@ from .dataflow.store import Store
 from .pipelines.buffer import Buffer
 from .pipelines.engines import Engine
 from .pipelines.project import Pipeline, Project
+from .pipelines.stepping import CLEANED
 from .translator import DataflowTranslator
 
 if TYPE_CHECKING:
@@ -41,13 +42,15 @@ class Flow(NamedTuple):
     pipeline: Pipeline
     translator: DataflowTranslator
     pyspark: bool
+    tables: str = RESOURCE
+    """The key of the resource that has the tables."""
 
     @property
     def slug(self) -> str:
         return self.pipeline.slug
 
     def store(self, context: Context) -> Store:
-        return getattr(context.resources, RESOURCE).store
+        return getattr(context.resources, self.tables).store
 
     def session(self, context: Context) -> Callable[[], "SparkSession"]:
         """What gives the session: all steps of a process have the same."""
@@ -57,7 +60,7 @@ class Flow(NamedTuple):
                 return getattr(context.resources, PYSPARK).spark_session
             from .spark.session import spark_session
 
-            settings = getattr(context.resources, RESOURCE).settings
+            settings = getattr(context.resources, self.tables).settings
             return spark_session(app=f"odf {self.slug}", settings=settings)
 
         return given
@@ -72,7 +75,7 @@ def failure(claim: Claim, status: str, reason: str, retry_in: float | None) -> d
         told += " (another attempt is granted: the next run makes it)"
     elif retry_in:
         told += f" (the next attempt is due in {retry_in:g} s)"
-    else:
+    elif not reason.endswith(CLEANED):
         told = told.rstrip(".") + f". Then run: odf resubmit {typed(claim.jobid, claim.dataid)}"
     return dg.Failure(
         told, allow_retries=False,

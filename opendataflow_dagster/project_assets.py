@@ -1,6 +1,8 @@
 """The pipelines of a project as assets: a graph each, with a step for each transformation."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from hashlib import sha256
+from types import MappingProxyType
 from typing import Any
 
 import dagster as dg
@@ -32,30 +34,72 @@ def pipeline_assets(
 
     Its step `begin` claims a chunk, and `publish` publishes and settles it. A pipeline with a fault
     in project.yml is left out, with a warning. Without `dataflow`, the tables are those that
-    `odf pipeline` uses for the project. `pyspark` takes the session from the resource of that name.
+    `odf pipeline` uses for the project. The assets bring them, unless there is a resource called
+    `dataflow`. `pyspark` takes the session from the resource of that name.
     `build_definitions(projects=[…])` has the sensors too.
     """
     dataflow = dataflow or tables_of(project_dir)
     projects = Projects([project_dir])
-    catalog = dataflow if isinstance(dataflow, Catalog) else dataflow.catalog()
-    if isinstance(dataflow, DataflowResource):
-        projects.register(dataflow)
-    return assets_of(projects, projects.known_to(catalog), translator, pyspark=pyspark)
+    if isinstance(dataflow, Catalog):
+        return assets_of(projects, projects.known_to(dataflow), translator, pyspark=pyspark)
+    catalog = dataflow.catalog()
+    projects.register(dataflow)
+    return assets_of(
+        projects, projects.known_to(catalog), translator, pyspark=pyspark, tables=dataflow
+    )
 
 
 def assets_of(
     projects: Projects, catalog: Catalog, translator: DataflowTranslator | None = None, *,
-    pyspark: bool = False,
+    pyspark: bool = False, tables: DataflowResource | None = None,
 ) -> list[dg.AssetsDefinition]:  # fmt: skip
-    """The assets of projects that the catalog knows, in the order of their declaration."""
+    """The assets of projects that the catalog knows, in the order of their declaration.
+
+    They bring `tables` along, or else take the resource `dataflow`.
+    """
     translator = translator or DataflowTranslator()
-    return [
-        _asset(Flow(each.project, each.pipeline, translator, pyspark), catalog, each)
-        for each in projects.shown.values()
-    ]
+    made: list[dg.AssetsDefinition] = []
+    for each in projects.shown.values():
+        flow = Flow(each.project, each.pipeline, translator, pyspark)
+        asset = _asset(flow, catalog, each)
+        if tables is not None:
+            key, bare = _key_of(tables), asset
+            asset = _asset(flow._replace(tables=key), catalog, each, {key: _tables[key]})
+            asset.bare = bare
+        made.append(asset)
+    return made
 
 
-def _asset(flow: Flow, catalog: Catalog, shown: Shown) -> dg.AssetsDefinition:
+class _Asset(dg.AssetsDefinition):
+    """A pipeline's asset; one that brings its tables leaves them for those of the definitions."""
+
+    bare: dg.AssetsDefinition | None = None
+    """The same without tables, if it brings some."""
+
+    def with_resources(
+        self, resource_defs: Mapping[str, dg.ResourceDefinition]
+    ) -> dg.AssetsDefinition:
+        """What Dagster calls to hand out the resources of the definitions."""
+        if self.bare is not None and RESOURCE in resource_defs:
+            return self.bare.with_resources(resource_defs)
+        return super().with_resources(resource_defs)
+
+
+_tables: dict[str, DataflowResource] = {}
+
+
+def _key_of(tables: DataflowResource) -> str:
+    """The key of tables that are brought: Dagster refuses two objects by one key."""
+    fields = (tables.url, tables.schema_, tables.user, tables.config, tables.timezone)
+    told = repr([(type(each).__name__, each) for each in fields])  # an EnvVar is a text, too
+    key = f"opendataflow_{sha256(told.encode()).hexdigest()[:12]}"
+    _tables.setdefault(key, tables)
+    return key
+
+
+def _asset(
+    flow: Flow, catalog: Catalog, shown: Shown, brought: Mapping[str, Any] = MappingProxyType({})
+) -> _Asset:
     """The asset of what a pipeline writes, with its graph."""
     translator, pipeline = flow.translator, flow.pipeline
     spec = translator.spec(catalog, shown.plan.outputs[0], flow.slug)
@@ -70,14 +114,14 @@ def _asset(flow: Flow, catalog: Catalog, shown: Shown) -> dg.AssetsDefinition:
         kinds={*spec.kinds, *engines}, metadata={**told, **spec.metadata}
     )
     ins = {f"input_{at}": dep.asset_key for at, dep in enumerate(spec.deps)}
-    return dg.AssetsDefinition(
+    return _Asset(
         keys_by_input_name=ins,
         keys_by_output_name={"chunk": spec.key},
         node_def=_graph(flow, list(ins), engines),
         specs=[spec],
         can_subset=False,
         backfill_policy=dg.BackfillPolicy.multi_run(1),
-        resource_defs={HANDOVER: _FILES},
+        resource_defs={HANDOVER: _FILES, **brought},
     )
 
 
@@ -91,7 +135,7 @@ def _graph(flow: Flow, ins: list[str], engines: list[str]) -> dg.GraphDefinition
     named = _once([flow.translator.op_name(each) for each in flow.pipeline.transformations])
     first, last = _free("begin", named), _free("publish", named)
     more = {
-        "required_resource_keys": {RESOURCE, *([PYSPARK] if flow.pyspark else [])},
+        "required_resource_keys": {flow.tables, *([PYSPARK] if flow.pyspark else [])},
         "pool": flow.translator.pool(slug),
     }
 

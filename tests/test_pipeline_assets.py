@@ -15,6 +15,7 @@ from opendataflow_dagster import DataflowResource, build_definitions, pipeline_a
 from opendataflow_dagster.dataflow.items import Post, accept, new_run
 from opendataflow_dagster.dataflow.steps import steps
 from opendataflow_dagster.dataflow.store import Store
+from opendataflow_dagster.pipeline_projects import tables_of
 from tests.dagster_servers import Ticker
 from tests.stores import check, expire, policy, put, register, sql, status, statuses
 from tests.test_assets import Ran, metadata
@@ -497,3 +498,67 @@ def test_a_project_alone_finds_its_tables(line: Line, monkeypatch: pytest.Monkey
         dg.multiprocess_executor
     )
     made.get_repository_def()
+
+
+def _run_one(definitions: dg.Definitions, instance: dg.DagsterInstance, which: str) -> bool:
+    dg.Definitions.validate_loadable(definitions)
+    instance.add_dynamic_partitions("dataflow/sales", [which])
+    job = definitions.resolve_implicit_global_asset_job_def()
+    return job.execute_in_process(
+        instance=instance, asset_selection=[dg.AssetKey("sales")], partition_key=which,
+    ).success  # fmt: skip
+
+
+@one_store
+def test_assets_alone_bring_the_tables_of_their_project(
+    line: Line, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    store = tables_of(line.root).store
+
+    line.instance.add_dynamic_partitions("dataflow/sales", ["one"])
+    assets = pipeline_assets(line.root)
+    assert dg.materialize(assets[:1], instance=line.instance, partition_key="one").success
+    assert _run_one(dg.Definitions(assets=assets), line.instance, "two")
+    named = pipeline_assets(str(line.root), tables_of(line.root))
+    assert _run_one(dg.Definitions(assets=named), line.instance, "three")
+    assert [status(store, "sales", each, "daily") for each in ("one", "two", "three")] == (
+        ["READY"] * 3
+    )
+    assert not (tmp_path / "elsewhere/.dataflow/dataflow.db").exists()
+    assert statuses(line.store) == {}
+
+
+@one_store
+def test_a_resource_of_the_definitions_wins_over_the_tables_that_assets_bring(
+    line: Line, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = {"dataflow": line.dataflow}
+    for number, assets in enumerate(
+        (pipeline_assets(line.root), pipeline_assets(line.root, line.dataflow))
+    ):
+        assert _run_one(dg.Definitions(assets=assets, resources=given), line.instance, f"{number}")
+        line.instance.add_dynamic_partitions("dataflow/sales", [f"more-{number}"])
+        assert dg.materialize(
+            assets[:1], instance=line.instance, partition_key=f"more-{number}", resources=given
+        ).success
+    made = {dataid for _, _, dataid in statuses(line.store)}
+    assert made == {"0", "more-0", "1", "more-1"}
+
+
+@one_store
+def test_two_projects_bring_their_tables_into_one_location(line: Line, tmp_path: Path) -> None:
+    other = Shop(tmp_path / "other", line.store, None)
+    other.write("project.yml", """
+        pipelines:
+          - slug: weekly
+            sources: [orders, products]
+            transformations: [clean, total]
+    """)  # fmt: skip
+    for name in ("clean", "total"):
+        text = (other.root / f"pipelines/daily/{name}.py").read_text()
+        other.write(f"pipelines/weekly/{name}.py", text)
+    assets = [*pipeline_assets(line.root), *pipeline_assets(other.root)]
+    assert _run_one(dg.Definitions(assets=assets), line.instance, "one")
+    assert status(tables_of(line.root).store, "sales", "one", "daily") == "READY"
