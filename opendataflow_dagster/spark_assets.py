@@ -9,6 +9,7 @@ import dagster as dg
 from .checks import ChunkCheck
 from .dataflow.catalog import Catalog
 from .dataflow.chunk import ERROR
+from .dataflow.errors import SessionError
 from .resource import DataflowResource
 from .spark.expect import Rule, rules_of
 from .spark.jobs import as_spark_job
@@ -46,13 +47,19 @@ def assets_of_function(
         options["required_resource_keys"] = {*options.get("required_resource_keys", ()), PYSPARK}
 
     def prepare(context: dg.AssetExecutionContext) -> Any:
+        from .spark.living import has_ended
         from .spark.work import SparkWork
 
         resource = getattr(context.resources, RESOURCE)
 
         def session() -> "SparkSession":
             if pyspark:
-                return getattr(context.resources, PYSPARK).spark_session
+                found = getattr(context.resources, PYSPARK).spark_session
+                if has_ended(found):
+                    raise SessionError(
+                        f"The session of resource {PYSPARK!r} has ended. Launch the run again."
+                    )
+                return found
             from .spark.session import spark_session
 
             return spark_session(app=f"odf {jobid}", settings=resource.settings)

@@ -351,6 +351,8 @@ def test_other_urls_are_refused_without_their_password(folder: Path, url: str) -
         ),
         ("postgresql://h/db?sslpassword=hunter2", "postgresql://h/db?sslpassword=***"),
         ("jdbc:h2:./flow;PASSWORD=hunter2", "jdbc:h2:./flow;PASSWORD=***"),
+        ("jdbc:oracle:thin:u/hunter2@h:1521/x", "jdbc:oracle:thin:u/***@h:1521/x"),
+        ("jdbc:oracle:thin:@//h:1521/x", "jdbc:oracle:thin:@//h:1521/x"),
         ("host=h password=hunter2", "host=h password=***"),
         ("postgresql://u@h:5432/db?sslmode=require", "postgresql://u@h:5432/db?sslmode=require"),
         ("sqlite:////var/lib/flow.db", "sqlite:////var/lib/flow.db"),

@@ -9,8 +9,9 @@ import pytest
 
 from opendataflow_dagster.dataflow.chunk import Chunk, ChunkFailed, Result
 from opendataflow_dagster.dataflow.environment import job_environment
+from opendataflow_dagster.dataflow.errors import SessionError
 from opendataflow_dagster.dataflow.maker import Maker, make
-from opendataflow_dagster.dataflow.model import FAILED, READY, Claim
+from opendataflow_dagster.dataflow.model import FAILED, READY, RESUBMIT, Claim
 from opendataflow_dagster.dataflow.produce import Produced
 from opendataflow_dagster.dataflow.pulse import Pulse
 from opendataflow_dagster.dataflow.runjob import LOST
@@ -143,3 +144,22 @@ def test_threads_work_at_once_and_no_more_than_asked_for(store: Store, claims: l
     assert maker.at_once == 4
     assert sorted(each.claim.dataid for each in produced) == ["1", "2", "3", "4"]
     assert set(outputs(store).values()) == {READY}
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_without_a_session_what_is_left_is_given_back(
+    store: Store, claims: list[Claim], threads: int
+) -> None:
+    def compute(chunk: Chunk) -> Result:
+        if chunk.dataid != "1":
+            time.sleep(0.2)
+            raise SessionError("no Java")
+        return Result()
+
+    maker = Maker(compute)
+    maker.threads = threads
+    with pytest.raises(SessionError, match="no Java"):
+        made(store, claims, maker)
+
+    assert outputs(store) == {"1": READY, "2": RESUBMIT, "3": RESUBMIT, "4": RESUBMIT}
+    assert {each.attempts for each in take(store, "loadbob", k=4)} == {1}

@@ -9,7 +9,7 @@ import pytest
 
 from opendataflow_dagster.dataflow.credentials import encrypt, for_dataset
 from opendataflow_dagster.dataflow.environment import job_environment
-from opendataflow_dagster.dataflow.errors import StaleClaim
+from opendataflow_dagster.dataflow.errors import Refused, SessionError, StaleClaim
 from opendataflow_dagster.dataflow.model import FAILED, READY, RESUBMIT, Claim
 from opendataflow_dagster.dataflow.produce import (
     Checked,
@@ -104,14 +104,14 @@ def test_inputs_are_those_that_the_claim_locked(store: Store, make: Make) -> Non
     assert answers["validated"] == "no checks"
 
 
-def test_an_exception_fails_the_chunk_with_its_last_line(store: Store, make: Make) -> None:
+def test_an_exception_fails_the_chunk_with_what_it_says(store: Store, make: Make) -> None:
     def compute(_: Chunk) -> None:
         raise ValueError("first\nsecond \x1b[31m\0 " + "x" * 1000)
 
     produced = make(compute)
 
     assert produced.status == FAILED
-    assert produced.reason.startswith("second \\x1b[31m\\x00")
+    assert produced.reason.startswith("ValueError: first second \\x1b[31m\\x00")
     assert len(produced.reason) == 500
     assert isinstance(produced.error, ValueError)
     assert status(store, "bobout", "1", "loadbob") == FAILED
@@ -123,6 +123,38 @@ def test_a_reason_of_its_own_is_kept_as_it_is() -> None:
     assert reason_of(ChunkFailed("exit code 3")) == "exit code 3"
     assert reason_of(KeyError("a")) == "KeyError: 'a'"
     assert reason_of(ValueError()) == "ValueError"
+    told = "Totals differ:\n  expected 5\n  got 6"
+    assert reason_of(ValueError(told)) == "ValueError: Totals differ: expected 5 got 6"
+    assert reason_of(ChunkFailed(told)) == "Totals differ: expected 5 got 6"
+    assert reason_of(Refused("it is LOCKED")) == "it is LOCKED"
+    with pytest.raises(SyntaxError) as caught:
+        compile("a = = 1", "job.py", "exec")
+    assert reason_of(caught.value) == "SyntaxError: invalid syntax"
+
+
+def test_a_claim_without_a_session_is_given_back(store: Store, claim: Claim, make: Make) -> None:
+    policy(store, "loadbob", max_attempts=2)
+
+    def compute(_: Chunk) -> None:
+        raise SessionError("there is no Java")
+
+    for _ in range(3):
+        with pytest.raises(SessionError, match="there is no Java"):
+            make(compute)
+        assert status(store, "bobout", "1", "loadbob") == RESUBMIT
+        assert sql(store, "select owner, attempts, losses from claim") == [(None, 0, 0)]
+        assert status(store, "bobin", "1", "loadbob") is None
+        sql(store, "update claim set owner = :o", o=claim.owner)
+        sql(store, "update datastatus set status = 'RUNNING', generation = :g "
+            "where datasetid = 'bobout'", g=claim.generation)  # fmt: skip
+        sql(store, "update claim set attempts = 1")
+    sql(store, "update claim set owner = 'thief', generation = generation + 1")
+    with pytest.raises(SessionError):
+        make(compute)
+    assert sql(store, "select owner, attempts from claim") == [("thief", 1)]
+    [why] = {row[0] for row in sql(store, "select why from dataevent where status_after = :s",
+                                   s=RESUBMIT)}  # fmt: skip
+    assert why == "there is no Java"
 
 
 @pytest.mark.parametrize(

@@ -759,3 +759,38 @@ def test_what_a_function_returns_is_published_after_its_checks(line: Store, tmp_
     assert made(None).status == READY
     assert "A list can't be published" in made([1]).reason
     assert "a dict for 'other'" in made({"other": FRAME}).reason
+
+
+@pytest.mark.parametrize(
+    ("make", "told"),
+    [
+        (lambda path: path.symlink_to("/nowhere/volume"), "is a link to /nowhere/volume, which"),
+        (lambda path: path.write_text("x"), "root is a file"),
+        (lambda path: path.symlink_to("/proc"), "can't be made: "),
+    ],
+)
+def test_a_folder_that_cannot_be_made_is_refused_at_once(
+    tmp_path: Path, make: Callable[[Path], Any], told: str
+) -> None:
+    make(tmp_path / "root")
+    start = time.monotonic()
+    with pytest.raises(Refused) as caught:
+        folders.put(f"{tmp_path}/root/nope", "1", 1, filled("x"), confirm=nothing)
+
+    assert caught.value.code == "INVALID_LOCATION"
+    assert told in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert time.monotonic() - start < 5
+
+
+def test_a_password_in_a_url_is_not_told() -> None:
+    columns = {"tablename": "t", "chunkcolumn": "c"}
+    for host in ("jdbc:postgresql://h/d?user=u&password=hunter2", "jdbc:oracle:thin:u/hunter2@h/x"):
+        found = target_of("sales", {"hostname": host, **columns})
+        assert isinstance(found, Table)
+        assert "hunter2" not in found.location
+        assert found.location.endswith("/t")
+        assert found.host == host
+    with pytest.raises(Refused, match="--username USER --password") as caught:
+        target_of("sales", {"hostname": "postgresql://u:hunter2@h", "database": "d", **columns})
+    assert "hunter2" not in str(caught.value)

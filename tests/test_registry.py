@@ -68,6 +68,24 @@ def test_a_password_is_encrypted_for_its_dataset_and_never_shown(
     assert registry.datasets(store)[0]["encryptedpass"] == value[:10] + "..."
 
 
+@pytest.mark.parametrize(
+    "place",
+    [
+        {"hostname": "jdbc:mysql://h/d?password=hunter2"},
+        {"hostname": "jdbc:sqlserver://h;user=u;password=hunter2"},
+        {"hostname": "postgresql://u:hunter2@h"},
+        {"database": "postgresql://u:hunter2@h/d"},
+        {"hostname": "s3a://key:hunter2@bucket"},
+    ],
+)
+def test_a_password_in_a_url_is_refused(store: Store, place: dict[str, str]) -> None:
+    with pytest.raises(WrongUse, match="give it with --password") as caught:
+        registry.add_dataset(store, "bob", **place)
+    assert "hunter2" not in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert registry.datasets(store) == []
+
+
 def test_without_a_passkey_no_password_is_stored(store: Store) -> None:
     with pytest.raises(CredentialError, match="PASSKEY"):
         registry.add_dataset(store, "bob", password="hunter2")

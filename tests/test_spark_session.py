@@ -396,6 +396,24 @@ def test_what_spark_submit_was_told_beats_our_defaults(tmp_path: Path) -> None:
     assert done.stdout.split() == ["local[1]", "9", "false", "UTC"], done.stderr
 
 
+def test_after_its_java_was_killed_a_process_gets_another_session() -> None:
+    done = python(
+        "from opendataflow_dagster.spark.living import has_ended\n"
+        "from opendataflow_dagster.spark.session import spark_session\n"
+        "conf = {'spark.master': 'local[1]'}\n"
+        "first = spark_session(conf, short=True)\n"
+        "assert spark_session(conf) is first and not has_ended(first)\n"
+        "first.sparkContext._gateway.proc.kill()\n"
+        "second = spark_session(conf, short=True)\n"
+        "assert has_ended(first) and second is not first\n"
+        "second._jsc.sc().stop()\n"  # as it does when its master is gone
+        "third = spark_session(conf, short=True)\n"
+        "print(third.range(3).count())\n"
+        "third.stop()\n"
+    )
+    assert (done.stdout, done.stderr) == ("3\n", "")
+
+
 # --- a session that runs already ----------------------------------------------------------------
 
 

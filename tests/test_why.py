@@ -217,6 +217,17 @@ def test_an_empty_id_is_wrong_use(store: Store) -> None:
 # --- right data, location, validation ---
 
 
+def test_a_place_behind_a_link_that_leads_nowhere_is_told(line: Store, tmp_path: Path) -> None:
+    (tmp_path / "volume").symlink_to("/nowhere/at/all")
+    line.db.execute(
+        f"insert into dataset (datasetid, hostname) values ('b', '{tmp_path}/volume/b')", {}
+    )
+    put(line, "a", "READY")
+    [answer] = [each for each in explain(line, "load", D).answers if each.question == "location"]
+    assert answer.ok is False
+    assert "volume is a link to /nowhere/at/all, which isn't there" in answer.text
+
+
 def made(store: Store, jobid: str, *facts: Fact) -> None:
     [claim] = store.claim(jobid, owner="me", only=D)
     store.finish(claim, facts)

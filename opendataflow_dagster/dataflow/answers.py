@@ -4,7 +4,7 @@ import json
 from datetime import datetime
 
 from .model import READY, RUNNING
-from .places import is_missing, is_within, seen
+from .places import is_missing, is_within, obstacle, path_of, seen
 from .times import shown
 from .whystate import Answer, Row, State
 
@@ -94,11 +94,13 @@ def _location(state: State) -> Answer:
             "registered without a place" if datasetid in state.places else "not registered"
         )
         about += f", made at {produced}" if produced and not place else ""
+        blocked = obstacle(path_of(where) or where) if where and missing else None
         about += ", which doesn't exist here" if missing else ""
+        about += f" and can't be made: {blocked}" if blocked else ""
         about += f", but produced at {produced}" if moved else ""
         parts.append(f"{datasetid}: {about}")
         is_there = any(row.status == READY for row in state.outputs_of(datasetid))
-        if moved or (missing and (is_there or datasetid in state.plan.reads)):
+        if moved or blocked or (missing and (is_there or datasetid in state.plan.reads)):
             ok = False
         elif where and not missing and ok is None:
             ok = True

@@ -148,13 +148,20 @@ def as_results(returned: Any, outputs: Sequence[str]) -> dict[str, Result]:
 
 
 def reason_of(error: BaseException) -> str:
-    """The last line of what an exception prints, as the tables can keep it."""
-    if isinstance(error, ChunkFailed):
-        return tidy(str(error)) or "failed"
+    """What an exception says, on one line, as the tables can keep it; of ours the message alone."""
+    if isinstance(error, DataflowError):
+        return tidy(in_one(str(error))) or "failed"
     from traceback import format_exception_only
 
-    lines = "".join(format_exception_only(error)).strip().splitlines()
-    return tidy(lines[-1] if lines else type(error).__name__)
+    told = "".join(format_exception_only(error)).strip()
+    if isinstance(error, SyntaxError):  # the lines before show where
+        told = told.splitlines()[-1]
+    return tidy(in_one(told)) or type(error).__name__
+
+
+def in_one(text: str) -> str:
+    """Lines as one."""
+    return " ".join(line.strip() for line in text.splitlines() if line.strip())
 
 
 def tidy(reason: str) -> str:

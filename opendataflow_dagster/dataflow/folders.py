@@ -18,8 +18,8 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any
 
-from .errors import Refused
-from .places import path_of
+from .errors import Refused, Unreachable
+from .places import obstacle, path_of
 
 STAGING = "_staging"
 """Where chunks are written; Spark and pyarrow pass over what begins with `_`."""
@@ -39,6 +39,9 @@ LONGEST = 255
 
 PATIENCE = 60.0
 """Seconds to wait for somebody else who is publishing the same chunk this moment."""
+
+_TRIES = 20
+"""Others that may remove, when they are done, the directory that we are about to write to."""
 
 FORMATS = ("parquet", "csv", "json")
 
@@ -95,6 +98,15 @@ def find(root: str, dataid: str, produced: str | None = None) -> str | None:
     names += [each + end for each in plain if "/" not in each
               for end in ("", *(f".{each}" for each in FORMATS))]  # fmt: skip
     return next((path for each in names if os.path.exists(path := os.path.join(root, each))), None)
+
+
+def alike(path: str, dataid: str) -> list[str]:
+    """The files that a script would call like a chunk, if `path` is one: told by the extension."""
+    name, end = os.path.splitext(path)
+    ends = [f".{each}" for each in FORMATS]
+    if end not in ends or os.path.basename(name) not in (escaped(dataid), dataid):
+        return []
+    return [path, *(name + each for each in ends if each != end and os.path.isfile(name + each))]
 
 
 def read_note(path: str) -> dict[str, Any]:
@@ -168,13 +180,26 @@ def discard(path: str) -> None:
 
 def begin(staging: str, generation: int) -> str:
     """An empty directory for a claim to write to."""
-    while True:
+    for left in reversed(range(_TRIES)):
         mine = os.path.join(staging, f"{generation}-{os.urandom(4).hex()}")
         try:
             os.makedirs(mine)
             return mine
-        except FileNotFoundError:  # who was done has removed the directory above in between
-            continue
+        except FileNotFoundError as error:
+            if not left:
+                raise _unwritable(staging, error) from None
+            time.sleep(0.01)  # who was done has removed the directory above in between
+        except OSError as error:
+            raise _unwritable(staging, error) from None
+    raise AssertionError
+
+
+def _unwritable(staging: str, error: OSError) -> Unreachable:
+    why = obstacle(staging) or error.strerror or str(error)
+    return Unreachable(
+        f"{os.path.dirname(staging)} can't be made: {why}. Correct the dataset's place: "
+        "odf dataset list"
+    )
 
 
 def _show(mine: str, final: str, generation: int, confirm: Callable[[], None]) -> None:

@@ -6,7 +6,8 @@ from contextlib import suppress
 
 from .chunk import Chunk, open_chunk, tidy
 from .environment import JobEnvironment
-from .errors import StaleClaim
+from .errors import SessionError, StaleClaim
+from .givingback import give_back
 from .model import Claim
 from .produce import Check, Compute, Produced, Publish, produce
 from .pulse import Pulse, briefly
@@ -56,7 +57,8 @@ def make(
 ) -> Iterator[Produced]:  # fmt: skip
     """Make claimed chunks as `produce` does, and settle them one by one.
 
-    Whoever stops asking for the next one gives up the rest: they are settled as interrupted.
+    Whoever stops asking for the next one gives up the rest: they are settled as interrupted. A
+    `SessionError` ends it, and those that weren't begun are given back.
     """
     left = {claim.generation: claim for claim in claims}
     for claim in claims:
@@ -80,6 +82,11 @@ def make(
         else:
             for claim in claims:
                 yield one(claim)
+    except SessionError as error:
+        for claim in left.values():
+            maker.forget(claim)
+        give_back(store, list(left.values()), str(error))
+        raise
     except BaseException as error:
         _give_up(store, list(left.values()), maker, interrupted(error))
         raise

@@ -1,17 +1,43 @@
 """Where a dataset is, as far as its registration tells, and whether that can be seen from here."""
 
 import os
+import re
 from collections.abc import Mapping
 from typing import Any
 
+from .config import redact
+
 PARTS = ("hostname", "database", "schemaname", "tablename")
+
+_DATABASE = re.compile(r"(?i)jdbc:|[\w+]*sql[\w+]*://")
 
 
 def location(row: Mapping[str, Any]) -> str | None:
-    """`host/database/schema.table`, or a folder, of the parts that a row of `dataset` has."""
-    host, database, schema, table = (str(row[part]) if row.get(part) else "" for part in PARTS)
+    """`host/database/schema.table`, or a folder, of the parts that a row of `dataset` has.
+
+    A password that is in the URL of a database isn't told.
+    """
+    host, database, schema, table = (
+        public(str(row[part])) if row.get(part) else "" for part in PARTS
+    )
     name = ".".join(part for part in (schema, table) if part)
     return "/".join(part for part in (host, database, name) if part) or None
+
+
+def public(place: str) -> str:
+    """A place without the password that may be in the URL of a database."""
+    return redact(place) if _DATABASE.match(place) else place
+
+
+def obstacle(path: str) -> str | None:
+    """What keeps a folder from being made: a file, or a link that leads nowhere, on its way."""
+    while not os.path.lexists(path) and path != os.path.dirname(path):
+        path = os.path.dirname(path)
+    if os.path.isdir(path):
+        return None
+    if os.path.islink(path) and not os.path.exists(path):
+        return f"{path} is a link to {os.readlink(path)}, which isn't there: is it mounted?"
+    return f"{path} is a file"
 
 
 def path_of(place: str) -> str | None:
@@ -48,7 +74,8 @@ def is_within(produced: str, configured: str) -> bool:
     if is_relative(configured):
         parts = [each for each in os.path.normpath(configured).split("/") if each.strip(".")]
         return f"/{'/'.join(parts)}/".replace("//", "/") in f"{path_of(produced) or produced}/"
-    produced, configured = path_of(produced) or produced, path_of(configured) or configured
+    produced = path_of(produced) or public(produced)
+    configured = path_of(configured) or public(configured)
     return produced.rstrip("/") == configured.rstrip("/") or produced.startswith(
         configured.rstrip("/") + "/"
     )

@@ -20,7 +20,8 @@ from .chunk import (
     tidy,
 )
 from .environment import JobEnvironment
-from .errors import DataflowError, StaleClaim
+from .errors import DataflowError, SessionError, StaleClaim
+from .givingback import give_back
 from .model import READY, Claim, Fact
 from .places import is_missing, is_within
 from .pulse import Pulse, briefly
@@ -61,7 +62,7 @@ def produce(
 
     What the work raises fails the chunk. What isn't an `Exception` (a cancellation) does so too,
     for the reason that `interrupted` tells, and is raised again. Errors of the tables are raised as
-    they are.
+    they are; so is a `SessionError`, for which the claim is given back.
     """
     started = time.monotonic()
     made = _Work(store, claim, environment, pulse)
@@ -69,6 +70,9 @@ def produce(
     try:
         try:
             made.work(compute, checks, publish)
+        except SessionError as error:
+            give_back(store, [claim], str(error))
+            raise
         except Exception as error:
             if store.db.trouble(error) and made.in_tables:
                 raise

@@ -10,13 +10,13 @@ from .answers import five_answers
 from .chunk import ChunkFailed
 from .errors import DataflowError, Refused, StaleClaim
 from .files import data_files
-from .folders import find, read_note
+from .folders import alike, find, read_note
 from .hindrances import advice, hindrances
 from .model import Plan
 from .names import check_id, typed
 from .packs import is_packed, is_there
 from .packs import read_note as packs_note
-from .places import location
+from .places import location, path_of
 from .store import Store
 from .targets import Folder, Remote, Table, target_of
 from .times import from_table
@@ -86,6 +86,10 @@ def located(
     if found is None:
         text = f"{folder.datasetid!r} is READY, but there is nothing of chunk {dataid!r}"
         raise refusal("INVALID_LOCATION", f"{text} in {folder.root}", again)
+    others = alike(found, dataid)
+    if len(others) > 1 and (path_of(produced or "") or produced) not in others:
+        text = f"{folder.datasetid!r} has several files for chunk {dataid!r}: {', '.join(others)}"
+        raise refusal("INVALID_LOCATION", f"{text}. Move away those that aren't it")
     note = read_note(found)
     if note.get("rows") and not data_files(found):
         text = f"{folder.datasetid!r} is READY, but the files of chunk {dataid!r} are gone"

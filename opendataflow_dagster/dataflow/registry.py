@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
+from .config import redact
 from .errors import Refused, WrongUse
 from .moves import EXTERNAL, is_registered
 from .names import check_id, check_text, check_variable, typed
@@ -70,6 +71,12 @@ def add_dataset(
         raise WrongUse(f"A dataset has no column {unknown[0]!r}. It has {', '.join(COLUMNS)}.")
     for name, value in columns.items():
         check_text(f"value of {name}", value)
+        if name in ("hostname", "database") and value and _has_password(value):
+            raise WrongUse(
+                f"The {name} of dataset {datasetid!r} has a password in its URL, where everybody "
+                "would see it. Leave it out, and give it with --password (of an object store, as "
+                "a setting of Spark's)."
+            )
     mode = columns.get("writemode")
     if mode and mode not in WRITE_MODES:
         raise WrongUse(
@@ -98,6 +105,12 @@ def add_dataset(
             return True
 
     return store.db.insist(work)[0]
+
+
+def _has_password(place: str) -> bool:
+    """Whether a place is a URL with a password in it."""
+    is_url = place.startswith("jdbc:") or "://" in place
+    return is_url and redact(place) != place
 
 
 def datasets(store: Store) -> list[dict[str, Any]]:

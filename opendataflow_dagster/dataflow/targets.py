@@ -7,7 +7,7 @@ from typing import NamedTuple
 from .errors import Refused
 from .folders import FORMATS
 from .names import typed
-from .places import location, path_of
+from .places import location, path_of, public
 
 DEFAULT_FORMAT = "parquet"
 
@@ -106,7 +106,7 @@ def target_of(
         )
     if dialect == JDBC and not host.startswith("jdbc:"):
         raise Refused(
-            f"{datasetid!r} has the format jdbc, and its host {host!r} is no URL of JDBC. "
+            f"{datasetid!r} has the format jdbc, and its host {public(host)!r} is no URL of JDBC. "
             f"Run: odf dataset add {typed(datasetid)} --hostname jdbc:DRIVER://HOST/DATABASE",
             code="INVALID_LOCATION",
         )
@@ -115,6 +115,13 @@ def target_of(
         if path is None:
             raise _no_path(datasetid, place)
         host, database = "", os.path.abspath(path)
+    if dialect == POSTGRES and public(host) != host:
+        raise Refused(
+            f"{datasetid!r} has a password in the URL of its host, where it isn't taken from. "
+            f"Run: odf dataset add {typed(datasetid)} --hostname HOST:PORT --username USER "
+            "--password",
+            code="INVALID_LOCATION",
+        )
     if dialect == POSTGRES:
         host = _without(host, "postgresql://", "").rstrip("/")
     return Table(

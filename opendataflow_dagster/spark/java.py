@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from ..dataflow.environment import SECRETS
-from ..dataflow.errors import DataflowError
+from ..dataflow.errors import SessionError
 
 NEEDED = 17
 """What Spark 4.3 needs at least."""
@@ -41,7 +41,7 @@ class Java(NamedTuple):
         return self.version >= NEEDED
 
 
-class NoJava(DataflowError):
+class NoJava(SessionError):
     """Spark has no Java that it could run on."""
 
 

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from ..dataflow.chunk import ChunkFailed
 from ..dataflow.config import Settings
 from ..dataflow.makerrun import MakerRunner
 from ..dataflow.runjob import Outcome, Say, Tell, run_chunks
@@ -37,8 +38,9 @@ def run_spark_job(
     """Run a function for the next chunk of a job, or with `all_chunks` until nothing is left.
 
     `batch` and `workers` beat what the job says of batches and threads. Without a `session`, one is
-    started with the first chunk, and ended.
+    started with the first chunk, and ended; another one, if it ends before.
     """
+    from .living import has_ended, let_go
     from .session import spark_session
 
     if batch is not None:
@@ -48,6 +50,11 @@ def run_spark_job(
     started: list[SparkSession] = []
 
     def own_session() -> "SparkSession":
+        if started and has_ended(started[-1]):
+            let_go(started.pop())
+            if name := runner.stopping():
+                raise ChunkFailed(f"stopped by {name}")
+            runner.tell("Spark has ended: another session is started for the next chunk")
         if not started:
             started.append(spark_session(app=f"odf {jobid}", settings=settings))
         return started[0]
@@ -62,4 +69,4 @@ def run_spark_job(
     finally:
         runner.work.close()
         for each in started:
-            each.stop()
+            let_go(each)

@@ -4,15 +4,15 @@ import logging
 import os
 import re
 import signal
-import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from ..dataflow.config import Settings
-from ..dataflow.errors import DataflowError, WrongUse
+from ..dataflow.errors import DataflowError, SessionError, WrongUse
 from .conf import LEVEL, MASTER, OPTIONS, REMOTE, WAREHOUSE, given_conf, spark_conf
 from .java import java_home
+from .living import has_ended, is_remote, let_go, starting
 from .servers import listens, public
 from .start import driver_options, surroundings, warehouse
 
@@ -24,8 +24,10 @@ __all__ = ["is_remote", "java_home", "spark_conf", "spark_session"]
 PATIENCE = 10.0
 """Seconds that a server may take until it listens."""
 
+_MASTERS = re.compile("yarn$|spark|k8s|local")
+"""How a master begins, as spark-submit has it."""
+
 _log = logging.getLogger("opendataflow_dagster")
-_starting = threading.RLock()
 
 
 class _Known:
@@ -49,7 +51,7 @@ def spark_session(
     `conf` beats `settings`, which beat our defaults (see conf.py). `short` is for runs of seconds:
     Java starts faster, and computes more slowly.
     """
-    with _starting:
+    with starting:
         _pyspark()
         given = given_conf(settings, conf)
         session = _running()
@@ -70,16 +72,11 @@ def spark_session(
         return session
 
 
-def is_remote(session: "SparkSession") -> bool:
-    """Whether a session is one of Spark Connect, without a context and a Java of its own."""
-    return type(session).__module__.startswith("pyspark.sql.connect")
-
-
 def _pyspark() -> None:
     try:
         import pyspark.sql  # noqa: F401
     except ImportError as error:
-        raise DataflowError(
+        raise SessionError(
             f"Spark isn't here: {error}. Run `pip install 'opendataflow-dagster[spark]'`."
         ) from None
 
@@ -95,6 +92,12 @@ def _silence_what_is_raised() -> None:
         logger = logging.getLogger(name)
         if logger.level == logging.NOTSET:  # else somebody wants to hear of it
             logger.setLevel(logging.CRITICAL + 1)
+    logging.getLogger().addFilter(_is_ours)
+
+
+def _is_ours(record: logging.LogRecord) -> bool:
+    """Not what py4j logs as the root when Java is gone: the error that it raises tells it."""
+    return record.msg != "Exception while sending command."
 
 
 # --- a session that runs already ----------------------------------------------------------------
@@ -109,7 +112,10 @@ def _running() -> "SparkSession | None":
         found: Any = Remote.getActiveSession() or Remote._get_default_session()
         return found if found is not None and not found.is_stopped else None
     session = SparkSession._instantiatedSession
-    return session if session is not None and session._sc._jsc is not None else None  # pyright: ignore[reportAttributeAccessIssue]
+    if session is not None and has_ended(session):
+        let_go(session)
+        return None
+    return session
 
 
 def _adapt(session: "SparkSession", given: Mapping[str, str]) -> None:
@@ -178,7 +184,7 @@ def _connected(wanted: dict[str, str]) -> "SparkSession":
     except Exception as error:
         if before is None:  # else no classic session could be made in this process any more
             os.environ.pop("SPARK_CONNECT_MODE_ENABLED", None)
-        raise DataflowError(
+        raise SessionError(
             f"No Spark Connect server answers at {public(address)}: {_cause(error)}. Start it, "
             f"or correct {REMOTE}, then run `odf doctor`."
         ) from error
@@ -194,7 +200,7 @@ def _connected(wanted: dict[str, str]) -> "SparkSession":
 def _wait_for(address: str, key: str) -> None:
     """Refuse in seconds what Spark would try for minutes."""
     if not listens(address, patience=PATIENCE):
-        raise DataflowError(
+        raise SessionError(
             f"Nothing listens at {public(address)}, which {key} names. Start that server, or "
             f"correct {key}, then run `odf doctor`."
         )
@@ -204,6 +210,12 @@ def _launched(wanted: dict[str, str], short: bool) -> "SparkSession":
     from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
+    if not _MASTERS.match(wanted[MASTER]):  # Spark says so in 20 lines, and "no Java" in another
+        raise SessionError(
+            f"Spark didn't start on {wanted[MASTER]}: it is no master, such as local, local[8], "
+            f"spark://HOST:PORT, yarn or k8s://https://HOST:PORT. Correct {MASTER}, then run "
+            "`odf doctor`."
+        )
     _wait_for(wanted[MASTER], MASTER)
     # What a session of Spark Connect has left, now that it is over.
     os.environ.pop("SPARK_CONNECT_MODE_ENABLED", None)
@@ -221,7 +233,7 @@ def _launched(wanted: dict[str, str], short: bool) -> "SparkSession":
     except DataflowError:
         raise
     except Exception as error:
-        raise DataflowError(
+        raise SessionError(
             f"Spark didn't start on {wanted[MASTER]}: {_cause(error)}. Correct {MASTER} or what "
             "it names, then run `odf doctor`."
         ) from error

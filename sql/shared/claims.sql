@@ -3,6 +3,11 @@
 update claim set owner = null, lease_end = null, heartbeat = null, retry_at = null, losses = :losses
 where jobid = :jobid and dataid = :dataid;
 
+-- name: give_back
+-- Void a claim with which nothing was begun, if it is still this generation's and this owner's.
+update claim set owner = null, lease_end = null, heartbeat = null, retry_at = null, attempts = attempts - 1
+where jobid = :jobid and dataid = :dataid and generation = :generation and owner = :owner;
+
 -- name: retried
 -- A delayed retry has been granted.
 update claim set retry_at = null where jobid = :jobid and dataid = :dataid;
