@@ -333,6 +333,13 @@ def test_hadoops_files_do_what_pythons_do(spark: Any, tmp_path: Path) -> None:
     assert local.below(root) == []
 
 
+def test_a_place_that_java_has_no_classes_for_is_one_line(spark: Any) -> None:
+    with pytest.raises(Refused, match=r"nothing here that reads s3a URLs.*spark.jars.packages"):
+        HadoopFiles(spark, Remote("out", "s3a://bucket/out", "parquet"))
+    with pytest.raises(Refused, match="nothing here that reads oss URLs"):
+        HadoopFiles(spark, Remote("out", "oss://bucket/out", "parquet"))
+
+
 def test_a_session_of_connect_is_refused_where_hadoop_is_needed() -> None:
     class Connect:
         """As a session of Spark Connect is: without a Java of its own."""

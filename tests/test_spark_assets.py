@@ -151,6 +151,43 @@ def test_what_is_wrong_is_said_when_the_location_loads(
     assert "\n" not in str(raised.value)
 
 
+class Sessionless:
+    """A resource that has no session."""
+
+    def __init__(self, error: Exception) -> None:
+        self.error, self.asked = error, 0
+
+    @property
+    def spark_session(self) -> Any:
+        self.asked += 1
+        raise self.error
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (WrongUse("spark.remote is wrong"), "spark.remote is wrong"),
+        (RuntimeError("gateway\nexited"), "Spark gives no session: RuntimeError: gateway exited"),
+    ],
+)
+@pytest.mark.parametrize("how", [{}, {"batch": 3}, {"threads": 2}])
+def test_without_a_session_the_run_fails_and_no_chunk(
+    run: Run, line: Line, error: Exception, told: str, how: dict[str, int]
+) -> None:
+    resource = Sessionless(error)
+    ran = run(spark_job(double, **how), pyspark=True, resources={"pyspark": resource})
+
+    assert not ran.success
+    [failed] = [each.step_failure_data for each in ran.result.filter_events(
+        lambda each: each.is_step_failure)]  # fmt: skip
+    assert failed.user_failure_data is not None
+    assert failed.user_failure_data.description == told
+    assert resource.asked == 1
+    made = {each for (each,) in sql(
+        line.store, "select status from datastatus where datasetid = 'doubled'")}  # fmt: skip
+    assert made == {"RESUBMIT"}
+
+
 def test_the_public_names_are_there() -> None:
     assert SparkJob is type(spark_job(double))
     assert issubclass(SparkResource, dg.ConfigurableResource)

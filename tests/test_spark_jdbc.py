@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -112,8 +113,9 @@ assert ids(read_rows(spark, by_id, "10", ("10", "31", None), password)) == [11]
 ones = read_rows(spark, by_id, "1", ("1", None, 4), password).limit(2)
 assert write(ones, by_id, "1", ("1", None, 4)).show(ours) == 2
 
-alien = write(spark.sql("select 500 id"), by_id, "10", ("10", "31", None))
-print(refused(lambda: alien.show(ours), Refused)); alien.discard(); alien.discard()
+print(refused(lambda: write(spark.sql("select 500 id"), by_id, "10", ("10", "31", None)), Refused))
+assert leftovers(by_id, password, spark) == []
+gone = write(kept, by_id, "10", ("10", "31", None)); gone.discard(); gone.discard()
 print(refused(lambda: write(spark.sql("select 1 other"), by_value, "x")))
 print(refused(lambda: write(spark.sql("select 'x' day"), by_id, "1", ("1", "5", None)), Refused))
 dead = write(some, by_value, "it's")
@@ -124,3 +126,45 @@ print(refused(lambda: read_rows(spark, table("nothing", "id"), "1", None, passwo
 spark.stop()
 """)
     assert base.execute("select relname from pg_class where relname like 'odf%'").fetchall() == []
+
+
+def test_values_that_a_column_would_round_are_refused_with_their_number(tell: Any) -> None:
+    told, base = tell
+    base.execute("create table n (day text, id int, a numeric(10,2), b real, c real, d float8, "
+                 "e timestamp(0), f timestamptz(3), g date, h int, i numeric(38,17))")  # fmt: skip
+    base.execute("insert into n (day, id) values ('A', 7)")
+    told("""
+where = table("n", "day")
+def frame(**told):
+    texts = [f"select {at} id, " + ", ".join(f"{each[at]} {name}" for name, each in told.items())
+             for at in range(2)]
+    return spark.sql(" union all ".join(texts))
+
+kept = frame(
+    a=["1.23D", "null"], b=["-2147483648", "null"], c=["0.5D", "double('NaN')"],
+    d=["9223372036854774784", "-3"], e=["timestamp'2020-01-01 00:00:01'", "null"],
+    f=["timestamp'2020-01-01 00:00:01.123'", "null"], g=["timestamp'2020-01-01'", "null"],
+    h=["2D", "null"], i=["0.30000000000000004D", "-1e-7D"])
+assert write(kept, where, "A").show(ours) == 2
+back = read_rows(spark, where, "A", None, password)
+same = [f"cast({name} as {kind}) {name}" for name, kind in kept.dtypes]
+assert sorted(map(repr, back.selectExpr(*same).collect())) == sorted(map(repr, kept.collect()))
+
+lost = dict(
+    a=["1.23456D", "double('NaN')"], b=["16777217", "2147483647"], c=["1.23456789BD", "1BD"],
+    d=["9007199254740993", "9223372036854775807"], e=["timestamp'2020-01-01 00:00:00.6'", "null"],
+    f=["timestamp_ntz'2020-01-01 00:00:00.1234'", "null"],
+    g=["timestamp'2020-01-01 10:00:00'", "null"],
+    h=["1.5D", "1e300D"], i=["1e-20D", "1D"])
+said = refused(lambda: write(frame(**lost), where, "A"), Refused)
+print(said)
+for name, count in dict(a=2, b=2, c=1, d=2, e=1, f=1, g=1, h=2, i=1).items():
+    found = said.partition(f"'{name}' is ")[2].partition(";")[0]
+    assert f"can't keep {count} of 2 values as they are" in found, (name, said)
+assert leftovers(where, password, spark) == []
+assert read_rows(spark, where, "A", None, password).count() == 2
+spark.stop()
+""")
+    assert base.execute("select id, a from n order by id").fetchall() == [
+        (0, Decimal("1.23")), (1, None)
+    ]  # fmt: skip

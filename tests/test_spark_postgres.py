@@ -454,17 +454,170 @@ def test_rows_of_another_chunk_are_refused(
 ) -> None:
     base.execute("create table n (id int, c text)")
     base.execute("insert into n values (1, 'A')")
-    staged = write(spark.sql("select 1 id, 'A' c union all select 2, 'B'"), at("n", "c"), "A")
 
     with pytest.raises(
         Refused, match=r"Of 2 rows that were to be chunk 'A' of .*, 1 are by their 'c'"
     ):
-        staged.show(ours)
-    ranged = write(spark.sql("select 10 id, 'A' c"), at("n", "id"), "5", ("5", "10", None))
+        write(spark.sql("select 1 id, 'A' c union all select 2, 'B'"), at("n", "c"), "A")
     with pytest.raises(Refused, match="Of 1 rows that were to be chunk '5'"):
-        ranged.show(ours)
+        write(spark.sql("select 10 id, 'A' c"), at("n", "id"), "5", ("5", "10", None))
 
     assert base.execute("select * from n").fetchall() == [(1, "A")]
+    assert tables(base) == []
+
+
+def test_rows_that_the_table_itself_gives_to_another_chunk_are_refused(
+    spark: "SparkSession", base: psycopg.Connection, at: "Target"
+) -> None:
+    base.execute("create table n (id int, c text)")
+    base.execute("insert into n values (1, 'A')")
+    base.execute("create function b() returns trigger language plpgsql as "
+                 "$$ begin new.c := 'B'; return new; end $$")  # fmt: skip
+    base.execute("create trigger t before insert on n for each row execute function b()")
+    staged = write(spark.sql("select 2 id"), at("n", "c"), "A")
+
+    with pytest.raises(Refused, match=r"Of 1 rows that were to be chunk 'A' of .*, 0 are by"):
+        staged.show(ours)
+
+    assert base.execute("select * from n").fetchall() == [(1, "A")]
+
+
+@pytest.mark.parametrize(
+    ("type", "dataid", "bounds"),
+    [
+        ("char(4)", "A", None), ("text collate \"C\"", "z", ("B", "a", None)),
+        ("few", "7", None), ("date", "2026-01-02", None), ("varchar(3)", "abc", None),
+        ("numeric(5,1)", "1.50", None), ("mood", "sad", None), ("int", "1", ("1", None, 4)),
+    ],
+)  # fmt: skip
+def test_rows_are_counted_as_the_table_compares_them(
+    spark: "SparkSession", base: psycopg.Connection, at: "Target", type: str, dataid: str,
+    bounds: Any,
+) -> None:  # fmt: skip
+    value = {"z": "Z", "1": "5"}.get(dataid, dataid)
+    base.execute("create type mood as enum ('sad', 'happy')")
+    base.execute("create domain few as numeric(5,1) check (value > 0)")
+    base.execute(f"create table n (id int, c {type})")  # type: ignore[arg-type]
+
+    if type.startswith(("text", "char", "varchar")):
+        base.execute("insert into n values (0, %s)", [value])
+        frame = read_rows(spark, at("n", "c"), dataid, bounds)
+    else:
+        frame = spark.sql(f"select 0 id, '{value}' c")
+
+    assert publish(frame, at("n", "c"), dataid, bounds) == 1
+    assert base.execute("select count(*) from n").fetchall() == [(1,)]
+
+
+# --- values that a table would round ---
+
+KEPT = [
+    ("numeric(10,2)", "double", ["1.23", "-0.1", "1e7", "null", "0"]),
+    ("numeric", "double", ["0.30000000000000004", "1e-7", "123456789012345.67"]),
+    ("numeric(12,3)", "float", ["1234567", "0.125"]),
+    ("numeric(10,2)", "decimal(20,11)", ["1.23", "null"]),
+    ("numeric(6,1)", "bigint", ["12345"]),
+    ("numeric(4,-2)", "int", ["1200"]),
+    ("real", "int", ["16777216", "-2147483648"]),
+    ("real", "bigint", ["16777216", "9223371487098961920", "-9223372036854775808"]),
+    ("real", "double", ["0.5", "'NaN'", "'-Infinity'", "null"]),
+    ("real", "decimal(10,2)", ["1.23", "null"]),
+    ("float8", "bigint", ["9007199254740992", "9223372036854774784", "-9223372036854775808"]),
+    ("float8", "decimal(20,11)", ["1.23456789012"]),
+    ("float8", "float", ["0.1", "'NaN'"]),
+    ("timestamp(0)", "timestamp_ntz", ["'2020-01-01 00:00:01'", "null"]),
+    ("timestamptz(3)", "timestamp", ["'2020-01-01 00:00:01.123'"]),
+    ("timestamp(3)", "timestamp", ["'2020-01-01 00:00:01.123'"]),
+    ("numeric(10,2)", "string", ["'1.2'", "null"]),
+    ("varchar(3)", "string", ["'abc'", "'a  '", "''"]),
+    ("name", "string", ["'abc'"]),
+    ("numeric(6,2)[]", "array<double>", ["array(1.5D, null)", "null"]),
+    ("real[]", "array<int>", ["array(16777216, null)"]),
+    ("float8[]", "array<decimal(20,11)>", ["array(1.23456789012)"]),
+]  # fmt: skip
+
+LOST = [
+    ("numeric(10,2)", "double", ["1.23456", "'NaN'", "9.999"]),
+    ("numeric", "double", ["'NaN'", "'Infinity'"]),
+    ("numeric(12,3)", "float", ["0.1234"]),
+    ("numeric(5,1)", "decimal(10,2)", ["1.26"]),
+    ("numeric(4,-2)", "int", ["1234"]),
+    ("real", "int", ["16777217", "2147483647"]),
+    ("real", "bigint", ["9007199254740993", "9223372036854775807", "9223372036854774784"]),
+    ("real", "double", ["0.1"]),
+    ("real", "decimal(20,11)", ["1.23456789012"]),
+    ("float8", "bigint", ["9007199254740993", "9223372036854775807"]),
+    ("float8", "decimal(38,18)", ["1.234567890123456789"]),
+    ("timestamp(0)", "timestamp_ntz", ["'2020-01-01 00:00:00.6'"]),
+    ("timestamptz(3)", "timestamp", ["'2020-01-01 00:00:00.0006'"]),
+    ("timestamp(0)", "timestamp", ["'2020-01-01 00:00:00.6'"]),
+    ("numeric(10,2)", "string", ["'1.239'"]),
+    ("time(0)", "string", ["'10:00:00.6'"]),
+    ("varchar(3)", "string", ["'abc  '"]),
+    ("name", "string", ["repeat('x', 64)"]),
+    ("numeric(6,2)[]", "array<double>", ["array(1.239D)", "array(double('NaN'))"]),
+    ("numeric(6,1)[]", "array<decimal(10,2)>", ["array(1.26BD, null)"]),
+    ("real[]", "array<int>", ["array(16777217, null)"]),
+    ("timestamp(0)[]", "array<timestamp_ntz>", ["array(timestamp_ntz'2020-01-01 00:00:00.6')"]),
+]  # fmt: skip
+
+
+def columns(spark: "SparkSession", cases: list[tuple[str, str, list[str]]]) -> "DataFrame":
+    """A column for each case, a row for each value, and NULL below them."""
+    rows = max(len(told) for *_, told in cases) + 1
+    return spark.sql(" union all ".join(
+        f"select {row} id, " + ", ".join(
+            f"cast({(told + ['null'] * rows)[row]} as {type}) v{at}"
+            for at, (_, type, told) in enumerate(cases)
+        )
+        for row in range(rows)
+    ))  # fmt: skip
+
+
+def table_of(base: psycopg.Connection, cases: list[tuple[str, str, list[str]]]) -> None:
+    names = ", ".join(f"v{at} {there}" for at, (there, *_) in enumerate(cases))
+    base.execute(f"create table n (c text, id int, {names})")  # type: ignore[arg-type]
+    base.execute("insert into n values ('A', 1)")
+
+
+def test_values_that_a_column_can_keep_come_back_as_they_were(
+    spark: "SparkSession", base: psycopg.Connection, at: "Target"
+) -> None:
+    table_of(base, KEPT)
+    frame = columns(spark, KEPT)
+
+    assert publish(frame, at("n", "c"), "A") == frame.count()
+
+    back = read_rows(spark, at("n", "c"), "A").selectExpr(
+        "id", *(f"cast(v{at} as {type}) v{at}" for at, (_, type, _) in enumerate(KEPT))
+    )
+    texts = [f"v{at}" for at, (there, type, _) in enumerate(KEPT)
+             if type == "string" and there.startswith("numeric")]  # fmt: skip
+    for name in frame.columns:
+        pair = [each.selectExpr("id", f"double({name})" if name in texts else name)
+                for each in (frame, back)]  # fmt: skip
+        found, made = (sorted(map(repr, each.collect())) for each in reversed(pair))
+        assert found == made, name
+
+
+def test_values_that_a_column_would_round_are_refused_with_their_number(
+    spark: "SparkSession", base: psycopg.Connection, at: "Target"
+) -> None:
+    table_of(base, LOST)
+    frame = columns(spark, LOST)
+
+    with pytest.raises(Refused) as caught:
+        write(frame, at("n", "c"), "A")
+
+    message = str(caught.value)
+    assert caught.value.code == "NOT_VALIDATED"
+    for number, (_, type, told) in enumerate(LOST):
+        found = message.partition(f"'v{number}' is {type} in the frame and ")[2].partition(";")[0]
+        assert f"can't keep {len(told)} of 4 values as they are" in found, LOST[number]
+    assert "Round or cast it in the job" in message
+    assert "\n" not in message
+    assert base.execute("select c, id from n").fetchall() == [("A", 1)]
+    assert tables(base) == []
 
 
 def test_a_frame_that_doesnt_fit_is_refused_in_one_line_with_all_that_is_wrong(

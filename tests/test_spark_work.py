@@ -17,6 +17,7 @@ from opendataflow_dagster.dataflow import folders
 from opendataflow_dagster.dataflow.chunk import Chunk, Result
 from opendataflow_dagster.dataflow.errors import WrongUse
 from opendataflow_dagster.dataflow.folders import NOTE, read_note
+from opendataflow_dagster.spark.csvlines import in_one_piece
 from opendataflow_dagster.spark.evidence import HIGH, LOW, ROWS, Observed
 from opendataflow_dagster.spark.jobs import spark_job
 from tests.spark_lines import Line
@@ -363,7 +364,7 @@ def test_a_chunk_that_fails_is_failed_alone_with_the_reason_in_a_line(
         (lambda numbers: numbers.select("nope"), "[UNRESOLVED_COLUMN"),
         (lambda numbers: numbers.selectExpr("1 / (n - n)"), "[DIVIDE_BY_ZERO]"),
         (lambda numbers: {}["missing"], "KeyError: 'missing'"),
-        (lambda numbers: 5, "A int can't be published"),
+        (lambda numbers: 5, "An int can't be published"),
         (lambda numbers: {"other": numbers}, "returned 'other', which job 'double' doesn't"),
     ],
 )
@@ -606,3 +607,375 @@ def test_the_note_tells_the_schema_also_of_a_batch(copied: Line) -> None:
             ["dataid", "generation", "jobid", "format", "rows", "bytes", "fingerprint", "schema"]
         )
         assert os.path.basename(each) == f"dataid={note['dataid']}"
+
+
+# --- what is returned ---
+
+
+@pytest.mark.parametrize("batch", [1, 5])
+@pytest.mark.parametrize(
+    ("function", "missing"),
+    [
+        (lambda copies: None, "'one', 'two'"),
+        (lambda chunk, copies: None, "'one', 'two'"),
+        (lambda copies: {}, "'one', 'two'"),
+        (lambda copies: {"one": copies}, "'two'"),
+        (lambda copies: {"two": copies, "one": None}, "'one'"),
+    ],
+)
+def test_a_function_that_returns_nothing_for_an_output_fails_its_chunk(
+    copied: Line, function: Any, missing: str, batch: int
+) -> None:
+    copied.job("forgets", "copies", ["one", "two"])
+    job = spark_job(lambda copies: {"one": copies, "two": copies})
+    copied.run("forgets", job, all_chunks=False)
+    sql(copied.store, "update datastatus set status = 'RESUBMIT' where datasetid in ('one', 'two')")
+    before = copied.rows("one")
+
+    outcome = copied.run("forgets", spark_job(function, batch=batch))
+
+    assert (outcome.done, outcome.failed) == (0, 5)
+    assert copied.reason() == (
+        f"<lambda> returned nothing for {missing}. Return a DataFrame, or a Result(…) if it wrote "
+        "the chunk itself."
+    )
+    assert copied.status("one", "1", "forgets") == "FAILED"
+    assert copied.rows("one") == before
+    assert copied.left() == []
+
+
+def test_a_result_says_that_the_function_wrote_a_chunk_itself(copied: Line) -> None:
+    outcome = copied.run("many", spark_job(lambda copies: Result(), batch=5))
+
+    assert outcome.done == 5, copied.said
+
+
+@pytest.mark.parametrize("kind", ["string", "binary"])
+def test_rows_of_other_chunks_are_refused_also_one_by_one(copied: Line, kind: str) -> None:
+    def mixed(copies: DataFrame) -> DataFrame:
+        other = F.when(F.col("dataid") == "2", F.lit("2")).when(F.col("n") > 1, F.lit("zzz"))
+        return copies.withColumn("dataid", other.cast(kind))
+
+    outcome = copied.run("many", spark_job(mixed, batch=7))
+
+    assert (outcome.done, outcome.failed) == (1, 4)
+    assert copied.reason() == (
+        "mixed returned 3 rows for 'batched' whose 'dataid' isn't that of the chunk, '5'. Keep "
+        "that column as it is, or group by it."
+    )
+    assert copied.rows("batched", "2") == [(1,), (2,), (3,)]
+    assert list(copied.folder.glob("batched/*")) == [copied.folder / "batched" / "dataid=2"]
+
+
+@pytest.mark.parametrize("batch", [1, 5])
+@pytest.mark.parametrize("named", ["a", "A"])
+def test_a_column_that_is_returned_twice_is_refused_by_its_name(
+    copied: Line, named: str, batch: int
+) -> None:
+    def twice(copies: DataFrame) -> DataFrame:
+        rest = ["dataid"] if batch > 1 else []
+        return copies.selectExpr("n as a", f"n + 1 as {named}", *rest)
+
+    assert copied.run("many", spark_job(twice, batch=batch)).failed == 5
+
+    told = "'a'" if named == "a" else "'a' and 'A'"
+    assert copied.reason() == (
+        f"twice returned several columns {told} for 'batched'. Rename or drop all but one of them."
+    )
+
+
+# --- a folder and a table ---
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def both(line: Line, request: pytest.FixtureRequest) -> Line:
+    """A job that writes a folder and a table `ztab`, and has written chunk 1 to both."""
+    if request.param == "sqlite":
+        place = {"database": str(line.folder.parent / "shop.db")}
+    else:
+        url = request.getfixturevalue("postgres_url")
+        with psycopg.connect(url) as person:
+            info = person.info
+            place = {"hostname": f"{info.host}:{info.port}", "database": info.dbname,
+                     "username": info.user}  # fmt: skip
+    line.dataset("ztab", tablename="ztab", chunkcolumn="day", **place)
+    line.job("two", "numbers", ["fold", "ztab"])
+    line.arrive("numbers", _1=numbers(line.spark, 1))
+    of_table(line, request, "create table ztab (day text, v int)")
+
+    assert line.run("two", folder_and_table).done == 1, line.said
+    sql(line.store, "update datastatus set status = 'RESUBMIT' where datasetid in ('fold', 'ztab')")
+    return line
+
+
+def folder_and_table(numbers: DataFrame, day: str = "1", v: int = 1) -> dict[str, Any]:
+    return {"fold": numbers.selectExpr(f"{v} as v"),
+            "ztab": numbers.selectExpr(f"'{day}' as day", f"{v} as v")}  # fmt: skip
+
+
+def of_table(line: Line, request: pytest.FixtureRequest, text: str) -> list[tuple]:
+    """What a person asks the database with the table, which isn't that of the line."""
+    if "sqlite" in request.node.callspec.id:
+        with sqlite3.connect(line.folder.parent / "shop.db") as person:
+            found = person.execute(text).fetchall()
+        person.close()
+        return found
+    url = request.getfixturevalue("postgres_url")
+    with psycopg.connect(url, autocommit=True) as person:
+        cursor = person.execute(text)  # type: ignore[arg-type]
+        return cursor.fetchall() if cursor.description else []
+
+
+def test_a_chunk_that_its_table_refuses_is_shown_nowhere(
+    both: Line, request: pytest.FixtureRequest
+) -> None:
+    def other(numbers: DataFrame) -> dict[str, Any]:
+        return folder_and_table(numbers, "other", 2)
+
+    assert both.run("two", other).failed == 1
+
+    assert "Of 1 rows that were to be chunk '1'" in both.reason()
+    assert both.rows("fold", "1") == [(1,)]
+    assert of_table(both, request, "select * from ztab") == [("1", 1)]
+    assert both.left() == []
+
+
+def test_a_table_is_shown_before_a_folder(both: Line, request: pytest.FixtureRequest) -> None:
+    def small(numbers: DataFrame) -> dict[str, Any]:
+        made = folder_and_table(numbers, "1", 2)
+        return {"fold": made["fold"], "ztab": made["ztab"].toPandas().assign(day="other")}
+
+    assert both.run("two", small).failed == 1
+
+    assert both.rows("fold", "1") == [(1,)]
+    assert of_table(both, request, "select * from ztab") == [("1", 1)]
+
+
+def test_what_only_the_table_s_transaction_refuses_keeps_the_folder_too(
+    both: Line, request: pytest.FixtureRequest
+) -> None:
+    if "sqlite" in request.node.callspec.id:
+        of_table(both, request, "create trigger no before insert on ztab when new.v = 2 "
+                                "begin select raise(abort, 'two is no number'); end")  # fmt: skip
+    else:
+        of_table(both, request, "alter table ztab add constraint no check (v <> 2)")
+
+    assert both.run("two", lambda numbers: folder_and_table(numbers, "1", 2)).failed == 1
+
+    assert both.rows("fold", "1") == [(1,)]
+    assert of_table(both, request, "select * from ztab") == [("1", 1)]
+
+
+# --- what a format can't hold, and texts that somebody else has written ---
+
+
+@pytest.fixture
+def through(line: Line) -> Line:
+    """Rows go from a folder of Parquet to `copies`, and from there to `more`."""
+    line.job("copy", "texts", "copies")
+    line.job("again", "copies", "more")
+    return line
+
+
+def copied_as(through: Line, format: str, df: DataFrame) -> None:
+    """Let `copies` have these rows in a format, and `more` what is read of them."""
+    sql(through.store, "update dataset set format = :f where datasetid = 'copies'", f=format)
+    put(through.store, "texts", "1")
+    through.run("copy", lambda spark: df)
+    through.run("again", lambda copies: copies)
+
+
+@pytest.mark.parametrize("lines", [True, False])
+@pytest.mark.parametrize("told", [True, False], ids=["told", "found"])
+def test_a_large_csv_with_line_breaks_has_as_many_rows_as_were_written(
+    through: Line, spark: SparkSession, monkeypatch: pytest.MonkeyPatch, lines: bool, told: bool
+) -> None:
+    monkeypatch.setattr("opendataflow_dagster.spark.csvlines.WHOLE", 10_000)
+    breaks = "case id % 1000 when 0 then '\\nnew, ' when 1 then 'a\\rb' else ',' end"
+    df = spark.range(0, 3000, 1, 2).selectExpr("id", f"repeat('x', 20) || {breaks} as t")
+    if not lines:
+        df = df.selectExpr("id", "translate(t, '\\n\\r', '') as t")
+    sql(through.store, "update dataset set format = 'csv' where datasetid = 'copies'")
+    put(through.store, "texts", "1")
+    through.run("copy", lambda spark: df)
+    path = through.folder / "copies" / "dataid=1" / NOTE
+    note = json.loads(path.read_text())
+    assert note.pop("lines") is lines
+    if not told:
+        path.write_text(json.dumps(note))
+    parts: list[int] = []
+    monkeypatch.setattr("opendataflow_dagster.spark.frames._options", spied(parts))
+
+    through.run("again", lambda copies: copies)
+
+    assert through.facts("more")["1"]["rows"] == 3000
+    assert through.fingerprints("copies") == through.fingerprints("more")
+    assert parts == [lines]
+
+
+def spied(parts: list) -> Any:
+    """The options of a reader, which tell whether a file is read by one task."""
+    from opendataflow_dagster.spark.frames import _options
+
+    def options(kind: str, path: str, note: Any) -> dict[str, str]:
+        found = _options(kind, path, note)
+        if kind == "csv":
+            parts.append(found["multiLine"] == "true")
+        return found
+
+    return options
+
+
+@pytest.mark.parametrize(
+    ("text", "whole"),
+    [
+        ("a,b\n1,2\n", False),
+        ("a,b\r\n1,2\r\n", False),
+        ('a,b\n1,"2, ""3"""\n', False),
+        ('a,b\n1,"2\n3"\n', True),
+        ('a,b\n1,"2\r3"\n', True),
+        ("a,b\r\n1,2\n", True),
+        ('a,b\n1,x"\n2,"\n"\n', True),
+        ('a,b\n1,"x"y\n2,z\n', True),
+        ('a,b\n1,"x\n', True),
+        ("a\nx\n \n", True),
+        ("", True),
+    ],
+)
+def test_a_large_csv_is_read_in_parts_only_if_each_line_is_a_row(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, whole: bool
+) -> None:
+    monkeypatch.setattr("opendataflow_dagster.spark.csvlines.WHOLE", -1)
+    monkeypatch.setattr("opendataflow_dagster.spark.csvlines._BLOCK", 1)
+    (tmp_path / "1.csv").write_bytes(text.encode())
+
+    assert in_one_piece(str(tmp_path / "1.csv"), {}) is whole
+
+
+@pytest.mark.parametrize(
+    ("format", "select", "said"),
+    [
+        ("csv", "1 as id, X'00ff' as `b`", "Column 'b' is binary, which CSV can't hold. Return "
+         "base64(`b`), or register the dataset with --format parquet."),
+        ("csv", "explode(array('a', null)) as only", "of the only column 'only', 1 values are"),
+        ("orc", "1 as `a``b`", "A column is called 'a`b'"),
+        ("orc", "map('k', array(named_struct('a`b', 1))) as m", "A column is called 'a`b'"),
+    ],
+)  # fmt: skip
+def test_what_a_format_would_change_is_refused_in_a_line(
+    through: Line, spark: SparkSession, format: str, select: str, said: str
+) -> None:
+    copied_as(through, format, spark.sql(f"select {select}"))
+
+    assert through.status("copies", "1", "copy") == "FAILED"
+    assert said in through.reason()
+    assert "\n" not in through.reason()
+    assert through.left() == []
+
+
+NESTED = (
+    "array('a' collate UNICODE_CI) as l, named_struct('f', 'a' collate UTF8_LCASE) as s,"
+    " map('k', array('a' collate UNICODE_CI)) as m, X'00ff' as b"
+)
+
+
+@pytest.mark.parametrize(
+    ("format", "more"),
+    [("csv", ""), ("json", NESTED), ("orc", NESTED), ("parquet", NESTED)],
+)
+def test_what_a_format_can_hold_comes_back_with_its_collation(
+    through: Line, spark: SparkSession, format: str, more: str
+) -> None:
+    df = spark.sql("select 1 as id, 'a' collate UNICODE_CI as `c.d`, '\\0' as nul"
+                   + (more and f", {more}"))  # fmt: skip
+    copied_as(through, format, df)
+
+    assert through.status("more", "1", "again") == "READY", through.said
+    assert through.fingerprints("copies") == through.fingerprints("more")
+    copies, more_ = (through.facts(each)["1"]["schema"] for each in ("copies", "more"))
+    assert copies == more_
+    assert "`c.d`:string collate UNICODE_CI" in copies
+
+
+def test_collations_outlive_a_batch(line: Line, spark: SparkSession) -> None:
+    line.job("copy", "texts", "copies")
+    line.job("many", "copies", "batched")
+    line.job("again", "batched", "more")
+    for dataid in ("1", "2"):
+        put(line.store, "texts", dataid)
+    line.run("copy", lambda spark: spark.sql("select 'a' collate UNICODE_CI as c"))
+    line.run("many", spark_job(lambda copies: copies, batch=2))
+    line.run("again", lambda batched: batched)
+
+    assert line.status("more", "1", "again") == "READY", line.said
+    assert line.fingerprints("copies") == line.fingerprints("more")
+    assert not any("one by one" in each for each in line.said)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "said"),
+    [
+        ("1.csv", "a,b\n1,2\n1,2,3\n", "1.csv has a row with more or fewer values than its first "
+         "line has names: 1,2,3. Correct the file."),
+        ("1.csv", "a,b\n1,2\n1\n", "its first line has names: 1. Correct the file."),
+        ("1.json", '{"a": 1}\n{"a":\n', "1.json has a line that isn't an object of JSON"),
+        ("1.json", '{"a": 1}\n5\n', "1.json has a line that isn't an object of JSON"),
+        ("1.csv", "", "1.csv is empty, so there is nothing to tell its columns by. Give it a first "
+         "line with the names of its columns."),
+        ("1.json", "", "nothing to tell its columns by. Give it rows."),
+    ],
+)  # fmt: skip
+def test_a_text_of_others_that_isn_t_whole_is_refused_in_a_line(
+    doubling: Line, name: str, text: str, said: str
+) -> None:
+    folder = doubling.folder / "numbers"
+    folder.mkdir(parents=True)
+    (folder / name).write_text(text)
+    put(doubling.store, "numbers", "1")
+
+    doubling.run("double", lambda numbers: numbers)
+
+    assert doubling.status("doubled", "1", "double") == "FAILED"
+    assert said in doubling.reason()
+    assert str(folder) in doubling.reason()
+    assert "\n" not in doubling.reason()
+
+
+@pytest.mark.parametrize("select", ["a", "count(*) as n", "b"])
+def test_a_ragged_row_is_seen_whatever_is_asked_of_it(doubling: Line, select: str) -> None:
+    folder = doubling.folder / "numbers"
+    folder.mkdir(parents=True)
+    (folder / "1.csv").write_text("a,b\n1,2\n1,2,3\n")
+    put(doubling.store, "numbers", "1")
+
+    doubling.run("double", lambda numbers: numbers.selectExpr(select))
+
+    assert "more or fewer values" in doubling.reason()
+
+
+def test_two_files_of_one_chunk_are_refused_by_their_names(doubling: Line) -> None:
+    folder = doubling.folder / "numbers"
+    folder.mkdir(parents=True)
+    for name in ("day1.csv", "day1.json", "day10.csv", "b.csv"):
+        (folder / name).write_text("a\n1\n")
+    for dataid in ("day1", "day10"):
+        put(doubling.store, "numbers", dataid)
+
+    outcome = doubling.run("double", lambda numbers: numbers)
+
+    assert (outcome.done, outcome.failed) == (1, 1)
+    assert doubling.status("doubled", "day10", "double") == "READY"
+    assert f"{folder}/day1.csv, {folder}/day1.json. Move away" in doubling.reason()
+
+
+def test_files_whose_whole_name_is_the_dataid_are_chunks_of_their_own(doubling: Line) -> None:
+    folder = doubling.folder / "numbers"
+    folder.mkdir(parents=True)
+    (folder / "day1.csv").write_text("n\n1\n")
+    (folder / "day1.json").write_text('{"n": 2}\n')
+    for dataid in ("day1.csv", "day1.json"):
+        put(doubling.store, "numbers", dataid)
+
+    outcome = doubling.run("double", lambda numbers: numbers.selectExpr("int(n)"))
+
+    assert outcome.done == 2, doubling.said

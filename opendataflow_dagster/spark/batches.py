@@ -7,7 +7,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..dataflow.chunk import Chunk, ChunkFailed
-from ..dataflow.errors import DataflowError
+from ..dataflow.errors import DataflowError, SessionError
 from ..dataflow.folders import BATCH, STAGING, directory
 from ..dataflow.packs import COLUMN, is_packed
 from ..dataflow.reading import located
@@ -59,6 +59,8 @@ class Batch:
                 try:
                     with self.work.watched(chunks):
                         self._make(chunks, [sources for _, sources in alike])
+                except SessionError:
+                    raise
                 except Exception as error:
                     self._left_alone(chunks, error)
 
@@ -85,7 +87,6 @@ class Batch:
         with unchanged(chunks, inputs, work.format):
             frames = {each: _read(spark, [one[each] for one in sources]) for each in inputs}
             returned = work.call(None, frames)
-            work.check_keyed(returned)
             for datasetid, df in returned.items():
                 self._write(chunks, datasetid, df)
 
@@ -107,7 +108,7 @@ class Batch:
                 raise ChunkFailed(
                     f"{work.job.name} returned rows for {strangers[0]}, which isn't in the batch."
                 )
-            typed = type(df.schema).fromJson(schema).add(COLUMN, "string")
+            typed = schema_of({"schema": schema}).add(COLUMN, "string")
             written = spark.read.format(target.format).schema(typed).load(literal(path))
             extra = work.extra(datasetid, df)
             evidence = of_groups(written, COLUMN, extra) if there else {}

@@ -2,29 +2,31 @@
 
 import os
 from collections.abc import Callable, Mapping
+from copy import deepcopy
 from typing import TYPE_CHECKING, Any
 
-from ..dataflow import files
+from ..dataflow import csvcolumns, files
 from ..dataflow.chunk import Place
 from ..dataflow.errors import Refused
 from ..dataflow.packs import is_packed, packed_source
 from ..dataflow.reading import located
 from ..dataflow.tables import Bounds, Rows
 from ..dataflow.targets import DEFAULT_FORMAT, JDBC, SQLITE, Folder, Remote, Table, target_of
+from .csvlines import WHOLE, in_one_piece
+from .formats import plain, restored
 from .hashing import quoted
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-WHOLE = 64 * 2**20
-"""Bytes of a text file that one task may read, so that a value may have several lines."""
+__all__ = ["WHOLE", "read_chunk_frame", "read_files"]
 
 TABLE_FORMATS = ("delta", "iceberg")
 
 CSV: Mapping[str, str] = {"header": "true", "escape": '"', "quote": '"'}
 """As everybody else writes CSV: a quote within quotes is doubled."""
 
-NO_VALUE = "\x00"
+NO_VALUE = "\x00nothing\x00"
 """What a reader of CSV takes nothing for: by default, that is an empty text, which is a value."""
 
 Password = Callable[[], str | None]
@@ -78,16 +80,57 @@ def read_files(
     kind = note.get("format") or files.SUFFIXES.get(os.path.splitext(path)[1].lower(), format)
     reader = spark.read.format(kind).options(**_options(kind, path, note))
     if schema := schema_of(note):
-        reader = reader.schema(schema)
-    elif os.path.isdir(path) and not files.data_files(path):
+        reader = reader.schema(plain(schema) if kind == "orc" else schema)
+        return restored(reader.load(literal(path)), schema, kind)
+    if os.path.isdir(path) and not files.data_files(path):
         raise Refused(
             f"{path} has no files, so there is nothing to tell its columns by. Write an empty "
             "frame instead.",
             code="INVALID_LOCATION",
         )
-    elif kind in ("csv", "json") and note.get("columns"):
-        reader = reader.schema(_as_pandas_had(reader, path, kind, note["columns"]))
+    if kind in ("csv", "json") and (columns := note.get("columns")):
+        schema = _as_pandas_had(reader, path, kind, columns)
+        if kind == "csv" and len(columns) == 1 and _has_empty_lines(path):
+            rows = files.read_table(path, kind, columns)
+            return spark.createDataFrame(rows, schema)  # pyright: ignore
+        reader = reader.schema(schema)
+    elif kind in ("csv", "json"):
+        return _of_others(reader.options(mode="FAILFAST", columnPruning="false"), path, kind)
     return reader.load(literal(path))
+
+
+def _of_others(reader: Any, path: str, kind: str) -> "DataFrame":
+    """Texts of which nothing is told: a row that isn't like the others is an error, not NULL.
+
+    Of CSV that is seen when the rows are read, of JSON now.
+    """
+    try:
+        frame = reader.load(literal(path))
+        columns = frame.columns
+    except Exception as error:
+        if "MALFORMED_RECORD" in str(error) or "INVALID_JSON_RECORD_TYPE" in str(error):
+            raise Refused(
+                f"{path} has a line that isn't an object of JSON: each line has to be one whole "
+                "row. Correct the file.",
+                code="INVALID_LOCATION",
+            ) from error
+        raise
+    if not columns:
+        what = "a first line with the names of its columns" if kind == "csv" else "rows"
+        raise Refused(
+            f"{path} is empty, so there is nothing to tell its columns by. Give it {what}.",
+            code="INVALID_LOCATION",
+        )
+    return frame
+
+
+def _has_empty_lines(path: str) -> bool:
+    """Whether a row of one column has no value: Spark takes its line for none."""
+    for each in files.data_files(path):
+        with open(each, "rb") as file:
+            if b"\n" in file:
+                return True
+    return False
 
 
 def _as_pandas_had(reader: Any, path: str, kind: str, columns: Mapping[str, str]) -> Any:
@@ -97,6 +140,8 @@ def _as_pandas_had(reader: Any, path: str, kind: str, columns: Mapping[str, str]
     """
     from pyspark.sql.types import StringType, StructType
 
+    if kind == "csv" and csvcolumns.AS_READ in columns.values():
+        columns = csvcolumns.resolved(files.data_files(path), columns)
     told = {name: _DTYPES.get(dtype.partition("[")[0]) for name, dtype in columns.items()}
     told |= {name: "timestamp" for name, dtype in columns.items() if "," in dtype}  # with its zone
     if kind == "json":  # an object may be a list, there
@@ -130,7 +175,8 @@ def schema_of(note: Mapping[str, Any]) -> Any:
     from pyspark.sql.types import StructType
 
     told = note.get("schema")
-    return StructType.fromJson(told) if isinstance(told, dict) else None
+    # Of a copy: it removes from what it is given where collations come from.
+    return StructType.fromJson(deepcopy(told)) if isinstance(told, dict) else None
 
 
 def literal(path: str) -> str:
@@ -144,8 +190,7 @@ def _options(kind: str, path: str, note: Mapping[str, Any]) -> dict[str, str]:
     told = dict(CSV) if kind == "csv" else {}
     if kind == "csv":
         told["nullValue"] = NO_VALUE
-        size = note.get("bytes") or sum(map(os.path.getsize, files.data_files(path)))
-        told["multiLine"] = "true" if size <= WHOLE else "false"
+        told["multiLine"] = str(in_one_piece(path, note)).lower()
     if schema_of(note) is None and kind == "csv":
         told["inferSchema"] = "true"
     return told

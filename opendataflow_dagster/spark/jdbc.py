@@ -11,6 +11,8 @@ from ..dataflow.tables import Bounds
 from ..dataflow.targets import Table
 from .hashing import quoted
 from .jdbc_link import Password, Place, need_classic
+from .jdbc_loss import watched
+from .table_loss import refuse_losses
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -92,6 +94,7 @@ class StagedRows:
         made = cls(df.sparkSession, place, name)
         try:
             made._fill(df if parts is None else df.coalesce(parts))
+            made._refuse_others()
         except BaseException:
             made.discard()
             raise
@@ -104,14 +107,7 @@ class StagedRows:
             place.take_turn(connection)
             place.change(connection, "delete")
             moved = place.change(connection, "move", **names)
-            found = place.count(connection)
-            if moved != self.rows or found != moved:
-                raise Refused(
-                    f"Of {self.rows} rows that were to be chunk {place.dataid!r} of "
-                    f"{place.location}, {found} are by their {place.column!r}. Return rows of this "
-                    "chunk only.",
-                    code="NOT_VALIDATED",
-                )
+            self._compare(moved, place.number(connection, "count"))
             confirm()
             connection.commit()
         self.discard()
@@ -128,6 +124,23 @@ class StagedRows:
         stage = self._place.target._replace(name=self.name)
         return read_rows(self._spark, stage, password=self._place.password)
 
+    def _refuse_others(self) -> None:
+        """Refuse rows of other chunks, before anything of this one is shown."""
+        with self._place.connected(self._spark) as connection:
+            stage = self._names()["stage"]
+            found = self._place.number(connection, "count", table=stage)
+        self._compare(self.rows, found)
+
+    def _compare(self, rows: int, found: int) -> None:
+        place = self._place
+        if rows != self.rows or found != rows:
+            raise Refused(
+                f"Of {self.rows} rows that were to be chunk {place.dataid!r} of "
+                f"{place.location}, {found} are by their {place.column!r}. Return rows of this "
+                "chunk only.",
+                code="NOT_VALIDATED",
+            )
+
     def _names(self) -> dict[str, str]:
         columns = ", ".join(map(self._place.quoted, self._columns))
         return {"stage": self._place.beside(self.name), "columns": columns}
@@ -137,14 +150,18 @@ class StagedRows:
         names = self._names()
         with place.connected(self._spark) as connection:
             place.change(connection, "stage", **names)
+            digits = place.digits(connection, df.columns)
             connection.commit()
         options = place.options(names["stage"])
         try:
-            df.write.format("jdbc").options(**options).mode("append").save()
+            there = self._spark.read.format("jdbc").options(**options).load().schema
+            checked, losses = watched(df, there, digits)
+            checked.write.format("jdbc").options(**options).mode("append").save()
         except Exception as error:
             raise place.trouble(error) from error
         with place.connected(self._spark) as connection:
             self.rows = place.number(connection, "count_all", table=names["stage"])
+        refuse_losses(place.target, place.dataid, self.rows, losses())
 
 
 def leftovers(

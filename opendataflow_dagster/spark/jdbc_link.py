@@ -1,6 +1,6 @@
 """A table behind Java's drivers: its name, its chunk, and a connection to it."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +24,12 @@ DRIVERS = {
 
 _BACKTICKS = ("mysql", "mariadb", "databricks", "hive2")
 _SERIALIZABLE = 8
+
+_TIMESTAMPS = (93, 2014)
+"""Java's numbers for a timestamp, without and with its zone."""
+
+_TELL_DIGITS = ("postgresql",)
+"""The drivers of which it is known that they tell the digits of a second; others say 0."""
 
 
 class Place:
@@ -98,9 +104,6 @@ class Place:
         finally:
             prepared.close()
 
-    def count(self, connection: Any) -> int:
-        return self.number(connection, "count")
-
     def number(self, connection: Any, statement: str, **names: str) -> int:
         """The one number that a query tells."""
         prepared = self._prepared(connection, statement, **names)
@@ -108,6 +111,20 @@ class Place:
             rows = prepared.executeQuery()
             rows.next()
             return rows.getLong(1)
+        finally:
+            prepared.close()
+
+    def digits(self, connection: Any, columns: Sequence[str]) -> dict[str, int]:
+        """How many digits of a second the columns have, as far as the driver tells it."""
+        if self.kind not in _TELL_DIGITS:
+            return {}
+        names = ", ".join(map(self.quoted, columns))
+        text = self._spelled("look", columns=names, table=self.table)
+        prepared = connection.prepareStatement(text)
+        try:
+            told = prepared.executeQuery().getMetaData()
+            return {name: told.getScale(at) for at, name in enumerate(columns, 1)
+                    if told.getColumnType(at) in _TIMESTAMPS}  # fmt: skip
         finally:
             prepared.close()
 

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..dataflow.errors import DataflowError
+from . import postgres_loss
 
 if TYPE_CHECKING:
     import pyarrow
@@ -53,6 +54,8 @@ class Column(NamedTuple):
     modifier: int
     needed: bool
     generated: bool
+    full: str
+    """The built-in type with its length, or its digits."""
 
     @property
     def spark_type(self) -> str:
@@ -147,15 +150,22 @@ class Loaded(NamedTuple):
     """The type to cast it to for the table, if PostgreSQL doesn't do it by itself."""
     back: str
     """What makes the frame's column of the staging table's again."""
+    lost: str | None
+    """What is true of a value that the table wouldn't keep as it is, if there may be one."""
+    told: str
+    """The type in the frame."""
 
 
 def loaded(name: str, type: "DataType", target: Column) -> Loaded | str:
     """How to load a column, or what is in the way."""
     told, kind = type.simpleString(), _kind(type)
     natural = _NATURAL.get(kind)
+    scale: int | None = getattr(type, "scale", None)
 
-    def way(expression: str, staged: str, cast: str | None, back: str = "") -> Loaded:
-        return Loaded(target, expression, staged, cast, back or f"cast({{}} as {told})")
+    def way(
+        expression: str, staged: str, cast: str | None, back: str = "", lost: str | None = None
+    ) -> Loaded:
+        return Loaded(target, expression, staged, cast, back or f"cast({{}} as {told})", lost, told)
 
     if kind == "variant" and target.base in _JSON:
         return way("to_json({})", TEXT, target.type, "parse_json({})")
@@ -163,24 +173,35 @@ def loaded(name: str, type: "DataType", target: Column) -> Loaded | str:
         schema = told.replace("'", "\\'").replace("{", "{{").replace("}", "}}")
         return way("to_json({})", TEXT, target.type, f"from_json({{}}, '{schema}')")
     if kind == "array" and target.is_array:
-        natural = _NATURAL.get(_kind(getattr(type, "elementType")))  # noqa: B009
-        if natural == target.element and natural not in _DRIVER_HAS_NO_ARRAY_OF:
-            return way("{}", f"{natural}[]", None)
+        element = getattr(type, "elementType")  # noqa: B009
+        natural = _NATURAL.get(_kind(element))
         if natural is not None:
-            return way("cast({} as array<string>)", "text[]", target.type)
+            lost = postgres_loss.of_array(natural, getattr(element, "scale", None), target)
+            if natural == target.element and natural not in _DRIVER_HAS_NO_ARRAY_OF:
+                return way("{}", f"{natural}[]", None, lost=lost)
+            return way("cast({} as array<string>)", "text[]", target.type, lost=lost)
     elif kind in ("void", "time") or "interval" in kind or natural == TEXT:
-        return way("cast({} as string)", TEXT, _from_text(target))
+        lost = postgres_loss.of_text(target)
+        return way("cast({} as string)", TEXT, _from_text(target), lost=lost)
     elif {natural, target.base} == {"timestamp", "timestamptz"}:
         # By the zone of Spark's session: the server would take its own.
-        return way(f"cast({{}} as {_SAME[target.base]})", target.base, None)
+        lost = postgres_loss.of_value(target.base, None, target)
+        return way(f"cast({{}} as {_SAME[target.base]})", target.base, None, lost=lost)
     elif natural is not None and _is_kept(natural, target):
         staged = told.replace("decimal", "numeric") if natural == "numeric" else natural
-        return way("cast({} as smallint)" if kind == "tinyint" else "{}", staged, None)
+        # PostgreSQL's own cast keeps 15 digits of a double, its text all of them.
+        cast = "text::numeric" if (natural[:5], target.base) == ("float", "numeric") else None
+        expression = "cast({} as smallint)" if kind == "tinyint" else "{}"
+        lost = postgres_loss.of_value(natural, scale, target)
+        return way(expression, staged, cast, lost=lost)
     return f"{name!r} is {told} in the frame and {target.type} in the table"
 
 
 def _is_kept(natural: str, target: Column) -> bool:
-    """Whether PostgreSQL puts a value of a type into a column by itself, and all of it."""
+    """Whether PostgreSQL puts a value of a type into a column by itself.
+
+    What it would round is told by `postgres_loss`, of the values at hand.
+    """
     base = target.base
     if natural == base or base in _TEXTS:
         return True

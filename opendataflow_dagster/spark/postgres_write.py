@@ -14,6 +14,7 @@ from ..dataflow.targets import Table
 from .postgres_link import Login, Password, PostgresRows, linked
 from .postgres_read import ROWS_OF_A_PART, read_rows
 from .postgres_types import Column, Loaded, loaded
+from .table_loss import refuse_losses
 
 if TYPE_CHECKING:
     import pyarrow
@@ -51,6 +52,7 @@ class StagedRows:
             connection.commit()
         try:
             made._fill(df if parts is None else df.coalesce(parts), list(ways))
+            made._verify()
         except BaseException:
             made.discard()
             raise
@@ -72,12 +74,7 @@ class StagedRows:
                     f"are in the staging table {self.name}. Let the chunk be made again."
                 )
             [(found,)] = rows.run(connection, "count")
-            if found != moved:
-                raise Refused(
-                    f"Of {moved} rows that were to be chunk {self._dataid!r} of {table.location}, "
-                    f"{found} are by their {table.column!r}. Return rows of this chunk only.",
-                    code="NOT_VALIDATED",
-                )
+            self._refuse_others(moved, found)
             rows.run(connection, "unstage", self._names())
             confirm()
             connection.commit()
@@ -97,6 +94,36 @@ class StagedRows:
         back = loaded.selectExpr(*(f"{way.back.format(f'c{at}')} as c{at}"
                                    for at, way in enumerate(self._ways)))  # fmt: skip
         return back.toDF(*(way.target.name for way in self._ways))
+
+    def _verify(self) -> None:
+        """Refuse what the table wouldn't take as it is, before anything of the chunk is shown."""
+        rows, names = self._rows, self._names()
+        ways = [(f"c{at}", way) for at, way in enumerate(self._ways)]
+        lossy = [(name, way) for name, way in ways if way.lost]
+        with rows.connected() as connection:
+            for name, way in ways:
+                if way.target.name == rows.table.column:
+                    value = f"{name}::{way.cast or way.target.type}"
+                    told = rows.run(connection, "members", names | {"value": value})
+                    self._refuse_others(*told[0])
+            if lossy:
+                counts = [rows.spell("loss", lost=(way.lost or "").format(name))
+                          for name, way in lossy]  # fmt: skip
+                told = rows.run(connection, "losses", names | {"counts": ", ".join(counts)})
+                refuse_losses(
+                    rows.table, self._dataid, self.rows,
+                    [(way.target.name, way.told, way.target.full, count)
+                     for (_, way), count in zip(lossy, told[0], strict=True)],
+                )  # fmt: skip
+
+    def _refuse_others(self, rows: int, found: int) -> None:
+        table = self._rows.table
+        if found != rows:
+            raise Refused(
+                f"Of {rows} rows that were to be chunk {self._dataid!r} of {table.location}, "
+                f"{found} are by their {table.column!r}. Return rows of this chunk only.",
+                code="NOT_VALIDATED",
+            )
 
     def _names(self) -> dict[str, str]:
         return _names(self._rows, self._schema, self.name)

@@ -14,6 +14,7 @@ from ..dataflow.chunk import Chunk
 from ..dataflow.errors import DataflowError, Refused
 from ..dataflow.folders import NOTE, directory, unescaped
 from ..dataflow.targets import Remote, address
+from .csvlines import answered, asked
 from .evidence import Evidence, observed
 from .frames import read_files, schema_of
 from .stores import File, Files, files_of, loads, text_of
@@ -65,12 +66,13 @@ class StagedRemote:
 
         staged = cls(spark, target, chunk.dataid, chunk.generation)
         try:
-            frame, taken = observed(df, extra)
+            frame, taken = observed(df, [*extra, *asked(df.schema, target.format)])
             write_files(frame, staged.path, target.format)
             staged.evidence = taken()
             staged.tell({
                 "jobid": chunk.jobid, "format": target.format, "rows": staged.evidence.rows,
                 "fingerprint": staged.evidence.fingerprint, "schema": df.schema.jsonValue(),
+                **answered(staged.evidence, df.schema, target.format),
             })  # fmt: skip
             staged.verify(staged.evidence.rows)
         except BaseException:

@@ -11,13 +11,10 @@ from ..dataflow.errors import DataflowError
 from ..dataflow.folders import Staged
 from ..dataflow.store import Store
 from ..dataflow.targets import DEFAULT_FORMAT, Folder, Table, target_of
+from .csvlines import WHOLE, answered, asked
 from .evidence import Evidence, Unseen, observed, of_frame
-from .frames import (
-    CSV,
-    TABLE_FORMATS,
-    WHOLE,
-    read_files,
-)
+from .formats import check, storable
+from .frames import CSV, TABLE_FORMATS, read_files
 from .progress import ending
 from .staging_rows import StagedLake, staged_rows
 
@@ -87,6 +84,7 @@ class StagedFolder:
         self._staged = Staged(target.root, chunk.dataid, chunk.generation)
         self.path = self._staged.path
         self.bytes: int | None = None
+        self._lines: Mapping[str, Any] = {}
         if df is None:
             return
         try:
@@ -96,14 +94,21 @@ class StagedFolder:
             raise
 
     def _write(self, df: "DataFrame", extra: Sequence[str]) -> None:
+        format = self._target.format
+        extra = [*extra, *asked(df.schema, format)]
         frame, taken = observed(df, extra)
-        write_files(frame, self.path, self._target.format)
-        schema = df.schema.jsonValue()
+        write_files(frame, self.path, format)
+        schema, rows = df.schema.jsonValue(), rows_of(self.path, format)
         try:
-            evidence = taken(rows_of(self.path, self._target.format))
+            evidence = taken(rows)
         except Unseen:  # tasks were done again: what is there tells
-            note = {"format": self._target.format, "schema": schema}
+            if format == "csv" and len(df.columns) == 1:  # or CSV has lost rows
+                answered(of_frame(df, extra), df.schema, format)
+            note = {"format": format, "schema": schema}
             evidence = of_frame(read_files(self._spark, self.path, note, ""), extra)
+            if rows not in (None, evidence.rows):
+                raise _short(self.path, evidence.rows, rows) from None
+        self._lines = answered(evidence, df.schema, format)
         self._tell(evidence, schema)
 
     def take(self, evidence: Evidence, schema: Mapping[str, Any]) -> None:
@@ -126,6 +131,7 @@ class StagedFolder:
             "bytes": self.bytes,
             "fingerprint": self.evidence.fingerprint,
             "schema": self._schema,
+            **self._lines,
         }
 
     def show(self, confirm: Confirm) -> str:
@@ -140,7 +146,8 @@ class StagedFolder:
 
 def write_files(df: "DataFrame", path: str, format: str, by: str | None = None) -> None:
     """Write a frame's files into an empty directory; of many chunks, by their column."""
-    writer = df.write.format(format).mode("append")
+    check(df.schema, format)
+    writer = storable(df, format).write.format(format).mode("append")
     if format == "csv":
         # An empty text is quoted, so that it isn't taken for NULL; spaces belong to a text.
         spaces = dict.fromkeys(("ignoreLeadingWhiteSpace", "ignoreTrailingWhiteSpace"), "false")
@@ -184,5 +191,5 @@ def rows_of(path: str, format: str) -> int | None:
     return found
 
 
-def _short(where: str, found: int | None, rows: int) -> DataflowError:
+def _short(where: str, found: int | None, rows: int | None) -> DataflowError:
     return DataflowError(f"Of {rows} rows that were written to {where}, {found} are there.")

@@ -1,6 +1,7 @@
 """A frame on its way to be a chunk of a table: beside it, or in one commit of the table's own."""
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from ..dataflow.chunk import Chunk, Place
@@ -28,7 +29,8 @@ def staged_rows(
     bounds = bounds_of(store, table.datasetid, chunk.dataid)
     password: Password = lambda: chunk.password(table.datasetid)  # noqa: E731
     if table.dialect == SQLITE:
-        return StagedTable(spark, table, Rows(table, chunk.dataid, bounds, password), df, extra)
+        rows = Rows(table, chunk.dataid, bounds, password)
+        return StagedTable(spark, table, rows, df, extra, rehearse=len(chunk.outputs) > 1)
     if table.dialect == JDBC:
         from .jdbc import StagedRows
     else:
@@ -38,25 +40,39 @@ def staged_rows(
     return StagedRowsOf(spark, table, staged, taken)
 
 
+class _Rehearsed(Exception):
+    """A transaction went well as far as its end, and is rolled back."""
+
+
+def _rehearsed() -> None:
+    raise _Rehearsed
+
+
 class StagedTable:
     """A chunk of a table of SQLite, kept on the driver until it is shown."""
 
     def __init__(
         self, spark: "SparkSession", table: Table, rows: Rows, df: "DataFrame",
-        extra: Sequence[str] = (),
+        extra: Sequence[str] = (), *, rehearse: bool = False,
     ) -> None:  # fmt: skip
         frame, taken = observed(df, extra)
         self._table, self._rows, self._spark, self._schema = table, rows, spark, df.schema
         self._data = frame.toArrow()
         self.evidence, self.bytes = taken(self._data.num_rows), None
+        if rehearse:  # what the table refuses is to be known before another output is shown
+            with suppress(_Rehearsed):
+                self._replace(_rehearsed)
 
     def show(self, confirm: Confirm) -> str:
+        self._replace(confirm)
+        return self._table.location
+
+    def _replace(self, confirm: Confirm) -> None:
         import pandas
 
         # By Arrow's own types: integers stay integers also where some are NULL.
         plain = self._data.to_pandas(types_mapper=pandas.ArrowDtype)
         self._rows.replace(plain, confirm)
-        return self._table.location
 
     def discard(self) -> None:
         del self._data

@@ -109,6 +109,25 @@ class HadoopFiles:
             )
         self._jvm: Any = jvm
         self._conf = spark._jsc.hadoopConfiguration()  # pyright: ignore
+        self._look(target)
+
+    def _look(self, target: Remote) -> None:
+        """Refuse a kind of place that Java has no classes for."""
+        from py4j.protocol import Py4JJavaError
+
+        root = address(target.root)
+        try:
+            self._path(root).getFileSystem(self._conf)
+        except Py4JJavaError as error:
+            told = str(error.java_exception)
+            if not any(each in told for each in _NO_CLASSES):
+                raise
+            raise Refused(
+                f"{target.datasetid!r} is at {target.root}, and Spark has nothing here that reads "
+                f"{root.partition(':')[0]} URLs. Configure its jars: spark.jars.packages in "
+                "dataflow.properties.",
+                code="INVALID_LOCATION",
+            ) from None
 
     def below(self, path: str) -> list[File]:
         there = self._path(path)
@@ -166,6 +185,7 @@ class HadoopFiles:
         return self._jvm.org.apache.hadoop.fs.Path(url)
 
 
+_NO_CLASSES = ("ClassNotFound", "NoClassDefFound", "No FileSystem for scheme")
 _RENAMING = ("file", "hdfs", "viewfs", "webhdfs")
 
 

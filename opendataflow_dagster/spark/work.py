@@ -4,11 +4,11 @@ import math
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ..dataflow.chunk import Checked, Chunk, ChunkFailed, Place, Result
-from ..dataflow.errors import DataflowError, StaleClaim
+from ..dataflow.chunk import Checked, Chunk, ChunkFailed, Place, Result, reason_of
+from ..dataflow.errors import DataflowError, SessionError, StaleClaim
 from ..dataflow.maker import Maker
 from ..dataflow.model import Claim, Plan
 from ..dataflow.names import printable
@@ -17,16 +17,17 @@ from ..dataflow.produce import Check
 from ..dataflow.publish import publish
 from ..dataflow.reading import bounds_of, failing, with_code
 from ..dataflow.store import Store
-from ..dataflow.targets import DEFAULT_FORMAT, Folder, target_of
+from ..dataflow.targets import DEFAULT_FORMAT, Folder, Table, target_of
 from .batches import Batch, sweep
-from .evidence import schema_text
 from .expect import Rule, rules_of
-from .frames import read_chunk_frame
-from .jobs import ANY, CHUNK, CONTEXT, FRAME, INPUTS, MERGE, SESSION, SparkJob
+from .fitting import fit
+from .frames import TABLE_FORMATS, read_chunk_frame
+from .jobs import CHUNK, CONTEXT, FRAME, INPUTS, SESSION, SparkJob
 from .last import Last
+from .living import ENDED, ended_meanwhile
 from .postgres_read import looking
 from .publishing import is_frame
-from .schemas import compare, fitted, merged
+from .returned import Unmixed, outputs_of
 from .staging import StagedFrame, result_of, stage
 from .troubles import in_a_line
 from .unchanged import unchanged
@@ -69,10 +70,24 @@ class SparkWork(Maker):
         self._last: dict[str, Last] = {}
         self._swept: set[str] = set()
         self._lock = threading.Lock()
+        self._none: SessionError | None = None
 
     def spark(self) -> "SparkSession":
+        """The session; `SessionError` if there is none, which no chunk is to blame for."""
         with self._lock:  # one session, however many threads
-            return self._session()
+            if self._none:  # who waited for it needn't try again
+                raise self._none
+            try:
+                return self._session()
+            except (ChunkFailed, StaleClaim):
+                raise
+            except Exception as error:
+                if not isinstance(error, SessionError):
+                    told = error if isinstance(error, DataflowError) else in_a_line(error)
+                    reason = str(told or f"Spark gives no session: {reason_of(error)}")
+                    error = SessionError(reason).with_traceback(error.__traceback__)
+                self._none = error
+                raise error from None
 
     # --- one chunk ---
 
@@ -92,20 +107,38 @@ class SparkWork(Maker):
             self.store.confirm(chunk.claim)
 
         results = {}
-        with failing():
-            for each, made in self._made[chunk.generation].items():
-                results[each] = result_of(made.staged, made.staged.show(confirm))
-                self._last_of(each).add(chunk.dataid, made.staged.evidence)
-        for each, obj in self._rest.get(chunk.generation, {}).items():
-            if not isinstance(obj, Result):
+        made, rest = self._made[chunk.generation], self._rest.get(chunk.generation, {})
+        for each in sorted([*made, *rest], key=lambda each: self._turn(chunk, each)):
+            if each in made:
+                staged = made[each].staged
+                with failing():
+                    results[each] = result_of(staged, staged.show(confirm))
+                self._last_of(each).add(chunk.dataid, staged.evidence)
+            elif not isinstance(obj := rest[each], Result):
                 place = chunk.outputs[each]
                 results[each] = publish(self.store, place, chunk, obj, format=self.format)
         return results
 
+    def _turn(self, chunk: Chunk, datasetid: str) -> int:
+        """When to show an output: the sooner, the more may still go wrong."""
+        target = target_of(datasetid, chunk.outputs[datasetid].columns, self.format)
+        if isinstance(target, Table):
+            return 0  # a transaction
+        if datasetid not in self._made[chunk.generation]:
+            return 1  # written only now
+        is_renamed = isinstance(target, Folder) and target.format not in TABLE_FORMATS
+        return 3 if is_renamed else 2
+
     def forget(self, claim: Claim) -> None:
         self._rest.pop(claim.generation, None)
-        for made in self._made.pop(claim.generation, {}).values():
-            made.staged.discard()
+        for datasetid, made in self._made.pop(claim.generation, {}).items():
+            try:
+                made.staged.discard()
+            except Exception as error:  # Spark may be gone, and the run goes on with another
+                self.say(
+                    f"What was staged of {datasetid} isn't removed, which `odf clean` does: "
+                    f"{in_a_line(error) or reason_of(error)}"
+                )
 
     def interrupt(self) -> None:
         self._watch.interrupt()
@@ -117,7 +150,8 @@ class SparkWork(Maker):
         self._watch.close()
         for generation in list(self._made):
             for made in self._made.pop(generation).values():
-                made.staged.discard()
+                with suppress(Exception):  # as there, `odf clean` does it
+                    made.staged.discard()
 
     @contextmanager
     def watched(self, chunks: Sequence[Chunk]) -> Iterator[None]:
@@ -135,13 +169,14 @@ class SparkWork(Maker):
                 return f"stopped by its time limit of {limit:g} s"
             return None if all(each.alive() for each in chunks) else "taken over by another worker"
 
+        spark = self.spark()
         try:
             with (
-                self._watch.block(self.spark(), which, over),
+                self._watch.block(spark, which, over),
                 looking(),  # the parts of a read see one moment
             ):
                 yield
-        except (StaleClaim, ChunkFailed):
+        except (StaleClaim, ChunkFailed, SessionError):
             raise
         except DataflowError as error:
             raise ChunkFailed(with_code(error)) from error
@@ -150,6 +185,8 @@ class SparkWork(Maker):
                 raise Interrupted(str(error).partition("\n")[0]) from error
             if told := self._watch.ended() or over():
                 raise ChunkFailed(told) from None
+            if ended_meanwhile(spark):
+                raise ChunkFailed(ENDED) from None
             if (reason := in_a_line(error)) is None:
                 raise
             raise ChunkFailed(reason) from error
@@ -157,22 +194,13 @@ class SparkWork(Maker):
     # --- how ---
 
     def call(self, chunk: Chunk | None, frames: Mapping[str, "DataFrame"]) -> dict[str, Any]:
-        """What the function returns, by dataset; None means that it wrote the chunk itself."""
+        """What the function returns, by dataset."""
         given = {CHUNK: chunk, SESSION: self.spark(), CONTEXT: self._context, INPUTS: dict(frames)}
         arguments = {
             name: frames[each.datasetid] if each.what == FRAME else given[each.what]
             for name, each in self._arguments.items()
         }
-        return self._outputs(self.job(**arguments))
-
-    def check_keyed(self, returned: Mapping[str, Any]) -> None:
-        """Refuse frames of several chunks that don't tell them apart."""
-        for datasetid, df in returned.items() if self.keyed else ():
-            if is_frame(df) and COLUMN not in df.columns:
-                raise ChunkFailed(
-                    f"{self.job.name} has batch={self.job.batch}, and what it returned for "
-                    f"{datasetid!r} has no column {COLUMN!r}. Keep that column, or group by it."
-                )
+        return outputs_of(self.job, self.plan, self.job(**arguments))
 
     def keep(self, chunk: Chunk, datasetid: str, staged: StagedFrame) -> None:
         """Ask the rules about a staged output, and keep both until it is published."""
@@ -201,22 +229,8 @@ class SparkWork(Maker):
 
     def fit(self, datasetid: str, dataid: str, df: "DataFrame") -> "DataFrame":
         """The frame with the dataset's schema, as far as the job has declared how to get there."""
-        if self.job.schema == ANY:
-            return df
-        was, now = self._last_of(datasetid).schema(dataid), schema_text(df.schema)
-        if was is None or not (differences := compare(was[1], now)):
-            return df
-        told = f"{datasetid!r} differs from its last chunk {printable(was[0])!r}: " + "; ".join(
-            differences
-        )
-        if self.job.schema == MERGE:
-            if (both := merged(was[1], now)) is not None:
-                return fitted(df, both)
-            raise ChunkFailed(f"NOT_VALIDATED: the schema of {told}, which can't be merged.")
-        raise ChunkFailed(
-            f"NOT_VALIDATED: the schema of {told}. If it is meant so: "
-            f'@spark_job(schema="{MERGE}"), or "{ANY}".'
-        )
+        last = self._last_of(datasetid)
+        return fit(df, last, dataid, self.job.schema, '@spark_job(schema="{}")')
 
     def inputs_of(self, chunk: Chunk) -> list[str]:
         """The inputs whose frames the function is given."""
@@ -238,42 +252,27 @@ class SparkWork(Maker):
         if self.keyed:
             frames = {each: df.withColumn(COLUMN, lit(chunk.dataid)) for each, df in frames.items()}
         returned = self.call(chunk, frames)
-        self.check_keyed(returned)
         rest = self._rest.setdefault(chunk.generation, {})
         self._made.setdefault(chunk.generation, {})
         for datasetid, obj in returned.items():
             if not is_frame(obj):
                 rest[datasetid] = obj
                 continue
-            df = self.fit(datasetid, chunk.dataid, obj.drop(COLUMN) if self.keyed else obj)
+            mine = Unmixed(self.job, datasetid, chunk.dataid, obj) if self.keyed else None
+            df = self.fit(datasetid, chunk.dataid, mine.frame if mine else obj)
             extra = self.extra(datasetid, df)
             place = chunk.outputs[datasetid]
             self.sweep(place)
             staged = stage(spark, self.store, chunk, place, df, extra, self.format)
-            self.keep(chunk, datasetid, staged)
+            self.keep(chunk, datasetid, staged)  # to be forgotten with the chunk
+            if mine:
+                mine.check()
 
     def _read(self, spark: "SparkSession", chunk: Chunk, datasetid: str) -> "DataFrame":
         return read_chunk_frame(
             spark, chunk.inputs[datasetid], chunk.dataid, lambda: chunk.password(datasetid),
             lambda: bounds_of(self.store, datasetid, chunk.dataid), self.format,
         )  # fmt: skip
-
-    def _outputs(self, returned: Any) -> dict[str, Any]:
-        outputs = self.plan.outputs
-        if not isinstance(returned, Mapping):
-            if returned is not None and len(outputs) > 1:
-                raise ChunkFailed(
-                    f"{self.job.name} returned one {type(returned).__name__} for {len(outputs)} "
-                    f"datasets. Return a dict: {', '.join(map(repr, outputs))} → DataFrame."
-                )
-            return {} if returned is None else dict.fromkeys(outputs, returned)
-        unknown = sorted(map(str, set(returned) - set(outputs)))
-        if unknown:
-            raise ChunkFailed(
-                f"{self.job.name} returned {unknown[0]!r}, which job {self.plan.jobid!r} doesn't "
-                f"write. Return a dict: {', '.join(map(repr, outputs))} → DataFrame."
-            )
-        return {each: obj for each, obj in returned.items() if obj is not None}
 
     def _check(self, rule: Rule) -> Check:
         def answer(chunk: Chunk) -> Checked:

@@ -10,7 +10,7 @@ with recursive base (num, type, mod) as (
 select attname, case when t.typnamespace = 'pg_catalog'::regnamespace then t.typname else '' end,
     case when t.typcategory = 'A' and e.typnamespace = 'pg_catalog'::regnamespace then e.typname else '' end,
     t.typcategory = 'A', format_type(t.oid, -1), mod,
-    attnotnull and not atthasdef and attidentity = '', attgenerated <> ''
+    attnotnull and not atthasdef and attidentity = '', attgenerated <> '', format_type(t.oid, mod)
 from base
 join pg_type t on t.oid = type and t.typtype <> 'd'
 left join pg_type e on e.oid = t.typelem
@@ -107,6 +107,19 @@ insert into {parts} (part, rows) values ({part}, {rows});
 -- name: part_rows
 -- How many rows it has, if it is.
 select rows from {parts} where part = {part};
+
+-- name: members
+-- How many rows a staging table has, and how many of them are the chunk's, typed and collated as in the table.
+select count(*), count(*) filter (where {chunk})
+from (select {column} from {table} where false union all select {value} from {stage}) staged;
+
+-- name: losses
+-- Of the values of some columns, how many the table wouldn't keep as they are.
+select {counts} from {stage};
+
+-- name: loss
+-- The same of one column.
+count(*) filter (where {lost});
 
 -- name: move
 -- The rows of a chunk, from its staging table into the table.

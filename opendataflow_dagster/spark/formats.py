@@ -1,0 +1,82 @@
+"""What a format of files can't hold: refused when it is written, or put in another way."""
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from ..dataflow.errors import WrongUse
+from .hashing import quoted
+from .schematext import schema_of, schema_text
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+    from pyspark.sql.types import StructType
+
+
+def check(schema: "StructType", format: str) -> None:
+    """Refuse a frame that Spark would write, and whose values would come back as others."""
+    from pyspark.sql.types import BinaryType
+
+    for each in schema.fields:
+        if format == "csv" and isinstance(each.dataType, BinaryType):
+            raise WrongUse(
+                f"Column {each.name!r} is binary, which CSV can't hold. Return "
+                f"base64({quoted(each.name)}), or register the dataset with --format parquet."
+            )
+        if format == "orc" and (odd := next((name for name in _names(each) if "`" in name), None)):
+            raise WrongUse(
+                f"A column is called {odd!r}, and in ORC Spark finds no values of a name with a "
+                "backtick. Rename it, or register the dataset with --format parquet."
+            )
+
+
+def storable(df: "DataFrame", format: str) -> "DataFrame":
+    """The frame as a format holds it: ORC knows no collations."""
+    return _cast(df, plain(df.schema)) if format == "orc" else df
+
+
+def restored(df: "DataFrame", schema: "StructType", format: str) -> "DataFrame":
+    """The frame that was written, of what the format held of it."""
+    return _cast(df, schema) if format == "orc" else df
+
+
+def plain(kind: Any) -> Any:
+    """A type whose texts have no collation."""
+    from pyspark.sql import types
+
+    match kind:
+        case types.StructType():
+            return types.StructType([
+                types.StructField(each.name, plain(each.dataType), each.nullable, each.metadata)
+                for each in kind.fields
+            ])  # fmt: skip
+        case types.ArrayType():
+            return types.ArrayType(plain(kind.elementType), kind.containsNull)
+        case types.MapType():
+            return types.MapType(plain(kind.keyType), plain(kind.valueType), kind.valueContainsNull)
+        case types.StringType():
+            return types.StringType()
+        case _:
+            return kind
+
+
+def _cast(df: "DataFrame", schema: "StructType") -> "DataFrame":
+    from pyspark.sql import functions as F
+
+    if plain(schema) == schema and plain(df.schema) == df.schema:
+        return df
+    wanted = schema_of(schema_text(schema))  # whose parts may be NULL: of a file, all may be
+    return df.select(*(F.col(quoted(each.name)).cast(each.dataType).alias(each.name)
+                       for each in wanted.fields))  # fmt: skip
+
+
+def _names(field: Any) -> Iterator[str]:
+    """A column's name, and those of the fields within it."""
+    yield field.name
+    kinds = [field.dataType]
+    while kinds:
+        kind = kinds.pop()
+        kinds += [getattr(kind, each) for each in ("elementType", "keyType", "valueType")
+                  if hasattr(kind, each)]  # fmt: skip
+        for each in getattr(kind, "fields", ()):
+            yield each.name
+            kinds.append(each.dataType)
