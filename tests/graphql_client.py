@@ -183,6 +183,11 @@ class Client:
         )  # fmt: skip
         return [event(each) for each in node["assetMaterializations"]]
 
+    def told_by(self, run: str, asset: str, partition: str) -> Event:
+        """What a run has told of a partition; a tick that took long may have told it since, too."""
+        [told] = [each for each in self.materializations(asset, partition) if each.run == run]
+        return told
+
     def add_partition(self, name: str, partition: str) -> None:
         """Add a key, as the UI's dialog "Add a partition" does."""
         self.ask(

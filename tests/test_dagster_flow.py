@@ -96,8 +96,7 @@ def test_a_chunk_is_materialized_with_its_evidence(flow: Flow) -> None:
     [(generation, rows, validated)] = [row[1:] for row in facts if row[0] == "cleaned"]
     [given] = [row[1] for row in facts if row[0] == "orders"]
     assert (rows, bool(validated)) == (2, True)
-    found = flow.client.latest("cleaned")[day]
-    assert found.run == run
+    found = flow.client.told_by(run, "cleaned", day)
     assert found.tags["dagster/data_version"] == str(generation)
     told = {name.partition("/")[2]: value for name, value in found.metadata.items()}
     assert told["generation"] == generation
@@ -223,15 +222,14 @@ def test_what_is_ready_is_made_again_only_by_the_tag(flow: Flow) -> None:
 
     again = client.launch(["cleaned"], day)
     assert client.finished(again) == "SUCCESS"
-    shown = client.latest("cleaned")[day]
-    assert shown.run == again
+    shown = client.told_by(again, "cleaned", day)
     assert shown.metadata["opendataflow/skipped"] is True
     assert shown.metadata["opendataflow/generation"] == first
     assert flow.produced(f"clean {day}") == {f"clean {day}": 1}
 
     forced = client.launch(["cleaned"], day, tags={"opendataflow/resubmit": "true"})
     assert client.finished(forced) == "SUCCESS"
-    shown = client.latest("cleaned")[day]
+    shown = client.told_by(forced, "cleaned", day)
     assert "opendataflow/skipped" not in shown.metadata
     assert shown.metadata["opendataflow/generation"] > first
     assert flow.produced(f"clean {day}") == {f"clean {day}": 2}

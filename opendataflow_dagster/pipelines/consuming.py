@@ -14,6 +14,7 @@ from ..dataflow.errors import (
     StaleClaim,
     WrongUse,
 )
+from ..dataflow.givingback import give_back
 from ..dataflow.items import cleaned_away, payloads
 from ..dataflow.model import Claim, Fact
 from ..dataflow.pulse import Pulse
@@ -23,7 +24,6 @@ from ..dataflow.store import Store, taken_over
 from .current import Current
 from .destinations import Destination, destination_of
 from .engines import Engine, Stopped
-from .givingback import give_back
 from .itemruns import ItemRan, StepRan
 from .pace import Pace
 from .plans import is_read
@@ -81,7 +81,7 @@ class Consumer:
             if claims:
                 self._work(pipeline, claims, left, pace)
         except (Stopped, EngineGone) as error:
-            self._give_back(left, str(error))
+            give_back(self.store, list(left.values()), str(error))
             raise
         except Exception as error:
             if self.store.db.trouble(error):
@@ -89,7 +89,7 @@ class Consumer:
             pause = pace.failed()
             reason = tidy(first_line(error))
             self._say(f"{slug}: {reason}. Its items are tried again in {pause:g} s")
-            self._give_back(left, reason)
+            give_back(self.store, list(left.values()), reason)
             return 0
         finally:
             for claim in claims:
@@ -113,11 +113,8 @@ class Consumer:
         known = set(items) | payloads(self.store, slug, [each.dataid for each in claims]).keys()
         strangers = [claim for claim in claims if claim.dataid not in known]
         if strangers:
-            give_back(self.store, self.runid, strangers, "it is for `odf pipeline run`")
+            give_back(self.store, strangers, "it is for `odf pipeline run`")
         return [claim for claim in claims if claim.dataid in known]
-
-    def _give_back(self, left: dict[int, Claim], why: str) -> None:
-        give_back(self.store, self.runid, list(left.values()), why)
 
     # --- one batch ---
 
