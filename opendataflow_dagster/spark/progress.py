@@ -146,34 +146,40 @@ CALM = 0.5
 
 @contextmanager
 def ending(session: "SparkSession") -> Iterator[None]:
-    """Hold up an interruption (a run is canceled) until the jobs that it leaves behind are over.
+    """Hold up what ended a job (a run is canceled, a task failed) until all its tasks are over.
 
     What they write would else come back after it was removed.
     """
     try:
         yield
     except Exception:
+        with suppress(Exception):
+            _end_jobs(session, getattr(_here, "tag", None), 0)
         raise
     except BaseException:
         with suppress(Exception):
-            _end_jobs(session, getattr(_here, "tag", None))
+            if not is_remote(session):
+                context: Any = session.sparkContext
+                _hang_up(context._gateway._gateway_client)
+            _end_jobs(session, getattr(_here, "tag", None), CALM)
         raise
 
 
-def _end_jobs(session: Any, tag: str | None) -> None:
+def _end_jobs(session: Any, tag: str | None, calm: float) -> None:
+    """End the jobs of a tag, and wait until there was none for so many seconds."""
     if tag is None:
         return
     if is_remote(session):
         session.interruptTag(tag)
         return
     context = session.sparkContext
-    _hang_up(context._gateway._gateway_client)
-    until = _now() + ENDING
-    calm = _now() + CALM
-    while _now() < min(until, calm):
+    until, quiet = _now() + ENDING, _now() + calm
+    while _now() < until:
         context.cancelJobsWithTag(tag)
         if _at_work(context, tag):
-            calm = _now() + CALM
+            quiet = _now() + calm
+        elif _now() >= quiet:
+            return
         time.sleep(0.05)
 
 
