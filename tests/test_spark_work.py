@@ -240,7 +240,7 @@ def test_rows_that_were_observed_wrongly_are_counted_anew(
     doubling.arrive("numbers", _1=numbers(spark, 1, 2, 3), _2=numbers(spark, 3, 2, 1))
     doubling.run("double", double, all_chunks=False)
 
-    monkeypatch.setattr(Observed, "_told", lambda self: {ROWS: 7, HIGH: 1, LOW: 1})
+    monkeypatch.setattr(Observed, "told", lambda self: {ROWS: 7, HIGH: 1, LOW: 1})
     doubling.run("double", spark_job(double, expect={"range": {"n": (0, 3)}}))
 
     one, two = doubling.fingerprints("doubled").values()

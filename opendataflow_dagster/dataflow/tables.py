@@ -71,12 +71,7 @@ class Rows:
             connection.cursor().executemany(statement, list(self._values(frame)))
             [(found,)] = self._execute(connection, "count").fetchall()
             if found != len(frame):
-                raise Refused(
-                    f"Of {len(frame)} rows that were to be chunk {self.dataid!r} of "
-                    f"{self.table.location}, {found} are by their {self.table.column!r}. Return "
-                    "rows of this chunk only.",
-                    code="NOT_VALIDATED",
-                )
+                raise strangers(self.table, self.dataid, len(frame), found)
             confirm()
             connection.commit()
         return len(frame)
@@ -171,3 +166,12 @@ def _of_sqlite(value: Any) -> Any:
     if hasattr(value, "isoformat") or type(value).__name__ == "Decimal":
         return str(value)
     return value
+
+
+def strangers(table: Table, dataid: str, rows: int, found: int) -> Refused:
+    """What refuses rows of other chunks: so many of them are the chunk's, by its column."""
+    return Refused(
+        f"Of {rows} rows that were to be chunk {dataid!r} of {table.location}, {found} are by "
+        f"their {table.column!r}. Return rows of this chunk only.",
+        code="NOT_VALIDATED",
+    )

@@ -5,6 +5,7 @@ from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
+from ..spark.formats import retyped
 from .annotation import ON_SPARK, PANDAS, SPARK
 from .transformation import TransformationError
 
@@ -92,19 +93,10 @@ def by_the_clock(frame: Any, but: Container[str] = ()) -> Any:
 def _without_zone(kind: Any) -> Any:
     from pyspark.sql import types
 
-    if isinstance(kind, types.TimestampType):
-        return types.TimestampNTZType()
-    if isinstance(kind, types.ArrayType):
-        return types.ArrayType(_without_zone(kind.elementType), kind.containsNull)
-    if isinstance(kind, types.MapType):
-        key, value = _without_zone(kind.keyType), _without_zone(kind.valueType)
-        return types.MapType(key, value, kind.valueContainsNull)
-    if isinstance(kind, types.StructType):
-        return types.StructType([
-            types.StructField(each.name, _without_zone(each.dataType), each.nullable, each.metadata)
-            for each in kind.fields
-        ])  # fmt: skip
-    return kind
+    return retyped(
+        kind,
+        lambda leaf: types.TimestampNTZType() if isinstance(leaf, types.TimestampType) else leaf,
+    )
 
 
 # --- from pandas to Spark ---

@@ -4,7 +4,8 @@ import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from ..spark.frames import CSV, NO_VALUE, WHOLE, literal
+from ..spark.csvlines import WHOLE
+from ..spark.frames import CSV, NO_VALUE, literal
 from .converting import arrow, sent
 
 if TYPE_CHECKING:

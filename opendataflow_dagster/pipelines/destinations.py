@@ -1,7 +1,6 @@
 """Where a pipeline's result goes: a CSV file, a chunk of a folder or table, rows, BigQuery."""
 
 import os
-import warnings
 from collections.abc import Callable, Container, Sequence
 from typing import Any
 
@@ -18,8 +17,7 @@ from ..dataflow.store import Store
 from ..dataflow.tables import Rows
 from ..dataflow.targets import JDBC, Folder, Table
 from ..spark.publishing import is_frame, publish_frame
-from . import csvfile, csvparts
-from .converting import by_the_clock
+from . import converting, csvfile, csvparts
 from .project import Pipeline, Project
 from .registered import REPLACE, BigTable, CsvFile, Row, is_select, registered, target, write_mode
 from .sqltypes import only_once
@@ -211,14 +209,7 @@ class ChunkDestination(Destination):
 
 def as_pandas(frame: Any) -> Any:
     """A frame of pandas, of Spark, of pandas-on-Spark, or a source, as the first of these."""
-    if files.is_frame(frame):
-        return frame
-    if is_frame(frame):
-        return from_spark(frame)
-    if hasattr(frame, "to_pandas"):
-        with warnings.catch_warnings(action="ignore"):  # it advises against what is wanted here
-            return frame.to_pandas()
-    return frame.pandas()
+    return from_spark(frame) if is_frame(frame) else converting.as_pandas(frame)
 
 
 def from_spark(frame: Any, moments: Container[str] = ()) -> Any:
@@ -227,7 +218,7 @@ def from_spark(frame: Any, moments: Container[str] = ()) -> Any:
     Times are those that the session's clock shows, but the columns `moments` have a zone.
     """
     pandas, pyarrow = files.need("pandas"), files.need("pyarrow")
-    table = by_the_clock(frame, moments).toArrow()
+    table = converting.by_the_clock(frame, moments).toArrow()
     whole = {
         pyarrow.int8(): pandas.Int8Dtype(), pyarrow.int16(): pandas.Int16Dtype(),
         pyarrow.int32(): pandas.Int32Dtype(), pyarrow.int64(): pandas.Int64Dtype(),

@@ -44,7 +44,7 @@ class Observed:
         After a job that failed, or one that had to do tasks again, Spark tells of part of the rows,
         or of some twice: it doesn't say so, only another count does.
         """
-        told = self._told()
+        told = self.told()
         seen = told.get(ROWS)
         if rows is None and seen == 0 and not self._frame.isEmpty():
             rows = -1
@@ -57,7 +57,8 @@ class Observed:
             )
         return _evidence(told, self._schema)
 
-    def _told(self) -> dict[str, Any]:
+    def told(self) -> dict[str, Any]:
+        """What Spark has told of the aggregates; nothing if it lost them."""
         from pyspark.errors import PySparkException
 
         waiting = getattr(self._observation, "_jo", None)  # there is none on Spark Connect

@@ -1,6 +1,6 @@
 """What a format of files can't hold: refused when it is written, or put in another way."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from ..dataflow.errors import WrongUse
@@ -43,20 +43,30 @@ def plain(kind: Any) -> Any:
     """A type whose texts have no collation."""
     from pyspark.sql import types
 
+    return retyped(
+        kind, lambda leaf: types.StringType() if isinstance(leaf, types.StringType) else leaf
+    )
+
+
+def retyped(kind: Any, change: Callable[[Any], Any]) -> Any:
+    """A type, with what `change` makes of each type within it that holds no others."""
+    from pyspark.sql import types
+
+    def inner(kind: Any) -> Any:
+        return retyped(kind, change)
+
     match kind:
         case types.StructType():
             return types.StructType([
-                types.StructField(each.name, plain(each.dataType), each.nullable, each.metadata)
+                types.StructField(each.name, inner(each.dataType), each.nullable, each.metadata)
                 for each in kind.fields
             ])  # fmt: skip
         case types.ArrayType():
-            return types.ArrayType(plain(kind.elementType), kind.containsNull)
+            return types.ArrayType(inner(kind.elementType), kind.containsNull)
         case types.MapType():
-            return types.MapType(plain(kind.keyType), plain(kind.valueType), kind.valueContainsNull)
-        case types.StringType():
-            return types.StringType()
+            return types.MapType(inner(kind.keyType), inner(kind.valueType), kind.valueContainsNull)
         case _:
-            return kind
+            return change(kind)
 
 
 def _cast(df: "DataFrame", schema: "StructType") -> "DataFrame":

@@ -12,14 +12,12 @@ from ..dataflow.packs import is_packed, packed_source
 from ..dataflow.reading import located
 from ..dataflow.tables import Bounds, Rows
 from ..dataflow.targets import DEFAULT_FORMAT, JDBC, SQLITE, Folder, Remote, Table, target_of
-from .csvlines import WHOLE, in_one_piece
+from .csvlines import in_one_piece
 from .formats import plain, restored
 from .hashing import quoted
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
-
-__all__ = ["WHOLE", "read_chunk_frame", "read_files"]
 
 TABLE_FORMATS = ("delta", "iceberg")
 

@@ -7,7 +7,7 @@ from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
 
 from ..dataflow.errors import DataflowError, Refused
-from ..dataflow.tables import Bounds
+from ..dataflow.tables import Bounds, strangers
 from ..dataflow.targets import Table
 from .hashing import quoted
 from .jdbc_link import Password, Place, need_classic
@@ -134,12 +134,7 @@ class StagedRows:
     def _compare(self, rows: int, found: int) -> None:
         place = self._place
         if rows != self.rows or found != rows:
-            raise Refused(
-                f"Of {self.rows} rows that were to be chunk {place.dataid!r} of "
-                f"{place.location}, {found} are by their {place.column!r}. Return rows of this "
-                "chunk only.",
-                code="NOT_VALIDATED",
-            )
+            raise strangers(place.target, place.dataid, self.rows, found)
 
     def _names(self) -> dict[str, str]:
         columns = ", ".join(map(self._place.quoted, self._columns))

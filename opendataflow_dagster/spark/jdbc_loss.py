@@ -7,15 +7,11 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from .hashing import quoted
+from .schemas import EXACT, WHOLE
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
     from pyspark.sql.types import DataType, StructType
-
-_WHOLE = ("tinyint", "smallint", "int", "bigint")
-
-_EXACT = {"float": ("tinyint", "smallint"), "double": ("tinyint", "smallint", "int", "float")}
-"""The types of which a float has all numbers."""
 
 _MOST = {"float": "9223371487098961920", "double": "9223372036854774784"}
 """The largest number below 2^63 that a type has: the next is no bigint any more."""
@@ -60,7 +56,7 @@ def watched(
     taken = Observed(df, observation, "")
 
     def losses() -> list[tuple[str, str, str, int]]:
-        seen = taken._told()
+        seen = taken.told()
         return [(*each, seen.get(f"lost_{at}") or 0) for at, each in enumerate(told)]
 
     return df.observe(observation, *counts).selectExpr(*sent), losses
@@ -69,7 +65,7 @@ def watched(
 def _lost(name: str, cast: str, kind: "DataType", target: "DataType") -> str:
     """What is true of a value that isn't the same any more once it is cast there and back."""
     source, most = kind.simpleString(), _MOST.get(target.simpleString())
-    if source not in _WHOLE or most is None:
+    if source not in WHOLE or most is None:
         return f"not ({name} <=> try_cast({cast} as {source}))"
     # The cast back takes what is too large by one for the largest.
     return f"({name} > {most}L or not (cast({name} as bigint) <=> try_cast({cast} as bigint)))"
@@ -80,13 +76,13 @@ def _is_rounded(kind: "DataType", target: "DataType") -> bool:
     source, into = (each.simpleString().partition("(")[0] for each in (kind, target))
     if source in _TIMES:
         return into == "date"
-    numbers = (*_WHOLE, "decimal", "float", "double")
+    numbers = (*WHOLE, "decimal", "float", "double")
     if kind == target or source not in numbers or into not in numbers:
         return False
-    if into in _WHOLE:
-        return source not in _WHOLE  # one that is too large is an error
-    if into in _EXACT:
-        return source not in _EXACT[into]
-    if source in _WHOLE:
+    if into in WHOLE:
+        return source not in WHOLE  # one that is too large is an error
+    if into in EXACT:
+        return source not in EXACT[into]
+    if source in WHOLE:
         return False
     return source != "decimal" or getattr(kind, "scale", 0) > getattr(target, "scale", 0)

@@ -9,7 +9,7 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from ..dataflow.errors import DataflowError, Refused
-from ..dataflow.tables import Bounds
+from ..dataflow.tables import Bounds, strangers
 from ..dataflow.targets import Table
 from .postgres_link import Login, Password, PostgresRows, linked
 from .postgres_read import ROWS_OF_A_PART, read_rows
@@ -117,13 +117,8 @@ class StagedRows:
                 )  # fmt: skip
 
     def _refuse_others(self, rows: int, found: int) -> None:
-        table = self._rows.table
         if found != rows:
-            raise Refused(
-                f"Of {rows} rows that were to be chunk {self._dataid!r} of {table.location}, "
-                f"{found} are by their {table.column!r}. Return rows of this chunk only.",
-                code="NOT_VALIDATED",
-            )
+            raise strangers(self._rows.table, self._dataid, rows, found)
 
     def _names(self) -> dict[str, str]:
         return _names(self._rows, self._schema, self.name)

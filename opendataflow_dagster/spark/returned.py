@@ -85,7 +85,7 @@ class Unmixed:
 
     def check(self) -> None:
         """Refuse rows of other chunks, once the rows are written."""
-        count = self._observed._told().get(_OTHERS)
+        count = self._observed.told().get(_OTHERS)
         if count is None:  # Spark did tasks again, and doesn't tell
             count = self._df.where(self._is_other).count()
         if count:

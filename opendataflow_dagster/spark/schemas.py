@@ -12,9 +12,11 @@ if TYPE_CHECKING:
 
 __all__ = ["compare", "fitted", "merged", "schema_of", "schema_text"]
 
-_NUMBERS = ("tinyint", "smallint", "int", "bigint")
+WHOLE = ("tinyint", "smallint", "int", "bigint")
 _DIGITS = {"tinyint": 3, "smallint": 5, "int": 10, "bigint": 20}
-_EXACT = {"float": ("tinyint", "smallint"), "double": ("tinyint", "smallint", "int", "float")}
+EXACT = {"float": ("tinyint", "smallint"), "double": ("tinyint", "smallint", "int", "float")}
+"""The whole numbers and floats of which a float has all."""
+
 MOST_DIGITS = 38
 
 
@@ -129,10 +131,10 @@ def _wider(one: "DataType", other: "DataType") -> "DataType | None":
     first, second = type_text(one), type_text(other)
     if first == second:
         return one
-    if first in _NUMBERS and second in _NUMBERS:
-        return one if _NUMBERS.index(first) > _NUMBERS.index(second) else other
+    if first in WHOLE and second in WHOLE:
+        return one if WHOLE.index(first) > WHOLE.index(second) else other
     for wide, narrow in ((one, second), (other, first)):
-        if narrow in _EXACT.get(type_text(wide), ()):
+        if narrow in EXACT.get(type_text(wide), ()):
             return wide
     pair = {first, second}
     if pair == {"float", "int"}:
