@@ -300,6 +300,23 @@ def test_a_run_that_is_no_item_is_left_to_its_command(shop: Shop) -> None:
     check(shop.store)
 
 
+def test_items_go_on_while_a_run_that_was_sent_back_waits(shop: Shop) -> None:
+    run = new_run(shop.store, "live")
+    [claim] = take(shop.store, "live", "person", only=run)
+    shop.store.fail(claim, "no good")
+    resubmit(shop.store, "live", [run])
+    shop.send(*"abc")
+    pace = shop.consumer._paces["live"] = Pace()
+    pace.size = 1
+
+    sizes = shop.consume()
+
+    assert sizes == [1, 2]
+    assert shop.names() == ["a", "b", "c"]
+    assert statuses(shop.store)["live", "live", run] == ("OUT", "RESUBMIT")
+    check(shop.store)
+
+
 def test_items_wait_for_a_source_that_is_missing(lite: Shop) -> None:
     (lite.root / "sources" / "products.csv").unlink()
     lite.send("a", "b")

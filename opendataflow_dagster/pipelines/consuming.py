@@ -24,6 +24,7 @@ from ..dataflow.store import Store, taken_over
 from .current import Current
 from .destinations import Destination, destination_of
 from .engines import Engine, Stopped
+from .itemclaims import claim_items, heads
 from .itemruns import ItemRan, StepRan
 from .pace import Pace
 from .plans import is_read
@@ -100,21 +101,10 @@ class Consumer:
     # --- claims ---
 
     def _claim(self, slug: str, most: int) -> list[Claim]:
-        """The next items in their order; what isn't an item is for `odf pipeline run`."""
-        db, owner = self.store.db, self.pulse.owner
-        db.insist(lambda: db.run("consuming.sort", jobid=slug))
-        heads, _ = db.insist(lambda: db.run("consuming.heads", jobid=slug, k=most))
-        items = [dataid for dataid, is_item in heads if is_item]
-        how: dict[str, Any] = {"owner": owner, "lease": LEASE, "runid": self.runid}
-        if len(items) == len(heads):
-            claims = self.store.claim(slug, k=len(items), **how) if items else []
-        else:  # a batch run is about to begin, or was sent back: it isn't ours
-            claims = [each for one in items for each in self.store.claim(slug, only=one, **how)]
-        known = set(items) | payloads(self.store, slug, [each.dataid for each in claims]).keys()
-        strangers = [claim for claim in claims if claim.dataid not in known]
-        if strangers:
-            give_back(self.store, strangers, "it is for `odf pipeline run`")
-        return [claim for claim in claims if claim.dataid in known]
+        return claim_items(
+            self.store, slug, heads(self.store, slug, most),
+            owner=self.pulse.owner, lease=LEASE, runid=self.runid,
+        )  # fmt: skip
 
     # --- one batch ---
 

@@ -3,8 +3,13 @@
 update pending set sortkey = naturalkey(dataid) where jobid = :jobid and rank in (0, 1) and sortkey is null;
 
 -- name: heads
--- The chunks of a job that would be claimed next, and whether each is an item.
-select first.dataid, i.dataid is not null
-from (select dataid, rank, sortkey from pending where jobid = :jobid order by rank, sortkey, dataid limit :k) as first
-    left join streamitem i on i.jobid = :jobid and i.dataid = first.dataid
-order by first.rank, first.sortkey, first.dataid;
+-- The items of a job that would be claimed next, how often each lost its worker, and whether any of the
+-- first chunks is no item.
+select p.dataid, coalesce(c.losses, 0), exists(
+    select 1 from (select dataid from pending where jobid = :jobid order by rank, sortkey, dataid limit :k) as first
+    where not exists (select 1 from streamitem i where i.jobid = :jobid and i.dataid = first.dataid))
+from pending p
+    cross join streamitem i on i.jobid = p.jobid and i.dataid = p.dataid
+    left join claim c on c.jobid = p.jobid and c.dataid = p.dataid
+where p.jobid = :jobid
+order by p.rank, p.sortkey, p.dataid limit :k;

@@ -1,0 +1,37 @@
+"""The next items of a pipeline, claimed in their order."""
+
+from typing import Any, NamedTuple
+
+from ..dataflow.givingback import give_back
+from ..dataflow.items import payloads
+from ..dataflow.model import Claim
+from ..dataflow.store import Store
+
+
+class Heads(NamedTuple):
+    """The items at the head of a queue, and whether something that is no item is among them."""
+
+    dataids: tuple[str, ...]
+    strangers: bool
+
+
+def heads(store: Store, slug: str, most: int) -> Heads:
+    """The next items, at most so many; what isn't an item is for `odf pipeline run`."""
+    db = store.db
+    db.insist(lambda: db.run("consuming.sort", jobid=slug))
+    rows, _ = db.insist(lambda: db.run("consuming.heads", jobid=slug, k=most))
+    return Heads(tuple(row[0] for row in rows), bool(rows and rows[0][2]))
+
+
+def claim_items(store: Store, slug: str, found: Heads, **how: Any) -> list[Claim]:
+    """Claim the items that were found at the head."""
+    dataids = found.dataids
+    if not found.strangers:
+        claims = store.claim(slug, k=len(dataids), **how) if dataids else []
+    else:  # a batch run is about to begin, or was sent back: it isn't ours
+        claims = [each for one in dataids for each in store.claim(slug, only=one, **how)]
+    known = {*dataids, *payloads(store, slug, [each.dataid for each in claims])}
+    strangers = [claim for claim in claims if claim.dataid not in known]
+    if strangers:
+        give_back(store, strangers, "it is for `odf pipeline run`")
+    return [claim for claim in claims if claim.dataid in known]
