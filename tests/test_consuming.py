@@ -23,6 +23,7 @@ from opendataflow_dagster.dataflow.steps import clean, steps
 from opendataflow_dagster.dataflow.store import Store
 from opendataflow_dagster.dataflow.workers import settle_run
 from opendataflow_dagster.pipelines.consuming import Consumer, EngineGone
+from opendataflow_dagster.pipelines.csvjournal import Batch, Journal, Part, digest
 from opendataflow_dagster.pipelines.current import Current
 from opendataflow_dagster.pipelines.engines import Engine, Stopped
 from opendataflow_dagster.pipelines.pace import FIRST, MOST, Pace
@@ -420,6 +421,58 @@ def test_items_go_to_a_registered_table(lite: Shop, tmp_path: Path) -> None:
     with closing(sqlite3.connect(file)) as connection:
         rows = connection.execute("select name, total from sold order by name").fetchall()
     assert rows == [("a", 3.0), ("c", 3.0)]
+
+
+def test_what_was_appended_before_is_read_once(
+    lite: Shop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines: list[Any] = []
+    take_line = Journal._take
+
+    def counted(journal: Journal, line: dict[str, Any]) -> None:
+        lines.append(line)
+        take_line(journal, line)
+
+    for batch in range(3):
+        lite.send(f"before {batch}")
+        lite.consume()
+    lite.consumer = lite.made(lite.engine)
+    monkeypatch.setattr(Journal, "_take", counted)
+    for batch in range(4):
+        lite.send(f"after {batch}")
+        lite.consume()
+    assert len(lines) == 2 * (3 + 4), "a line for each batch, and one that it is done"
+
+    # Another file, and the first one again, made anew since: nothing is taken for known.
+    add_dataset(lite.store, "live", hostname=str(tmp_path / "other.csv"))
+    lite.send("other")
+    lite.consume()
+    assert (tmp_path / "other.csv").read_text().splitlines()[1:] == ["other,1,1.5,3.0"]
+    (tmp_path / "other.csv").unlink()
+    (tmp_path / ".other.csv.odf").unlink()
+    lite.send("once more")
+    lite.consume()
+    assert (tmp_path / "other.csv").read_text().splitlines()[1:] == ["once more,1,1.5,3.0"]
+    assert len(lite.rows()) == 7
+
+
+def test_a_journal_with_the_number_of_one_that_is_gone_is_read_anew(tmp_path: Path) -> None:
+    journal = Journal(str(tmp_path / "a.csv"))
+
+    def tell(dataid: str) -> None:
+        part = Part(dataid, int(dataid), 0, 1, digest(dataid.encode()))
+        journal.begin(Batch(0, "", 1, (part,)))
+        journal.done()
+
+    with journal.held():
+        tell("1")
+    other = Journal(str(tmp_path / "a.csv"))
+    with other.held():
+        pass
+    path = Path(journal.path)
+    path.write_bytes(path.read_bytes().replace(b'"1"', b'"8"') * 2)  # the same inode
+    with other.held():
+        assert list(other.parts) == ["8"]
 
 
 def test_a_destination_that_is_away_is_waited_for(lite: Shop, tmp_path: Path) -> None:

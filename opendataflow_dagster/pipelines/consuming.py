@@ -21,8 +21,9 @@ from ..dataflow.pulse import Pulse
 from ..dataflow.runjob import Say, first_line
 from ..dataflow.steps import Step, record
 from ..dataflow.store import Store, taken_over
+from .csvfile import CsvAppender
 from .current import Current
-from .destinations import Destination, destination_of
+from .destinations import CsvDestination, Destination, destination_of
 from .engines import Engine, Stopped
 from .itemclaims import claim_items, heads
 from .itemruns import ItemRan, StepRan
@@ -67,6 +68,7 @@ class Consumer:
         self.ending = False
         """Whether what is in hand is to be given back."""
         self._paces: dict[str, Pace] = {}
+        self._appenders: dict[str, CsvAppender] = {}
 
     def consume(self, slug: str) -> int:
         """Work on the next items of a pipeline; how many there were."""
@@ -214,11 +216,15 @@ class Consumer:
         return isinstance(error, Refused | WrongUse) or not is_to_blame(error)
 
     def _destination(self, pipeline: Pipeline) -> Destination:
-        plans = self.current.plans
-        return destination_of(
-            self.store, self.current.project, pipeline, plans[pipeline.slug],
-            read_by_others=is_read(plans, pipeline.slug),
+        plans, slug = self.current.plans, pipeline.slug
+        found = destination_of(
+            self.store, self.current.project, pipeline, plans[slug],
+            read_by_others=is_read(plans, slug),
         )  # fmt: skip
+        appender = self._appenders.pop(slug, None)
+        if isinstance(found, CsvDestination):  # a journal of all items isn't read for each batch
+            self._appenders[slug] = found.go_on(appender)
+        return found
 
     def _settle(
         self, finished: Sequence[Claim], facts: Sequence[Fact], reasons: dict[Claim, str],

@@ -19,6 +19,9 @@ from ..dataflow.errors import Refused
 PATIENCE = 60.0
 """Seconds to wait for another process that writes to the file."""
 
+TAIL = 256
+"""Bytes by which a journal is known again: a new file may get the number of one that is gone."""
+
 
 class Part(NamedTuple):
     """The bytes that one claim has appended."""
@@ -137,10 +140,9 @@ class Journal:
     def _read(self) -> None:
         """Read what was added since; of a line that isn't whole, nothing was done yet."""
         told = os.fstat(self._handle)
-        inode, at = self._seen
-        if inode != told.st_ino or at > told.st_size:
+        if not self._is_known(told):
             self._forget()
-            at = 0
+        at = self._seen[1]
         for line in os.pread(self._handle, told.st_size - at, at).splitlines(keepends=True):
             try:
                 read = json.loads(line) if line.endswith(b"\n") else None
@@ -151,12 +153,21 @@ class Journal:
                 break
             self._take(read)
             at += len(line)
+            self._tail = (self._tail + line)[-TAIL:]
         self._seen = told.st_ino, at
+
+    def _is_known(self, told: os.stat_result) -> bool:
+        """Whether what is open goes on from what was read."""
+        inode, at = self._seen
+        if inode != told.st_ino or at > told.st_size:
+            return False
+        return os.pread(self._handle, len(self._tail), at - len(self._tail)) == self._tail
 
     def _write(self, line: dict[str, Any]) -> None:
         data = json.dumps(line).encode() + b"\n"
         write_at(self._handle, data, self._seen[1])
         self._seen = os.fstat(self._handle).st_ino, self._seen[1] + len(data)
+        self._tail = (self._tail + data)[-TAIL:]
         self._take(line)
 
     def _take(self, line: dict[str, Any]) -> None:
@@ -179,6 +190,7 @@ class Journal:
 
     def _forget(self) -> None:
         self._seen = (0, 0)
+        self._tail = b""
         self.parts: dict[str, list[Part]] = {}
         """By dataid, what was appended for it last; before that is done, what it replaces too."""
         self.batch: Batch | None = None

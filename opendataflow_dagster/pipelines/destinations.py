@@ -123,11 +123,17 @@ class CsvDestination(Destination):
 
     def __init__(self, path: str, mode: str, dataset: str) -> None:
         self.location, self._mode = path, mode
-        self._appender = csvfile.CsvAppender(path)
+        self.appender = csvfile.CsvAppender(path)
         self._instead = "" if mode else (
             f"To add to it, run: odf dataset add {dataset} --writemode append. "
             f"To have it replaced by each run and each item: --writemode replace."
         )  # fmt: skip
+
+    def go_on(self, known: csvfile.CsvAppender | None) -> csvfile.CsvAppender:
+        """Append by what knows the file's journal already, if it is the same file."""
+        if known is not None and known.path == self.appender.path:
+            self.appender = known
+        return self.appender
 
     def refuse_loss(self) -> None:
         if self._instead:
@@ -137,11 +143,11 @@ class CsvDestination(Destination):
         frame = as_pandas(frame)
         if self._mode in ("", REPLACE):
             return csvfile.replace(self.location, frame, confirm, instead=self._instead)
-        return one(self._appender.append([(chunk.claim, frame)], confirm))
+        return one(self.appender.append([(chunk.claim, frame)], confirm))
 
     def append(self, parts: Parts, confirm: Confirm) -> list[Verdict]:
         if self._mode != REPLACE:
-            return self._appender.append([(claim, as_pandas(f)) for claim, f in parts], confirm)
+            return self.appender.append([(claim, as_pandas(f)) for claim, f in parts], confirm)
         return [self._instead_of_all(as_pandas(frame), confirm) for _, frame in parts]
 
     def _instead_of_all(self, frame: Any, confirm: Confirm) -> Verdict:
