@@ -9,7 +9,7 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 
-from ..dataflow.runjob import Say
+from ..dataflow.runjob import Say, first_line
 
 STARTING, READY, RESTARTING, OFF = "starting", "ready", "restarting", "off"
 
@@ -23,6 +23,9 @@ LASTED = 60.0
 """Seconds after which a worker that dies is started again at once; else later each time."""
 
 LONGEST = 30.0
+
+MOST = 65536
+"""Bytes that are read at once, and of a line that may be a state."""
 
 
 class WorkerProcess:
@@ -79,12 +82,16 @@ class WorkerProcess:
             if self._over.is_set():
                 break
             began = time.monotonic()
-            code = await self._run()
+            try:
+                told = f"The worker ended with code {await self._run()}"
+            except Exception as error:  # too many open files, no memory: whatever it is, go on
+                told = f"The worker can't be run: {first_line(error)}"
+                await self._end()
             if self._over.is_set():
                 break
             lasted = time.monotonic() - began > LASTED
             pause = 0.1 if lasted else min(LONGEST, max(0.5, pause * 2))
-            self._say(f"The worker ended with code {code}. It is started again in {pause:g} s")
+            self._say(f"{told}. It is started again in {pause:g} s")
             self.state = RESTARTING
         self.state = OFF
 
@@ -100,9 +107,26 @@ class WorkerProcess:
         if self._over.is_set() and process.stdin:
             process.stdin.close()
         assert process.stdout is not None
-        async for line in process.stdout:
-            self._heard(line)
+        rest = b""
+        while data := await process.stdout.read(MOST):
+            *lines, rest = (rest + data).split(b"\n")
+            for line in lines:
+                self._heard(line + b"\n")
+            if len(rest) > MOST:
+                _show(rest)
+                rest = b""
+        self._heard(rest)
         return await process.wait()
+
+    async def _end(self) -> None:
+        """End a worker that nobody listens to any more."""
+        process, self._process = self._process, None
+        if process is None or process.returncode is not None:
+            return
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        with suppress(TimeoutError):
+            await asyncio.wait_for(process.wait(), GRACE)
 
     def _heard(self, line: bytes) -> None:
         with suppress(ValueError, AttributeError):
@@ -110,5 +134,11 @@ class WorkerProcess:
             if told == READY and self.state != READY:
                 self.state = READY
                 return
-        sys.stderr.buffer.write(line)  # something else has printed it
+        _show(line)
+
+
+def _show(printed: bytes) -> None:
+    """Pass on what something else than the worker has printed."""
+    with suppress(OSError, ValueError):  # nobody reads it any more
+        sys.stderr.buffer.write(printed)
         sys.stderr.flush()
