@@ -9,13 +9,14 @@ from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from textwrap import dedent
+from threading import Event, Thread
 from typing import TYPE_CHECKING, Any
 
 import psycopg
 import pytest
 from psycopg.conninfo import conninfo_to_dict
 
-from opendataflow_dagster.dataflow.items import Post, accept, new_run, payloads
+from opendataflow_dagster.dataflow.items import Post, accept, backlog, new_run, payloads
 from opendataflow_dagster.dataflow.moves import resubmit
 from opendataflow_dagster.dataflow.pulse import Pulse
 from opendataflow_dagster.dataflow.registry import add_dataset
@@ -26,9 +27,12 @@ from opendataflow_dagster.pipelines.consuming import Consumer, EngineGone
 from opendataflow_dagster.pipelines.csvjournal import Batch, Journal, Part, digest
 from opendataflow_dagster.pipelines.current import Current
 from opendataflow_dagster.pipelines.engines import Engine, Stopped
+from opendataflow_dagster.pipelines.itemclaims import heads
+from opendataflow_dagster.pipelines.itemworker import settle_lost
 from opendataflow_dagster.pipelines.pace import FIRST, MOST, Pace
 from opendataflow_dagster.pipelines.project import read_project
 from opendataflow_dagster.pipelines.sources import source_of
+from opendataflow_dagster.pipelines.turns import Turns
 from tests.stores import check, expire, policy, sql, statuses, take
 
 if TYPE_CHECKING:
@@ -335,7 +339,7 @@ def test_items_wait_for_a_source_that_is_missing(lite: Shop) -> None:
 
 def test_an_item_that_another_has_taken_over_is_not_published(shop: Shop) -> None:
     ids = shop.send("a", "b", "c")
-    claims = shop.consumer._claim("live", 3)
+    claims = shop.consumer._claim("live", heads(shop.store, "live", 3))
     expire(shop.store, claims[1])
     assert [each.dataid for each in shop.store.recover("live")] == [ids[1]]
     left = {each.generation: each for each in claims}
@@ -347,19 +351,110 @@ def test_an_item_that_another_has_taken_over_is_not_published(shop: Shop) -> Non
     assert shop.names() == ["a", "c", "b"]
 
 
-def test_when_spark_is_gone_the_items_are_given_back(lite: Shop) -> None:
+def test_when_spark_is_gone_the_items_are_tried_again_alone(lite: Shop) -> None:
     def gone() -> Any:
         raise ConnectionRefusedError("Java is gone")
 
     lite.send("a", "b")
     lite.consumer = lite.made(Engine(lite.project, gone), is_alive=False)
-    for _ in range(7):
-        with pytest.raises(EngineGone):
-            lite.consume()
+    with pytest.raises(EngineGone):
+        lite.consume()
+    assert lite.consume() == [], "this worker begins nothing more"
+    settle_lost(lite.store, RUNID, "Spark has ended", say=lite.said.append)
     assert lite.status() == ["RESUBMIT", "RESUBMIT"]
     lite.consumer = lite.made(lite.engine)
-    assert lite.consume() == [2]
-    assert lite.names() == ["a", "b"]
+    lite.send("c", "d")
+    assert lite.consume() == [1, 1, 2]
+    assert lite.names() == ["a", "b", "c", "d"]
+
+
+class Halting(Engine):
+    """An engine whose Java ends at an item that is called so."""
+
+    alive = True
+
+    def run_items(self, slug: str, names: Any, sources: Any, items: Any, **how: Any) -> Any:
+        if any(each["name"] == "halts" for each in items):
+            self.alive = False
+            raise ConnectionRefusedError("Java is gone")
+        return super().run_items(slug, names, sources, items, **how)
+
+
+def test_only_what_ends_spark_again_and_again_is_held(shop: Shop) -> None:
+    ids = shop.send("a", "b", "halts", "d", "e")
+    sizes: list[int] = []
+
+    def works_to_its_end() -> bool:
+        engine = Halting(shop.project, lambda: shop.spark)
+        consumer = shop.consumer = shop.made(engine)
+        consumer._is_alive = lambda: engine.alive
+        try:
+            sizes.extend(shop.consume())
+        except EngineGone as error:
+            settle_lost(shop.store, RUNID, str(error), say=shop.said.append)
+            return False
+        return True
+
+    assert [works_to_its_end() for _ in range(4)] == [False, False, False, True]
+    assert sizes == [1, 1], "the last two, each by itself"
+    assert shop.status() == ["READY", "READY", "HOLD", "READY", "READY"]
+    assert shop.names() == ["a", "b", "d", "e"]
+    assert f"run: odf resubmit live {ids[2]}" in shop.said[-1]
+    assert [row["held"] for row in backlog(shop.store)] == [1]
+    why = sql(shop.store, "select why from dataevent where dataid = :d order by seq", d=ids[2])
+    assert why[-1][0].startswith("Spark has ended: Java is gone: worker lost claim 3 of 3")
+    resubmit(shop.store, "live", [ids[2]])
+    assert [row["held"] for row in backlog(shop.store)] == [0]
+    assert [works_to_its_end() for _ in range(2)] == [False, False], "it has three tries again"
+    assert shop.status()[2] == "RESUBMIT"
+    check(shop.store)
+
+
+def test_what_was_lost_in_company_is_never_held(shop: Shop) -> None:
+    policy(shop.store, "live", max_attempts=1)
+    shop.send("a", "b")
+    shop.consumer._claim("live", heads(shop.store, "live", 2))
+    settle_lost(shop.store, RUNID, "the worker ended", say=shop.said.append)
+    assert shop.status() == ["RESUBMIT", "RESUBMIT"]
+    found = heads(shop.store, "live", 2)
+    assert (len(found.dataids), found.alone) == (1, True)
+    shop.consumer._claim("live", found)
+    settle_lost(shop.store, RUNID, "the worker ended", say=shop.said.append)
+    assert shop.status() == ["HOLD", "RESUBMIT"]
+    assert shop.consume() == [1]
+
+
+def test_a_suspect_is_worked_on_with_nothing_else_in_hand() -> None:
+    turns, over = Turns(lambda: over.is_set()), Event()
+    told: list[str] = []
+
+    def work(name: str, alone: bool) -> Thread:
+        def run() -> None:
+            with turns.taken(alone=alone) as ours:
+                told.append(name if ours else f"no {name}")
+
+        thread = Thread(target=run)
+        thread.start()
+        return thread
+
+    with turns.taken(alone=False), turns.taken(alone=False) as ours:
+        assert ours
+        suspect = work("suspect", alone=True)
+        while not turns._waiting:
+            time.sleep(0.01)
+        later = work("later", alone=False)
+        time.sleep(0.05)
+        assert told == []
+    suspect.join()
+    later.join()
+    assert told == ["suspect", "later"]
+    with turns.taken(alone=True):
+        waiting = [work("batch", alone=False), work("other", alone=True)]
+        time.sleep(0.05)
+        over.set()
+        for each in waiting:
+            each.join()
+    assert sorted(told[2:]) == ["no batch", "no other"]
 
 
 def test_what_is_in_hand_at_the_end_is_given_back(lite: Shop) -> None:
@@ -377,7 +472,7 @@ def test_what_is_in_hand_at_the_end_is_given_back(lite: Shop) -> None:
 
 def test_what_a_killed_worker_had_in_hand_is_done_again_once(shop: Shop) -> None:
     shop.send("a", "b", "c")
-    claims = shop.consumer._claim("live", 2)
+    claims = shop.consumer._claim("live", heads(shop.store, "live", 2))
     pipeline = shop.current.taking["live"]
     frames = [
         each.ran.frame

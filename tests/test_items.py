@@ -253,6 +253,11 @@ def test_the_backlog(store: Store) -> None:
     assert orders["oldest_seconds"] > 86400
     assert 0 <= found["quiet"]["oldest_seconds"] < 60
 
+    assert (orders["held"], found["quiet"]["held"]) == (0, 0)
+    run = new_run(store, "orders")
+    store.fail(take(store, "orders", only=run)[0], "a run is no item")
+    assert {row["jobid"]: row["failed"] for row in backlog(store)} == {"orders": 1, "quiet": 0}
+
     resubmit(store, "orders", failed=True)
     assert {row["jobid"]: row["failed"] for row in backlog(store)} == {"orders": 0, "quiet": 0}
 

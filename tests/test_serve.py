@@ -201,6 +201,33 @@ def test_kill_9_of_server_and_worker_loses_nothing_that_was_acknowledged(served:
     assert max(names.values()) == 1
 
 
+NATIVE = """
+import os
+from pyspark.sql import DataFrame, functions as F
+
+def run(df: DataFrame, stream=None) -> DataFrame:
+    if stream["name"] == "exits":
+        os._exit(3)
+    if stream["name"] == "halts":
+        df.sparkSession._jvm.java.lang.Runtime.getRuntime().halt(3)
+    return df.limit(1).select(F.lit(stream["name"]).alias("name"))
+"""
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("bad", ["exits", "halts"])
+def test_an_item_that_ends_the_worker_is_held_alone(served: Served, bad: str) -> None:
+    (served.root / "pipelines" / "live" / "add.py").write_text(NATIVE)
+    served.start()
+    names = ["a", "b", bad, "d", "e"]
+    ids = [served.post(name).json()["dataid"] for name in names]
+    wait_until(lambda: served.statuses() == {"READY": 4, "HOLD": 1}, 300)
+    assert served.status(ids[2]) == "HOLD"
+    assert sorted(served.names()) == ["a", "b", "d", "e"]
+    assert served.said().count("is held: ") == 1
+    assert 'odf_items_held{pipeline="live"} 1' in served.http.get("/metrics").text
+
+
 def test_without_a_worker_the_items_wait(served: Served) -> None:
     process = served.start("--no-worker")
     assert served.health() == {"status": "ok", "database": True, "worker": "off"}

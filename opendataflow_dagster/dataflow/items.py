@@ -42,7 +42,7 @@ def item_status(store: Store, jobid: str, dataid: str) -> dict[str, Any] | None:
 
 
 def backlog(store: Store) -> list[dict[str, Any]]:
-    """Of each job that takes items: how many wait and for how long, and how many run and failed."""
+    """Of each job that takes items: how many wait and for how long, run, failed and are held."""
     db = store.db
 
     def work() -> list[dict[str, Any]]:
@@ -51,9 +51,10 @@ def backlog(store: Store) -> list[dict[str, Any]]:
             [(waiting, oldest)] = db.run("items.waiting", jobid=jobid)
             [(running,)] = db.run("items.running", jobid=jobid)
             [(failed,)] = db.run("items.failed", jobid=jobid)
+            [(held,)] = db.run("items.held", jobid=jobid)
             rows.append({
                 "jobid": jobid, "waiting": waiting, "oldest_seconds": max(0.0, float(oldest or 0)),
-                "running": running, "failed": failed,
+                "running": running, "failed": failed, "held": held,
             })  # fmt: skip
         return rows
 

@@ -57,28 +57,35 @@ def runs_at_work(store: Store) -> list[str]:
 
 
 def settle_run(
-    store: Store, runid: str, *, why: str, canceled: bool, who: str = "dagster"
-) -> list[Recovered]:
+    store: Store, runid: str, *, why: str, canceled: bool, who: str = "dagster",
+    max_losses: int = MAX_LOSSES, blame_together: bool = True,
+) -> list[Recovered]:  # fmt: skip
     """Settle now what a run that is over still holds, and forget its workers.
 
     Claims of a canceled run are FAILED; others are lost claims, which are made again, or held after
     too many losses. What finished meanwhile, or was taken over, isn't the run's and is left alone.
+    Without `blame_together` only a claim that is lost alone is held: it has ended the run itself.
     """
     return store.db.insist(
-        lambda: _settle(store, runid, why, canceled, who), races=RACES, wait=False
-    )[0]
+        lambda: _settle(store, runid, why, canceled, who, max_losses, blame_together),
+        races=RACES, wait=False,
+    )[0]  # fmt: skip
 
 
-def _settle(store: Store, runid: str, why: str, canceled: bool, who: str) -> list[Recovered]:
+def _settle(
+    store: Store, runid: str, why: str, canceled: bool, who: str, max_losses: int,
+    blame_together: bool,
+) -> list[Recovered]:  # fmt: skip
     db, done = store.db, []
     with db.transaction(who=who, why=why, act="finish"):
-        held = db.run("workers.claims", runid=runid, max_losses=MAX_LOSSES)
+        held = db.run("workers.claims", runid=runid, max_losses=max_losses)
+        to_blame = blame_together or len(held) == 1
         for jobid, dataid, generation, owner, losses, most in held:
             if canceled:
                 status, reason = FAILED, why
                 db.change("workers.close", jobid=jobid, dataid=dataid, generation=generation)
             else:
-                status = HOLD if losses >= most else RESUBMIT
+                status = HOLD if losses >= most and to_blame else RESUBMIT
                 reason = f"{why}: {owner} lost claim {losses} of {most}"
                 db.run("context.sign", who=who, why=reason, act="finish")
                 db.change("claims.disown", jobid=jobid, dataid=dataid, losses=losses)

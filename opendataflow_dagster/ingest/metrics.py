@@ -84,6 +84,7 @@ def page(
         for name, key, text in (
             ("odf_items_waiting", "waiting", "Items that wait to be worked on."),
             ("odf_items_failed", "failed", "Items that have failed."),
+            ("odf_items_held", "held", "Items on HOLD, since they have cost too many workers."),
             ("odf_oldest_item_seconds", "oldest_seconds", "Age of the oldest item that waits."),
         ):
             found = [({"pipeline": slug}, rows.get(slug, {}).get(key) or 0) for slug in slugs]

@@ -25,7 +25,7 @@ from .csvfile import CsvAppender
 from .current import Current
 from .destinations import CsvDestination, Destination, destination_of
 from .engines import Engine, Stopped
-from .itemclaims import claim_items, heads
+from .itemclaims import Heads, claim_items, heads
 from .itemruns import ItemRan, StepRan
 from .pace import Pace
 from .plans import is_read
@@ -33,6 +33,7 @@ from .project import Pipeline
 from .sources import source_of
 from .stepping import CLEANED, reason_of_item, steps_of
 from .transformation import TransformationError
+from .turns import Turns
 from .verdicts import Verdict, is_to_blame
 
 LEASE = 30.0
@@ -43,7 +44,7 @@ ENDING = "the server is being stopped"
 
 
 class EngineGone(Exception):
-    """Spark has ended: this worker can't go on, and what it has in hand is given back."""
+    """Spark has ended: this worker can't go on, and what it has in hand is lost with it."""
 
 
 class Done(NamedTuple):
@@ -68,6 +69,7 @@ class Consumer:
         self.ending = False
         """Whether what is in hand is to be given back."""
         self._paces: dict[str, Pace] = {}
+        self._turns = Turns(lambda: self.stopping or self.ending)
         self._appenders: dict[str, CsvAppender] = {}
 
     def consume(self, slug: str) -> int:
@@ -76,15 +78,24 @@ class Consumer:
         pipeline = self.current.taking.get(slug)
         if self.stopping or pipeline is None or time.monotonic() < pace.until:
             return 0
-        claims = self._claim(slug, pace.size)
+        found = heads(self.store, slug, pace.size)
+        with self._turns.taken(alone=found.alone) as ours:
+            return self._consume(pipeline, found, pace) if ours and not self.stopping else 0
+
+    def _consume(self, pipeline: Pipeline, found: Heads, pace: Pace) -> int:
+        slug = pipeline.slug
+        claims = self._claim(slug, found)
         for claim in claims:
             self.pulse.hold(claim)
         left = {claim.generation: claim for claim in claims}
         try:
             if claims:
                 self._work(pipeline, claims, left, pace)
-        except (Stopped, EngineGone) as error:
+        except Stopped as error:
             give_back(self.store, list(left.values()), str(error))
+            raise
+        except EngineGone:  # one of them may have ended it: what is left is settled as lost
+            self.stopping = True
             raise
         except Exception as error:
             if self.store.db.trouble(error):
@@ -102,11 +113,10 @@ class Consumer:
 
     # --- claims ---
 
-    def _claim(self, slug: str, most: int) -> list[Claim]:
+    def _claim(self, slug: str, found: Heads) -> list[Claim]:
         return claim_items(
-            self.store, slug, heads(self.store, slug, most),
-            owner=self.pulse.owner, lease=LEASE, runid=self.runid,
-        )  # fmt: skip
+            self.store, slug, found, owner=self.pulse.owner, lease=LEASE, runid=self.runid
+        )
 
     # --- one batch ---
 

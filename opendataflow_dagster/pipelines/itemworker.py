@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..dataflow.config import Settings
+from ..dataflow.model import HOLD
 from ..dataflow.names import printable, typed
 from ..dataflow.pulse import Pulse
 from ..dataflow.runjob import Say, first_line
@@ -42,6 +43,9 @@ YIELD = 5
 
 THREADS = 4
 """Pipelines that are worked on at once."""
+
+LOSSES = 3
+"""Workers that an item may cost, unless its policy says more: once in company, and twice alone."""
 
 
 class Bell:
@@ -79,6 +83,8 @@ class ItemWorker:
     def __init__(self, consumer: Consumer, bell: Bell, *, say: Say) -> None:
         self.consumer, self.bell, self._say = consumer, bell, say
         self.code = 0
+        self.lost = ""
+        """Why what is in hand is lost, if it is."""
         self._busy: set[str] = set()
         self._again: set[str] = set()
         self._lock = threading.Lock()
@@ -129,7 +135,7 @@ class ItemWorker:
             pass
         except EngineGone as error:
             self._say(str(error))
-            self.code = 1
+            self.code, self.lost = 1, str(error)
         except Exception as error:
             self._told(error)
             self.consumer.store.db.drop()
@@ -179,17 +185,37 @@ def serve_items(settings: Settings, project: Project, *, say: Say) -> int:
         with alone(project.root, bell, say) as ours:
             if not ours:
                 return 0
-            settle_run(store, runid, why="the worker ended", canceled=False, who="odf serve")
+            settle_lost(store, runid, "the worker ended", say=say)
             current.refresh()
             _warm(session)
             os.write(heard, json.dumps({"state": "ready"}).encode() + b"\n")
             say(_readiness(store, current))
-            code = ItemWorker(consumer, bell, say=say).run()
+            worker = ItemWorker(consumer, bell, say=say)
+            code = worker.run()
+            if worker.lost:
+                with suppress(Exception):  # else the next worker does it
+                    settle_lost(store, runid, worker.lost, say=say)
     engine.close()
     with suppress(Exception):
         session.stop()
     store.close()
     return code
+
+
+def settle_lost(store: Store, runid: str, why: str, *, say: Say) -> None:
+    """Settle what a worker had in hand when it ended: all of it may be tried again, each alone.
+
+    An item that ends its worker alone, and again, is held; no other is, and it needs no policy.
+    """
+    for each in settle_run(
+        store, runid, why=why, canceled=False, who="odf serve", max_losses=LOSSES,
+        blame_together=False,
+    ):  # fmt: skip
+        if each.status == HOLD:
+            say(
+                f"{each.jobid}: item {each.dataid} is held: {each.reason}. Once it is mended, "
+                f"run: odf resubmit {typed(each.jobid)} {each.dataid}"
+            )
 
 
 @contextmanager

@@ -21,11 +21,21 @@ where s.jobid = :jobid and s.dataid = :dataid and s.locktype = 'OUT'
 order by s.datasetid limit 1;
 
 -- name: failed
--- How many chunks of a job are FAILED now, found by the failures that history has.
+-- How many items of a job are FAILED now, found by the failures that history has.
 select count(*) from (select distinct dataid from dataevent where jobid = :jobid and status_after = 'FAILED') as once
 where exists (
     select 1 from datastatus s
-    where s.dataid = once.dataid and s.jobid = :jobid and s.locktype = 'OUT' and s.status = 'FAILED');
+    where s.dataid = once.dataid and s.jobid = :jobid and s.locktype = 'OUT' and s.status = 'FAILED')
+  and exists (select 1 from streamitem i where i.jobid = :jobid and i.dataid = once.dataid);
+
+-- name: held
+-- How many items of a job are on HOLD since they cost too many workers: their claims remember it.
+select count(*) from claim c
+where c.jobid = :jobid and c.owner is null and c.losses > 0
+  and exists (select 1 from streamitem i where i.jobid = :jobid and i.dataid = c.dataid)
+  and exists (
+    select 1 from datastatus s
+    where s.dataid = c.dataid and s.jobid = :jobid and s.locktype = 'OUT' and s.status = 'HOLD');
 
 -- name: running
 -- How many chunks of a job are in somebody's hands.
