@@ -24,8 +24,18 @@ class Counted:
                 self._numbers.answers[message["status"]] += 1
             await send(message)
 
+        await self._app(scope, receive, sent)
+
+
+class Undisturbed:
+    """Takes it for no error that a client has gone away."""
+
+    def __init__(self, app: Any) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         with suppress(ClientDisconnect):
-            await self._app(scope, receive, sent)
+            await self._app(scope, receive, send)
 
 
 def as_error(_: Request, error: HTTPException) -> Response:

@@ -21,7 +21,7 @@ from ..dataflow.runjob import Say, first_line
 from ..dataflow.store import Store
 from ..pipelines.current import Current
 from ..pipelines.project import Project
-from .answers import Counted, after, as_error, as_trouble, plain
+from .answers import Counted, Undisturbed, after, as_error, as_trouble, plain
 from .bodies import body_of, key_of
 from .committing import Committer, Overfull
 from .documents import openapi, page
@@ -59,7 +59,7 @@ class Worker(Protocol):
 def make_app(
     store: Store, project: Project, *, limits: Limits | None = None, worker: Worker | None = None,
     say: Say = lambda _: None,
-) -> Starlette:  # fmt: skip
+) -> Counted:  # fmt: skip
     """The application for a project's pipelines; it registers them when it starts."""
     served = _Served(store, project, limits or Limits(), worker, say)
     routes = [
@@ -73,8 +73,8 @@ def make_app(
     handlers: dict[Any, Any] = {HTTPException: as_error, Exception: as_trouble}
     app = Starlette(routes=routes, exception_handlers=handlers, lifespan=served.lifespan)
     app.router.redirect_slashes = False
-    app.add_middleware(Counted, numbers=served.numbers)
-    return app
+    app.add_middleware(Undisturbed)
+    return Counted(app, served.numbers)  # outside of all that answers for an error of our own
 
 
 class _Served:
