@@ -11,13 +11,13 @@ from typing import Any
 
 import httpx
 import pytest
-import uvicorn
 
 from opendataflow_dagster.dataflow.items import payloads
 from opendataflow_dagster.dataflow.store import Store, open_store
 from opendataflow_dagster.dataflow.tokens import drop_token, new_token
 from opendataflow_dagster.ingest import Limits, make_app
 from opendataflow_dagster.ingest.limits import Rates
+from opendataflow_dagster.ingest.listening import make_server
 from opendataflow_dagster.ingest.metrics import Sparing
 from opendataflow_dagster.pipelines.project import read_project
 from tests.postgres import Server
@@ -73,8 +73,7 @@ class Client:
             store, read_project(root), limits=Limits(**limits), say=self.said.append
         )
         self._socket = socket.create_server(("127.0.0.1", 0))
-        config = uvicorn.Config(self.app, log_level="critical", lifespan="on", access_log=False)
-        self._server = uvicorn.Server(config)
+        self._server = make_server(self.app, Limits(**limits), log_level="critical")
         self._thread = threading.Thread(target=self._server.run, args=([self._socket],))
         base = f"http://127.0.0.1:{self._socket.getsockname()[1]}"
         self.http = httpx.Client(base_url=base, timeout=30, trust_env=False)
@@ -449,6 +448,21 @@ def test_health_and_numbers(client: Client) -> None:
         "# TYPE odf_acknowledge_seconds histogram",
     ):  # fmt: skip
         assert line in lines, answer.text
+
+
+def test_an_error_of_our_own_is_counted(
+    lite: Callable[..., Client], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = lite()
+
+    def broken(*_: Any) -> Any:
+        raise RuntimeError("no good")
+
+    monkeypatch.setattr("opendataflow_dagster.ingest.app.openapi", broken)
+    answer = client.http.get("/openapi.json")
+    assert answer.status_code == 500
+    assert answer.json() == {"error": "The server met an error of its own; its log tells more."}
+    assert 'odf_http_responses_total{code="500"} 1' in client.http.get("/metrics").text
 
 
 def test_what_takes_long_to_ask_is_asked_the_less_often() -> None:

@@ -67,9 +67,8 @@ def _serve(
     line: list[str] | None,
 ) -> int:  # fmt: skip
     try:
-        import uvicorn
-
         from ..ingest import Limits, make_app
+        from ..ingest.listening import make_server
         from ..ingest.worker import WorkerProcess
     except ModuleNotFoundError as error:
         raise DataflowError(
@@ -83,13 +82,10 @@ def _serve(
     listening = _bound(host, port)
     address = f"http://{_shown(host)}:{listening.getsockname()[1]}"
     worker = WorkerProcess(line, say=say) if line else None
-    app = make_app(store, project, limits=Limits(rate=rate), worker=worker, say=say)
-    server = uvicorn.Server(
-        uvicorn.Config(
-            app, log_level="warning", access_log=False, server_header=False, lifespan="on",
-            timeout_graceful_shutdown=10,
-        )
-    )  # fmt: skip
+    limits = Limits(rate=rate)
+    server = make_server(
+        make_app(store, project, limits=limits, worker=worker, say=say), limits
+    )
     say(f"{printable(project.name)} takes items at {address}/docs")
     if host not in LOOPBACK:
         say("Whoever reaches this address can send items with a token; it speaks plain HTTP")

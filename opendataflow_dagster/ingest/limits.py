@@ -20,6 +20,10 @@ class Limits(NamedTuple):
     """Items per second of a pipeline."""
     waiting: int = 64 * 1024 * 1024
     """Characters of items that wait for the database."""
+    connections: int = 900
+    """Connections at once."""
+    head: float = 30.0
+    """Seconds in which a request has to begin, with all of its headers."""
     upload: float = 30.0
     """Seconds in which a body has to arrive."""
     patience: float = 3.0

@@ -1,0 +1,165 @@
+"""What a client can do on a connection: send as it likes, and not keep the server waiting."""
+
+import json
+import socket
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from opendataflow_dagster.ingest.bodies import DRAINED
+from tests.test_ingest import Client, lite, root, wait_until
+
+__all__ = ["lite", "root"]
+
+Clients = Callable[..., Client]
+
+
+@contextmanager
+def connected(client: Client) -> Iterator[socket.socket]:
+    address = ("127.0.0.1", client.http.base_url.port or 0)
+    with socket.create_connection(address, timeout=20) as raw:
+        yield raw
+
+
+def head(client: Client, *lines: str, path: str = "/stream/live") -> bytes:
+    """The head of a post with the pipeline's token."""
+    told = [
+        f"POST {path} HTTP/1.1", "Host: here", f"Authorization: Bearer {client.token}",
+        "Content-Type: application/json", *lines, "", "",
+    ]  # fmt: skip
+    return "\r\n".join(told).encode()
+
+
+def answer(raw: socket.socket) -> tuple[int, str]:
+    """The status and the body of the next answer."""
+    data = b""
+    while b"\r\n\r\n" not in data:
+        data += raw.recv(65536) or pytest.fail(f"closed after {data!r}")
+    lines, _, body = data.partition(b"\r\n\r\n")
+    for line in lines.lower().split(b"\r\n"):
+        if line.startswith(b"content-length:"):
+            while len(body) < int(line.split(b":")[1]):
+                body += raw.recv(65536)
+    return int(lines.split()[1]), body.decode()
+
+
+def seconds_until_closed(raw: socket.socket) -> float:
+    began = time.monotonic()
+    try:
+        while raw.recv(65536):
+            pass
+    except ConnectionResetError:
+        pass
+    return time.monotonic() - began
+
+
+def test_an_offer_of_another_protocol_loses_no_body(lite: Clients) -> None:
+    client = lite()
+    body = b'{"id": 1}'
+    offer = ["Connection: Upgrade, HTTP2-Settings", "Upgrade: h2c", "HTTP2-Settings: AAMAAABk",
+             f"Content-Length: {len(body)}"]  # fmt: skip
+    with connected(client) as raw:
+        raw.sendall(head(client, *offer) + body)
+        assert answer(raw)[0] == 202
+        raw.sendall(head(client, *offer))
+        time.sleep(0.1)
+        raw.sendall(body)
+        assert answer(raw)[0] == 202
+    assert list(client.kept().values()) == ['{"id": 1}'] * 2
+
+
+@pytest.mark.parametrize("sent", [b"", b"POST /stream/live HTTP/1.1\r\nHost: h"])
+def test_a_request_that_does_not_begin_is_not_waited_for(lite: Clients, sent: bytes) -> None:
+    client = lite(head=0.5)
+    with connected(client) as raw:
+        raw.sendall(sent)
+        assert 0.2 < seconds_until_closed(raw) < 5
+    with connected(client) as raw:  # nor is the second one of a connection
+        raw.sendall(b"GET /health HTTP/1.1\r\nHost: here\r\n\r\n")
+        assert answer(raw)[0] == 200
+        raw.sendall(sent or b"G")
+        assert 0.2 < seconds_until_closed(raw) < 5
+
+
+def test_letters_one_by_one_are_no_request(lite: Clients) -> None:
+    client = lite(head=0.5)
+    with connected(client) as raw:
+        with pytest.raises(OSError):
+            for letter in head(client, *["X: y"] * 100):
+                raw.sendall(bytes([letter]))
+                time.sleep(0.05)
+
+
+def test_a_body_may_take_longer_than_its_head(lite: Clients) -> None:
+    client = lite(head=0.3)
+    with connected(client) as raw:
+        raw.sendall(head(client, "Content-Length: 9"))
+        time.sleep(0.8)
+        raw.sendall(b'{"id": 1}')
+        assert answer(raw)[0] == 202
+
+
+@pytest.mark.parametrize(
+    ("path", "lines", "code"),
+    [
+        ("/stream/live", ["Authorization: Bearer wrong"], 401),
+        ("/stream/quiet", [], 403),
+        ("/stream/nothing", [], 404),
+        ("/health", [], 405),
+        ("/stream/live", ["Content-Encoding: gzip"], 415),
+        ("/stream/live", ["Idempotency-Key: a", "Idempotency-Key: b"], 422),
+    ],
+)
+def test_who_is_refused_cannot_go_on_sending(
+    lite: Clients, path: str, lines: list[str], code: int
+) -> None:
+    client = lite(body=10_000, upload=30)
+    begun = head(client, "Transfer-Encoding: chunked", *lines, path=path)
+    if code == 401:
+        begun = begun.replace(client.token.encode(), b"wrong", 1).replace(
+            b"Authorization: Bearer wrong\r\n", b"", 1
+        )
+    chunk = b"3e8\r\n" + b"x" * 1000 + b"\r\n"
+    with connected(client) as raw:
+        raw.sendall(begun + chunk)
+        assert answer(raw)[0] == code
+        sent = 0
+        with pytest.raises(OSError):
+            while sent < 50_000_000:
+                sent += raw.send(chunk)
+    # What comes to its end is read, and the connection serves on.
+    with connected(client) as raw:
+        raw.sendall(begun + chunk)
+        assert answer(raw)[0] == code
+        raw.sendall(chunk * (DRAINED - 1) + b"0\r\n\r\n")
+        raw.sendall(head(client, "Content-Length: 2") + b"{}")
+        assert answer(raw)[0] == 202
+
+
+def test_who_is_refused_cannot_keep_a_connection_by_sending_slowly(lite: Clients) -> None:
+    client = lite(upload=0.5)
+    with connected(client) as raw:
+        raw.sendall(head(client, "Transfer-Encoding: chunked", path="/stream/nothing"))
+        assert answer(raw)[0] == 404
+        with pytest.raises(OSError):
+            for _ in range(100):
+                raw.sendall(b"1\r\nx\r\n")
+                time.sleep(0.05)
+
+
+def test_a_connection_too_many_is_told_so(lite: Clients) -> None:
+    client = lite(connections=3, head=2.0)
+    client.http.close()
+    with connected(client) as first, connected(client), connected(client):
+        wait_until(lambda: len(client._server.server_state.connections) == 3)
+        with connected(client) as raw:
+            code, text = answer(raw)
+            assert (code, list(json.loads(text))) == (503, ["error"])
+            assert seconds_until_closed(raw) < 5
+        first.sendall(head(client, "Content-Length: 2") + b"{}")
+        assert answer(first)[0] == 202
+    with connected(client) as raw:
+        raw.sendall(head(client, "Content-Length: 2") + b"{}")
+        assert answer(raw)[0] == 202
