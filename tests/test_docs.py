@@ -42,3 +42,12 @@ def test_every_command_that_the_documents_name_exists() -> None:
 def test_links_of_the_readme_lead_somewhere() -> None:
     for target in re.findall(r"\]\(([^)#]+)\)", (ROOT / "README.md").read_text()):
         assert (ROOT / target).exists(), target
+
+
+def test_who_posts_to_a_server_that_was_just_started_waits_for_it() -> None:
+    for page in [ROOT / "README.md", *(ROOT / "docs").glob("*.md"), *ROOT.glob("examples/*/*.md")]:
+        for block in re.findall(r"^```\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL):
+            _, served, then = block.partition("odf serve")
+            if served and "&" in then.splitlines()[0] and "curl" in then:
+                first = then[then.index("curl") :].replace("\\\n", "").splitlines()[0]
+                assert "--retry-connrefused" in first, f"{page.name}: {first}"

@@ -256,6 +256,9 @@ def test_it_listens_on_this_machine_alone(served: Served) -> None:
         (["--project", "nowhere"], 2, "has no project.yml"),
         (["--host", "256.0.0.1"], 2, "Can't listen at 256.0.0.1"),
         (["--rate", "0"], 2, "0"),
+        (["--rate", "nan"], 2, "nan is no number of items"),
+        (["--rate", "inf"], 2, "inf is no number of items"),
+        (["--rate", "-1"], 2, "-1"),
     ],
 )
 def test_wrong_use_is_told_in_a_line(
@@ -265,6 +268,22 @@ def test_wrong_use_is_told_in_a_line(
     assert ran.returncode == code, ran.stderr
     assert line in ran.stderr
     assert "Traceback" not in ran.stderr
+
+
+@pytest.mark.parametrize(
+    ("url", "line"),
+    [
+        ("postgresql://nobody@127.0.0.1:{port}/gone", "Cannot connect to postgresql://"),
+        ("sqlite:///empty.db", "Run `odf init`"),
+    ],
+)
+def test_without_its_tables_it_does_not_begin(served: Served, url: str, line: str) -> None:
+    address = url.format(port=_free_port())
+    (served.root / "dataflow.properties").write_text(f"url={address}\n")
+    ran = served.odf("serve", "--no-worker", "--port", str(served.port))
+    assert (ran.returncode, ran.stdout) == (1, "")
+    assert line in ran.stderr
+    assert len(ran.stderr.splitlines()) == 1
 
 
 def test_a_second_worker_of_the_project_stands_by(tmp_path: Path) -> None:

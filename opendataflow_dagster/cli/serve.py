@@ -1,5 +1,6 @@
 """`odf serve`: items over HTTP, and the worker that consumes them."""
 
+import math
 import os
 import signal
 import sys
@@ -20,6 +21,13 @@ if TYPE_CHECKING:
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 
+def _finite(_: click.Context, __: click.Parameter, rate: float) -> float:
+    if not math.isfinite(rate):
+        raise click.BadParameter(f"{rate} is no number of items.")
+    return rate
+
+
+
 @click.command()
 @click.option("--host", default="127.0.0.1", show_default=True, help="The address to listen at.")
 @click.option(
@@ -29,7 +37,7 @@ LOOPBACK = ("127.0.0.1", "::1", "localhost")
 @click.option("--project", metavar="DIR", help="The project's folder; else this one, or one above.")
 @click.option(
     "--rate", type=click.FloatRange(min=0, min_open=True), default=1000.0, show_default=True,
-    metavar="N", help="Items a second that each pipeline takes.",
+    metavar="N", callback=_finite, help="Items a second that each pipeline takes.",
 )  # fmt: skip
 @click.option("--no-worker", is_flag=True, help="Take items, and let another server consume them.")
 @click.option("--as-worker", is_flag=True, hidden=True)
@@ -75,10 +83,12 @@ def _serve(
             f"`odf serve` needs {error.name}, which is missing. "
             "Run: pip install 'opendataflow-dagster[serve,pipelines,spark]'"
         ) from error
+    from ..pipelines.current import Current
     from ..pipelines.settings import open_project
 
     say = narrator(sys.stderr)
     store = open_project(settings)
+    Current(store, project, say=say).refresh()  # without its tables it doesn't begin to listen
     listening = _bound(host, port)
     address = f"http://{_shown(host)}:{listening.getsockname()[1]}"
     worker = WorkerProcess(line, say=say) if line else None
