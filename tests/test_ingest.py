@@ -3,6 +3,7 @@
 import json
 import re
 import socket
+import sqlite3
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -12,7 +13,7 @@ from typing import Any
 import httpx
 import pytest
 
-from opendataflow_dagster.dataflow.items import payloads
+from opendataflow_dagster.dataflow.items import accept, payloads
 from opendataflow_dagster.dataflow.store import Store, open_store
 from opendataflow_dagster.dataflow.tokens import drop_token, new_token
 from opendataflow_dagster.ingest import Limits, make_app
@@ -463,6 +464,26 @@ def test_an_error_of_our_own_is_counted(
     assert answer.status_code == 500
     assert answer.json() == {"error": "The server met an error of its own; its log tells more."}
     assert 'odf_http_responses_total{code="500"} 1' in client.http.get("/metrics").text
+
+
+def test_when_only_the_answer_to_a_commit_is_lost_it_says_that_it_does_not_know(
+    lite: Callable[..., Client], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = lite()
+
+    def lost(store: Store, posts: Any) -> Any:
+        accept(store, posts)
+        raise sqlite3.OperationalError("the connection is lost")
+
+    monkeypatch.setattr("opendataflow_dagster.ingest.committing.accept", lost)
+    told = client.refused({"a": 1}, 503, Idempotency_Key="k")
+    assert "isn't known" in told
+    assert "Idempotency-Key" in told
+    assert "nothing was accepted" not in told
+    monkeypatch.undo()
+    answer = client.post({"a": 1}, Idempotency_Key="k")
+    assert answer.status_code == 202
+    assert client.kept() == {answer.json()["dataid"]: '{"a": 1}'}
 
 
 def test_what_takes_long_to_ask_is_asked_the_less_often() -> None:

@@ -34,6 +34,11 @@ from .threads import Threads
 
 T = TypeVar("T")
 
+UNKNOWN = (
+    "The database doesn't answer: whether this was accepted isn't known. Send it again with the "
+    "same Idempotency-Key; without one, it may be there twice then."
+)
+
 LOOK = 2.0
 """Seconds between two looks at the project's files."""
 
@@ -156,7 +161,8 @@ class _Served:
             line = "Too much waits for the database. Send it again."
             raise HTTPException(503, line, headers=after(1)) from None
         except Exception as error:
-            raise self._unavailable(error) from error
+            self._told(error)  # the answer to the commit may be all that was lost
+            raise HTTPException(503, UNKNOWN, headers=after(1)) from error
         if isinstance(verdict, Refused):
             if verdict.code == "KEY_REUSED":
                 raise HTTPException(422, str(verdict))

@@ -19,7 +19,8 @@ ERRORS = {
     "415": "The body isn't JSON by its Content-Type, or it is compressed.",
     "422": "The body isn't valid JSON, or not an item, or its Idempotency-Key can't be taken.",
     "429": "The pipeline takes no more items in this second.",
-    "503": "The database doesn't answer: nothing was accepted.",
+    "503": "The database doesn't answer. Whether a post was accepted isn't known, unless the answer "
+    "says so: send it again with its Idempotency-Key.",
 }
 LATER = {"Retry-After": {"description": "Seconds to wait.", "schema": {"type": "integer"}}}
 CHALLENGE = {"WWW-Authenticate": {"schema": {"type": "string"}}}
@@ -178,7 +179,7 @@ td,th{{padding:.2rem .8rem .2rem 0;text-align:left}}
 <code>dataid</code> and the address of its status: the item is durable then.
 A pipeline takes items once it has a token: <code>odf token PIPELINE</code> prints a new one.
 A post that is repeated byte for byte with the same header <code>Idempotency-Key</code> is
-answered as before.</p>
+answered as before: give each post a key, so that after a timeout or 503 you can send it again.</p>
 {pipelines}
 <h2>Addresses</h2>
 <table>
