@@ -26,7 +26,7 @@ from opendataflow_dagster.dataflow.workers import settle_run
 from opendataflow_dagster.pipelines.consuming import Consumer, EngineGone
 from opendataflow_dagster.pipelines.csvjournal import Batch, Journal, Part, digest
 from opendataflow_dagster.pipelines.current import Current
-from opendataflow_dagster.pipelines.engines import Engine, Stopped
+from opendataflow_dagster.pipelines.engines import Engine, ItemRan, StepRan, Stopped
 from opendataflow_dagster.pipelines.itemclaims import heads
 from opendataflow_dagster.pipelines.itemworker import settle_lost
 from opendataflow_dagster.pipelines.pace import FIRST, MOST, Pace
@@ -408,6 +408,20 @@ def test_only_what_ends_spark_again_and_again_is_held(shop: Shop) -> None:
     assert [works_to_its_end() for _ in range(2)] == [False, False], "it has three tries again"
     assert shop.status()[2] == "RESUBMIT"
     check(shop.store)
+
+
+def test_nobody_fails_of_the_end_of_spark(lite: Shop) -> None:
+    class Ended(Engine):
+        def run_items(self, slug: str, names: Any, sources: Any, items: Any, **how: Any) -> Any:
+            reason = "ConnectionRefusedError: Connection refused (pipelines/live/price.py:9)"
+            return [ItemRan(None, (StepRan("price", reason, "", "", None, 0),)) for _ in items]
+
+    lite.send("a", "b")
+    lite.consumer = lite.made(Ended(lite.project, lambda: lite.spark), is_alive=False)
+    with pytest.raises(EngineGone, match="Spark has ended: price: ConnectionRefusedError"):
+        lite.consume()
+    settle_lost(lite.store, RUNID, "Spark has ended", say=lite.said.append)
+    assert lite.status() == ["RESUBMIT", "RESUBMIT"]
 
 
 def test_what_was_lost_in_company_is_never_held(shop: Shop) -> None:

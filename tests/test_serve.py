@@ -215,6 +215,7 @@ def run(df: DataFrame, stream=None) -> DataFrame:
 
 
 @pytest.mark.soak
+@pytest.mark.timeout(400)
 @pytest.mark.parametrize("bad", ["exits", "halts"])
 def test_an_item_that_ends_the_worker_is_held_alone(served: Served, bad: str) -> None:
     (served.root / "pipelines" / "live" / "add.py").write_text(NATIVE)

@@ -154,7 +154,12 @@ class Consumer:
                 pipeline.slug, pipeline.transformations, sources, items, chained=False,
                 limit=claims[0].time_limit,
             ))  # fmt: skip
+            failed = next((each for each in ran if not each.ok), None)
+            if failed and not self._is_alive():  # whoever uses Spark fails then
+                raise EngineGone(f"Spark has ended: {reason_of_item(failed)}")
             return [Done(claim, each) for claim, each in zip(claims, ran, strict=True)]
+        except EngineGone:
+            raise
         except Exception as error:
             if self.ending or isinstance(error, Stopped):
                 raise Stopped(ENDING) from error
