@@ -32,6 +32,7 @@ from opendataflow_dagster.pipelines.itemworker import settle_lost
 from opendataflow_dagster.pipelines.pace import FIRST, MOST, Pace
 from opendataflow_dagster.pipelines.project import read_project
 from opendataflow_dagster.pipelines.sources import source_of
+from opendataflow_dagster.pipelines.transformation import TransformationError
 from opendataflow_dagster.pipelines.turns import Turns
 from tests.stores import check, expire, policy, sql, statuses, take
 
@@ -241,6 +242,28 @@ def test_an_item_that_keeps_spark_too_long_fails_alone(lite: Shop) -> None:
     failed = next(each for each in steps(lite.store, "live") if each["status"] == "FAILED")
     assert failed["transformation"] == "total"
     assert failed["reason"] == "it took longer than the time_limit that `odf policy` tells"
+
+
+def test_code_on_the_driver_that_took_too_long_is_told_so(
+    lite: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lite.write(
+        "pipelines/live/total.py",
+        """
+        import time
+        from pyspark.sql import DataFrame
+
+        def run(df: DataFrame) -> DataFrame:
+            print("slowly")
+            time.sleep(4)
+            return df
+    """,
+    )
+    frame = lite.spark.range(1)
+    monkeypatch.setattr(lite.engine, "_computed", lambda *_: pytest.fail("it goes on"))
+    with pytest.raises(TransformationError, match="time_limit") as told:
+        lite.engine.run("live", "total", [frame], due=time.monotonic() + 3)
+    assert told.value.printed == "slowly\n"
 
 
 def test_a_file_that_cannot_be_loaded_fails_its_items_with_its_line(lite: Shop) -> None:

@@ -92,6 +92,8 @@ class Engine:
             return Ran(frame, printed, time.perf_counter() - start, len(frame), engine)
         with self.watched(f"{slug}.{name}", due) as spark:
             frame, printed = on_driver(spark, self.project, engine, slug, name, given, item)
+            if time.monotonic() > due:  # nothing can end Python code in a thread safely
+                raise TransformationError(TOLD, printed=printed)
             try:
                 frame, rows = self._computed(frame, engine)
             except Exception as error:
