@@ -64,6 +64,31 @@ def test_another_connection_sees_it(store: Store, url: str) -> None:
     close(other)
 
 
+def test_it_is_durable_where_other_transactions_are_not(
+    postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = open_store(postgres_url)
+    store.init()
+    register(store, "orders", [], ["sold"])
+    sql(store, "alter role current_user set synchronous_commit = off")
+    store.db.drop()
+    told: list[str] = []
+    change = store.db.change
+
+    def asked(name: str, /, **params: Any) -> int:
+        told.append(f"{name} {store.db.execute('show synchronous_commit', None)[0][0][0]}")
+        return change(name, **params)
+
+    monkeypatch.setattr(store.db, "change", asked)
+    try:
+        accepted(store, "{}")
+        assert "items.add on" in told
+        assert store.db.execute("show synchronous_commit", None)[0] == [("off",)]
+    finally:
+        sql(store, "alter role current_user reset synchronous_commit")
+        close(store)
+
+
 def test_items_are_claimed_in_the_order_in_which_they_came(store: Store) -> None:
     came = [accepted(store, "{}").dataids[0] for _ in range(12)]
     assert [claim.dataid for claim in take(store, "orders", k=99)] == came

@@ -45,6 +45,7 @@ def accept(store: Store, posts: Sequence[Post]) -> list[Accepted | Refused]:
 
     def work() -> list[Accepted | Refused]:
         with store.db.transaction(who="odf serve", act=ACCEPT):
+            store.db.run("items.durable")
             return attempt.answers()
 
     return store.db.insist(work)[0]

@@ -2,6 +2,10 @@
 -- Take turns with whoever else begins a run on this dataset.
 select pg_advisory_xact_lock(hashtextextended(:datasetid, 79643));
 
+-- name: durable
+-- Have this transaction on the disk when it is over, also where others needn't be.
+select set_config('synchronous_commit', 'on', true) where current_setting('synchronous_commit') = 'off';
+
 -- name: links
 -- What some jobs write.
 select distinct jobid, datasetid from job

@@ -2,6 +2,10 @@
 -- One writer at a time: there is nobody to wait for.
 select 1;
 
+-- name: durable
+-- Each transaction is on the disk when it is over.
+select 1;
+
 -- name: links
 -- What some jobs write.
 select distinct jobid, datasetid from job
