@@ -302,6 +302,22 @@ def test_a_second_worker_of_the_project_stands_by(tmp_path: Path) -> None:
     assert said == ["Another worker consumes this project's items: this one stands by"]
 
 
+def test_each_pipeline_at_work_has_a_task(monkeypatch: pytest.MonkeyPatch) -> None:
+    from opendataflow_dagster.dataflow.config import load_settings
+    from opendataflow_dagster.pipelines.itemworker import slots
+
+    for name in ("MASTER", "SPARK_REMOTE", "SPARK_CONF_DIR", "SPARK_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    for cores, master in ((1, "local[4]"), (2, "local[4]"), (16, "local[16]")):
+        monkeypatch.setattr(os, "cpu_count", lambda cores=cores: cores)
+        assert slots(load_settings()) == {"spark.master": master}
+    monkeypatch.setenv("MASTER", "local[1]")
+    assert slots(load_settings()) == {}
+    monkeypatch.delenv("MASTER")
+    Path("dataflow.properties").write_text("spark.master=spark://here:7077\n")
+    assert slots(load_settings()) == {}
+
+
 def test_the_bell_tells_pipelines_and_the_end() -> None:
     from opendataflow_dagster.pipelines.itemworker import Bell
 

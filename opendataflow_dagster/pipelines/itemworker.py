@@ -171,7 +171,9 @@ def serve_items(settings: Settings, project: Project, *, say: Say) -> int:
         consumer.ending = True
         bell.ring()
 
-    session = spark_session(app=f"odf serve {project.name}", settings=settings, short=True)
+    session = spark_session(
+        slots(settings), app=f"odf serve {project.name}", settings=settings, short=True
+    )
     engine = Engine(
         project, lambda: session, say=say, stopping=lambda: "the server's end" if ended else None
     )
@@ -200,6 +202,18 @@ def serve_items(settings: Settings, project: Project, *, say: Say) -> int:
         session.stop()
     store.close()
     return code
+
+
+def slots(settings: Settings) -> dict[str, str]:
+    """What lets each pipeline have a task of Spark at once, unless somebody has said where it runs.
+
+    With fewer cores than busy pipelines, one would wait for a slow item of another.
+    """
+    from ..spark.conf import MASTER, REMOTE, given_conf
+
+    if given_conf(settings, None).keys() & {MASTER, REMOTE}:
+        return {}
+    return {MASTER: f"local[{max(THREADS, os.cpu_count() or 1)}]"}
 
 
 def settle_lost(store: Store, runid: str, why: str, *, say: Say) -> None:
