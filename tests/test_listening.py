@@ -3,7 +3,7 @@
 import json
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
 import pytest
@@ -43,6 +43,17 @@ def answer(raw: socket.socket) -> tuple[int, str]:
             while len(body) < int(line.split(b":")[1]):
                 body += raw.recv(65536)
     return int(lines.split()[1]), body.decode()
+
+
+def closed_while_sending(raw: socket.socket, parts: Iterable[bytes], pause: float) -> bool:
+    """Whether the server ends the connection before all is sent."""
+    try:
+        for part in parts:
+            raw.sendall(part)
+            time.sleep(pause)
+    except OSError:
+        return True
+    return False
 
 
 def seconds_until_closed(raw: socket.socket) -> float:
@@ -85,11 +96,9 @@ def test_a_request_that_does_not_begin_is_not_waited_for(lite: Clients, sent: by
 
 def test_letters_one_by_one_are_no_request(lite: Clients) -> None:
     client = lite(head=0.5)
+    letters = [bytes([each]) for each in head(client, *["X: y"] * 100)]
     with connected(client) as raw:
-        with pytest.raises(OSError):
-            for letter in head(client, *["X: y"] * 100):
-                raw.sendall(bytes([letter]))
-                time.sleep(0.05)
+        assert closed_while_sending(raw, letters, 0.05)
 
 
 def test_a_body_may_take_longer_than_its_head(lite: Clients) -> None:
@@ -125,10 +134,7 @@ def test_who_is_refused_cannot_go_on_sending(
     with connected(client) as raw:
         raw.sendall(begun + chunk)
         assert answer(raw)[0] == code
-        sent = 0
-        with pytest.raises(OSError):
-            while sent < 50_000_000:
-                sent += raw.send(chunk)
+        assert closed_while_sending(raw, [chunk] * 50_000, 0)
     # What comes to its end is read, and the connection serves on.
     with connected(client) as raw:
         raw.sendall(begun + chunk)
@@ -143,10 +149,7 @@ def test_who_is_refused_cannot_keep_a_connection_by_sending_slowly(lite: Clients
     with connected(client) as raw:
         raw.sendall(head(client, "Transfer-Encoding: chunked", path="/stream/nothing"))
         assert answer(raw)[0] == 404
-        with pytest.raises(OSError):
-            for _ in range(100):
-                raw.sendall(b"1\r\nx\r\n")
-                time.sleep(0.05)
+        assert closed_while_sending(raw, [b"1\r\nx\r\n"] * 100, 0.05)
 
 
 def test_a_connection_too_many_is_told_so(lite: Clients) -> None:

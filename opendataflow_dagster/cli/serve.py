@@ -27,7 +27,6 @@ def _finite(_: click.Context, __: click.Parameter, rate: float) -> float:
     return rate
 
 
-
 @click.command()
 @click.option("--host", default="127.0.0.1", show_default=True, help="The address to listen at.")
 @click.option(
@@ -93,9 +92,7 @@ def _serve(
     address = f"http://{_shown(host)}:{listening.getsockname()[1]}"
     worker = WorkerProcess(line, say=say) if line else None
     limits = Limits(rate=rate)
-    server = make_server(
-        make_app(store, project, limits=limits, worker=worker, say=say), limits
-    )
+    server = make_server(make_app(store, project, limits=limits, worker=worker, say=say), limits)
     say(f"{printable(project.name)} takes items at {address}/docs")
     if host not in LOOPBACK:
         say("Whoever reaches this address can send items with a token; it speaks plain HTTP")

@@ -19,8 +19,8 @@ ERRORS = {
     "415": "The body isn't JSON by its Content-Type, or it is compressed.",
     "422": "The body isn't valid JSON, or not an item, or its Idempotency-Key can't be taken.",
     "429": "The pipeline takes no more items in this second.",
-    "503": "The database doesn't answer. Whether a post was accepted isn't known, unless the answer "
-    "says so: send it again with its Idempotency-Key.",
+    "503": "The database doesn't answer. If the line says that it isn't known whether a post was "
+    "accepted, send it again with its Idempotency-Key.",
 }
 LATER = {"Retry-After": {"description": "Seconds to wait.", "schema": {"type": "integer"}}}
 CHALLENGE = {"WWW-Authenticate": {"schema": {"type": "string"}}}
