@@ -144,6 +144,21 @@ def test_who_is_refused_cannot_go_on_sending(
         assert answer(raw)[0] == 202
 
 
+@pytest.mark.parametrize("path", ["/stream/nothing", "/stream/live"])
+def test_what_is_no_body_ends_the_connection_and_is_no_error(
+    lite: Clients, path: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    client = lite()
+    with connected(client) as raw:
+        raw.sendall(head(client, "Transfer-Encoding: chunked", path=path))
+        if path == "/stream/nothing":
+            assert answer(raw)[0] == 404
+        raw.sendall(b"no number\r\n")
+        assert seconds_until_closed(raw) < 5
+    assert client.http.get("/health").status_code == 200
+    assert [each.getMessage() for each in caplog.records if each.name == "asyncio"] == []
+
+
 def test_who_is_refused_cannot_keep_a_connection_by_sending_slowly(lite: Clients) -> None:
     client = lite(upload=0.5)
     with connected(client) as raw:

@@ -106,6 +106,12 @@ class Connection(H11Protocol):
             self._drained = 0
             self._close_after(self.bounds.upload)
 
+    def send_400_response(self, msg: str) -> None:
+        try:
+            super().send_400_response(msg)
+        except h11.LocalProtocolError:  # it has its answer, and what comes after that isn't HTTP
+            self.transport.close()
+
     def _close_after(self, seconds: float) -> None:
         self._stay()
         self._timer = self.loop.call_later(seconds, self.transport.close)
