@@ -8,6 +8,7 @@ from opendataflow_dagster.cli.app import COMMANDS
 from opendataflow_dagster.dataflow.model import ABSENT, TRANSITIONS
 
 ROOT = Path(__file__).resolve().parent.parent
+FENCED = re.compile(r"^```\w*\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 EXPLAINED = re.compile(r"`odf ([a-z-]+)|^odf ([a-z-]+)", re.MULTILINE)
 
 
@@ -46,7 +47,7 @@ def test_links_of_the_readme_lead_somewhere() -> None:
 
 def test_who_posts_to_a_server_that_was_just_started_waits_for_it() -> None:
     for page in [ROOT / "README.md", *(ROOT / "docs").glob("*.md"), *ROOT.glob("examples/*/*.md")]:
-        for block in re.findall(r"^```\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL):
+        for block in re.findall(FENCED, page.read_text()):
             _, served, then = block.partition("odf serve")
             if served and "&" in then.splitlines()[0] and "curl" in then:
                 first = then[then.index("curl") :].replace("\\\n", "").splitlines()[0]
