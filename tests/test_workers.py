@@ -226,3 +226,15 @@ def test_settling_beside_finishers_and_heartbeats_loses_and_doubles_nothing(
             assert status(job, datasetid, claim.dataid, "job") == expected
     assert workers(job) == [] == sql(job, "select 1 from claim where owner is not null")
     check(job)
+
+
+def test_of_claims_that_are_lost_together_none_is_held(store: Store) -> None:
+    register(store, "lone", [], ["made"])
+    for dataid in "12":
+        put(store, "made", dataid, "PENDING", jobid="lone")
+    for count, status in ((2, "RESUBMIT"), (1, "RESUBMIT"), (1, "HOLD")):
+        take(store, "lone", k=count, runid="r1")
+        settled = settle_run(store, "r1", why="it ended", canceled=False, max_losses=3,
+                             blame_together=False)  # fmt: skip
+        assert [each.status for each in settled] == [status] * count
+    check(store)
