@@ -232,9 +232,10 @@ def test_of_claims_that_are_lost_together_none_is_held(store: Store) -> None:
     register(store, "lone", [], ["made"])
     for dataid in "12":
         put(store, "made", dataid, "PENDING", jobid="lone")
-    for count, status in ((2, "RESUBMIT"), (1, "RESUBMIT"), (1, "HOLD")):
+    for count, told in ((2, "RESUBMIT"), (1, "RESUBMIT"), (1, "HOLD")):
         take(store, "lone", k=count, runid="r1")
-        settled = settle_run(store, "r1", why="it ended", canceled=False, max_losses=3,
-                             blame_together=False)  # fmt: skip
-        assert [each.status for each in settled] == [status] * count
+        settled = settle_run(
+            store, "r1", why="it ended", canceled=False, max_losses=3, blame_together=False,
+        )  # fmt: skip
+        assert [each.status for each in settled] == [told] * count
     check(store)

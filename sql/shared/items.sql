@@ -26,16 +26,15 @@ select count(*) from (select distinct dataid from dataevent where jobid = :jobid
 where exists (
     select 1 from datastatus s
     where s.dataid = once.dataid and s.jobid = :jobid and s.locktype = 'OUT' and s.status = 'FAILED')
-  and exists (select 1 from streamitem i where i.jobid = :jobid and i.dataid = once.dataid);
+  and (select i.dataid from streamitem i where i.jobid = :jobid and i.dataid = once.dataid) is not null;
 
 -- name: held
 -- How many items of a job are on HOLD since they cost too many workers: their claims remember it.
 select count(*) from claim c
 where c.jobid = :jobid and c.owner is null and c.losses > 0
-  and exists (select 1 from streamitem i where i.jobid = :jobid and i.dataid = c.dataid)
-  and exists (
-    select 1 from datastatus s
-    where s.dataid = c.dataid and s.jobid = :jobid and s.locktype = 'OUT' and s.status = 'HOLD');
+  and (select i.dataid from streamitem i where i.jobid = :jobid and i.dataid = c.dataid) is not null
+  and (select min(s.status) from datastatus s
+       where s.dataid = c.dataid and s.jobid = :jobid and s.locktype = 'OUT') = 'HOLD';
 
 -- name: running
 -- How many chunks of a job are in somebody's hands.
