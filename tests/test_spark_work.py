@@ -4,6 +4,10 @@ import datetime as dt
 import json
 import os
 import sqlite3
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -18,8 +22,9 @@ from opendataflow_dagster.dataflow.chunk import Chunk, Result
 from opendataflow_dagster.dataflow.errors import WrongUse
 from opendataflow_dagster.dataflow.folders import NOTE, read_note
 from opendataflow_dagster.spark.csvlines import in_one_piece
-from opendataflow_dagster.spark.evidence import HIGH, LOW, ROWS, Observed
+from opendataflow_dagster.spark.evidence import HIGH, LOW, ROWS, Evidence, Observed
 from opendataflow_dagster.spark.jobs import spark_job
+from opendataflow_dagster.spark.last import Last
 from tests.spark_lines import Line
 from tests.stores import policy, put, sql
 from tests.test_publish import ODD
@@ -554,6 +559,111 @@ def test_chunks_of_several_schemas_make_several_batches(line: Line, spark: Spark
     assert {each: fact["schema"] for each, fact in line.facts("batched").items()} == {
         "1": "n:bigint", "2": "n:int", "3": "n:bigint", "4": "n:int"
     }  # fmt: skip
+
+
+@pytest.fixture
+def mixed(line: Line, spark: SparkSession) -> Line:
+    """Chunks that Spark wrote, whose schemas take turns."""
+    line.job("copy", "numbers", "copies")
+    line.job("many", "copies", "batched")
+    for at in range(1, 5):
+        more = "n, string(n) as s" if at % 2 == 0 else "n"
+        line.arrived("numbers", str(at), numbers(spark, at).selectExpr(*more.split(", ")))
+    line.run("copy", spark_job(lambda df: df, schema="any"))
+    line.said.clear()
+    return line
+
+
+def schemas(line: Line) -> dict[str, str]:
+    return {each: fact["schema"] for each, fact in line.facts("batched").items()}
+
+
+def test_a_batch_of_several_schemas_is_refused_what_its_chunks_would_be_alone(mixed: Line) -> None:
+    outcome = mixed.run("many", spark_job(lambda df: df, batch=4))
+
+    assert (outcome.done, outcome.failed) == (2, 2)
+    assert schemas(mixed) == {"1": "n:bigint", "3": "n:bigint"}
+    assert "differs from its last chunk '3': column 's' is new" in mixed.reason()
+    assert mixed.left() == []
+
+
+def test_a_batch_of_several_schemas_is_merged_as_its_chunks_would_be_alone(mixed: Line) -> None:
+    assert mixed.run("many", spark_job(lambda df: df, batch=4, schema="merge")).done == 4
+
+    wide = "n:bigint,s:string"
+    assert schemas(mixed) == {"1": "n:bigint", "2": wide, "3": wide, "4": wide}
+
+
+def test_inputs_of_several_schemas_go_in_batches_if_what_becomes_of_them_is_alike(
+    mixed: Line,
+) -> None:
+    assert mixed.run("many", spark_job(lambda df: df.select("n", "dataid"), batch=4)).done == 4
+
+    assert not any("one by one" in each for each in mixed.said)
+
+
+@pytest.mark.parametrize(
+    ("rule", "said"),
+    [("same", "differs from its last chunk '2': column 's' is missing"),
+     ("merge", "chunk '2' was published with columns that this one hasn't. Make it again: "
+      "odf resubmit many 1")],
+)  # fmt: skip
+def test_of_two_chunks_made_at_once_the_second_fits_the_first(
+    mixed: Line, rule: str, said: str
+) -> None:
+    sql(mixed.store, "delete from datastatus where dataid in ('3', '4')")
+    both, published = threading.Barrier(2), mixed.folder / "batched" / "dataid=2"
+
+    def staged(df: DataFrame, chunk: Chunk) -> bool:
+        both.wait(60)
+        while chunk.dataid == "1" and not published.exists():
+            time.sleep(0.01)
+        return True
+
+    job = spark_job(lambda copies: copies, threads=2, schema=rule, expect={"function": staged})
+    outcome = mixed.run("many", job)
+
+    assert (outcome.done, outcome.failed) == (1, 1)
+    assert said in mixed.reason()
+    assert mixed.left() == []
+
+
+def test_a_chunk_that_couldn_t_be_shown_isn_t_the_last_one(line: Line) -> None:
+    last = Last(line.store, "numbers")
+
+    def show(dataid: str, schema: str, error: Exception | None = None) -> None:
+        with last.next(dataid, Evidence(len(schema), "", schema), lambda: None):
+            if error:
+                raise error
+
+    show("1", "n:int")
+    with pytest.raises(OSError, match="full"):
+        show("2", "n:bigint", OSError("full"))
+    with pytest.raises(OSError, match="full"):
+        show("1", "n:bigint", OSError("full"))
+
+    assert last.schema("3") == ("1", "n:int")
+    assert last.rows("3") == [5]
+
+
+def test_the_last_chunks_are_followed_by_many_threads(line: Line) -> None:
+    last = Last(line.store, "numbers")
+    last.rows("0")
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+
+    def show(thread: int) -> None:
+        for at in range(2000):
+            with last.next(f"{thread}-{at}", Evidence(at, "", "n:int"), lambda: None):
+                assert len(last.rows("other")) <= 5
+
+    try:
+        with ThreadPoolExecutor(4) as pool:
+            list(pool.map(show, range(4)))
+    finally:
+        sys.setswitchinterval(before)
+
+    assert len(last.rows("other")) == 5
 
 
 def test_what_a_killed_batch_left_is_cleared_by_the_next_chunk(
