@@ -561,6 +561,24 @@ def test_chunks_of_several_schemas_make_several_batches(line: Line, spark: Spark
     }  # fmt: skip
 
 
+@pytest.mark.parametrize("way", [{"batch": 4}, {}])
+def test_rows_are_compared_with_the_chunks_of_the_same_batch(
+    line: Line, spark: SparkSession, way: dict[str, int]
+) -> None:
+    line.job("copy", "numbers", "copies")
+    line.job("many", "copies", "batched")
+    for at, rows in enumerate((10, 11, 3, 9), 1):
+        line.arrived("numbers", str(at), numbers(spark, *range(rows)))
+    line.run("copy", lambda df: df)
+
+    outcome = line.run("many", spark_job(lambda df: df, expect={"rows": {"change": 0.5}}, **way))
+
+    assert (outcome.done, outcome.failed) == (3, 1)
+    assert line.reason().startswith("NOT_VALIDATED: rows: 3 rows, against 10 as the mean of the")
+    assert not (line.folder / "batched" / "dataid=3").exists()
+    assert line.left() == []
+
+
 @pytest.fixture
 def mixed(line: Line, spark: SparkSession) -> Line:
     """Chunks that Spark wrote, whose schemas take turns."""

@@ -3,7 +3,7 @@
 import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from ..dataflow.chunk import ERROR, WARN, Checked, Chunk, reason_of, tidy
 from .evidence import Evidence
@@ -51,6 +51,8 @@ class UniqueRule(Rule):
 @dataclass(frozen=True)
 class RowsRule(Rule):
     """The number of rows, against bounds and against the last chunks."""
+
+    is_late: ClassVar[bool] = True
 
     least: int | None = None
     most: int | None = None

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from ..dataflow.chunk import Checked, Chunk, reason_of, tidy
 from .evidence import Evidence
@@ -20,6 +20,9 @@ Frame = Callable[[], "DataFrame"]
 @dataclass(frozen=True)
 class Rule:
     """What has to be true of a chunk of a dataset; `name` is safe as an identifier."""
+
+    is_late: ClassVar[bool] = False
+    """Whether it is asked right before the chunk is published, of what was published before."""
 
     name: str
     datasetid: str

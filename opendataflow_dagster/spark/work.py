@@ -212,12 +212,10 @@ class SparkWork(Maker):
 
     def keep(self, chunk: Chunk, datasetid: str, staged: StagedFrame) -> None:
         """Ask the rules about a staged output, and keep both until it is published."""
-        mine = [(f"r{at}_", each) for at, each in enumerate(self.rules)
-                if each.datasetid == datasetid]  # fmt: skip
         made = self._made.setdefault(chunk.generation, {})
         made[datasetid] = Made(staged, [])  # forgotten with the chunk, should a rule raise
-        last = self._last_of(datasetid).rows(chunk.dataid) if mine else []
-        checked = [each.judge(at, staged.evidence, staged.frame, last, chunk) for at, each in mine]
+        checked = [self._judge(at, staged, chunk) for at, each in enumerate(self.rules)
+                   if each.datasetid == datasetid and not each.is_late]  # fmt: skip
         made[datasetid] = Made(staged, checked)
 
     def sweep(self, place: Place) -> None:
@@ -301,9 +299,16 @@ class SparkWork(Maker):
             lambda: bounds_of(self.store, datasetid, chunk.dataid), self.format,
         )  # fmt: skip
 
+    def _judge(self, at: int, staged: StagedFrame, chunk: Chunk) -> Checked:
+        rule = self.rules[at]
+        last = self._last_of(rule.datasetid).rows(chunk.dataid) if rule.is_late else []
+        return rule.judge(f"r{at}_", staged.evidence, staged.frame, last, chunk)
+
     def _check(self, rule: Rule) -> Check:
         def answer(chunk: Chunk) -> Checked:
             made = self._made.get(chunk.generation, {}).get(rule.datasetid)
+            if made and rule.is_late:
+                return self._judge(self.rules.index(rule), made.staged, chunk)
             for checked in made.checked if made else ():
                 if checked.name == rule.name:
                     return checked
