@@ -986,6 +986,11 @@ def test_a_large_csv_is_read_in_parts_only_if_each_line_is_a_row(
         ("csv", "1 as id, X'00ff' as `b`", "Column 'b' is binary, which CSV can't hold. Return "
          "base64(`b`), or register the dataset with --format parquet."),
         ("csv", "explode(array('a', null)) as only", "of the only column 'only', 1 values are"),
+        ("csv", "1 as id, cast(X'41ff' as string) as t", "Column 't' has 1 row with a text that "
+         "isn't UTF-8, which CSV can't hold. Return it as binary by base64(`t`), decode it as"),
+        ("json", "cast(X'ff' as string) collate UNICODE_CI as t", "Column 't' has 1 row with"),
+        ("json", "'é' as a, struct(array(map('k', cast(X'ff' as string))) as x) as n",
+         "Column 'n' has 1 row with a text that isn't UTF-8, which JSON can't hold"),
         ("orc", "1 as `a``b`", "A column is called 'a`b'"),
         ("orc", "map('k', array(named_struct('a`b', 1))) as m", "A column is called 'a`b'"),
     ],
@@ -999,6 +1004,34 @@ def test_what_a_format_would_change_is_refused_in_a_line(
     assert said in through.reason()
     assert "\n" not in through.reason()
     assert through.left() == []
+
+
+@pytest.mark.parametrize("format", ["csv", "json", "orc", "parquet"])
+def test_old_times_come_back_to_the_microsecond(
+    through: Line, spark: SparkSession, format: str
+) -> None:
+    """Before clocks were set by zones, they were minutes and seconds away from UTC."""
+    spark.conf.set("spark.sql.session.timeZone", "Europe/Paris")
+    times = ["1900-01-01 00:00:00.000001", "1583-06-01 12:00:00", "1911-03-10 23:50:38.5",
+             "2026-07-01 00:00:00"]  # fmt: skip
+    moments = [f"cast('{each}' as timestamp) as c{at}" for at, each in enumerate(times)]
+    df = spark.sql(f"select {', '.join(moments)}")
+
+    copied_as(through, format, df)
+
+    more = through.rows("more", "1")
+    assert more == [tuple(row) for row in df.collect()]
+    assert through.fingerprints("copies") == through.fingerprints("more")
+
+
+def test_a_text_that_isn_t_utf8_is_refused_also_if_spark_did_tasks_again(
+    through: Line, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Observed, "told", lambda self: {ROWS: 7, HIGH: 1, LOW: 1})
+
+    copied_as(through, "json", spark.sql("select 'é' as a, cast(X'ff' as string) as t"))
+
+    assert "Column 't' has 1 row with a text" in through.reason()
 
 
 NESTED = (
