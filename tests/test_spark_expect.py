@@ -171,6 +171,26 @@ def test_a_rule_that_doesnt_fit_the_frame_fails_and_the_chunk_is_still_written(
     assert capfd.readouterr().err == ""
 
 
+NOBODY = cast(Chunk, None)
+
+
+def of_a_chunk(df: DataFrame, chunk: Any = None) -> bool:
+    return chunk is CHUNK
+
+
+def of_one_by_its_type(df: DataFrame, c: "Chunk" = NOBODY) -> bool:
+    return c is CHUNK
+
+
+def of_a_number(df: DataFrame, least: int = 3) -> bool:
+    return least == 3
+
+
+def test_a_function_s_default_isn_t_replaced_by_the_chunk(df: DataFrame) -> None:
+    fns = [of_a_chunk, of_one_by_its_type, of_a_number]
+    assert all(each.passed for each in judged(df, {"function": fns}).values())
+
+
 def test_two_rules_that_raise_on_one_expression_fail_alone(df: DataFrame) -> None:
     """Spark would compute what they have in common once, before either could catch it."""
     rules = {"a": "cast(name as int) > 0", "b": "cast(name as int) < 9", "c": "id < 9"}

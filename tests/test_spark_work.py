@@ -561,6 +561,19 @@ def test_chunks_of_several_schemas_make_several_batches(line: Line, spark: Spark
     }  # fmt: skip
 
 
+@pytest.mark.parametrize("together", [True, False])
+def test_a_rule_about_the_column_of_a_batch_finds_none(copied: Line, together: bool) -> None:
+    if not together:
+        sql(copied.store, "delete from datastatus where dataid <> '1'")
+    rules = {"sql": {"mine": "dataid is not null"}}
+
+    outcome = copied.run("many", spark_job(lambda df: df, batch=5, expect=rules))
+
+    assert outcome.done == 0
+    assert "NOT_VALIDATED: mine: " in copied.reason()
+    assert "`dataid` cannot be resolved" in copied.reason()
+
+
 @pytest.mark.parametrize("way", [{"batch": 4}, {}])
 def test_rows_are_compared_with_the_chunks_of_the_same_batch(
     line: Line, spark: SparkSession, way: dict[str, int]

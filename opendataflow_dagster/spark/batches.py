@@ -112,7 +112,7 @@ class Batch:
                 )
             typed = schema_of({"schema": schema}).add(COLUMN, "string")
             written = spark.read.format(target.format).schema(typed).load(literal(path))
-            extra = work.extra(datasetid, df)
+            extra = work.extra(datasetid, df.drop(COLUMN))
             evidence = of_groups(written, COLUMN, extra) if there else {}
             for name in there:  # an empty chunk has no directory: it is made alone
                 self._stage(mine[name], datasetid, os.path.join(path, name), evidence, schema)
