@@ -16,7 +16,7 @@ from .dataflow.names import typed
 from .dataflow.produce import Chunk
 from .dataflow.publish import publishing
 from .resource import DataflowResource
-from .spark.jobs import is_spark_function
+from .spark.jobs import FUNCTION, is_spark_function
 from .translator import DataflowTranslator
 
 SILENT = "__source_asset_observation__"
@@ -84,6 +84,11 @@ def dataflow_assets(
     """
 
     def made(fn: Callable[..., Any]) -> dg.AssetsDefinition:
+        assets = made_of(fn)
+        setattr(assets, FUNCTION, fn)  # for `odf run --spark`
+        return assets
+
+    def made_of(fn: Callable[..., Any]) -> dg.AssetsDefinition:
         described: dict[str, Any] = {"description": inspect.getdoc(getattr(fn, "fn", fn))} | options
         if is_spark_function(fn):
             from .spark_assets import assets_of_function

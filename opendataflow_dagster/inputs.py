@@ -65,8 +65,9 @@ def _spark(reading: Reading, target: Folder | Remote | Table, session: Callable[
     )  # fmt: skip
 
 
-def joined(parts: list[Any], kind: str, name: str) -> Any:
-    """Several chunks as one."""
+def joined(found: Mapping[str, Any], kind: str, name: str) -> Any:
+    """Several chunks, by their partition keys, as one."""
+    parts = list(found.values())
     if kind == "pandas":
         import pandas
 
@@ -76,14 +77,34 @@ def joined(parts: list[Any], kind: str, name: str) -> Any:
 
         return pyarrow.concat_tables(parts, promote_options="default")
     if kind == "spark":
-        whole = parts[0]
-        for part in parts[1:]:
-            whole = whole.unionByName(part)
-        return whole
+        return _united(found, name)
     raise Refused(
         f"Input {name!r} is {len(parts)} chunks, which don't become one. Annotate it as "
         "dict[str, …]: a chunk by each partition key."
     )
+
+
+def _united(found: Mapping[str, Any], name: str) -> Any:
+    """Chunks of Spark as one frame, which has the columns of all: a schema may have been merged."""
+    from .spark.schemas import compare, fitted, merged, schema_text
+
+    texts = {key: schema_text(part.schema) for key, part in found.items()}
+    whole = next(iter(texts.values()))
+    for key, text in texts.items():
+        if differences := compare(whole, text):
+            both = merged(whole, text)
+            if both is None:
+                raise Refused(
+                    f"Input {name!r} is {len(found)} chunks, which don't become one: in chunk "
+                    f"{printable(key)!r}, {'; '.join(differences)}. Annotate it as "
+                    "dict[str, DataFrame]: a chunk by each partition key."
+                )
+            whole = both
+    united = None
+    for key, part in found.items():
+        frame = fitted(part, whole) if compare(whole, texts[key]) else part
+        united = frame if united is None else united.unionByName(frame)
+    return united
 
 
 def evidence(reading: Reading) -> dict[str, Any]:

@@ -90,9 +90,7 @@ class DataflowIOManager(dg.ConfigurableIOManager):
             context.log.info(consumption(datasetid, list(readings.values())))
         if kind == "dict" or (kind == "any" and len(keys) > 1):
             return found
-        return (
-            found[keys[0]] if len(keys) == 1 else joined(list(found.values()), each, context.name)
-        )
+        return found[keys[0]] if len(keys) == 1 else joined(found, each, context.name)
 
     def _publish_all(self, context: dg.OutputContext, store: Store, obj: Any) -> None:
         told = dict(context.definition_metadata or {})

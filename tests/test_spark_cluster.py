@@ -15,7 +15,7 @@ import pytest
 
 from opendataflow_dagster.dataflow.config import load_settings
 from opendataflow_dagster.dataflow.store import Store, open_store
-from opendataflow_dagster.spark.jobs import load_job
+from opendataflow_dagster.spark.loading import load_job
 from opendataflow_dagster.spark.runs import run_spark_job
 from tests.spark_cluster import Cluster
 from tests.stores import check, close, expire, sql

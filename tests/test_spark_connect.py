@@ -53,7 +53,7 @@ RUN = """
 import sys
 from opendataflow_dagster.dataflow.config import load_settings
 from opendataflow_dagster.dataflow.opening import open_from
-from opendataflow_dagster.spark.jobs import load_job
+from opendataflow_dagster.spark.loading import load_job
 from opendataflow_dagster.spark.runs import run_spark_job
 from opendataflow_dagster.spark.session import is_remote, spark_session
 

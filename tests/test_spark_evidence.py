@@ -101,6 +101,20 @@ PAIRS = {
     "collated in an array": ("array('a' collate UNICODE_CI) as a",
                              "array('A' collate UNICODE_CI) as a"),
     "boolean": ("true as a", "false as a"),
+    "a column's name": ("1 as a", "1 as b"),
+    "a name with a comma": ("1 as `a,b`, 2 as c", "1 as a, 2 as `b,c`"),
+    "a decimal's point": ("cast(1.23 as decimal(10,2)) as a", "cast(12.3 as decimal(10,1)) as a"),
+    "decimal and bigint": ("cast(1.23 as decimal(10,2)) as a", "123L as a"),
+    "date and number": ("date'1970-01-02' as a", "1 as a"),
+    "boolean and number": ("true as a", "1 as a"),
+    "moment and number": ("timestamp_micros(1) as a", "1L as a"),
+    "moments with zones and without": ("timestamp'1970-01-01' as a",
+                                       "timestamp_ntz'1970-01-01' as a"),
+    "text and binary": ("'a' as a", "X'61' as a"),
+    "a field's name": ("named_struct('x', 1) as a", "named_struct('y', 1) as a"),
+    "a field's kind": ("array(named_struct('x', 1)) as a", "array(named_struct('x', true)) as a"),
+    "a key's kind": ("map(1, 'v') as a", "map(true, 'v') as a"),
+    "an element's kind": ("array(date'1970-01-02') as a", "array(1) as a"),
 }  # fmt: skip
 
 
@@ -117,6 +131,11 @@ SAME = {
     "order in a map": ("map('k', 1, 'l', null) as a", "map('l', null, 'k', 1) as a"),
     "order in nested maps": ("map(1, map('k', 1, 'l', 2)) as a",
                              "map(1, map('l', 2, 'k', 1)) as a"),
+    "letter case of a name": ("1 as a, 2 as b", "2 as B, 1 as a"),
+    "short numbers": ("tinyint(1) as a, smallint(2) as b", "int(1) as a, int(2) as b"),
+    "decimals with more digits": ("cast(1.5 as decimal(10,2)) as a",
+                                  "cast(1.5 as decimal(12,2)) as a"),
+    "a text of a collation": ("'a' collate UNICODE_CI as a", "'a' as a"),
     "order in a variant": ("""parse_json('{"a": 1, "b": 2}') as a""",
                            """parse_json('{"b": 2, "a": 1}') as a"""),
 }  # fmt: skip

@@ -3,7 +3,7 @@
 import datetime as dt
 import re
 from collections.abc import Mapping, Sequence
-from decimal import Decimal
+from decimal import Decimal, localcontext
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -115,6 +115,31 @@ def test_what_doesnt_hold_is_told_with_a_sample(
     assert (told.datasetid, told.severity) == ("out", ERROR)
 
 
+LONG = Decimal("123456789012.12345678")
+
+
+@pytest.mark.parametrize(
+    ("kind", "bound", "step"),
+    [
+        ("bigint", 10**18, 1), ("bigint", 2**63 - 2, 1), ("bigint", -(10**18), 1),
+        ("decimal(20,8)", LONG, Decimal("1e-8")), ("decimal(20,8)", -LONG, Decimal("1e-8")),
+        ("decimal(38,0)", 10**37, 1), ("decimal(38,18)", Decimal("1e19"), Decimal("1e-18")),
+        ("decimal(38,0)", Decimal("1.00"), 1), ("decimal(36,2)", Decimal("0.5"), 1),
+    ],
+)  # fmt: skip
+def test_a_bound_of_many_digits_is_exact(
+    spark: SparkSession, kind: str, bound: Any, step: Any
+) -> None:
+    with localcontext(prec=60):
+        texts = [format(Decimal(bound) + step * at, "f") for at in (-1, 0, 1)]
+    df = spark.createDataFrame([(each,) for each in texts], "x string")
+    df = df.selectExpr(f"cast(x as {kind}) as x")
+
+    told = judged(df, {"range": {"x": (bound, bound)}})["range_x"]
+
+    assert told.metadata["violations"] == 2
+
+
 @pytest.mark.parametrize(
     ("expect", "message"),
     [
@@ -123,6 +148,8 @@ def test_what_doesnt_hold_is_told_with_a_sample(
         ({"unique": [["id", "zzzzz"]]}, "there is no column 'zzzzz'"),
         ({"range": {"name": (1, 2)}}, "the column 'name' is string, and its bounds are numbers"),
         ({"range": {"id": ("a", None)}}, "the column 'id' is bigint, and its bounds are texts"),
+        ({"range": {"long": (Decimal("0.5"), None)}}, "the column 'long' is decimal(38,0), beside "
+         "which Spark rounds a bound with 1 decimals: round it, or give it as a float"),
         ({"sql": {"s": "amount >"}}, "Syntax error at or near"),
         ({"sql": {"s": "ammount > 1"}}, "A column, variable, or function parameter with name"
                                         " `ammount` cannot be resolved. Did you mean"),
@@ -136,10 +163,32 @@ def test_what_doesnt_hold_is_told_with_a_sample(
 def test_a_rule_that_doesnt_fit_the_frame_fails_and_the_chunk_is_still_written(
     df: DataFrame, expect: dict[str, Any], message: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
+    df = df.withColumn("long", df["id"].cast("decimal(38,0)")) if "long" in message else df
+
     [told] = judged(df, expect).values()
     assert not told.passed
     assert told.message.startswith(message)
     assert capfd.readouterr().err == ""
+
+
+NOBODY = cast(Chunk, None)
+
+
+def of_a_chunk(df: DataFrame, chunk: Any = None) -> bool:
+    return chunk is CHUNK
+
+
+def of_one_by_its_type(df: DataFrame, c: "Chunk" = NOBODY) -> bool:
+    return c is CHUNK
+
+
+def of_a_number(df: DataFrame, least: int = 3) -> bool:
+    return least == 3
+
+
+def test_a_function_s_default_isn_t_replaced_by_the_chunk(df: DataFrame) -> None:
+    fns = [of_a_chunk, of_one_by_its_type, of_a_number]
+    assert all(each.passed for each in judged(df, {"function": fns}).values())
 
 
 def test_two_rules_that_raise_on_one_expression_fail_alone(df: DataFrame) -> None:

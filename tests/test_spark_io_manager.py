@@ -132,6 +132,31 @@ def test_several_partitions_are_joined_and_published_one_by_one(
     assert {key: each.collect()[0].amount for key, each in again[0].items()} == {"1": 1, "2": 2}
 
 
+def test_partitions_of_a_merged_schema_are_joined(store: Store, run: Run) -> None:  # noqa: F811
+    merge = {"opendataflow/schema": "merge"}
+    run(writer(lambda df: df.selectExpr("name", "1 as n")), "1")
+    run(writer(lambda df: df.selectExpr("name", "2L as n", "'x' as more"), metadata=merge), "2")
+    seen: list[Any] = []
+
+    assert run(reader(DataFrame, seen), "1", "2").success
+
+    [df] = seen
+    assert [each.simpleString() for each in df.schema] == ["name:string", "n:bigint", "more:string"]
+    assert sorted(map(tuple, df.select("n", "more").collect())) == [(1, None), (2, "x")]
+
+
+def test_partitions_that_have_nothing_in_common_are_refused_by_name(
+    store: Store, run: Run  # noqa: F811
+) -> None:  # fmt: skip
+    run(writer(lambda df: df.selectExpr("1 as n")), "1")
+    run(writer(lambda df: df.selectExpr("'x' as n"), metadata={"opendataflow/schema": "any"}), "2")
+
+    ran = run(reader(DataFrame, []), "1", "2")
+
+    assert not ran.success
+    assert "don't become one: in chunk '2', column 'n' was int and is string. Annot" in ran.reason
+
+
 def test_a_frame_of_data_that_was_made_anew_since_is_refused(
     store: Store, run: Run, tmp_path: Path  # noqa: F811
 ) -> None:  # fmt: skip

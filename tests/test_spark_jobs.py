@@ -14,9 +14,9 @@ from opendataflow_dagster.spark.jobs import (
     SparkJob,
     arguments,
     is_spark_function,
-    load_job,
     spark_job,
 )
+from opendataflow_dagster.spark.loading import load_job
 
 
 def plan(*inputs: str) -> Plan:
@@ -123,13 +123,31 @@ def test_a_job_is_loaded_from_a_module_or_a_file(tmp_path: Path) -> None:
         ("gone.py:fn", "there is no file"),
         ("broken_job:fn", "in line 1"),
         ("lost_job:fn", "imports 'not_here'"),
-        ("plain_job:missing", r"no function 'missing' \(it has: there\)"),
+        ("plain_job:missing", r"no function 'missing' \(it has: plain, there\)"),
+        ("plain_job:NUMBER", "is of type int, not a function"),
+        ("plain_job:Some", "is a class, not a function"),
+        ("plain_job:plain", "is of type AssetsDefinition, not a function. Name a function of"),
+        ("raising_job:fn", r"can't be imported: raising_job.py:4: KeyError: 'HOME_OF_DATA'$"),
+        ("leaving_job:fn", r"can't be imported: leaving_job.py:2: SystemExit: 3$"),
+        ("sub/deep_job.py:fn", r"can't be imported: raising_job.py:4: KeyError: "),
     ],
 )
 def test_a_job_that_cant_be_loaded_is_one_clear_line(named: str, said: str, tmp_path: Path) -> None:
     (tmp_path / "broken_job.py").write_text("def fn(:\n")
     (tmp_path / "lost_job.py").write_text("import not_here\n")
-    (tmp_path / "plain_job.py").write_text("def there(df): ...\n")
+    (tmp_path / "plain_job.py").write_text(
+        "import dagster as _dg\nNUMBER = 1\nclass Some: ...\ndef there(df): ...\n"
+        "def _plain(): ...\nplain = _dg.asset(_plain)\n"
+    )
+    (tmp_path / "raising_job.py").write_text(
+        "import json, os\n\ndef home():\n    return json.loads(os.environ['HOME_OF_DATA'])\n\n"
+        "HOME = home()\n"
+    )
+    (tmp_path / "leaving_job.py").write_text("import sys\nsys.exit(3)\n")
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "sub" / "deep_job.py").write_text(
+        f"import sys; sys.path.insert(0, {str(tmp_path)!r})\nimport raising_job\n"
+    )
 
     with pytest.raises(WrongUse, match=said) as refused:
         load_job(named)

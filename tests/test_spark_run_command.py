@@ -106,6 +106,79 @@ def test_all_chunks_are_made_and_then_there_is_nothing_to_do(folder: Path) -> No
     assert time.monotonic() - start < 5  # no session was started for it
 
 
+TOP = """
+from pyspark.sql import functions as F
+
+N = F.col("n")
+
+
+@F.udf("string")
+def named(n):
+    return f"n{n}"
+
+
+def double(numbers):
+    return numbers.select(N, named(N).alias("name"))
+"""
+
+
+def test_columns_and_functions_of_spark_at_the_top_of_a_module(folder: Path) -> None:
+    (folder / "src").mkdir()
+    (folder / "src" / "top_of_module.py").write_text(TOP)
+
+    done = run("--spark", "src/top_of_module.py:double", "--all")
+
+    assert done.returncode == 0, done.stderr
+    assert "done 2, failed 0" in done.stderr
+
+
+@pytest.mark.parametrize(("page", "section"), [("README.md", "## On Spark"), ("docs/spark.md", "")])
+def test_what_the_pages_show_works_as_it_is_typed(tmp_path: Path, page: str, section: str) -> None:
+    text = (Path(__file__).parent.parent / page).read_text().partition(section or "# Spark")[2]
+    jobs = text.partition("```python\n")[2].partition("```")[0]
+    commands = text.partition("```python\n")[2].partition("```\n\n```\n")[2].partition("```")[0]
+    (tmp_path / "jobs.py").write_text(jobs)
+    for name in ("sales", "checked"):
+        (tmp_path / "data" / name).mkdir(parents=True)
+    given = "checked" if "odf ready checked" in commands else "sales"
+    (tmp_path / "data" / given / "2026-11-17.csv").write_text("id,shop,amount\n1,a,5\n2,b,\n")
+    typed = "odf init\n" + commands.replace("/data/", f"{tmp_path}/data/")
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+
+    done = subprocess.run(
+        ["sh", "-ec", typed], env={**os.environ, "PATH": path}, capture_output=True, text=True,
+        check=False,
+    )  # fmt: skip
+
+    assert done.returncode == 0, done.stderr
+    assert "done 1, failed 0" in done.stderr
+
+
+def test_the_function_below_dataflow_assets_is_run(folder: Path) -> None:
+    (folder / "asset_jobs.py").write_text(
+        "from opendataflow_dagster import DataflowResource, dataflow_assets\n"
+        "from pyspark.sql import DataFrame\n\n"
+        "@dataflow_assets(job='double', dataflow=DataflowResource())\n"
+        "def double(numbers: DataFrame): return numbers\n"
+    )
+
+    done = run("--spark", "asset_jobs:double", "--all")
+
+    assert done.returncode == 0, done.stderr
+    assert "done 2, failed 0" in done.stderr
+
+
+def test_a_job_that_isn_t_registered_is_told_so_with_the_way_out(folder: Path) -> None:
+    done = CliRunner().invoke(
+        app, ["run", "--spark", "jobs.py:double", "--job", "doubles"], prog_name="odf"
+    )
+
+    assert done.exit_code == 4
+    assert done.stderr == (
+        "odf: Job 'doubles' isn't registered. Run: odf job add doubles --in DATASET --out DATASET\n"
+    )
+
+
 def test_what_fails_exits_with_one_and_says_why(folder: Path) -> None:
     done = run("--spark", "jobs.py:strict", "--job", "strict", "--all")
 

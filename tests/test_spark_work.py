@@ -4,6 +4,10 @@ import datetime as dt
 import json
 import os
 import sqlite3
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -18,8 +22,9 @@ from opendataflow_dagster.dataflow.chunk import Chunk, Result
 from opendataflow_dagster.dataflow.errors import WrongUse
 from opendataflow_dagster.dataflow.folders import NOTE, read_note
 from opendataflow_dagster.spark.csvlines import in_one_piece
-from opendataflow_dagster.spark.evidence import HIGH, LOW, ROWS, Observed
+from opendataflow_dagster.spark.evidence import HIGH, LOW, ROWS, Evidence, Observed
 from opendataflow_dagster.spark.jobs import spark_job
+from opendataflow_dagster.spark.last import Last
 from tests.spark_lines import Line
 from tests.stores import policy, put, sql
 from tests.test_publish import ODD
@@ -556,6 +561,142 @@ def test_chunks_of_several_schemas_make_several_batches(line: Line, spark: Spark
     }  # fmt: skip
 
 
+@pytest.mark.parametrize("together", [True, False])
+def test_a_rule_about_the_column_of_a_batch_finds_none(copied: Line, together: bool) -> None:
+    if not together:
+        sql(copied.store, "delete from datastatus where dataid <> '1'")
+    rules = {"sql": {"mine": "dataid is not null"}}
+
+    outcome = copied.run("many", spark_job(lambda df: df, batch=5, expect=rules))
+
+    assert outcome.done == 0
+    assert "NOT_VALIDATED: mine: " in copied.reason()
+    assert "`dataid` cannot be resolved" in copied.reason()
+
+
+@pytest.mark.parametrize("way", [{"batch": 4}, {}])
+def test_rows_are_compared_with_the_chunks_of_the_same_batch(
+    line: Line, spark: SparkSession, way: dict[str, int]
+) -> None:
+    line.job("copy", "numbers", "copies")
+    line.job("many", "copies", "batched")
+    for at, rows in enumerate((10, 11, 3, 9), 1):
+        line.arrived("numbers", str(at), numbers(spark, *range(rows)))
+    line.run("copy", lambda df: df)
+
+    outcome = line.run("many", spark_job(lambda df: df, expect={"rows": {"change": 0.5}}, **way))
+
+    assert (outcome.done, outcome.failed) == (3, 1)
+    assert line.reason().startswith("NOT_VALIDATED: rows: 3 rows, against 10 as the mean of the")
+    assert not (line.folder / "batched" / "dataid=3").exists()
+    assert line.left() == []
+
+
+@pytest.fixture
+def mixed(line: Line, spark: SparkSession) -> Line:
+    """Chunks that Spark wrote, whose schemas take turns."""
+    line.job("copy", "numbers", "copies")
+    line.job("many", "copies", "batched")
+    for at in range(1, 5):
+        more = "n, string(n) as s" if at % 2 == 0 else "n"
+        line.arrived("numbers", str(at), numbers(spark, at).selectExpr(*more.split(", ")))
+    line.run("copy", spark_job(lambda df: df, schema="any"))
+    line.said.clear()
+    return line
+
+
+def schemas(line: Line) -> dict[str, str]:
+    return {each: fact["schema"] for each, fact in line.facts("batched").items()}
+
+
+def test_a_batch_of_several_schemas_is_refused_what_its_chunks_would_be_alone(mixed: Line) -> None:
+    outcome = mixed.run("many", spark_job(lambda df: df, batch=4))
+
+    assert (outcome.done, outcome.failed) == (2, 2)
+    assert schemas(mixed) == {"1": "n:bigint", "3": "n:bigint"}
+    assert "differs from its last chunk '3': column 's' is new" in mixed.reason()
+    assert mixed.left() == []
+
+
+def test_a_batch_of_several_schemas_is_merged_as_its_chunks_would_be_alone(mixed: Line) -> None:
+    assert mixed.run("many", spark_job(lambda df: df, batch=4, schema="merge")).done == 4
+
+    wide = "n:bigint,s:string"
+    assert schemas(mixed) == {"1": "n:bigint", "2": wide, "3": wide, "4": wide}
+
+
+def test_inputs_of_several_schemas_go_in_batches_if_what_becomes_of_them_is_alike(
+    mixed: Line,
+) -> None:
+    assert mixed.run("many", spark_job(lambda df: df.select("n", "dataid"), batch=4)).done == 4
+
+    assert not any("one by one" in each for each in mixed.said)
+
+
+@pytest.mark.parametrize(
+    ("rule", "said"),
+    [("same", "differs from its last chunk '2': column 's' is missing"),
+     ("merge", "chunk '2' was published with columns that this one hasn't. Make it again: "
+      "odf resubmit many 1")],
+)  # fmt: skip
+def test_of_two_chunks_made_at_once_the_second_fits_the_first(
+    mixed: Line, rule: str, said: str
+) -> None:
+    sql(mixed.store, "delete from datastatus where dataid in ('3', '4')")
+    both, published = threading.Barrier(2), mixed.folder / "batched" / "dataid=2"
+
+    def staged(df: DataFrame, chunk: Chunk) -> bool:
+        both.wait(60)
+        while chunk.dataid == "1" and not published.exists():
+            time.sleep(0.01)
+        return True
+
+    job = spark_job(lambda copies: copies, threads=2, schema=rule, expect={"function": staged})
+    outcome = mixed.run("many", job)
+
+    assert (outcome.done, outcome.failed) == (1, 1)
+    assert said in mixed.reason()
+    assert mixed.left() == []
+
+
+def test_a_chunk_that_couldn_t_be_shown_isn_t_the_last_one(line: Line) -> None:
+    last = Last(line.store, "numbers")
+
+    def show(dataid: str, schema: str, error: Exception | None = None) -> None:
+        with last.next(dataid, Evidence(len(schema), "", schema), lambda: None):
+            if error:
+                raise error
+
+    show("1", "n:int")
+    with pytest.raises(OSError, match="full"):
+        show("2", "n:bigint", OSError("full"))
+    with pytest.raises(OSError, match="full"):
+        show("1", "n:bigint", OSError("full"))
+
+    assert last.schema("3") == ("1", "n:int")
+    assert last.rows("3") == [5]
+
+
+def test_the_last_chunks_are_followed_by_many_threads(line: Line) -> None:
+    last = Last(line.store, "numbers")
+    last.rows("0")
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+
+    def show(thread: int) -> None:
+        for at in range(2000):
+            with last.next(f"{thread}-{at}", Evidence(at, "", "n:int"), lambda: None):
+                assert len(last.rows("other")) <= 5
+
+    try:
+        with ThreadPoolExecutor(4) as pool:
+            list(pool.map(show, range(4)))
+    finally:
+        sys.setswitchinterval(before)
+
+    assert len(last.rows("other")) == 5
+
+
 def test_what_a_killed_batch_left_is_cleared_by_the_next_chunk(
     copied: Line, spark: SparkSession
 ) -> None:
@@ -858,6 +999,11 @@ def test_a_large_csv_is_read_in_parts_only_if_each_line_is_a_row(
         ("csv", "1 as id, X'00ff' as `b`", "Column 'b' is binary, which CSV can't hold. Return "
          "base64(`b`), or register the dataset with --format parquet."),
         ("csv", "explode(array('a', null)) as only", "of the only column 'only', 1 values are"),
+        ("csv", "1 as id, cast(X'41ff' as string) as t", "Column 't' has 1 row with a text that "
+         "isn't UTF-8, which CSV can't hold. Return it as binary by base64(`t`), decode it as"),
+        ("json", "cast(X'ff' as string) collate UNICODE_CI as t", "Column 't' has 1 row with"),
+        ("json", "'é' as a, struct(array(map('k', cast(X'ff' as string))) as x) as n",
+         "Column 'n' has 1 row with a text that isn't UTF-8, which JSON can't hold"),
         ("orc", "1 as `a``b`", "A column is called 'a`b'"),
         ("orc", "map('k', array(named_struct('a`b', 1))) as m", "A column is called 'a`b'"),
     ],
@@ -871,6 +1017,34 @@ def test_what_a_format_would_change_is_refused_in_a_line(
     assert said in through.reason()
     assert "\n" not in through.reason()
     assert through.left() == []
+
+
+@pytest.mark.parametrize("format", ["csv", "json", "orc", "parquet"])
+def test_old_times_come_back_to_the_microsecond(
+    through: Line, spark: SparkSession, format: str
+) -> None:
+    """Before clocks were set by zones, they were minutes and seconds away from UTC."""
+    spark.conf.set("spark.sql.session.timeZone", "Europe/Paris")
+    times = ["1900-01-01 00:00:00.000001", "1583-06-01 12:00:00", "1911-03-10 23:50:38.5",
+             "2026-07-01 00:00:00"]  # fmt: skip
+    moments = [f"cast('{each}' as timestamp) as c{at}" for at, each in enumerate(times)]
+    df = spark.sql(f"select {', '.join(moments)}")
+
+    copied_as(through, format, df)
+
+    more = through.rows("more", "1")
+    assert more == [tuple(row) for row in df.collect()]
+    assert through.fingerprints("copies") == through.fingerprints("more")
+
+
+def test_a_text_that_isn_t_utf8_is_refused_also_if_spark_did_tasks_again(
+    through: Line, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Observed, "told", lambda self: {ROWS: 7, HIGH: 1, LOW: 1})
+
+    copied_as(through, "json", spark.sql("select 'é' as a, cast(X'ff' as string) as t"))
+
+    assert "Column 't' has 1 row with a text" in through.reason()
 
 
 NESTED = (

@@ -1,21 +1,49 @@
 """`odf run --spark`: a function of DataFrames in the place of a script."""
 
 import os
+from typing import TYPE_CHECKING
 
-from ..dataflow.config import load_settings
+from ..dataflow.config import Settings, load_settings
+from ..dataflow.errors import Refused
+from ..dataflow.names import typed
 from ..dataflow.opening import open_from
-from ..spark.jobs import load_job
+from ..dataflow.store import Store
+from ..spark.jobs import SparkJob
+from ..spark.loading import load_job
 from ..spark.runs import run_spark_job
 from .runline import RunLine, exit_code, narration
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 
 def execute_spark(line: RunLine, batch: int | None) -> int:
     """Run, and return the exit code."""
     settings = load_settings(line.config)
-    job, function = load_job(line.script)
-    store, jobid = open_from(settings), line.job or function
-    progress, say = narration(store, jobid, line.all_chunks)
+    started: list[SparkSession] = []
+
+    def begin() -> None:
+        from ..spark.session import spark_session
+
+        started.append(spark_session(app=f"odf {line.script}", settings=settings))
+
     try:
+        job, function = load_job(line.script, begin)
+        return _execute(line, batch, settings, job, line.job or function)
+    finally:
+        for each in started:
+            from ..spark.living import let_go
+
+            let_go(each)
+
+
+def _execute(
+    line: RunLine, batch: int | None, settings: Settings, job: SparkJob, jobid: str
+) -> int:  # fmt: skip
+    store = open_from(settings)
+    try:
+        _check(store, jobid)
+        progress, say = narration(store, jobid, line.all_chunks)
         outcome = run_spark_job(
             store, jobid, line.script, job, settings, say=say, environ=os.environ,
             all_chunks=line.all_chunks, workers=line.workers, batch=batch, progress=progress,
@@ -25,3 +53,12 @@ def execute_spark(line: RunLine, batch: int | None) -> int:
     finally:
         store.close()
     return exit_code(outcome, strict=line.strict)
+
+
+def _check(store: Store, jobid: str) -> None:
+    """Refuse a job that can't be run at all, before its function is asked what it takes."""
+    if flaw := store.plan(jobid).flaw:
+        raise Refused(
+            f"{flaw}. Run: odf job add {typed(jobid)} --in DATASET --out DATASET",
+            code="NOT_REGISTERED",
+        )

@@ -16,7 +16,8 @@ from ..dataflow.targets import Folder, target_of
 from .evidence import of_groups
 from .frames import TABLE_FORMATS, literal, schema_of
 from .hashing import quoted
-from .jobs import CHUNK
+from .jobs import ANY, CHUNK
+from .schemas import compare, schema_text
 from .staging import StagedFolder, write_files
 from .unchanged import unchanged
 
@@ -51,6 +52,7 @@ class Batch:
 
     def __init__(self, work: "SparkWork", chunks: Sequence[Chunk]) -> None:
         self.work, self.chunks = work, chunks
+        self._schemas: dict[str, str] = {}
 
     def make(self) -> None:
         for alike in self._alike():
@@ -110,7 +112,7 @@ class Batch:
                 )
             typed = schema_of({"schema": schema}).add(COLUMN, "string")
             written = spark.read.format(target.format).schema(typed).load(literal(path))
-            extra = work.extra(datasetid, df)
+            extra = work.extra(datasetid, df.drop(COLUMN))
             evidence = of_groups(written, COLUMN, extra) if there else {}
             for name in there:  # an empty chunk has no directory: it is made alone
                 self._stage(mine[name], datasetid, os.path.join(path, name), evidence, schema)
@@ -122,9 +124,13 @@ class Batch:
         rest = [each for each in df.columns if each != COLUMN]
         kept = df.select(*map(quoted, rest), quoted(COLUMN))
         fitted = self.work.fit(datasetid, dataid, kept.drop(COLUMN))
-        if fitted.columns == rest and fitted.schema == kept.drop(COLUMN).schema:
-            return kept
-        raise ChunkFailed("its schema is to be merged with the last chunk's")
+        if fitted.columns != rest or fitted.schema != kept.drop(COLUMN).schema:
+            raise ChunkFailed("its schema is to be merged with the last chunk's")
+        schema = schema_text(fitted.schema)
+        before = self._schemas.setdefault(datasetid, schema)
+        if self.work.job.schema != ANY and compare(before, schema):
+            raise ChunkFailed("its schema is to be compared with that of the chunks before")
+        return kept
 
     def _stage(
         self, chunk: Chunk, datasetid: str, path: str, evidence: Mapping[str, Any],

@@ -3,11 +3,12 @@
 import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from ..dataflow.chunk import ERROR, WARN, Checked, Chunk, reason_of, tidy
 from .evidence import Evidence
 from .hashing import quoted
+from .jobs import CHUNK, type_name
 from .rules import Frame, Rule
 from .samples import of_keys
 from .troubles import in_a_line
@@ -51,6 +52,8 @@ class UniqueRule(Rule):
 @dataclass(frozen=True)
 class RowsRule(Rule):
     """The number of rows, against bounds and against the last chunks."""
+
+    is_late: ClassVar[bool] = True
 
     least: int | None = None
     most: int | None = None
@@ -106,8 +109,14 @@ class FunctionRule(Rule):
 
 
 def _takes_chunk(fn: Callable[..., Any]) -> bool:
+    """Whether the second parameter is for the chunk: one with a default has to say so."""
     try:
-        inspect.signature(fn).bind(None, None)
-    except TypeError:
+        signature = inspect.signature(fn)
+        signature.bind(None, None)
+    except (TypeError, ValueError):
         return False
-    return True
+    second = [*signature.parameters.values()][1:2]
+    return all(
+        each.default is each.empty or each.name == CHUNK or type_name(each) == Chunk.__name__
+        for each in second
+    )

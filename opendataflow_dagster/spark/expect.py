@@ -12,6 +12,7 @@ from ..dataflow.errors import WrongUse
 from .chunkrules import FunctionRule, RowsRule, UniqueRule
 from .hashing import literal, quoted
 from .rules import RangeRule, RowRule, Rule, SqlRule, anyway, shown
+from .schemas import MOST_DIGITS
 from .suggest import meant
 
 __all__ = ["Rule", "rules_of"]
@@ -133,6 +134,7 @@ def _range(what: Any, about: str, *of: str) -> Iterator[Make]:
             outside.append(f"{sql} = double('NaN')")  # Spark takes it for the greatest number
         span = "≤".join(str(each) for each in (low, name, high) if each is not None)
         yield _rule(RangeRule, f"range_{name}", of, columns=(name,), bounds=kind,
+                    decimals=max(map(_decimals, given)),
                     violation=" or ".join(outside), says=f"are outside {span}")  # fmt: skip
 
 
@@ -226,8 +228,14 @@ def _kind(bound: Any) -> str | None:
     return "text" if isinstance(bound, str) else None
 
 
+def _decimals(bound: Any) -> int:
+    """How many digits a number has after the point; a float is compared as a double."""
+    exponent = bound.normalize().as_tuple().exponent if isinstance(bound, Decimal) else 0
+    return max(0, -int(exponent))
+
+
 def _literal(bound: Any) -> str:
-    """A bound in SQL; a long number as a double, as it may fit no decimal beside the column's."""
+    """A bound in SQL: exact, unless it has more digits than any column that it is compared with."""
     match bound:
         case datetime():
             zoned = "TIMESTAMP_NTZ" if bound.tzinfo is None else "TIMESTAMP_LTZ"
@@ -240,6 +248,6 @@ def _literal(bound: Any) -> str:
             return f"double('{bound!r}')"
         case _:
             text = format(bound, "f") if isinstance(bound, Decimal) else str(bound)
-            if sum(map(str.isdigit, text)) > 18:
+            if sum(map(str.isdigit, text)) > MOST_DIGITS:
                 return f"double('{text}')"
             return text

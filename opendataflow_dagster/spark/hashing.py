@@ -1,11 +1,12 @@
 """The SQL text that hashes a row of any types, the same for every way to store the row."""
 
 from collections.abc import Iterable, Iterator
+from hashlib import blake2b
 from itertools import count
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from pyspark.sql.types import DataType, StructType
+    from pyspark.sql.types import DataType, StructField, StructType
 
 END = "5138008317640127543L"
 """Hashed after each value: Spark's hash skips a NULL, and (NULL, 'a') would equal ('a', NULL).
@@ -16,16 +17,30 @@ costs more to plan than to hash: what counts is how few expressions there are.
 
 
 def row_hash(schema: "StructType", without: Iterable[str] = ()) -> str:
-    """An expression: 64 bits of a row, whatever the order of its columns."""
+    """An expression: 64 bits of a row, of what its columns are called, and of their kinds.
+
+    The order of the columns doesn't count.
+    """
     left_out, names = set(without), count()
     fields = sorted(
-        (each for each in schema.fields if each.name not in left_out), key=lambda each: each.name
+        (each for each in schema.fields if each.name not in left_out),
+        key=lambda each: (each.name.casefold(), each.name),
     )
-    return _hash(
+    parts = (
         part
         for each in fields
         for part in _parts(quoted(each.name), each.dataType, each.nullable, names)
     )
+    return _hash([f"{_number(columns(fields))}L", *parts])
+
+
+def columns(fields: "Iterable[StructField]") -> str:
+    """The names and kinds of columns, the same for every way to store them.
+
+    Without them, 1.23, 12.3 and 123 would hash alike: Spark hashes a decimal without its scale.
+    Databases fold the case of names.
+    """
+    return ",".join(f"{quoted(each.name.casefold())}:{_kind(each.dataType)}" for each in fields)
 
 
 def quoted(name: str) -> str:
@@ -38,8 +53,38 @@ def literal(text: str) -> str:
     return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
 
 
+def _number(text: str) -> int:
+    """64 bits of a text, as Spark has them."""
+    return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "big", signed=True)
+
+
+_KINDS = {"byte": "int", "short": "int", "integer": "int", "char": "string", "varchar": "string"}
+"""Types whose values hash alike, and which a place may keep as each other."""
+
+
+def _kind(type: "DataType") -> str:
+    from pyspark.sql import types
+
+    match type:
+        case types.StructType():
+            return f"struct<{columns(type.fields)}>"
+        case types.ArrayType():
+            return f"array<{_kind(type.elementType)}>"
+        case types.MapType():
+            return f"map<{_kind(type.keyType)},{_kind(type.valueType)}>"
+        case types.DecimalType():
+            return f"decimal({type.scale})"
+        case types.StringType():
+            return "string"
+        case types.UserDefinedType():
+            return _kind(type.sqlType())
+        case _:
+            name = type.typeName().partition("(")[0]
+            return _KINDS.get(name, name)
+
+
 def _hash(parts: Iterable[str]) -> str:
-    return f"xxhash64({', '.join(parts) or END})"
+    return f"xxhash64({', '.join(parts)})"
 
 
 def _parts(sql: str, kind: "DataType", nullable: bool, names: Iterator[int]) -> list[str]:

@@ -1,19 +1,19 @@
 """A job as a function of DataFrames: what it takes, what it promises, how its chunks are made."""
 
-import importlib
 import inspect
-import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from ..dataflow.errors import WrongUse
 from ..dataflow.model import Plan
-from ..dataflow.modules import import_beside, module_of_file
 from ..dataflow.names import printable
 
 SAME, MERGE, ANY = "same", "merge", "any"
 SCHEMAS = (SAME, MERGE, ANY)
+
+FUNCTION = "dataflow_function"
+"""Where something that was made of a function, such as assets of Dagster, keeps it."""
 
 MOST_AT_ONCE = 1000
 """Chunks of a batch: their claims are held all the while."""
@@ -113,7 +113,7 @@ def is_spark_function(obj: Any) -> bool:
     except (TypeError, ValueError):
         return False
     return any(
-        _type_name(each) in ("DataFrame", "SparkSession") and _package(each) == "pyspark"
+        type_name(each) in ("DataFrame", "SparkSession") and _package(each) == "pyspark"
         for each in parameters
     )
 
@@ -128,8 +128,8 @@ def arguments(fn: Callable[..., Any], plan: Plan) -> dict[str, Given]:
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
             continue
         name = parameter.name
-        what = _BY_TYPE.get(_type_name(parameter))
-        if what is None and name not in by_name and _type_name(parameter) != "DataFrame":
+        what = _BY_TYPE.get(type_name(parameter))
+        if what is None and name not in by_name and type_name(parameter) != "DataFrame":
             what = _BY_NAME.get(name)
         if what:
             found[name] = Given(what)
@@ -150,52 +150,8 @@ def arguments(fn: Callable[..., Any], plan: Plan) -> dict[str, Given]:
     return found
 
 
-def load_job(named: str) -> tuple[SparkJob, str]:
-    """The job that `module:function` or `path/to/file.py:function` is, and the function's name."""
-    module, colon, function = named.rpartition(":")
-    if not (colon and module and function):
-        raise WrongUse(
-            f"--spark {named!r} names no function. Write module:function, or path/file.py:function."
-        )
-    found = _module(module, named)
-    if not hasattr(found, function):
-        there = [
-            name
-            for name, value in vars(found).items()
-            if callable(value) and not name.startswith("_") and not inspect.isclass(value)
-        ]
-        raise WrongUse(
-            f"{module} has no function {function!r} (it has: {', '.join(sorted(there)) or 'none'})."
-        )
-    return as_spark_job(getattr(found, function)), function
-
-
-def _module(module: str, named: str) -> Any:
-    """A module by its name, or by its file, with what lies beside it importable."""
-    path = os.path.abspath(module)
-    is_file = module.endswith(".py") or "/" in module
-    if is_file and not os.path.isfile(path):
-        raise WrongUse(f"--spark {named!r}: there is no file {path}.")
-    try:
-        if is_file:
-            module = module_of_file(path)
-        else:
-            import_beside(os.getcwd())
-        return importlib.import_module(module)
-    except ModuleNotFoundError as error:
-        if error.name != module.partition(".")[0] and error.name != module:
-            raise WrongUse(
-                f"--spark {named!r} imports {error.name!r}, which isn't there."
-            ) from None
-        raise WrongUse(
-            f"--spark {named!r}: there is no module {module!r} here. Run it where the file is, or "
-            "write path/file.py:function."
-        ) from None
-    except SyntaxError as error:
-        raise WrongUse(f"--spark {named!r}: {error.msg} in line {error.lineno}.") from None
-
-
-def _type_name(parameter: inspect.Parameter) -> str:
+def type_name(parameter: inspect.Parameter) -> str:
+    """What a parameter is annotated as, by its last name."""
     kind = parameter.annotation
     if kind is parameter.empty:
         return ""

@@ -3,11 +3,12 @@
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from ..dataflow.chunk import Checked, Chunk, reason_of, tidy
 from .evidence import Evidence
 from .samples import of_rows
+from .schemas import MOST_DIGITS
 from .suggest import meant
 from .troubles import in_a_line
 
@@ -20,6 +21,9 @@ Frame = Callable[[], "DataFrame"]
 @dataclass(frozen=True)
 class Rule:
     """What has to be true of a chunk of a dataset; `name` is safe as an identifier."""
+
+    is_late: ClassVar[bool] = False
+    """Whether it is asked right before the chunk is published, of what was published before."""
 
     name: str
     datasetid: str
@@ -124,6 +128,8 @@ class RangeRule(RowRule):
 
     bounds: str = ""
     """What they are: number, date or text."""
+    decimals: int = 0
+    """Digits after the point of a bound."""
 
     def _analyze(self, df: "DataFrame") -> str | None:
         from pyspark.sql import types
@@ -140,6 +146,13 @@ class RangeRule(RowRule):
                 f"the column {name!r} is {column.dataType.simpleString()}, and its bounds are "
                 f"{self.bounds}s"
             )
+        if isinstance(column.dataType, types.DecimalType):
+            whole = column.dataType.precision - column.dataType.scale
+            if self.decimals > max(column.dataType.scale, MOST_DIGITS - whole):
+                return (
+                    f"the column {name!r} is {column.dataType.simpleString()}, beside which Spark "
+                    f"rounds a bound with {self.decimals} decimals: round it, or give it as a float"
+                )
         return super()._analyze(df)
 
 

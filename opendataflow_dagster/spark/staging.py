@@ -11,6 +11,7 @@ from ..dataflow.errors import DataflowError
 from ..dataflow.folders import Staged
 from ..dataflow.store import Store
 from ..dataflow.targets import DEFAULT_FORMAT, Folder, Table, target_of
+from . import utf8
 from .csvlines import WHOLE, answered, asked
 from .evidence import Evidence, Unseen, observed, of_frame
 from .formats import check, storable
@@ -95,19 +96,23 @@ class StagedFolder:
 
     def _write(self, df: "DataFrame", extra: Sequence[str]) -> None:
         format = self._target.format
-        extra = [*extra, *asked(df.schema, format)]
+        texts = utf8.asked(df.schema, format)
+        extra = [*extra, *asked(df.schema, format), *texts]
         frame, taken = observed(df, extra)
         write_files(frame, self.path, format)
         schema, rows = df.schema.jsonValue(), rows_of(self.path, format)
         try:
             evidence = taken(rows)
         except Unseen:  # tasks were done again: what is there tells
-            if format == "csv" and len(df.columns) == 1:  # or CSV has lost rows
-                answered(of_frame(df, extra), df.schema, format)
+            if texts or (format == "csv" and len(df.columns) == 1):  # or the format has lost some
+                seen = of_frame(df, extra)
+                utf8.refuse(seen, df, format)
+                answered(seen, df.schema, format)
             note = {"format": format, "schema": schema}
             evidence = of_frame(read_files(self._spark, self.path, note, ""), extra)
             if rows not in (None, evidence.rows):
                 raise _short(self.path, evidence.rows, rows) from None
+        utf8.refuse(evidence, df, format)
         self._lines = answered(evidence, df.schema, format)
         self._tell(evidence, schema)
 
@@ -152,8 +157,8 @@ def write_files(df: "DataFrame", path: str, format: str, by: str | None = None) 
         # An empty text is quoted, so that it isn't taken for NULL; spaces belong to a text.
         spaces = dict.fromkeys(("ignoreLeadingWhiteSpace", "ignoreTrailingWhiteSpace"), "false")
         writer = writer.options(**CSV, emptyValue='""', **spaces)
-    if format in ("csv", "json"):  # by default, they stop at milliseconds
-        writer = writer.options(timestampFormat=f"{MOMENT}XXX", timestampNTZFormat=MOMENT)
+    if format in ("csv", "json"):  # by default, they stop at milliseconds, and zones at minutes
+        writer = writer.options(timestampFormat=f"{MOMENT}XXXXX", timestampNTZFormat=MOMENT)
     if format == "json":
         writer = writer.option("ignoreNullFields", "false")
     with ending(df.sparkSession):

@@ -4,7 +4,7 @@ import math
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..dataflow.chunk import Checked, Chunk, ChunkFailed, Place, Result, reason_of
@@ -19,8 +19,9 @@ from ..dataflow.reading import bounds_of, failing, with_code
 from ..dataflow.store import Store
 from ..dataflow.targets import DEFAULT_FORMAT, Folder, Table, target_of
 from .batches import Batch, sweep
+from .evidence import Evidence
 from .expect import Rule, rules_of
-from .fitting import fit
+from .fitting import confirm, fit
 from .frames import TABLE_FORMATS, read_chunk_frame
 from .jobs import CHUNK, CONTEXT, FRAME, INPUTS, SESSION, SparkJob
 from .last import Last
@@ -35,6 +36,9 @@ from .watching import Watch
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+
+
+DECLARED = '@spark_job(schema="{}")'
 
 
 class Interrupted(BaseException):
@@ -93,6 +97,8 @@ class SparkWork(Maker):
 
     def compute(self, chunk: Chunk) -> Mapping[str, Result]:
         """Make a chunk and stage it, unless that was done with others."""
+        if chunk.generation in self._made and self._is_outdated(chunk):
+            self.forget(chunk.claim)
         if chunk.generation not in self._made:
             with self.watched([chunk]):
                 self._make(chunk)
@@ -103,20 +109,22 @@ class SparkWork(Maker):
     def publish(self, chunk: Chunk) -> dict[str, Result]:
         """Show what is staged; the claim is asked for right before each."""
 
-        def confirm() -> None:
+        def still_ours() -> None:
             self.store.confirm(chunk.claim)
 
         results = {}
         made, rest = self._made[chunk.generation], self._rest.get(chunk.generation, {})
-        for each in sorted([*made, *rest], key=lambda each: self._turn(chunk, each)):
-            if each in made:
-                staged = made[each].staged
-                with failing():
-                    results[each] = result_of(staged, staged.show(confirm))
-                self._last_of(each).add(chunk.dataid, staged.evidence)
-            elif not isinstance(obj := rest[each], Result):
-                place = chunk.outputs[each]
-                results[each] = publish(self.store, place, chunk, obj, format=self.format)
+        with ExitStack() as showing:
+            for each, one in made.items():
+                showing.enter_context(self._next(chunk, each, one.staged.evidence))
+            for each in sorted([*made, *rest], key=lambda each: self._turn(chunk, each)):
+                if each in made:
+                    staged = made[each].staged
+                    with failing():
+                        results[each] = result_of(staged, staged.show(still_ours))
+                elif not isinstance(obj := rest[each], Result):
+                    place = chunk.outputs[each]
+                    results[each] = publish(self.store, place, chunk, obj, format=self.format)
         return results
 
     def _turn(self, chunk: Chunk, datasetid: str) -> int:
@@ -204,12 +212,10 @@ class SparkWork(Maker):
 
     def keep(self, chunk: Chunk, datasetid: str, staged: StagedFrame) -> None:
         """Ask the rules about a staged output, and keep both until it is published."""
-        mine = [(f"r{at}_", each) for at, each in enumerate(self.rules)
-                if each.datasetid == datasetid]  # fmt: skip
         made = self._made.setdefault(chunk.generation, {})
         made[datasetid] = Made(staged, [])  # forgotten with the chunk, should a rule raise
-        last = self._last_of(datasetid).rows(chunk.dataid) if mine else []
-        checked = [each.judge(at, staged.evidence, staged.frame, last, chunk) for at, each in mine]
+        checked = [self._judge(at, staged, chunk) for at, each in enumerate(self.rules)
+                   if each.datasetid == datasetid and not each.is_late]  # fmt: skip
         made[datasetid] = Made(staged, checked)
 
     def sweep(self, place: Place) -> None:
@@ -229,8 +235,7 @@ class SparkWork(Maker):
 
     def fit(self, datasetid: str, dataid: str, df: "DataFrame") -> "DataFrame":
         """The frame with the dataset's schema, as far as the job has declared how to get there."""
-        last = self._last_of(datasetid)
-        return fit(df, last, dataid, self.job.schema, '@spark_job(schema="{}")')
+        return fit(df, self._last_of(datasetid), dataid, self.job.schema, DECLARED)
 
     def inputs_of(self, chunk: Chunk) -> list[str]:
         """The inputs whose frames the function is given."""
@@ -238,6 +243,26 @@ class SparkWork(Maker):
         if any(each.what == INPUTS for each in given):
             return list(chunk.inputs)
         return list(dict.fromkeys(each.datasetid for each in given if each.what == FRAME))
+
+    def _is_outdated(self, chunk: Chunk) -> bool:
+        """Whether a chunk that was staged with others has another schema than is published now."""
+        try:
+            for datasetid, made in self._made[chunk.generation].items():
+                self._confirm(chunk, datasetid, made.staged.evidence)
+        except ChunkFailed:
+            return True
+        return False
+
+    def _next(
+        self, chunk: Chunk, datasetid: str, evidence: Evidence
+    ) -> AbstractContextManager[None]:
+        return self._last_of(datasetid).next(
+            chunk.dataid, evidence, lambda: self._confirm(chunk, datasetid, evidence)
+        )
+
+    def _confirm(self, chunk: Chunk, datasetid: str, evidence: Evidence) -> None:
+        last, rule = self._last_of(datasetid), self.job.schema
+        confirm(evidence.schema, last, chunk.dataid, rule, DECLARED, jobid=chunk.jobid)
 
     def _make(self, chunk: Chunk) -> None:
         inputs = self.inputs_of(chunk)
@@ -274,9 +299,16 @@ class SparkWork(Maker):
             lambda: bounds_of(self.store, datasetid, chunk.dataid), self.format,
         )  # fmt: skip
 
+    def _judge(self, at: int, staged: StagedFrame, chunk: Chunk) -> Checked:
+        rule = self.rules[at]
+        last = self._last_of(rule.datasetid).rows(chunk.dataid) if rule.is_late else []
+        return rule.judge(f"r{at}_", staged.evidence, staged.frame, last, chunk)
+
     def _check(self, rule: Rule) -> Check:
         def answer(chunk: Chunk) -> Checked:
             made = self._made.get(chunk.generation, {}).get(rule.datasetid)
+            if made and rule.is_late:
+                return self._judge(self.rules.index(rule), made.staged, chunk)
             for checked in made.checked if made else ():
                 if checked.name == rule.name:
                     return checked
