@@ -644,6 +644,24 @@ def test_a_chunk_of_a_split_table_is_the_rows_in_its_bounds(table: Any, way: str
     assert sorted(loaded(store, "numbers", dataid)["id"]) == mine
 
 
+def test_every_number_is_in_one_shard_negative_ones_too(table: Any) -> None:
+    store, run = table
+    add_dataset(store, "numbers", **_place_like(store, "orders"), tablename="numbers")
+    _execute(run, "create table numbers (id smallint, note text)")
+    numbers = [-32768, -20001, -7, -3, -1, 0, 1, 2, 7, 32767]
+    _execute(run, f"insert into numbers (id) values {', '.join(f'({each})' for each in numbers)}")
+    register(store, "count", [], ["numbers"])
+    split(store, "numbers", by_shards(20_000), column="id", pending=True, jobid="count")
+
+    chunk = claimed(store, "19999", job="count")
+    published(store, chunk, pd.DataFrame({"id": [-20001, -1, 19999], "note": "new"}))
+    store.finish(chunk.claim)
+
+    now = sorted([*numbers, 19999])
+    assert run("select id from numbers order by id") == [(each,) for each in now]
+    assert sorted(loaded(store, "numbers", "19999")["id"]) == [-20001, -1, 19999]
+
+
 def test_two_publishes_of_a_new_chunk_of_a_table_dont_double_it(table: Any) -> None:
     from threading import Thread
 

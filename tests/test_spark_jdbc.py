@@ -11,7 +11,7 @@ import psycopg
 import pytest
 from psycopg.conninfo import conninfo_to_dict
 
-JAR = Path("/usr/share/java/postgresql.jar")
+JAR = Path(os.environ.get("JDBC_JAR", "/usr/share/java/postgresql.jar"))
 ROOT = Path(__file__).resolve().parent.parent
 SECRET = "tr0ub4dor&3 'quoted"
 
@@ -84,6 +84,7 @@ def test_chunks_are_read_by_their_bounds_and_replaced_whole(tell: Any) -> None:
     base.execute('create table n (id int, "c\'"" col" text, day date)')
     base.execute("insert into n select i, case when i % 2 = 0 then 'it''s' else '\"' end, "
                  "date '2026-01-01' + i / 10 from generate_series(0, 99) i")  # fmt: skip
+    base.execute("create table below as select generate_series(-9, 5) id")
     told("""
 by_value, by_id, by_day = table("n", "c'\\" col"), table("n", "id"), table("n", "day")
 assert len(ids(read_rows(spark, by_value, password=password))) == 100
@@ -92,6 +93,9 @@ read_rows(spark, by_value, "it's", None, password).explain(True)
 frame = read_rows(spark, by_id, "10", ("10", "31", None), password, parts=3)
 assert frame.rdd.getNumPartitions() == 3 and ids(frame) == list(range(10, 31))
 assert ids(read_rows(spark, by_id, "1", ("1", None, 4), password)) == list(range(1, 100, 4))
+below = read_rows(spark, table("below", "id"), "1", ("1", None, 4), password)
+assert ids(below) == [-7, -3, 1, 5]
+assert write(below, table("below", "id"), "1", ("1", None, 4)).show(ours) == 4
 days = read_rows(spark, by_day, "d", ("2026-01-02", "2026-01-04", None), password, parts=2)
 assert ids(days) == list(range(10, 30))
 

@@ -229,7 +229,8 @@ def test_no_rows_are_a_frame_with_columns_and_a_chunk_without_rows(
 def numbers(base: psycopg.Connection, at: "Target") -> "Target":
     """A table of 20,000 rows, with an index on `id` and none on `shop`."""
     base.execute(
-        "create table n (id bigint primary key, shop int, day date, at timestamptz, x text)"
+        "create table n (id bigint primary key, shop int, day date, at timestamptz, x text, "
+        "below int generated always as (10000 - id) stored)"
     )
     base.execute(
         "insert into n select i, i % 7, date '2026-01-01' + i / 1000, "
@@ -260,6 +261,7 @@ def numbers(base: psycopg.Connection, at: "Target") -> "Target":
          "at >= '2026-01-02 00:00+00' and at < '2026-01-03 01:00+00'"),
         ("id", "3", ("3", None, 16), "id % 16 = 3"),
         ("shop", "1", ("1", None, 4), "shop % 4 = 1"),
+        ("below", "1", ("1", None, 4), "((below % 4) + 4) % 4 = 1"),
     ],
 )  # fmt: skip
 def test_a_chunk_in_any_number_of_parts_is_its_rows_once(

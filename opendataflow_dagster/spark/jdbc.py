@@ -58,7 +58,7 @@ def read_rows(
         return F.lit(value).cast(type)
 
     if place.modulus is not None:
-        return whole.where(column % F.lit(place.modulus) == F.lit(int(place.lower)))
+        return whole.where((column % F.lit(place.modulus)).isin(*place.remainders))
     if place.upper is not None:
         return whole.where((column >= known(place.lower)) & (column < known(place.upper)))
     return whole.where(column == known(place.lower))

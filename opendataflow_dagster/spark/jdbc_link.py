@@ -46,10 +46,15 @@ class Place:
         self._statements = sqlfiles.statements("jdbc", "spark")
         way, self._values = "value", [self.lower]
         if self.modulus is not None:
-            way, self._values = "remainder", [self.modulus, int(self.lower)]
+            way, self._values = "remainder", [self.modulus, *self.remainders]
         elif self.upper is not None:
             way, self._values = "range", [self.lower, self.upper]
         self._chunk = self._spelled(way, column=self.quoted(table.column))
+
+    @property
+    def remainders(self) -> tuple[int, int]:
+        """What a number of the chunk leaves when it is divided: of a negative one, the second."""
+        return int(self.lower), int(self.lower) - (self.modulus or 0)
 
     def quoted(self, name: str) -> str:
         mark = "`" if self.kind in _BACKTICKS else '"'

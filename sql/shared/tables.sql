@@ -7,8 +7,8 @@
 {column} >= :lower and {column} < :upper
 
 -- name: remainder
--- The same by remainder.
-{column} % :modulus = :lower
+-- The same by remainder, which has the sign of a negative number in it.
+{column} % :modulus in (:lower, :lower - :modulus)
 
 -- name: rows
 -- The rows of a chunk.
