@@ -415,8 +415,21 @@ def test_of_two_packers_one_is_refused(line: Store) -> None:
     next(going)
     done = odf(line, "compact", "out", "--pack")
     assert done.exit_code == 4
-    assert "Another process is packing" in done.stderr
+    assert "Another process is compacting" in done.stderr
     list(going)
+
+
+def test_of_two_compactions_one_is_refused(line: Store) -> None:
+    for dataid in ("1", "2"):
+        made(line, dataid, table(1), table(2))
+    going = compact(line, "out")
+    next(going)
+    for more in ((), ("--pack",)):
+        done = odf(line, "compact", "out", *more)
+        assert done.exit_code == 4
+        assert "Another process is compacting" in done.stderr
+    list(going)
+    assert sorted(os.listdir("out")) == ["dataid=1", "dataid=2"]
 
 
 @pytest.mark.soak
