@@ -517,6 +517,42 @@ def test_a_bad_chunk_in_a_batch_fails_alone(copied: Line) -> None:
     assert copied.left() == []
 
 
+@pytest.mark.parametrize("name", ["dataid", "DataID"])
+def test_a_column_called_as_what_tells_chunks_apart_is_not_lost(
+    line: Line, spark: SparkSession, name: str
+) -> None:
+    line.job("copy", "numbers", "copies")
+    line.job("many", "copies", "batched")
+    for at in ("1", "2", "3"):
+        line.arrived("numbers", at, numbers(spark, 1).withColumn(name, F.lit("mine")))
+    line.run("copy", lambda df: df)
+
+    outcome = line.run("many", spark_job(lambda df: df, batch=3))
+
+    assert (outcome.done, outcome.failed) == (0, 3)
+    assert (
+        f"'copies' has a column '{name}' of its own, by which a batch would tell its chunks "
+        "apart. Rename it, or run the job without batch." in line.reason()
+    )
+    assert not (line.folder / "batched").exists()
+
+
+def test_the_column_of_a_tables_chunks_may_tell_them_apart_in_a_batch(
+    line: Line, tmp_path: Path
+) -> None:
+    database = str(tmp_path / "data.db")
+    with sqlite3.connect(database) as connection:
+        connection.execute("create table t as select '1' dataid, 7 n union all select '2', 8")
+    line.dataset("given", database=database, tablename="t", chunkcolumn="dataid")
+    line.job("many", "given", "batched")
+    for dataid in "12":
+        put(line.store, "given", dataid)
+
+    line.run("many", spark_job(lambda df: df, batch=2))
+
+    assert [line.rows("batched", each) for each in "12"] == [[(7,)], [(8,)]]
+
+
 def test_an_expectation_in_a_batch_fails_its_chunk_alone(copied: Line) -> None:
     job = spark_job(lambda df: df, batch=5, expect={"range": {"n": (1, None)}})
 
