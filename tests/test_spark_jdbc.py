@@ -37,8 +37,8 @@ def table(name, column, schema="public"):
 def ids(frame):
     return sorted(row.id for row in frame.select("id").collect())
 
-def write(frame, target, dataid, bounds=None):
-    return StagedRows.write(frame, target, dataid, bounds, password, 7)
+def write(frame, target, dataid, bounds=None, generation=7):
+    return StagedRows.write(frame, target, dataid, bounds, password, generation)
 
 def ours():
     pass
@@ -172,3 +172,50 @@ spark.stop()
     assert base.execute("select id, a from n order by id").fetchall() == [
         (0, Decimal("1.23")), (1, None)
     ]  # fmt: skip
+
+
+def test_what_a_crash_left_goes_with_the_next_publish_or_by_clean(tell: Any) -> None:
+    told, base = tell
+    base.execute("create schema s")
+    base.execute("create schema other")
+    for name in ("public.n", "public.m", "s.n", "other.n"):
+        base.execute(f"create table {name} (id int, c text)")
+    told("""
+import os
+from opendataflow_dagster.dataflow.registry import add_dataset, add_job
+from opendataflow_dagster.dataflow.store import open_store
+from opendataflow_dagster.spark.clean import in_table
+where, rows = table("n", "c"), spark.range(2).selectExpr("cast(id as int) id")
+
+def names(*targets):
+    return {each.name for each in targets}
+
+def there(target=where):
+    return {name for name, _ in leftovers(target, password, spark)}
+
+dead, twin = write(rows, where, "A"), write(rows, where, "A")
+beside, newer = write(rows, where, "B"), write(rows, where, "A", generation=9)
+kin = [write(rows, each, "A") for each in (table("m", "c"), table("n", "c", "s"),
+                                           table("n", "c", "other"))]
+assert there() == names(beside, newer), there()
+assert write(rows, where, "A", generation=8).show(ours) == 2
+assert ids(read_rows(spark, where, "A", None, password)) == [0, 1]
+assert there() == names(beside, newer)
+assert [there(each) for each in (table("m", "c"), table("n", "c", "s"))] == [
+    {kin[0].name}, {kin[1].name}]
+
+store = open_store("sqlite:///" + os.path.join(folder, "odf.db"))
+store.init()
+add_dataset(store, "orders", format="jdbc", hostname=url, tablename="n", chunkcolumn="c")
+assert list(in_table(store, where, password, lambda: spark)) == []  # no job writes it
+add_job(store, "load", [], ["orders"])
+found = list(in_table(store, where, password, lambda: spark))
+assert [(row.datasetid, row.what, row.generation) for row, _ in found] == [
+    ("orders", "staging table", 7), ("orders", "staging table", 9)]
+assert all(remove() for _, remove in found)
+assert there() == set() and there(table("n", "c", "other")) == {kin[2].name}
+for each in kin:
+    each.discard()
+spark.stop()
+""")
+    assert base.execute("select relname from pg_class where relname like 'odf%'").fetchall() == []

@@ -776,6 +776,30 @@ def test_a_kill_leaves_the_old_chunk_and_a_staging_table_that_is_found(
     assert publish(spark.range(2).selectExpr("cast(id as int) id"), table, "A") == 2
 
 
+def test_the_next_publish_of_a_chunk_removes_what_older_claims_have_left(
+    spark: "SparkSession", base: psycopg.Connection, at: "Target"
+) -> None:
+    base.execute("create table n (id int, c text)")
+    base.execute("create table m (id int, c text)")
+    rows, table = spark.range(2).selectExpr("cast(id as int) id"), at("n", "c")
+    held = write(rows, table, "A")
+    left = [write(rows, table, "A"), write(rows, table, "B"), write(rows, at("m", "c"), "A")]
+    newer = StagedRows.write(rows, table, "A", None, None, 9)
+    assert [name for name, _ in leftovers(table, None)] == sorted([left[1].name, newer.name])
+    held.discard()
+    zombie = write(rows, table, "A")
+
+    with psycopg.connect(base.info.dsn) as busy:  # by which it can't be removed
+        busy.execute(f"select * from {zombie.name}")  # type: ignore[arg-type]
+        assert StagedRows.write(rows, table, "A", None, None, 8).show(ours) == 2
+
+    assert zombie.name in [name for name, _ in leftovers(table, None)]
+    assert newer.show(ours) == 2
+    for each in (zombie, *left):
+        each.discard()
+    assert tables(base) == []
+
+
 def _busy(base: psycopg.Connection) -> bool:
     found = base.execute(
         "select count(*) from pg_stat_activity where datname = current_database() "

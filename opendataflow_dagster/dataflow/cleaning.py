@@ -59,14 +59,23 @@ class Live(NamedTuple):
 def live(store: Store, datasetid: str) -> Live:
     """The live claims, of all jobs by generation, and of the producers of a dataset by chunk."""
     claims = store.db.insist(lambda: store.db.run("cleaning.live"))[0]
-    known = {"datasetid": datasetid}
-    makers = {job for (job,) in store.db.insist(
-        lambda: store.db.run("cleaning.producers", **known))[0]}  # fmt: skip
+    makers = _makers(store, datasetid)
     mine = [claim for claim in claims if claim[2] in makers]
     times = [moment.timestamp() for claim in mine if (moment := from_table(store, claim[3]))]
     return Live(
         {claim[0] for claim in claims}, {claim[1] for claim in mine}, min(times, default=None)
     )
+
+
+def is_written(store: Store, datasetid: str) -> bool:
+    """Whether any job is to write a dataset."""
+    return bool(_makers(store, datasetid))
+
+
+def _makers(store: Store, datasetid: str) -> set[str]:
+    known = {"datasetid": datasetid}
+    rows, _ = store.db.insist(lambda: store.db.run("cleaning.producers", **known))
+    return {job for (job,) in rows}
 
 
 def in_folder(

@@ -1,6 +1,7 @@
 """Tables of any database that Java has a driver for: Spark reads and writes, JDBC publishes."""
 
 import os
+import re
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from hashlib import blake2b
@@ -18,6 +19,11 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 STAGE = "odf_stage"
+
+_NAME = re.compile(rf"{STAGE}_([0-9]+)_([0-9a-f]{{8}})_[0-9a-f]{{8}}_[0-9a-f]{{8}}")
+
+_HURRY = 5
+"""Seconds to wait for the staging table of an older claim, in which a zombie may be at work."""
 
 _RANGED = ("tinyint", "smallint", "int", "bigint", "decimal", "date", "timestamp", "timestamp_ntz")
 
@@ -89,9 +95,9 @@ class StagedRows:
                     code="NOT_VALIDATED",
                 )
             df = df.withColumn(table.column, F.lit(dataid))
-        marks = blake2b(f"{place.table}\n{dataid}".encode(), digest_size=4).hexdigest()
-        name = f"{STAGE}_{generation}_{marks}_{os.urandom(4).hex()}"
+        name = f"{STAGE}_{generation}_{_marks(place)}_{os.urandom(4).hex()}"
         made = cls(df.sparkSession, place, name)
+        made._sweep(generation)
         try:
             made._fill(df if parts is None else df.coalesce(parts))
             made._refuse_others()
@@ -118,6 +124,15 @@ class StagedRows:
         with suppress(DataflowError), self._place.connected(self._spark) as connection:
             self._place.change(connection, "unstage", stage=self._names()["stage"])
             connection.commit()
+
+    def _sweep(self, generation: int) -> None:
+        """Remove what older claims of the chunk have left, unless one is at work in it."""
+        place = self._place
+        with suppress(Exception), place.connected(self._spark) as connection:
+            for name, older in _found(place, connection):
+                if older < generation and _marks(place) in name:
+                    place.change(connection, "unstage", stage=place.beside(name), seconds=_HURRY)
+                    connection.commit()
 
     def frame(self) -> "DataFrame":
         """The rows as they were loaded."""
@@ -162,16 +177,31 @@ class StagedRows:
 def leftovers(
     table: Table, password: Password | None, spark: "SparkSession | None" = None
 ) -> list[tuple[str, int]]:
-    """The staging tables in the schema of a table, each with its generation."""
-    place, found = Place(table, None, None, password), []
+    """The staging tables of a table, each with its generation."""
+    place = Place(table, None, None, password)
     with place.connected(_session(spark)) as connection:
-        rows = connection.getMetaData().getTables(None, table.schema or None, f"{STAGE}%", None)
-        while rows.next():
-            name = rows.getString("TABLE_NAME")
-            parts = name.split("_")
-            if len(parts) == 5 and parts[2].isdigit() and rows.getString("TABLE_TYPE") == "TABLE":
-                found.append((name, int(parts[2])))
+        return _found(place, connection)
+
+
+def _found(place: Place, connection: Any) -> list[tuple[str, int]]:
+    schema = place.target.schema or connection.getSchema()
+    rows = connection.getMetaData().getTables(connection.getCatalog(), schema, f"{STAGE}%", None)
+    found = []
+    while rows.next():
+        name = rows.getString("TABLE_NAME")
+        told = _NAME.fullmatch(name)
+        if told and told[2] == _mark(place.table) and rows.getString("TABLE_TYPE") == "TABLE":
+            found.append((name, int(told[1])))
     return sorted(found)
+
+
+def _marks(place: Place) -> str:
+    """What the names of a chunk's staging tables have in common: the table, and the chunk of it."""
+    return f"{_mark(place.table)}_{_mark(place.dataid)}"
+
+
+def _mark(text: str) -> str:
+    return blake2b(text.encode(), digest_size=4).hexdigest()
 
 
 def drop(

@@ -101,10 +101,12 @@ class Place:
         if connection.getMetaData().supportsTransactionIsolationLevel(_SERIALIZABLE):
             connection.setTransactionIsolation(_SERIALIZABLE)
 
-    def change(self, connection: Any, statement: str, **names: str) -> int:
-        """Run a statement that writes; how many rows it wrote."""
+    def change(self, connection: Any, statement: str, seconds: int = 0, **names: str) -> int:
+        """Run a statement that writes, if need be within some seconds; how many rows it wrote."""
         prepared = self._prepared(connection, statement, **names)
         try:
+            if seconds:
+                prepared.setQueryTimeout(seconds)
             return prepared.executeUpdate()
         finally:
             prepared.close()
