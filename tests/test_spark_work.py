@@ -894,6 +894,9 @@ def test_a_large_csv_is_read_in_parts_only_if_each_line_is_a_row(
         ("csv", "1 as id, X'00ff' as `b`", "Column 'b' is binary, which CSV can't hold. Return "
          "base64(`b`), or register the dataset with --format parquet."),
         ("csv", "explode(array('a', null)) as only", "of the only column 'only', 1 values are"),
+        ("json", "map(1, 'x') as m", "Column 'm' has a map whose keys aren't texts, and in JSON "
+         "nobody could read it. Cast the keys to string, or register the dataset with --format"),
+        ("json", "map('k', array(named_struct('f', map(date'2026-01-01', 1)))) as m", "Column 'm'"),
         ("orc", "1 as `a``b`", "A column is called 'a`b'"),
         ("orc", "map('k', array(named_struct('a`b', 1))) as m", "A column is called 'a`b'"),
     ],
