@@ -4,6 +4,7 @@ import datetime as dt
 import json
 import os
 import sqlite3
+from collections.abc import Callable
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -198,6 +199,88 @@ def test_a_table_of_sqlite_is_read_and_written(line: Line, spark: SparkSession) 
     connection.close()
     assert found == [("mon", 2, 1.5), ("sun", 1, 1.0), ("tue", 1, 2.5)]
     assert line.facts("sums")["mon"]["fingerprint"].startswith("1-")
+
+
+@pytest.fixture
+def lite(line: Line) -> Callable[..., sqlite3.Connection]:
+    """A table of SQLite as input and another as output of a job; a person's connection."""
+    database = str(line.folder.parent / "shop.db")
+
+    def made(columns: str) -> sqlite3.Connection:
+        connection = sqlite3.connect(database, isolation_level=None)
+        for name in ("given", "kept"):
+            connection.execute(f"create table {name} (day text, {columns})")
+            line.dataset(name, database=database, tablename=name, chunkcolumn="day")
+        line.job("copy", "given", "kept")
+        line.job("store", "given", "files")
+        return connection
+
+    return made
+
+
+def test_the_types_of_a_table_of_sqlite_are_the_declared_ones(
+    line: Line, lite: Callable[..., sqlite3.Connection]
+) -> None:
+    connection = lite("id bigint, x double precision, t varchar(9), b blob, n numeric, any")
+    connection.execute("insert into given values ('2', null, null, null, null, null, null)")
+    connection.execute("insert into given values ('3', 7, 2, 'x', x'00', 1.5, 'a')")
+    for dataid in "123":
+        put(line.store, "given", dataid)
+
+    assert line.run("store", spark_job(lambda given: given, schema="any")).done == 3
+
+    for dataid in "12":
+        assert line.facts("files")[dataid]["schema"] == (
+            "day:string,id:bigint,x:double,t:string,b:binary,n:string,any:string"
+        )
+    assert line.facts("files")["3"]["schema"] == (
+        "day:string,id:bigint,x:double,t:string,b:binary,n:double,any:string"
+    )
+    connection.close()
+
+
+def test_values_of_a_column_of_sqlite_that_are_of_several_types_are_refused_by_its_name(
+    line: Line, lite: Callable[..., sqlite3.Connection]
+) -> None:
+    connection = lite("n integer, other text")
+    connection.execute("insert into given values ('1', 'seven', 8), ('1', 7, '9')")
+    put(line.store, "given", "1")
+
+    assert line.run("store", lambda given: given).failed == 1
+
+    assert "Column 'n' of " in line.reason()
+    assert "has values of several types in chunk '1'" in line.reason()
+    assert "\n" not in line.reason()
+    connection.close()
+
+
+def test_what_sqlite_would_keep_as_another_value_is_refused(
+    line: Line, lite: Callable[..., sqlite3.Connection]
+) -> None:
+    connection = lite("r real, n numeric(30, 2), i integer, t text, f float, l real")
+    put(line.store, "given", "1")
+    lost = {
+        "r": "12345678901234567.89BD", "n": "12345678901234567.89BD",
+        "i": "12345678901234567.5BD", "f": "double('NaN')", "l": "9007199254740993L",
+    }  # fmt: skip
+    kept = {"r": "1.5BD", "n": "9223372036854775807BD", "i": "1.10BD", "f": "0.1D",
+            "t": "12345678901234567.89BD", "l": "-3L"}  # fmt: skip
+
+    def select(told: dict[str, str]) -> Any:
+        return lambda spark: spark.sql(
+            "select " + ", ".join(f"{each} {name}" for name, each in told.items())
+        )
+
+    assert line.run("copy", select(kept)).done == 1
+    before = connection.execute("select * from kept").fetchall()
+    assert before == [("1", 1.5, 9223372036854775807, 1.1, "12345678901234567.89", 0.1, -3.0)]
+    for name, value in lost.items():
+        sql(line.store, "update datastatus set status = 'RESUBMIT' where datasetid = 'kept'")
+        assert line.run("copy", spark_job(select({name: value}), schema="any")).failed == 1
+        assert f"'{name}' is " in line.reason()
+        assert "can't keep 1 of 1 values as they are" in line.reason()
+    assert connection.execute("select * from kept").fetchall() == before
+    connection.close()
 
 
 def test_chunks_travel_through_tables_of_postgresql(

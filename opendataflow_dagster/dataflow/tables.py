@@ -54,6 +54,13 @@ class Rows:
             cursor = self._execute(connection, "rows")
             return [column[0] for column in cursor.description], cursor.fetchall()
 
+    def declared(self) -> dict[str, str]:
+        """The types that the columns of a table of SQLite are declared with, in capitals."""
+        known = {"name": self.table.name, "schema": self.table.schema or "main"}
+        with self._connected() as connection:
+            found = connection.execute(self._statement("declared"), known).fetchall()
+        return {name: type.upper() for name, type in found}
+
     def replace(self, frame: Any, confirm: Callable[[], None]) -> int:
         """Put the rows of a frame in the place of the chunk's, all or none; how many they are.
 

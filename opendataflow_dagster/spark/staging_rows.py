@@ -11,7 +11,8 @@ from ..dataflow.tables import Rows
 from ..dataflow.targets import JDBC, SQLITE, Table
 from .evidence import observed
 from .frames import Password, lake_name, lake_trouble
-from .hashing import quoted
+from .hashing import literal, quoted
+from .sqlite_types import refuse_changes
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -59,6 +60,7 @@ class StagedTable:
         self._table, self._rows, self._spark, self._schema = table, rows, spark, df.schema
         self._data = frame.toArrow()
         self.evidence, self.bytes = taken(self._data.num_rows), None
+        refuse_changes(rows, self._data, df.schema)
         if rehearse:  # what the table refuses is to be known before another output is shown
             with suppress(_Rehearsed):
                 self._replace(_rehearsed)

@@ -26,6 +26,10 @@ delete from {table} where {chunk};
 -- Write a row.
 insert into {table} ({columns}) values ({values});
 
+-- name: declared
+-- The columns of a table of SQLite, and the types that they are declared with.
+select name, type from pragma_table_info(:name, :schema);
+
 -- name: is_ours
 -- Whether the tables of OpenDataFlow itself are in this database.
 select 1 from sqlite_master where name = 'dataflow_meta';
