@@ -15,11 +15,12 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from opendataflow_dagster.dataflow import folders
-from opendataflow_dagster.dataflow.chunk import Chunk, Result
+from opendataflow_dagster.dataflow.chunk import Chunk, Place, Result
 from opendataflow_dagster.dataflow.errors import WrongUse
 from opendataflow_dagster.dataflow.folders import NOTE, read_note
 from opendataflow_dagster.spark.csvlines import in_one_piece
 from opendataflow_dagster.spark.evidence import HIGH, LOW, ROWS, Observed
+from opendataflow_dagster.spark.frames import lake_name
 from opendataflow_dagster.spark.jobs import spark_job
 from tests.spark_lines import Line
 from tests.stores import policy, put, sql
@@ -281,6 +282,42 @@ def test_what_sqlite_would_keep_as_another_value_is_refused(
         assert "can't keep 1 of 1 values as they are" in line.reason()
     assert connection.execute("select * from kept").fetchall() == before
     connection.close()
+
+
+@pytest.mark.parametrize("format", ["delta", "iceberg"])
+def test_a_table_format_without_its_jars_says_so_and_takes_rows_of_the_chunk_only(
+    line: Line, spark: SparkSession, format: str
+) -> None:
+    """All that can be tested of them without their jars."""
+    line.dataset("lake", hostname=str(line.folder / "lake"), format=format, chunkcolumn="day")
+    line.job("fill", "numbers", "lake")
+    put(line.store, "numbers", "mon")
+    line.job("use", "lake", "end")
+    put(line.store, "lake", "sun")
+
+    line.run("fill", lambda spark: spark.sql("select 1 n, explode(array('mon', 'tue', null)) day"))
+    assert (
+        f"Of 3 rows that were to be chunk 'mon' of {line.folder}/lake, 1 are by their 'day'. "
+        "Return rows of this chunk only." in line.reason()
+    )
+    sql(line.store, "update datastatus set status = 'RESUBMIT' where datasetid = 'lake'")
+    for jobid, fn in (("fill", lambda spark: spark.sql("select 1 n")), ("use", lambda lake: lake)):
+        sql(line.store, "update datastatus set status = 'READY' where dataid = 'sun'")
+        line.run(jobid, fn)
+        assert f"'lake' has the format '{format}', and Spark has no such format" in line.reason()
+        assert "spark.jars.packages" in line.reason()
+    assert not (line.folder / "lake").exists()
+
+
+def test_a_table_format_is_known_by_its_name_in_a_catalog() -> None:
+    def name(**columns: str | None) -> str | None:
+        return lake_name(Place("lake", columns))
+
+    assert name(tablename="t") == "`t`"
+    assert name(database="cat", schemaname="s`x", tablename="t") == "`cat`.`s``x`.`t`"
+    assert name(database="cat", schemaname=None, tablename="t") == "`cat`.`t`"
+    assert name(hostname="s3a://b/t", tablename="t") is None
+    assert name(hostname="/data/t") is None
 
 
 def test_chunks_travel_through_tables_of_postgresql(

@@ -149,7 +149,7 @@ class StagedRows:
     def _compare(self, rows: int, found: int) -> None:
         place = self._place
         if rows != self.rows or found != rows:
-            raise strangers(place.target, place.dataid, self.rows, found)
+            raise strangers(place.location, place.column, place.dataid, self.rows, found)
 
     def _names(self) -> dict[str, str]:
         columns = ", ".join(map(self._place.quoted, self._columns))

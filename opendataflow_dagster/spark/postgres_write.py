@@ -122,8 +122,9 @@ class StagedRows:
                 )  # fmt: skip
 
     def _refuse_others(self, rows: int, found: int) -> None:
+        table = self._rows.table
         if found != rows:
-            raise strangers(self._rows.table, self._dataid, rows, found)
+            raise strangers(table.location, table.column, self._dataid, rows, found)
 
     def _names(self) -> dict[str, str]:
         return _names(self._rows, self._schema, self.name)
