@@ -92,6 +92,12 @@ assert ids(read_rows(spark, by_value, "it's", None, password)) == list(range(0, 
 read_rows(spark, by_value, "it's", None, password).explain(True)
 frame = read_rows(spark, by_id, "10", ("10", "31", None), password, parts=3)
 assert frame.rdd.getNumPartitions() == 3 and ids(frame) == list(range(10, 31))
+for one, where, bounds, count in [
+    (by_id, "10", ("10", "31", None), 2), (by_id, "7", ("7", "8", None), 1),
+    (by_day, "d", ("2026-01-02", "2026-01-04", None), 2), (by_id, "1", ("1", None, 4), 1)]:
+    by_itself = read_rows(spark, one, where, bounds, password)
+    assert by_itself.rdd.getNumPartitions() == count, (where, by_itself.rdd.getNumPartitions())
+    assert ids(by_itself) == ids(read_rows(spark, one, where, bounds, password, parts=1))
 assert ids(read_rows(spark, by_id, "1", ("1", None, 4), password)) == list(range(1, 100, 4))
 below = read_rows(spark, table("below", "id"), "1", ("1", None, 4), password)
 assert ids(below) == [-7, -3, 1, 5]

@@ -25,6 +25,12 @@ _NAME = re.compile(rf"{STAGE}_([0-9]+)_([0-9a-f]{{8}})_[0-9a-f]{{8}}_[0-9a-f]{{8
 _HURRY = 5
 """Seconds to wait for the staging table of an older claim, in which a zombie may be at work."""
 
+_AT_ONCE = "10000"
+"""Rows that a driver fetches in one go: many take all of a chunk into memory otherwise."""
+
+_MOST_PARTS = 16
+"""Connections to a database that one read opens by itself."""
+
 _RANGED = ("tinyint", "smallint", "int", "bigint", "decimal", "date", "timestamp", "timestamp_ntz")
 
 
@@ -32,11 +38,15 @@ def read_rows(
     spark: "SparkSession", table: Table, dataid: str | None = None, bounds: Bounds | None = None,
     password: Password | None = None, *, parts: int | None = None,
 ) -> "DataFrame":  # fmt: skip
-    """The rows of a chunk of a table, or of all of it; a range is read in several `parts`."""
+    """The rows of a chunk of a table, or of all of it.
+
+    A range is read in `parts`, by default as many as are worked on at once: each has a moment of
+    its own, and its connection.
+    """
     from pyspark.sql import functions as F
 
     place = Place(table, dataid, bounds, password)
-    reader = spark.read.format("jdbc").options(**place.options(place.table))
+    reader = spark.read.format("jdbc").options(**place.options(place.table), fetchsize=_AT_ONCE)
     try:
         whole = reader.load()
     except Exception as error:
@@ -49,11 +59,9 @@ def read_rows(
             code="INVALID_LOCATION",
         )
     type = whole.schema[table.column].dataType
-    if (
-        place.upper is not None
-        and (parts or 1) > 1
-        and type.simpleString().split("(")[0] in _RANGED
-    ):
+    parts = _usual_parts(spark) if parts is None else parts
+    is_cut = place.upper is not None and type.simpleString().split("(")[0] in _RANGED
+    if is_cut and parts > 1:
         whole = reader.options(
             partitionColumn=place.quoted(table.column), lowerBound=place.lower,
             upperBound=place.upper, numPartitions=str(parts),
@@ -68,6 +76,12 @@ def read_rows(
     if place.upper is not None:
         return whole.where((column >= known(place.lower)) & (column < known(place.upper)))
     return whole.where(column == known(place.lower))
+
+
+def _usual_parts(spark: "SparkSession") -> int:
+    from .session import is_remote
+
+    return 1 if is_remote(spark) else min(_MOST_PARTS, spark.sparkContext.defaultParallelism)
 
 
 class StagedRows:
