@@ -419,6 +419,15 @@ def test_of_two_packers_one_is_refused(line: Store) -> None:
     list(going)
 
 
+def test_a_folder_that_nothing_can_be_written_to_says_so(line: Store) -> None:
+    made(line, "1", table(1), table(2))
+    Path("out/_packs").touch()
+    done = odf(line, "compact", "out")
+    assert done.exit_code != 0
+    assert "out/_packs can't be made: File exists." in done.stderr
+    assert len(data_of("out/dataid=1")) == 2
+
+
 def test_of_two_compactions_one_is_refused(line: Store) -> None:
     for dataid in ("1", "2"):
         made(line, dataid, table(1), table(2))

@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from .errors import Refused
+from .errors import Refused, Unreachable
 from .folders import escaped, unescaped
 from .locks import locked
 
@@ -134,8 +134,14 @@ def rewriting(root: str) -> Iterator[None]:
     if not os.path.isdir(root):
         yield
         return
-    os.makedirs(os.path.join(root, PACKS), exist_ok=True)
-    with locked(os.path.join(root, PACKS)) as mine:
+    path = os.path.join(root, PACKS)
+    try:
+        os.makedirs(path, exist_ok=True)
+    except OSError as error:
+        raise Unreachable(
+            f"{path} can't be made: {error.strerror}. Correct that, and run it again."
+        ) from None
+    with locked(path) as mine:
         if not mine:
             raise Refused(
                 f"Another process is compacting or cleaning {root}. Wait until it is done.",
@@ -145,4 +151,4 @@ def rewriting(root: str) -> Iterator[None]:
             yield
         finally:
             with suppress(OSError):  # there are packs in it
-                os.rmdir(os.path.join(root, PACKS))
+                os.rmdir(path)

@@ -145,7 +145,7 @@ class StagedRows:
         with suppress(Exception), place.connected(self._spark) as connection:
             for name, older in _found(place, connection):
                 if older < generation and _marks(place) in name:
-                    place.change(connection, "unstage", stage=place.beside(name), seconds=_HURRY)
+                    place.change(connection, "unstage", _HURRY, stage=place.beside(name))
                     connection.commit()
 
     def frame(self) -> "DataFrame":

@@ -101,7 +101,7 @@ class Place:
         if connection.getMetaData().supportsTransactionIsolationLevel(_SERIALIZABLE):
             connection.setTransactionIsolation(_SERIALIZABLE)
 
-    def change(self, connection: Any, statement: str, seconds: int = 0, **names: str) -> int:
+    def change(self, connection: Any, statement: str, seconds: int = 0, /, **names: str) -> int:
         """Run a statement that writes, if need be within some seconds; how many rows it wrote."""
         prepared = self._prepared(connection, statement, **names)
         try:
