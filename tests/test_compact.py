@@ -20,7 +20,15 @@ import pytest
 from click.testing import CliRunner, Result
 
 from opendataflow_dagster.cli.app import app
-from opendataflow_dagster.dataflow import cleaning, compacting, files, folders, moves, packs
+from opendataflow_dagster.dataflow import (
+    cleaning,
+    compacting,
+    files,
+    folders,
+    merging,
+    moves,
+    packs,
+)
 from opendataflow_dagster.dataflow.compacting import compact
 from opendataflow_dagster.dataflow.merging import same
 from opendataflow_dagster.dataflow.model import Claim, Fact
@@ -147,6 +155,32 @@ def test_files_reach_the_target_and_no_more(line: Store) -> None:
     assert done.files_after == 1
     assert content(line, "1").column("n").to_pylist() == list(range(200_000))
     assert done.bytes_before == size
+
+
+def test_rows_keep_their_order_in_however_many_files(
+    line: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(merging, "_PIECE", 50_000)
+    noise = pa.table({"n": pa.array(range(400_000), pa.int64())})
+    made(line, "1", *[noise.slice(at, 10_000) for at in range(0, 400_000, 10_000)])
+    size = sum(map(os.path.getsize, data_of("out/dataid=1")))
+
+    [done] = compact(line, "out", target=size // 12)
+
+    assert done.files_after > 8
+    assert content(line, "1").column("n").to_pylist() == list(range(400_000))
+
+
+def test_lines_keep_their_order_in_however_many_files(tmp_path: Path) -> None:
+    paths = [tmp_path / f"{number}.csv" for number in range(12)]
+    for number, each in enumerate(paths):
+        each.write_text(f"n\n{number}\n")
+    (tmp_path / "out").mkdir()
+
+    merging.merge(list(map(str, paths)), str(tmp_path / "out"), "csv", 1)
+
+    written = data_of(str(tmp_path / "out"))
+    assert [Path(each).read_text() for each in written] == [f"n\n{n}\n" for n in range(12)]
 
 
 def test_a_plan_changes_nothing(line: Store) -> None:
@@ -381,8 +415,30 @@ def test_of_two_packers_one_is_refused(line: Store) -> None:
     next(going)
     done = odf(line, "compact", "out", "--pack")
     assert done.exit_code == 4
-    assert "Another process is packing" in done.stderr
+    assert "Another process is compacting" in done.stderr
     list(going)
+
+
+def test_a_folder_that_nothing_can_be_written_to_says_so(line: Store) -> None:
+    made(line, "1", table(1), table(2))
+    Path("out/_packs").touch()
+    done = odf(line, "compact", "out")
+    assert done.exit_code != 0
+    assert "out/_packs can't be made: File exists." in done.stderr
+    assert len(data_of("out/dataid=1")) == 2
+
+
+def test_of_two_compactions_one_is_refused(line: Store) -> None:
+    for dataid in ("1", "2"):
+        made(line, dataid, table(1), table(2))
+    going = compact(line, "out")
+    next(going)
+    for more in ((), ("--pack",)):
+        done = odf(line, "compact", "out", *more)
+        assert done.exit_code == 4
+        assert "Another process is compacting" in done.stderr
+    list(going)
+    assert sorted(os.listdir("out")) == ["dataid=1", "dataid=2"]
 
 
 @pytest.mark.soak

@@ -351,6 +351,10 @@ def test_other_urls_are_refused_without_their_password(folder: Path, url: str) -
         ),
         ("postgresql://h/db?sslpassword=hunter2", "postgresql://h/db?sslpassword=***"),
         ("jdbc:h2:./flow;PASSWORD=hunter2", "jdbc:h2:./flow;PASSWORD=***"),
+        (
+            "jdbc:mysql://address=(host=h)(password=hunter2)/d",
+            "jdbc:mysql://address=(host=h)(password=***",
+        ),
         ("jdbc:oracle:thin:u/hunter2@h:1521/x", "jdbc:oracle:thin:u/***@h:1521/x"),
         ("jdbc:oracle:thin:@//h:1521/x", "jdbc:oracle:thin:@//h:1521/x"),
         ("host=h password=hunter2", "host=h password=***"),

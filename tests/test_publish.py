@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from decimal import Decimal
 from pathlib import Path
+from threading import Event, Thread
 from typing import Any
 
 import pandas as pd
@@ -21,7 +22,7 @@ import pyarrow.parquet
 import pytest
 from pandas.testing import assert_frame_equal
 
-from opendataflow_dagster.dataflow import files, folders
+from opendataflow_dagster.dataflow import files, folders, locks
 from opendataflow_dagster.dataflow.chunk import Chunk, ChunkFailed, Result, open_chunk
 from opendataflow_dagster.dataflow.environment import job_environment
 from opendataflow_dagster.dataflow.errors import DataflowError, Refused, StaleClaim, WrongUse
@@ -135,11 +136,20 @@ def test_an_older_generation_replaces_no_newer_one(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == ["dataid=1"]
 
 
+def without_locks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a file system that has none."""
+
+    def flock(*_: Any) -> None:
+        raise OSError(95, "Operation not supported")
+
+    monkeypatch.setattr(locks.fcntl, "flock", flock)
+
+
 def test_without_locks_a_newer_one_that_came_in_between_comes_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     root, calls = str(tmp_path), 0
-    monkeypatch.setattr(folders.fcntl, "flock", lambda *_: (_ for _ in ()).throw(OSError(95, "")))
+    without_locks(monkeypatch)
 
     def newer() -> None:
         nonlocal calls
@@ -172,7 +182,7 @@ def test_a_writer_that_fails_changes_nothing(tmp_path: Path) -> None:
 def test_who_waits_for_a_hanging_publish_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(folders, "PATIENCE", 0.05)
+    monkeypatch.setattr(locks, "PATIENCE", 0.05)
 
     refused: list[str] = []
 
@@ -182,10 +192,59 @@ def test_who_waits_for_a_hanging_publish_says_so(
                 folders.put(str(tmp_path), "1", 2, filled("second"), confirm=nothing)
             refused.append(str(error.value))
 
-    # The newer one has cleared away what the older one wrote: it can't publish any more.
-    with pytest.raises(FileNotFoundError):
-        folders.put(str(tmp_path), "1", 1, filled("first"), confirm=other)
-    assert folders.find(str(tmp_path), "1") is None
+    path = folders.put(str(tmp_path), "1", 1, filled("first"), confirm=other)
+
+    assert len(refused) == 1
+    assert texts(path) == ["first", "first"]
+    assert os.listdir(tmp_path) == ["dataid=1"]
+
+
+@pytest.mark.parametrize("is_locking", [True, False])
+@pytest.mark.parametrize("generation", [5, 6])  # of another compaction, of a new claim
+def test_who_clears_up_removes_nothing_that_is_being_exchanged(
+    is_locking: bool, generation: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = str(tmp_path)
+    path = folders.put(root, "1", 5, filled("old"), confirm=nothing)
+    if not is_locking:
+        without_locks(monkeypatch)
+    at_the_end, swept, exchanged = Event(), Event(), Event()
+    exchange = folders._exchange
+
+    def late(*names: str) -> None:
+        at_the_end.set()
+        assert swept.wait(20)
+        try:
+            exchange(*names)
+        finally:
+            exchanged.set()
+
+    def by_handle(victim: str, **_: Any) -> None:
+        """As it does: whatever the directory is called by now, what is in it goes."""
+        handle = os.open(victim, os.O_RDONLY)
+        swept.set()
+        assert exchanged.wait(20)
+        for name in os.listdir(handle):
+            os.unlink(name, dir_fd=handle)
+        os.close(handle)
+        with suppress(OSError):
+            os.rmdir(victim)
+
+    monkeypatch.setattr(folders, "_exchange", late)
+    monkeypatch.setattr(folders.shutil, "rmtree", by_handle)
+
+    def first() -> None:
+        with suppress(FileNotFoundError):
+            folders.put(root, "1", 5, filled("new"), confirm=nothing)
+
+    thread = Thread(target=first)
+    thread.start()
+    assert at_the_end.wait(20)
+    folders.Staged(root, "1", generation)
+    swept.set()
+    thread.join()
+
+    assert texts(path) == (["new", "new"] if is_locking else ["old", "old"])
 
 
 # --- kill -9 ---
@@ -644,9 +703,25 @@ def test_a_chunk_of_a_split_table_is_the_rows_in_its_bounds(table: Any, way: str
     assert sorted(loaded(store, "numbers", dataid)["id"]) == mine
 
 
-def test_two_publishes_of_a_new_chunk_of_a_table_dont_double_it(table: Any) -> None:
-    from threading import Thread
+def test_every_number_is_in_one_shard_negative_ones_too(table: Any) -> None:
+    store, run = table
+    add_dataset(store, "numbers", **_place_like(store, "orders"), tablename="numbers")
+    _execute(run, "create table numbers (id smallint, note text)")
+    numbers = [-32768, -20001, -7, -3, -1, 0, 1, 2, 7, 32767]
+    _execute(run, f"insert into numbers (id) values {', '.join(f'({each})' for each in numbers)}")
+    register(store, "count", [], ["numbers"])
+    split(store, "numbers", by_shards(20_000), column="id", pending=True, jobid="count")
 
+    chunk = claimed(store, "19999", job="count")
+    published(store, chunk, pd.DataFrame({"id": [-20001, -1, 19999], "note": "new"}))
+    store.finish(chunk.claim)
+
+    now = sorted([*numbers, 19999])
+    assert run("select id from numbers order by id") == [(each,) for each in now]
+    assert sorted(loaded(store, "numbers", "19999")["id"]) == [-20001, -1, 19999]
+
+
+def test_two_publishes_of_a_new_chunk_of_a_table_dont_double_it(table: Any) -> None:
     from opendataflow_dagster.dataflow.tables import Rows
 
     store, run = table

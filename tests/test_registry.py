@@ -73,6 +73,8 @@ def test_a_password_is_encrypted_for_its_dataset_and_never_shown(
     [
         {"hostname": "jdbc:mysql://h/d?password=hunter2"},
         {"hostname": "jdbc:sqlserver://h;user=u;password=hunter2"},
+        {"hostname": "jdbc:mysql://address=(host=h)(user=u)(password=hunter2)/d"},
+        {"hostname": "jdbc:mysql://(host=h,user=u,Password = hunter2)/d"},
         {"hostname": "postgresql://u:hunter2@h"},
         {"database": "postgresql://u:hunter2@h/d"},
         {"hostname": "s3a://key:hunter2@bucket"},

@@ -11,7 +11,7 @@ import psycopg
 import pytest
 from psycopg.conninfo import conninfo_to_dict
 
-JAR = Path("/usr/share/java/postgresql.jar")
+JAR = Path(os.environ.get("JDBC_JAR", "/usr/share/java/postgresql.jar"))
 ROOT = Path(__file__).resolve().parent.parent
 SECRET = "tr0ub4dor&3 'quoted"
 
@@ -37,8 +37,8 @@ def table(name, column, schema="public"):
 def ids(frame):
     return sorted(row.id for row in frame.select("id").collect())
 
-def write(frame, target, dataid, bounds=None):
-    return StagedRows.write(frame, target, dataid, bounds, password, 7)
+def write(frame, target, dataid, bounds=None, generation=7):
+    return StagedRows.write(frame, target, dataid, bounds, password, generation)
 
 def ours():
     pass
@@ -84,6 +84,7 @@ def test_chunks_are_read_by_their_bounds_and_replaced_whole(tell: Any) -> None:
     base.execute('create table n (id int, "c\'"" col" text, day date)')
     base.execute("insert into n select i, case when i % 2 = 0 then 'it''s' else '\"' end, "
                  "date '2026-01-01' + i / 10 from generate_series(0, 99) i")  # fmt: skip
+    base.execute("create table below as select generate_series(-9, 5) id")
     told("""
 by_value, by_id, by_day = table("n", "c'\\" col"), table("n", "id"), table("n", "day")
 assert len(ids(read_rows(spark, by_value, password=password))) == 100
@@ -91,7 +92,16 @@ assert ids(read_rows(spark, by_value, "it's", None, password)) == list(range(0, 
 read_rows(spark, by_value, "it's", None, password).explain(True)
 frame = read_rows(spark, by_id, "10", ("10", "31", None), password, parts=3)
 assert frame.rdd.getNumPartitions() == 3 and ids(frame) == list(range(10, 31))
+for one, where, bounds, count in [
+    (by_id, "10", ("10", "31", None), 2), (by_id, "7", ("7", "8", None), 1),
+    (by_day, "d", ("2026-01-02", "2026-01-04", None), 2), (by_id, "1", ("1", None, 4), 1)]:
+    by_itself = read_rows(spark, one, where, bounds, password)
+    assert by_itself.rdd.getNumPartitions() == count, (where, by_itself.rdd.getNumPartitions())
+    assert ids(by_itself) == ids(read_rows(spark, one, where, bounds, password, parts=1))
 assert ids(read_rows(spark, by_id, "1", ("1", None, 4), password)) == list(range(1, 100, 4))
+below = read_rows(spark, table("below", "id"), "1", ("1", None, 4), password)
+assert ids(below) == [-7, -3, 1, 5]
+assert write(below, table("below", "id"), "1", ("1", None, 4)).show(ours) == 4
 days = read_rows(spark, by_day, "d", ("2026-01-02", "2026-01-04", None), password, parts=2)
 assert ids(days) == list(range(10, 30))
 
@@ -168,3 +178,50 @@ spark.stop()
     assert base.execute("select id, a from n order by id").fetchall() == [
         (0, Decimal("1.23")), (1, None)
     ]  # fmt: skip
+
+
+def test_what_a_crash_left_goes_with_the_next_publish_or_by_clean(tell: Any) -> None:
+    told, base = tell
+    base.execute("create schema s")
+    base.execute("create schema other")
+    for name in ("public.n", "public.m", "s.n", "other.n"):
+        base.execute(f"create table {name} (id int, c text)")
+    told("""
+import os
+from opendataflow_dagster.dataflow.registry import add_dataset, add_job
+from opendataflow_dagster.dataflow.store import open_store
+from opendataflow_dagster.spark.clean import in_table
+where, rows = table("n", "c"), spark.range(2).selectExpr("cast(id as int) id")
+
+def names(*targets):
+    return {each.name for each in targets}
+
+def there(target=where):
+    return {name for name, _ in leftovers(target, password, spark)}
+
+dead, twin = write(rows, where, "A"), write(rows, where, "A")
+beside, newer = write(rows, where, "B"), write(rows, where, "A", generation=9)
+kin = [write(rows, each, "A") for each in (table("m", "c"), table("n", "c", "s"),
+                                           table("n", "c", "other"))]
+assert there() == names(beside, newer), there()
+assert write(rows, where, "A", generation=8).show(ours) == 2
+assert ids(read_rows(spark, where, "A", None, password)) == [0, 1]
+assert there() == names(beside, newer)
+assert [there(each) for each in (table("m", "c"), table("n", "c", "s"))] == [
+    {kin[0].name}, {kin[1].name}]
+
+store = open_store("sqlite:///" + os.path.join(folder, "odf.db"))
+store.init()
+add_dataset(store, "orders", format="jdbc", hostname=url, tablename="n", chunkcolumn="c")
+assert list(in_table(store, where, password, lambda: spark)) == []  # no job writes it
+add_job(store, "load", [], ["orders"])
+found = list(in_table(store, where, password, lambda: spark))
+assert [(row.datasetid, row.what, row.generation) for row, _ in found] == [
+    ("orders", "staging table", 7), ("orders", "staging table", 9)]
+assert all(remove() for _, remove in found)
+assert there() == set() and there(table("n", "c", "other")) == {kin[2].name}
+for each in kin:
+    each.discard()
+spark.stop()
+""")
+    assert base.execute("select relname from pg_class where relname like 'odf%'").fetchall() == []

@@ -229,7 +229,8 @@ def test_no_rows_are_a_frame_with_columns_and_a_chunk_without_rows(
 def numbers(base: psycopg.Connection, at: "Target") -> "Target":
     """A table of 20,000 rows, with an index on `id` and none on `shop`."""
     base.execute(
-        "create table n (id bigint primary key, shop int, day date, at timestamptz, x text)"
+        "create table n (id bigint primary key, shop int, day date, at timestamptz, x text, "
+        "below int generated always as (10000 - id) stored)"
     )
     base.execute(
         "insert into n select i, i % 7, date '2026-01-01' + i / 1000, "
@@ -260,6 +261,7 @@ def numbers(base: psycopg.Connection, at: "Target") -> "Target":
          "at >= '2026-01-02 00:00+00' and at < '2026-01-03 01:00+00'"),
         ("id", "3", ("3", None, 16), "id % 16 = 3"),
         ("shop", "1", ("1", None, 4), "shop % 4 = 1"),
+        ("below", "1", ("1", None, 4), "((below % 4) + 4) % 4 = 1"),
     ],
 )  # fmt: skip
 def test_a_chunk_in_any_number_of_parts_is_its_rows_once(
@@ -772,6 +774,30 @@ def test_a_kill_leaves_the_old_chunk_and_a_staging_table_that_is_found(
     drop(table, None, [name])
     assert tables(base) == leftovers(table, None) == []
     assert publish(spark.range(2).selectExpr("cast(id as int) id"), table, "A") == 2
+
+
+def test_the_next_publish_of_a_chunk_removes_what_older_claims_have_left(
+    spark: "SparkSession", base: psycopg.Connection, at: "Target"
+) -> None:
+    base.execute("create table n (id int, c text)")
+    base.execute("create table m (id int, c text)")
+    rows, table = spark.range(2).selectExpr("cast(id as int) id"), at("n", "c")
+    held = write(rows, table, "A")
+    left = [write(rows, table, "A"), write(rows, table, "B"), write(rows, at("m", "c"), "A")]
+    newer = StagedRows.write(rows, table, "A", None, None, 9)
+    assert [name for name, _ in leftovers(table, None)] == sorted([left[1].name, newer.name])
+    held.discard()
+    zombie = write(rows, table, "A")
+
+    with psycopg.connect(base.info.dsn) as busy:  # by which it can't be removed
+        busy.execute(f"select * from {zombie.name}")  # type: ignore[arg-type]
+        assert StagedRows.write(rows, table, "A", None, None, 8).show(ours) == 2
+
+    assert zombie.name in [name for name, _ in leftovers(table, None)]
+    assert newer.show(ours) == 2
+    for each in (zombie, *left):
+        each.discard()
+    assert tables(base) == []
 
 
 def _busy(base: psycopg.Connection) -> bool:

@@ -348,6 +348,21 @@ def test_what_a_session_is_and_leaves(tmp_path: Path) -> None:
     assert list(scratch.iterdir()) == [], "neither settings nor a warehouse"
 
 
+def test_files_have_any_name_where_the_locale_has_no_unicode(tmp_path: Path) -> None:
+    done = python(
+        "import os\n"
+        "from opendataflow_dagster.spark.session import spark_session\n"
+        "spark = spark_session(short=True)\n"
+        f"spark.range(3).write.parquet({str(tmp_path)!r} + '/\u65e5\u672c')\n"
+        "print(os.environ['LC_ALL'])\n",
+        LC_ALL="C", PYTHONUTF8="1",
+    )  # fmt: skip
+
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert done.stdout == "C\n"
+    assert [each.name for each in tmp_path.iterdir()] == ["日本"]
+
+
 def test_a_master_that_cannot_be_had_is_one_line_and_no_end() -> None:
     done = python(
         "from opendataflow_dagster.dataflow.errors import DataflowError\n"

@@ -7,6 +7,7 @@ import sqlite3
 import sys
 import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from decimal import Decimal
 from pathlib import Path
@@ -18,11 +19,12 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from opendataflow_dagster.dataflow import folders
-from opendataflow_dagster.dataflow.chunk import Chunk, Result
+from opendataflow_dagster.dataflow.chunk import Chunk, Place, Result
 from opendataflow_dagster.dataflow.errors import WrongUse
 from opendataflow_dagster.dataflow.folders import NOTE, read_note
 from opendataflow_dagster.spark.csvlines import in_one_piece
 from opendataflow_dagster.spark.evidence import HIGH, LOW, ROWS, Evidence, Observed
+from opendataflow_dagster.spark.frames import lake_name
 from opendataflow_dagster.spark.jobs import spark_job
 from opendataflow_dagster.spark.last import Last
 from tests.spark_lines import Line
@@ -203,6 +205,124 @@ def test_a_table_of_sqlite_is_read_and_written(line: Line, spark: SparkSession) 
     connection.close()
     assert found == [("mon", 2, 1.5), ("sun", 1, 1.0), ("tue", 1, 2.5)]
     assert line.facts("sums")["mon"]["fingerprint"].startswith("1-")
+
+
+@pytest.fixture
+def lite(line: Line) -> Callable[..., sqlite3.Connection]:
+    """A table of SQLite as input and another as output of a job; a person's connection."""
+    database = str(line.folder.parent / "shop.db")
+
+    def made(columns: str) -> sqlite3.Connection:
+        connection = sqlite3.connect(database, isolation_level=None)
+        for name in ("given", "kept"):
+            connection.execute(f"create table {name} (day text, {columns})")
+            line.dataset(name, database=database, tablename=name, chunkcolumn="day")
+        line.job("copy", "given", "kept")
+        line.job("store", "given", "files")
+        return connection
+
+    return made
+
+
+def test_the_types_of_a_table_of_sqlite_are_the_declared_ones(
+    line: Line, lite: Callable[..., sqlite3.Connection]
+) -> None:
+    connection = lite("id bigint, x double precision, t varchar(9), b blob, n numeric, any")
+    connection.execute("insert into given values ('2', null, null, null, null, null, null)")
+    connection.execute("insert into given values ('3', 7, 2, 'x', x'00', 1.5, 'a')")
+    for dataid in "123":
+        put(line.store, "given", dataid)
+
+    assert line.run("store", spark_job(lambda given: given, schema="any")).done == 3
+
+    for dataid in "12":
+        assert line.facts("files")[dataid]["schema"] == (
+            "day:string,id:bigint,x:double,t:string,b:binary,n:string,any:string"
+        )
+    assert line.facts("files")["3"]["schema"] == (
+        "day:string,id:bigint,x:double,t:string,b:binary,n:double,any:string"
+    )
+    connection.close()
+
+
+def test_values_of_a_column_of_sqlite_that_are_of_several_types_are_refused_by_its_name(
+    line: Line, lite: Callable[..., sqlite3.Connection]
+) -> None:
+    connection = lite("n integer, other text")
+    connection.execute("insert into given values ('1', 'seven', 8), ('1', 7, '9')")
+    put(line.store, "given", "1")
+
+    assert line.run("store", lambda given: given).failed == 1
+
+    assert "Column 'n' of " in line.reason()
+    assert "has values of several types in chunk '1'" in line.reason()
+    assert "\n" not in line.reason()
+    connection.close()
+
+
+def test_what_sqlite_would_keep_as_another_value_is_refused(
+    line: Line, lite: Callable[..., sqlite3.Connection]
+) -> None:
+    connection = lite("r real, n numeric(30, 2), i integer, t text, f float, l real")
+    put(line.store, "given", "1")
+    lost = {
+        "r": "12345678901234567.89BD", "n": "12345678901234567.89BD",
+        "i": "12345678901234567.5BD", "f": "double('NaN')", "l": "9007199254740993L",
+    }  # fmt: skip
+    kept = {"r": "1.5BD", "n": "9223372036854775807BD", "i": "1.10BD", "f": "0.1D",
+            "t": "12345678901234567.89BD", "l": "-3L"}  # fmt: skip
+
+    def select(told: dict[str, str]) -> Any:
+        return lambda spark: spark.sql(
+            "select " + ", ".join(f"{each} {name}" for name, each in told.items())
+        )
+
+    assert line.run("copy", select(kept)).done == 1
+    before = connection.execute("select * from kept").fetchall()
+    assert before == [("1", 1.5, 9223372036854775807, 1.1, "12345678901234567.89", 0.1, -3.0)]
+    for name, value in lost.items():
+        sql(line.store, "update datastatus set status = 'RESUBMIT' where datasetid = 'kept'")
+        assert line.run("copy", spark_job(select({name: value}), schema="any")).failed == 1
+        assert f"'{name}' is " in line.reason()
+        assert "can't keep 1 of 1 values as they are" in line.reason()
+    assert connection.execute("select * from kept").fetchall() == before
+    connection.close()
+
+
+@pytest.mark.parametrize("format", ["delta", "iceberg"])
+def test_a_table_format_without_its_jars_says_so_and_takes_rows_of_the_chunk_only(
+    line: Line, spark: SparkSession, format: str
+) -> None:
+    """All that can be tested of them without their jars."""
+    line.dataset("lake", hostname=str(line.folder / "lake"), format=format, chunkcolumn="day")
+    line.job("fill", "numbers", "lake")
+    put(line.store, "numbers", "mon")
+    line.job("use", "lake", "end")
+    put(line.store, "lake", "sun")
+
+    line.run("fill", lambda spark: spark.sql("select 1 n, explode(array('mon', 'tue', null)) day"))
+    assert (
+        f"Of 3 rows that were to be chunk 'mon' of {line.folder}/lake, 1 are by their 'day'. "
+        "Return rows of this chunk only." in line.reason()
+    )
+    sql(line.store, "update datastatus set status = 'RESUBMIT' where datasetid = 'lake'")
+    for jobid, fn in (("fill", lambda spark: spark.sql("select 1 n")), ("use", lambda lake: lake)):
+        sql(line.store, "update datastatus set status = 'READY' where dataid = 'sun'")
+        line.run(jobid, fn)
+        assert f"'lake' has the format '{format}', and Spark has no such format" in line.reason()
+        assert "spark.jars.packages" in line.reason()
+    assert not (line.folder / "lake").exists()
+
+
+def test_a_table_format_is_known_by_its_name_in_a_catalog() -> None:
+    def name(**columns: str | None) -> str | None:
+        return lake_name(Place("lake", columns))
+
+    assert name(tablename="t") == "`t`"
+    assert name(database="cat", schemaname="s`x", tablename="t") == "`cat`.`s``x`.`t`"
+    assert name(database="cat", schemaname=None, tablename="t") == "`cat`.`t`"
+    assert name(hostname="s3a://b/t", tablename="t") is None
+    assert name(hostname="/data/t") is None
 
 
 def test_chunks_travel_through_tables_of_postgresql(
@@ -520,6 +640,42 @@ def test_a_bad_chunk_in_a_batch_fails_alone(copied: Line) -> None:
     assert "DIVIDE_BY_ZERO" in copied.reason()
     assert any("one by one" in each for each in copied.said)
     assert copied.left() == []
+
+
+@pytest.mark.parametrize("name", ["dataid", "DataID"])
+def test_a_column_called_as_what_tells_chunks_apart_is_not_lost(
+    line: Line, spark: SparkSession, name: str
+) -> None:
+    line.job("copy", "numbers", "copies")
+    line.job("many", "copies", "batched")
+    for at in ("1", "2", "3"):
+        line.arrived("numbers", at, numbers(spark, 1).withColumn(name, F.lit("mine")))
+    line.run("copy", lambda df: df)
+
+    outcome = line.run("many", spark_job(lambda df: df, batch=3))
+
+    assert (outcome.done, outcome.failed) == (0, 3)
+    assert (
+        f"'copies' has a column '{name}' of its own, by which a batch would tell its chunks "
+        "apart. Rename it, or run the job without batch." in line.reason()
+    )
+    assert not (line.folder / "batched").exists()
+
+
+def test_the_column_of_a_tables_chunks_may_tell_them_apart_in_a_batch(
+    line: Line, tmp_path: Path
+) -> None:
+    database = str(tmp_path / "data.db")
+    with sqlite3.connect(database) as connection:
+        connection.execute("create table t as select '1' dataid, 7 n union all select '2', 8")
+    line.dataset("given", database=database, tablename="t", chunkcolumn="dataid")
+    line.job("many", "given", "batched")
+    for dataid in "12":
+        put(line.store, "given", dataid)
+
+    line.run("many", spark_job(lambda df: df, batch=2))
+
+    assert [line.rows("batched", each) for each in "12"] == [[(7,)], [(8,)]]
 
 
 def test_an_expectation_in_a_batch_fails_its_chunk_alone(copied: Line) -> None:
@@ -1004,6 +1160,9 @@ def test_a_large_csv_is_read_in_parts_only_if_each_line_is_a_row(
         ("json", "cast(X'ff' as string) collate UNICODE_CI as t", "Column 't' has 1 row with"),
         ("json", "'é' as a, struct(array(map('k', cast(X'ff' as string))) as x) as n",
          "Column 'n' has 1 row with a text that isn't UTF-8, which JSON can't hold"),
+        ("json", "map(1, 'x') as m", "Column 'm' has a map whose keys aren't texts, and in JSON "
+         "nobody could read it. Cast the keys to string, or register the dataset with --format"),
+        ("json", "map('k', array(named_struct('f', map(date'2026-01-01', 1)))) as m", "Column 'm'"),
         ("orc", "1 as `a``b`", "A column is called 'a`b'"),
         ("orc", "map('k', array(named_struct('a`b', 1))) as m", "A column is called 'a`b'"),
     ],

@@ -10,7 +10,7 @@ from ..dataflow import cleaning
 from ..dataflow.cleaning import BACK, POINTER, Leftover, Remove
 from ..dataflow.errors import DataflowError, Refused, WrongUse
 from ..dataflow.store import Store
-from ..dataflow.targets import POSTGRES, Folder, Remote, Table, target_of
+from ..dataflow.targets import SQLITE, Folder, Remote, Table, target_of
 from ..dataflow.times import parse_duration
 from .output import as_json, count_of, show, store_of
 from .runline import complain
@@ -150,11 +150,13 @@ def _of(
         from ..spark.clean import in_remote
 
         yield from in_remote(store, target, lambda: _session(ctx), grace)
-    elif target.dialect == POSTGRES:
+    elif target.dialect != SQLITE:  # which has none
         from ..dataflow.credentials import password_of
         from ..spark.clean import in_table
 
-        yield from in_table(store, target, lambda: password_of(target.datasetid, encrypted))
+        yield from in_table(
+            store, target, lambda: password_of(target.datasetid, encrypted), lambda: _session(ctx)
+        )
 
 
 def _session(ctx: click.Context) -> Any:

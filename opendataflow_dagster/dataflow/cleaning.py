@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 from . import folders
 from .compacting import Standing, standing
 from .errors import Refused
-from .packing import locked, named, packs_in, set_aside
+from .locks import locked, turn
+from .packing import named, packs_in, set_aside
 from .packs import PACKS, is_packed
 from .store import Store
 from .times import from_table
@@ -58,14 +59,23 @@ class Live(NamedTuple):
 def live(store: Store, datasetid: str) -> Live:
     """The live claims, of all jobs by generation, and of the producers of a dataset by chunk."""
     claims = store.db.insist(lambda: store.db.run("cleaning.live"))[0]
-    known = {"datasetid": datasetid}
-    makers = {job for (job,) in store.db.insist(
-        lambda: store.db.run("cleaning.producers", **known))[0]}  # fmt: skip
+    makers = _makers(store, datasetid)
     mine = [claim for claim in claims if claim[2] in makers]
     times = [moment.timestamp() for claim in mine if (moment := from_table(store, claim[3]))]
     return Live(
         {claim[0] for claim in claims}, {claim[1] for claim in mine}, min(times, default=None)
     )
+
+
+def is_written(store: Store, datasetid: str) -> bool:
+    """Whether any job is to write a dataset."""
+    return bool(_makers(store, datasetid))
+
+
+def _makers(store: Store, datasetid: str) -> set[str]:
+    known = {"datasetid": datasetid}
+    rows, _ = store.db.insist(lambda: store.db.run("cleaning.producers", **known))
+    return {job for (job,) in rows}
 
 
 def in_folder(
@@ -242,13 +252,15 @@ def _is_live(entry: Leftover, alive: Live) -> bool:
 def _remover(root: str, entry: Leftover) -> Remove:
     if entry.what == BACK:
         return lambda: _put_back(root, entry)
+    if entry.what in (STAGED, OLD):
+        return lambda: _removed(entry.path, folders.remove_staged)
     return lambda: _removed(entry.path)
 
 
 def _put_back(root: str, entry: Leftover) -> bool:
     """Make the only whole chunk that there is the chunk again."""
     staging, final = os.path.dirname(entry.path), folders.chunk_path(root, entry.dataid)
-    with folders.turn(staging):
+    with turn(staging):
         if os.path.lexists(final) or not os.path.isdir(entry.path):
             return False
         os.rename(entry.path, final)
@@ -257,10 +269,10 @@ def _put_back(root: str, entry: Leftover) -> bool:
     return True
 
 
-def _removed(path: str) -> bool:
+def _removed(path: str, remove: Callable[[str], None] = folders.remove) -> bool:
     there = os.path.lexists(path)
     with suppress(FileNotFoundError):
-        folders.remove(path)
+        remove(path)
     _tidy(os.path.dirname(path))
     return there and not os.path.lexists(path)
 

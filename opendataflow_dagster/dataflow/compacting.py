@@ -3,6 +3,7 @@
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 from . import files, folders
@@ -10,7 +11,7 @@ from .errors import DataflowError, Refused
 from .merging import MERGEABLE, Unfit, merge
 from .model import READY, RUNNING
 from .names import typed
-from .packs import is_packed
+from .packs import is_packed, rewriting
 from .reading import refusal
 from .runjob import first_line
 from .store import Store
@@ -110,7 +111,14 @@ def compact(
 ) -> Iterator[Compacted]:  # fmt: skip
     """Rewrite the chunks of a folder that have more files than their bytes need, one by one."""
     folder = folder_of(store, datasetid)
-    wanted, missing = chosen(store, datasetid, dataids)
+    with nullcontext() if plan else rewriting(folder.root):
+        yield from _all(store, folder, dataids, target, plan)
+
+
+def _all(
+    store: Store, folder: Folder, dataids: Sequence[str], target: int, plan: bool
+) -> Iterator[Compacted]:
+    wanted, missing = chosen(store, folder.datasetid, dataids)
     yield from missing
     replaced: list[tuple[float, folders.Staged]] = []
     try:

@@ -87,7 +87,7 @@ def load_settings(
 def redact(url: str) -> str:
     """Hide the passwords in a URL; where it is ambiguous, too much rather than too little."""
     url = re.sub(r"(?is)^(jdbc:oracle:\w+:[^/@]*/)[^@]*@", r"\1***@", url)
-    url = re.sub(r"(?i)((?:^|[?&;\s])[\w.%-]*(?:password|passwd|pwd)=)[^&]*", r"\1***", url)
+    url = re.sub(r"(?i)((?:^|[?&;,(\s])[\w.%-]*(?:password|passwd|pwd)\s*=)[^&]*", r"\1***", url)
     return re.sub(r"(?s)(://[^:@/]*:).*@", r"\1***@", url)
 
 

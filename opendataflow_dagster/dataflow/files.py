@@ -238,13 +238,13 @@ def _copy(source: Path, folder: str) -> None:
         raise WrongUse(f"There is nothing at {source}, which was returned to be published.")
 
 
-def new_file(folder: str, suffix: str) -> str:
-    """A name that no earlier file of the chunk has had.
+def new_file(folder: str, suffix: str, number: int = 0) -> str:
+    """A name that no earlier file of the chunk has had; by their names, files are in order.
 
     Who has listed the old files and opens them by name, as Spark does, fails then; it doesn't read
     the new ones by the sizes of the old.
     """
-    return os.path.join(folder, f"part-0-{os.urandom(4).hex()}{suffix}")
+    return os.path.join(folder, f"part-{number:05d}-{os.urandom(4).hex()}{suffix}")
 
 
 def _suffix(path: str) -> str:

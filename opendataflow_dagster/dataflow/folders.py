@@ -7,18 +7,18 @@ dataset's `chunkcolumn`: a chunk's own columns stay in its files, and the column
 
 import ctypes
 import errno
-import fcntl
 import json
 import os
 import re
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any
 
 from .errors import Refused, Unreachable
+from .locks import locked, turn
 from .places import obstacle, path_of
 
 STAGING = "_staging"
@@ -36,9 +36,6 @@ NOTE = "_odf.json"
 
 LONGEST = 255
 """Bytes of a name in a file system."""
-
-PATIENCE = 60.0
-"""Seconds to wait for somebody else who is publishing the same chunk this moment."""
 
 _TRIES = 20
 """Others that may remove, when they are done, the directory that we are about to write to."""
@@ -259,41 +256,28 @@ def _exchange(one: str, other: str) -> None:
         raise OSError(number, os.strerror(number), one, None, other)
 
 
-@contextmanager
-def turn(staging: str) -> Iterator[None]:
-    """Let one publish of a chunk after the other look at what is there and replace it."""
-    handle = os.open(staging, os.O_RDONLY)
-    try:
-        deadline = time.monotonic() + PATIENCE
-        while True:
-            try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() > deadline:
-                    raise Refused(
-                        f"Another process has been publishing to {staging} for {PATIENCE:.0f} s. "
-                        "If it hangs, end it; then let the chunk be made again.",
-                        code="LOCKED",
-                    ) from None
-                time.sleep(0.02)
-            except OSError:
-                break  # no locks in this file system: the generations tell
-        yield
-    finally:
-        os.close(handle)
-
-
 def _sweep(staging: str, final: str, generation: int, mine: str) -> None:
-    """Remove what publishes of this chunk that are over left behind."""
-    with suppress(FileNotFoundError):
-        for name in os.listdir(staging):
+    """Remove what publishes of this chunk that are over left behind, unless one is at its end."""
+    with suppress(FileNotFoundError), locked(staging) as is_ours:
+        for name in os.listdir(staging) if is_ours else ():
             path, number = os.path.join(staging, name), name.partition("-")[0]
             if path == mine or not number.isdigit() or int(number) > generation:
                 continue
             if name.endswith(_OLD) and not os.path.lexists(final):
                 continue  # the only whole chunk that there is
-            remove(path)
+            remove_staged(path)
+
+
+def remove_staged(path: str) -> None:
+    """Remove a directory of a claim, under a name that nobody exchanges with the chunk's.
+
+    What is being removed would be removed from there, too, once it is exchanged.
+    """
+    above, name = os.path.split(path)
+    gone = os.path.join(above, f"{name.partition('-')[0]}-{os.urandom(4).hex()}")
+    with suppress(OSError):
+        os.rename(path, gone)
+        remove(gone)
 
 
 def generation_of(path: str) -> int:

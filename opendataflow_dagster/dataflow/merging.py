@@ -8,9 +8,10 @@ import json
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import count
 from typing import Any, BinaryIO
 
-from .files import new_file
+from .files import data_files, new_file
 
 SPARK_ROWS = b"org.apache.spark.sql.parquet.row.metadata"
 """The entry of a Parquet footer from which Spark takes the columns and their types."""
@@ -118,10 +119,10 @@ def _merge_parquet(paths: Sequence[str], folder: str, target: int) -> None:
     rows = _pieces(paths, schema)
     piece = next(rows, None)
     while piece is not None or not written:
-        written.append(path := new_file(folder, ".parquet"))
+        written.append(path := new_file(folder, ".parquet", len(written)))
         piece = _fill(path, schema, options, piece, rows, target)
         check_types(path, paths[0])
-    for left, right in _aligned(_all(paths), _all(written)):
+    for left, right in _aligned(_all(paths), _all(data_files(folder))):
         if right is None or left is None or not same(left, right):
             raise Unfit("its rows aren't the same after they were written anew")
 
@@ -278,6 +279,7 @@ def _merge_lines(paths: Sequence[str], folder: str, format: str, target: int) ->
         raise Unfit(f"{os.path.basename(odd[0])} isn't plain text")
     head = _heading(paths[0]) if format == "csv" else b""
     out: BinaryIO | None = None
+    written = count()
     try:
         for path in paths:
             if os.path.getsize(path) == 0:
@@ -288,7 +290,8 @@ def _merge_lines(paths: Sequence[str], folder: str, format: str, target: int) ->
                 if out is None or out.tell() >= target:
                     if out is not None:
                         out.close()
-                    out = open(new_file(folder, f".{format}"), "wb")  # noqa: SIM115
+                    path = new_file(folder, f".{format}", next(written))
+                    out = open(path, "wb")  # noqa: SIM115
                     out.write(head)
                 last = b"\n"
                 while piece := source.read(2**20):

@@ -4,11 +4,10 @@ A pack is written aside, put in its place, told to the tables in one transaction
 the directories go: whatever is killed in between, each chunk is whole where its fact says.
 """
 
-import fcntl
 import os
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import nullcontext, suppress
 from typing import Any, NamedTuple
 
 from . import files, folders
@@ -23,7 +22,7 @@ from .compacting import (
     unreadable,
     why_left,
 )
-from .errors import Refused
+from .locks import locked, turn
 from .merging import (
     SPARK_ROWS,
     Unfit,
@@ -45,6 +44,7 @@ from .packs import (
     location_in,
     packed_source,
     read_packed,
+    rewriting,
 )
 from .runjob import first_line
 from .store import Store
@@ -75,7 +75,7 @@ def pack(
 ) -> Iterator[Compacted]:  # fmt: skip
     """Pack the chunks of a folder that are smaller than half the target; one row for each."""
     folder = folder_of(store, datasetid, ("parquet",))
-    with nullcontext() if plan else _packing(folder.root):
+    with nullcontext() if plan else rewriting(folder.root):
         wanted, missing = chosen(store, datasetid, dataids)
         yield from missing
         if not plan:
@@ -103,7 +103,7 @@ def set_aside(root: str, chunk: Standing) -> str | None:
     staging = os.path.join(root, folders.STAGING, folders.directory(chunk.dataid))
     mine = folders.begin(staging, chunk.generation)
     try:
-        with folders.turn(staging):
+        with turn(staging):
             if os.path.isdir(final) and folders.generation_of(final) <= chunk.generation:
                 os.rename(final, mine)
                 if folders.generation_of(mine) <= chunk.generation:
@@ -122,43 +122,6 @@ def _remove_later(paths: Sequence[str | None]) -> None:
         time.sleep(LINGER)
     for path in filter(None, paths):
         folders.discard(path)
-
-
-@contextmanager
-def locked(path: str) -> Iterator[bool]:
-    """Have a directory's lock, or hear that somebody else has; where there are none, have it."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            yield False
-            return
-        except OSError:
-            pass  # no locks in this file system: the grace period of `odf clean` has to do
-        yield os.path.exists(path) and os.path.samestat(os.fstat(handle), os.stat(path))
-    finally:
-        os.close(handle)
-
-
-@contextmanager
-def _packing(root: str) -> Iterator[None]:
-    """One packer at a time in a folder, and no `odf clean` of its packs meanwhile."""
-    if not os.path.isdir(root):
-        yield
-        return
-    os.makedirs(os.path.join(root, PACKS), exist_ok=True)
-    with locked(os.path.join(root, PACKS)) as mine:
-        if not mine:
-            raise Refused(
-                f"Another process is packing or cleaning {root}. Wait until it is done.",
-                code="LOCKED",
-            )
-        try:
-            yield
-        finally:
-            with suppress(OSError):  # there are packs in it
-                os.rmdir(os.path.join(root, PACKS))
 
 
 def _member(folder: Folder, chunk: Standing, target: int) -> Member | Compacted | None:

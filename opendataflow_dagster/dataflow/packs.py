@@ -8,11 +8,14 @@ is a directory, which its own fact names, so it wins.
 import json
 import os
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from .errors import Refused
+from .errors import Refused, Unreachable
 from .folders import escaped, unescaped
+from .locks import locked
 
 PACKS = "_packs"
 """Where packs are, within a dataset's folder."""
@@ -123,3 +126,29 @@ def _plain(metadata: dict[bytes, bytes] | None) -> dict[bytes, bytes] | None:
     if SPARK_ROWS in plain:
         plain[SPARK_ROWS] = without_column(plain[SPARK_ROWS], COLUMN)
     return plain or None
+
+
+@contextmanager
+def rewriting(root: str) -> Iterator[None]:
+    """One at a time compacts or packs in a folder, and no `odf clean` removes packs meanwhile."""
+    if not os.path.isdir(root):
+        yield
+        return
+    path = os.path.join(root, PACKS)
+    try:
+        os.makedirs(path, exist_ok=True)
+    except OSError as error:
+        raise Unreachable(
+            f"{path} can't be made: {error.strerror}. Correct that, and run it again."
+        ) from None
+    with locked(path) as mine:
+        if not mine:
+            raise Refused(
+                f"Another process is compacting or cleaning {root}. Wait until it is done.",
+                code="LOCKED",
+            )
+        try:
+            yield
+        finally:
+            with suppress(OSError):  # there are packs in it
+                os.rmdir(path)

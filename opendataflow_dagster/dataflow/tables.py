@@ -54,6 +54,13 @@ class Rows:
             cursor = self._execute(connection, "rows")
             return [column[0] for column in cursor.description], cursor.fetchall()
 
+    def declared(self) -> dict[str, str]:
+        """The types that the columns of a table of SQLite are declared with, in capitals."""
+        known = {"name": self.table.name, "schema": self.table.schema or "main"}
+        with self._connected() as connection:
+            found = connection.execute(self._statement("declared"), known).fetchall()
+        return {name: type.upper() for name, type in found}
+
     def replace(self, frame: Any, confirm: Callable[[], None]) -> int:
         """Put the rows of a frame in the place of the chunk's, all or none; how many they are.
 
@@ -71,7 +78,9 @@ class Rows:
             connection.cursor().executemany(statement, list(self._values(frame)))
             [(found,)] = self._execute(connection, "count").fetchall()
             if found != len(frame):
-                raise strangers(self.table, self.dataid, len(frame), found)
+                raise strangers(
+                    self.table.location, self.table.column, self.dataid, len(frame), found
+                )
             confirm()
             connection.commit()
         return len(frame)
@@ -168,10 +177,10 @@ def _of_sqlite(value: Any) -> Any:
     return value
 
 
-def strangers(table: Table, dataid: str, rows: int, found: int) -> Refused:
+def strangers(where: str, column: str, dataid: str, rows: int, found: int) -> Refused:
     """What refuses rows of other chunks: so many of them are the chunk's, by its column."""
     return Refused(
-        f"Of {rows} rows that were to be chunk {dataid!r} of {table.location}, {found} are by "
-        f"their {table.column!r}. Return rows of this chunk only.",
+        f"Of {rows} rows that were to be chunk {dataid!r} of {where}, {found} are by their "
+        f"{column!r}. Return rows of this chunk only.",
         code="NOT_VALIDATED",
     )

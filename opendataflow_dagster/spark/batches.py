@@ -6,13 +6,14 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ..dataflow.chunk import Chunk, ChunkFailed
+from ..dataflow.chunk import Chunk, ChunkFailed, Place
 from ..dataflow.errors import DataflowError, SessionError
 from ..dataflow.folders import BATCH, STAGING, directory
 from ..dataflow.packs import COLUMN, is_packed
 from ..dataflow.reading import located
 from ..dataflow.store import Store
-from ..dataflow.targets import Folder, target_of
+from ..dataflow.tables import Bounds
+from ..dataflow.targets import Folder, Table, target_of
 from .evidence import of_groups
 from .frames import TABLE_FORMATS, literal, schema_of
 from .hashing import quoted
@@ -169,7 +170,7 @@ class Batch:
         path, note = located(target, chunk.dataid, place.location, place.generation)
         schema = schema_of(note)
         root, name = os.path.split(path.rstrip("/"))
-        if schema is None or name != directory(chunk.dataid) or COLUMN in schema.names:
+        if schema is None or name != directory(chunk.dataid) or own_key(schema.names):
             return None
         if note["format"] not in FILE_FORMATS:
             return None
@@ -183,6 +184,29 @@ class Batch:
         target = target_of(datasetid, chunk.outputs[datasetid].columns, self.work.format)
         assert isinstance(target, Folder)
         return target
+
+
+def own_key(names: Sequence[str]) -> str | None:
+    """The column of an input's own that a batch would take for its column of dataids."""
+    return next((each for each in names if each.lower() == COLUMN), None)
+
+
+def keyed(
+    df: "DataFrame", dataid: str, place: Place, bounds: Bounds | None, format: str
+) -> "DataFrame":
+    """An input as a batch gives it, with a column that tells its chunk; no other is replaced."""
+    from pyspark.sql import functions as F
+
+    target = target_of(place.datasetid, place.columns, format)
+    is_table = isinstance(target, Table) or target.format in TABLE_FORMATS
+    is_by_value = bounds is None or bounds[1:] == (None, None)
+    key = place.columns.get("chunkcolumn") or COLUMN
+    if (name := own_key(df.columns)) and not (is_table and is_by_value and name == key):
+        raise ChunkFailed(
+            f"{place.datasetid!r} has a column {name!r} of its own, by which a batch would tell "
+            "its chunks apart. Rename it, or run the job without batch."
+        )
+    return df.drop(name or COLUMN).withColumn(COLUMN, F.lit(dataid))
 
 
 def _read(spark: Any, sources: Sequence[Source]) -> "DataFrame":

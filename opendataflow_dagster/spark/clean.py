@@ -3,14 +3,25 @@
 import re
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
-from ..dataflow.cleaning import GRACE, POINTER, SPARK, TABLE, VERSION, Leftover, Remove, live
+from ..dataflow.cleaning import (
+    GRACE,
+    POINTER,
+    SPARK,
+    TABLE,
+    VERSION,
+    Leftover,
+    Remove,
+    is_written,
+    live,
+)
 from ..dataflow.compacting import Standing, standing
 from ..dataflow.folders import NOTE, directory, unescaped
 from ..dataflow.places import path_of
 from ..dataflow.store import Store
-from ..dataflow.targets import Remote, Table, address
+from ..dataflow.targets import JDBC, Remote, Table, address
 from .remote import versions
 from .stores import Files, files_of, loads, text_of
 
@@ -57,12 +68,20 @@ def in_remote(
 
 
 def in_table(
-    store: Store, table: Table, password: Callable[[], str | None]
+    store: Store, table: Table, password: Callable[[], str | None], session: Callable[[], Any]
 ) -> Iterator[tuple[Leftover, Remove]]:
-    """Staging tables of PostgreSQL whose claims are over; a database doesn't tell their age."""
-    from .postgres import drop, leftovers
+    """Staging tables of a database whose claims are over; it doesn't tell their age."""
+    if table.dialect == JDBC:
+        if not is_written(store, table.datasetid):
+            return  # so that Java isn't needed for it
+        from . import jdbc
 
-    found = list(leftovers(table, password))
+        found = jdbc.leftovers(table, password, session())
+        drop = partial(jdbc.drop, spark=session())
+    else:
+        from .postgres import drop, leftovers
+
+        found = leftovers(table, password)
     alive = live(store, table.datasetid)
     for name, generation in found:
         if generation not in alive.generations:

@@ -14,9 +14,17 @@ if TYPE_CHECKING:
 
 def check(schema: "StructType", format: str) -> None:
     """Refuse a frame that Spark would write, and whose values would come back as others."""
-    from pyspark.sql.types import BinaryType
+    from pyspark.sql.types import BinaryType, MapType, StringType
 
     for each in schema.fields:
+        if format == "json" and any(
+            isinstance(kind, MapType) and not isinstance(kind.keyType, StringType)
+            for kind in _within(each.dataType)
+        ):
+            raise WrongUse(
+                f"Column {each.name!r} has a map whose keys aren't texts, and in JSON nobody could "
+                "read it. Cast the keys to string, or register the dataset with --format parquet."
+            )
         if format == "csv" and isinstance(each.dataType, BinaryType):
             raise WrongUse(
                 f"Column {each.name!r} is binary, which CSV can't hold. Return "
@@ -82,11 +90,15 @@ def _cast(df: "DataFrame", schema: "StructType") -> "DataFrame":
 def _names(field: Any) -> Iterator[str]:
     """A column's name, and those of the fields within it."""
     yield field.name
-    kinds = [field.dataType]
+    for kind in _within(field.dataType):
+        yield from (each.name for each in getattr(kind, "fields", ()))
+
+
+def _within(kind: Any) -> Iterator[Any]:
+    """A type, and those of which it consists."""
+    kinds = [kind]
     while kinds:
-        kind = kinds.pop()
+        yield (kind := kinds.pop())
         kinds += [getattr(kind, each) for each in ("elementType", "keyType", "valueType")
                   if hasattr(kind, each)]  # fmt: skip
-        for each in getattr(kind, "fields", ()):
-            yield each.name
-            kinds.append(each.dataType)
+        kinds += [each.dataType for each in getattr(kind, "fields", ())]

@@ -55,15 +55,10 @@ def read_table(
 ) -> "DataFrame":
     """The rows of a table that are a chunk."""
     if table.dialect == SQLITE:
-        import pyarrow
+        from .sqlite_types import arrow_of
 
-        names, rows = Rows(table, dataid, bounds, password).fetch()
-        columns = zip(*rows, strict=True) if rows else ([] for _ in names)
-        arrays = [pyarrow.array(list(each)) for each in columns]
-        # A column of NULLs has no type of its own, and Spark writes none without.
-        arrays = [each.cast(pyarrow.string()) if each.type == pyarrow.null() else each
-                  for each in arrays]  # fmt: skip
-        return spark.createDataFrame(pyarrow.table(arrays, names=names))  # pyright: ignore
+        found = arrow_of(Rows(table, dataid, bounds, password))
+        return spark.createDataFrame(found)  # pyright: ignore
     if table.dialect == JDBC:
         from .jdbc import read_rows
     else:

@@ -1,6 +1,7 @@
 """Tables of any database that Java has a driver for: Spark reads and writes, JDBC publishes."""
 
 import os
+import re
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from hashlib import blake2b
@@ -19,6 +20,17 @@ if TYPE_CHECKING:
 
 STAGE = "odf_stage"
 
+_NAME = re.compile(rf"{STAGE}_([0-9]+)_([0-9a-f]{{8}})_[0-9a-f]{{8}}_[0-9a-f]{{8}}")
+
+_HURRY = 5
+"""Seconds to wait for the staging table of an older claim, in which a zombie may be at work."""
+
+_AT_ONCE = "10000"
+"""Rows that a driver fetches in one go: many take all of a chunk into memory otherwise."""
+
+_MOST_PARTS = 16
+"""Connections to a database that one read opens by itself."""
+
 _RANGED = ("tinyint", "smallint", "int", "bigint", "decimal", "date", "timestamp", "timestamp_ntz")
 
 
@@ -26,11 +38,15 @@ def read_rows(
     spark: "SparkSession", table: Table, dataid: str | None = None, bounds: Bounds | None = None,
     password: Password | None = None, *, parts: int | None = None,
 ) -> "DataFrame":  # fmt: skip
-    """The rows of a chunk of a table, or of all of it; a range is read in several `parts`."""
+    """The rows of a chunk of a table, or of all of it.
+
+    A range is read in `parts`, by default as many as are worked on at once: each has a moment of
+    its own, and its connection.
+    """
     from pyspark.sql import functions as F
 
     place = Place(table, dataid, bounds, password)
-    reader = spark.read.format("jdbc").options(**place.options(place.table))
+    reader = spark.read.format("jdbc").options(**place.options(place.table), fetchsize=_AT_ONCE)
     try:
         whole = reader.load()
     except Exception as error:
@@ -43,11 +59,9 @@ def read_rows(
             code="INVALID_LOCATION",
         )
     type = whole.schema[table.column].dataType
-    if (
-        place.upper is not None
-        and (parts or 1) > 1
-        and type.simpleString().split("(")[0] in _RANGED
-    ):
+    parts = _usual_parts(spark) if parts is None else parts
+    is_cut = place.upper is not None and type.simpleString().split("(")[0] in _RANGED
+    if is_cut and parts > 1:
         whole = reader.options(
             partitionColumn=place.quoted(table.column), lowerBound=place.lower,
             upperBound=place.upper, numPartitions=str(parts),
@@ -58,10 +72,16 @@ def read_rows(
         return F.lit(value).cast(type)
 
     if place.modulus is not None:
-        return whole.where(column % F.lit(place.modulus) == F.lit(int(place.lower)))
+        return whole.where((column % F.lit(place.modulus)).isin(*place.remainders))
     if place.upper is not None:
         return whole.where((column >= known(place.lower)) & (column < known(place.upper)))
     return whole.where(column == known(place.lower))
+
+
+def _usual_parts(spark: "SparkSession") -> int:
+    from .session import is_remote
+
+    return 1 if is_remote(spark) else min(_MOST_PARTS, spark.sparkContext.defaultParallelism)
 
 
 class StagedRows:
@@ -89,9 +109,9 @@ class StagedRows:
                     code="NOT_VALIDATED",
                 )
             df = df.withColumn(table.column, F.lit(dataid))
-        marks = blake2b(f"{place.table}\n{dataid}".encode(), digest_size=4).hexdigest()
-        name = f"{STAGE}_{generation}_{marks}_{os.urandom(4).hex()}"
+        name = f"{STAGE}_{generation}_{_marks(place)}_{os.urandom(4).hex()}"
         made = cls(df.sparkSession, place, name)
+        made._sweep(generation)
         try:
             made._fill(df if parts is None else df.coalesce(parts))
             made._refuse_others()
@@ -119,6 +139,15 @@ class StagedRows:
             self._place.change(connection, "unstage", stage=self._names()["stage"])
             connection.commit()
 
+    def _sweep(self, generation: int) -> None:
+        """Remove what older claims of the chunk have left, unless one is at work in it."""
+        place = self._place
+        with suppress(Exception), place.connected(self._spark) as connection:
+            for name, older in _found(place, connection):
+                if older < generation and _marks(place) in name:
+                    place.change(connection, "unstage", _HURRY, stage=place.beside(name))
+                    connection.commit()
+
     def frame(self) -> "DataFrame":
         """The rows as they were loaded."""
         stage = self._place.target._replace(name=self.name)
@@ -134,7 +163,7 @@ class StagedRows:
     def _compare(self, rows: int, found: int) -> None:
         place = self._place
         if rows != self.rows or found != rows:
-            raise strangers(place.target, place.dataid, self.rows, found)
+            raise strangers(place.location, place.column, place.dataid, self.rows, found)
 
     def _names(self) -> dict[str, str]:
         columns = ", ".join(map(self._place.quoted, self._columns))
@@ -162,16 +191,31 @@ class StagedRows:
 def leftovers(
     table: Table, password: Password | None, spark: "SparkSession | None" = None
 ) -> list[tuple[str, int]]:
-    """The staging tables in the schema of a table, each with its generation."""
-    place, found = Place(table, None, None, password), []
+    """The staging tables of a table, each with its generation."""
+    place = Place(table, None, None, password)
     with place.connected(_session(spark)) as connection:
-        rows = connection.getMetaData().getTables(None, table.schema or None, f"{STAGE}%", None)
-        while rows.next():
-            name = rows.getString("TABLE_NAME")
-            parts = name.split("_")
-            if len(parts) == 5 and parts[2].isdigit() and rows.getString("TABLE_TYPE") == "TABLE":
-                found.append((name, int(parts[2])))
+        return _found(place, connection)
+
+
+def _found(place: Place, connection: Any) -> list[tuple[str, int]]:
+    schema = place.target.schema or connection.getSchema()
+    rows = connection.getMetaData().getTables(connection.getCatalog(), schema, f"{STAGE}%", None)
+    found = []
+    while rows.next():
+        name = rows.getString("TABLE_NAME")
+        told = _NAME.fullmatch(name)
+        if told and told[2] == _mark(place.table) and rows.getString("TABLE_TYPE") == "TABLE":
+            found.append((name, int(told[1])))
     return sorted(found)
+
+
+def _marks(place: Place) -> str:
+    """What the names of a chunk's staging tables have in common: the table, and the chunk of it."""
+    return f"{_mark(place.table)}_{_mark(place.dataid)}"
+
+
+def _mark(text: str) -> str:
+    return blake2b(text.encode(), digest_size=4).hexdigest()
 
 
 def drop(

@@ -46,10 +46,15 @@ class Place:
         self._statements = sqlfiles.statements("jdbc", "spark")
         way, self._values = "value", [self.lower]
         if self.modulus is not None:
-            way, self._values = "remainder", [self.modulus, int(self.lower)]
+            way, self._values = "remainder", [self.modulus, *self.remainders]
         elif self.upper is not None:
             way, self._values = "range", [self.lower, self.upper]
         self._chunk = self._spelled(way, column=self.quoted(table.column))
+
+    @property
+    def remainders(self) -> tuple[int, int]:
+        """What a number of the chunk leaves when it is divided: of a negative one, the second."""
+        return int(self.lower), int(self.lower) - (self.modulus or 0)
 
     def quoted(self, name: str) -> str:
         mark = "`" if self.kind in _BACKTICKS else '"'
@@ -96,10 +101,12 @@ class Place:
         if connection.getMetaData().supportsTransactionIsolationLevel(_SERIALIZABLE):
             connection.setTransactionIsolation(_SERIALIZABLE)
 
-    def change(self, connection: Any, statement: str, **names: str) -> int:
-        """Run a statement that writes; how many rows it wrote."""
+    def change(self, connection: Any, statement: str, seconds: int = 0, /, **names: str) -> int:
+        """Run a statement that writes, if need be within some seconds; how many rows it wrote."""
         prepared = self._prepared(connection, statement, **names)
         try:
+            if seconds:
+                prepared.setQueryTimeout(seconds)
             return prepared.executeUpdate()
         finally:
             prepared.close()

@@ -48,8 +48,13 @@ class StagedRows:
             ways = _ways(rows, df, rows.columns(connection))
             schema = rows.layout(connection).schema
             made = cls(rows, dataid, name, list(ways.values()), schema)
+            left = [each for each, older in _found(rows, connection)
+                    if older < generation and each.split("_")[3] == marks]  # fmt: skip
             made._create(connection)
             connection.commit()
+        for each in left:
+            with suppress(DataflowError):  # a zombie is at work in it: `odf clean` finds it later
+                _drop(rows, schema, [each], "hurry")
         try:
             made._fill(df if parts is None else df.coalesce(parts), list(ways))
             made._verify()
@@ -117,8 +122,9 @@ class StagedRows:
                 )  # fmt: skip
 
     def _refuse_others(self, rows: int, found: int) -> None:
+        table = self._rows.table
         if found != rows:
-            raise strangers(self._rows.table, self._dataid, rows, found)
+            raise strangers(table.location, table.column, self._dataid, rows, found)
 
     def _names(self) -> dict[str, str]:
         return _names(self._rows, self._schema, self.name)
@@ -166,8 +172,12 @@ def leftovers(table: Table, password: Password | None) -> list[tuple[str, int]]:
     """The staging tables beside a table, each with its generation."""
     rows = PostgresRows(table, None, None, password)
     with rows.connected() as connection:
-        found = rows.run(connection, "leftovers", name=rows.name, note=_note(rows.name))
-    return [(name, int(name.split("_")[2])) for (name,) in found]
+        return _found(rows, connection)
+
+
+def _found(rows: PostgresRows, connection: Any) -> list[tuple[str, int]]:
+    told = rows.run(connection, "leftovers", name=rows.name, note=_note(rows.name))
+    return [(name, int(name.split("_")[2])) for (name,) in told]
 
 
 def drop(table: Table, password: Password | None, names: Sequence[str]) -> None:
@@ -178,8 +188,11 @@ def drop(table: Table, password: Password | None, names: Sequence[str]) -> None:
     _drop(rows, schema, names)
 
 
-def _drop(rows: PostgresRows, schema: str, names: Sequence[str]) -> None:
+def _drop(
+    rows: PostgresRows, schema: str, names: Sequence[str], patience: str = "patience"
+) -> None:
     with rows.connected() as connection:
+        rows.run(connection, patience)
         for name in names:
             if not name.startswith(STAGE + "_"):
                 raise DataflowError(f"{name!r} is no staging table.")

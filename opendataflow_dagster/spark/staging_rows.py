@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING, Any
 from ..dataflow.chunk import Chunk, Place
 from ..dataflow.reading import bounds_of
 from ..dataflow.store import Store
-from ..dataflow.tables import Rows
+from ..dataflow.tables import Rows, strangers
 from ..dataflow.targets import JDBC, SQLITE, Table
 from .evidence import observed
 from .frames import Password, lake_name, lake_trouble
-from .hashing import quoted
+from .hashing import literal, quoted
+from .sqlite_types import refuse_changes
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
     from .staging import StagedFrame
 
 Confirm = Callable[[], None]
+
+_MINE = "odf_mine"
 
 
 def staged_rows(
@@ -59,6 +62,7 @@ class StagedTable:
         self._table, self._rows, self._spark, self._schema = table, rows, spark, df.schema
         self._data = frame.toArrow()
         self.evidence, self.bytes = taken(self._data.num_rows), None
+        refuse_changes(rows, self._data, df.schema)
         if rehearse:  # what the table refuses is to be known before another output is shown
             with suppress(_Rehearsed):
                 self._replace(_rehearsed)
@@ -116,12 +120,21 @@ class StagedLake:
         column = place.columns.get("chunkcolumn") or "dataid"
         if column not in df.columns:
             df = df.withColumn(column, F.lit(chunk.dataid))
-        # Taken before, since the commit is at once what shows it.
-        frame, taken = observed(df.persist(), extra)
-        frame.write.format("noop").mode("overwrite").save()
-        self.evidence, self.bytes = taken(), None
         self._df, self._place, self._target, self._dataid = df, place, target, chunk.dataid
         self._column = column
+        # Taken before, since the commit is at once what shows it.
+        is_mine = f"cast({quoted(column)} as string) <=> {literal(chunk.dataid)}"
+        frame, taken = observed(df.persist(), [*extra, f"count_if({is_mine}) as {_MINE}"])
+        try:
+            frame.write.format("noop").mode("overwrite").save()
+            self.evidence, self.bytes = taken(), None
+            rows, found = self.evidence.rows, self.evidence.told[_MINE]
+            if found != rows:
+                where = lake_name(place) or target.root
+                raise strangers(where, column, chunk.dataid, rows, found)
+        except BaseException:
+            self.discard()
+            raise
 
     def show(self, confirm: Confirm) -> str:
         from pyspark.sql import functions as F

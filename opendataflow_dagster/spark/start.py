@@ -1,6 +1,8 @@
 """What Spark's Java is started with: options, a file of settings, and an environment."""
 
 import atexit
+import codecs
+import locale
 import os
 import re
 import shlex
@@ -48,6 +50,8 @@ def surroundings(wanted: Mapping[str, str]) -> Iterator[None]:
     changed["PYSPARK_PYTHON"] = python or sys.executable
     if wanted.get("spark.driver.bindAddress") == "127.0.0.1":
         changed["SPARK_LOCAL_IP"] = os.environ.get("SPARK_LOCAL_IP", "127.0.0.1")
+    if codecs.lookup(locale.getencoding()).name != "utf-8":  # Java couldn't name all files
+        changed["LC_ALL"] = "C.UTF-8"
     handle, path = tempfile.mkstemp(prefix="odf-spark-", suffix=".conf")
     before = {key: os.environ.get(key) for key in (*changed, "PYSPARK_SUBMIT_ARGS")}
     try:

@@ -12,13 +12,12 @@ from ..dataflow.errors import DataflowError, SessionError, StaleClaim
 from ..dataflow.maker import Maker
 from ..dataflow.model import Claim, Plan
 from ..dataflow.names import printable
-from ..dataflow.packs import COLUMN
 from ..dataflow.produce import Check
 from ..dataflow.publish import publish
 from ..dataflow.reading import bounds_of, failing, with_code
 from ..dataflow.store import Store
 from ..dataflow.targets import DEFAULT_FORMAT, Folder, Table, target_of
-from .batches import Batch, sweep
+from .batches import Batch, keyed, sweep
 from .evidence import Evidence
 from .expect import Rule, rules_of
 from .fitting import confirm, fit
@@ -270,12 +269,12 @@ class SparkWork(Maker):
             self._make_of(chunk, inputs)
 
     def _make_of(self, chunk: Chunk, inputs: Sequence[str]) -> None:
-        from pyspark.sql.functions import lit
-
         spark = self.spark()
         frames = {each: self._read(spark, chunk, each) for each in inputs}
         if self.keyed:
-            frames = {each: df.withColumn(COLUMN, lit(chunk.dataid)) for each, df in frames.items()}
+            frames = {each: keyed(df, chunk.dataid, chunk.inputs[each],
+                                  bounds_of(self.store, each, chunk.dataid), self.format)
+                      for each, df in frames.items()}  # fmt: skip
         returned = self.call(chunk, frames)
         rest = self._rest.setdefault(chunk.generation, {})
         self._made.setdefault(chunk.generation, {})

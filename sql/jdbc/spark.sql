@@ -7,12 +7,12 @@
 {column} >= ? and {column} < ?
 
 -- name: remainder
--- The same by remainder.
-mod({column}, ?) = ?
+-- The same by remainder, which has the sign of a negative number in it.
+mod({column}, ?) in (?, ?)
 
 -- name: remainder_sqlserver
 -- The same where there is no such function.
-{column} % ? = ?
+{column} % ? in (?, ?)
 
 -- name: stage
 -- A table for a chunk on its way, with some columns of the table.

@@ -133,6 +133,10 @@ insert into {table} ({columns}) overriding system value select {values} from {st
 -- Remove a staging table.
 drop table if exists {stage}, {parts};
 
+-- name: hurry
+-- Wait for nobody who is at work.
+set local lock_timeout = '1s';
+
 -- name: leftovers
 -- The staging tables of a table.
 select relname from pg_class

@@ -7,8 +7,8 @@
 {column} >= :lower and {column} < :upper
 
 -- name: remainder
--- The same by remainder.
-{column} % :modulus = :lower
+-- The same by remainder, which has the sign of a negative number in it.
+{column} % :modulus in (:lower, :lower - :modulus)
 
 -- name: rows
 -- The rows of a chunk.
@@ -25,6 +25,10 @@ delete from {table} where {chunk};
 -- name: insert
 -- Write a row.
 insert into {table} ({columns}) values ({values});
+
+-- name: declared
+-- The columns of a table of SQLite, and the types that they are declared with.
+select name, type from pragma_table_info(:name, :schema);
 
 -- name: is_ours
 -- Whether the tables of OpenDataFlow itself are in this database.
