@@ -132,11 +132,10 @@ def transform(context: Context, flow: Flow, number: int, name: str, handed: Hand
             frames[:1] = [work.buffer.frame(number - 1, work.session)]
         try:
             ran = stepping.step(
-                number, name, frames, NO_STREAM if item is None else json.loads(item)
-            )
+                number, name, frames, NO_STREAM if item is None else json.loads(item),
+                keep=lambda frame: work.buffer.keep(number, frame),
+            )  # fmt: skip
             _show(context, name, ran.printed)
-            with failing():
-                work.buffer.keep(number, ran.frame)
         except Exception as error:
             cause = error.__cause__
             if isinstance(cause, TransformationError):

@@ -1,7 +1,7 @@
 """The frame that goes from one step of a run to the next, which may be another process."""
 
-import json
 import os
+import pickle
 import shutil
 from collections.abc import Callable, Collection
 from contextlib import suppress
@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from ..dataflow.errors import DataflowError
 from ..dataflow.files import is_frame
-from .isolation import surroundings
+from .labels import Labels, labelled
+from .loads import dumped, loaded
 from .project import Project
 
 if TYPE_CHECKING:
@@ -20,14 +21,12 @@ FOLDER = ".dataflow/work"
 MOST_PARTS = 200
 """Parts of a frame whose order is kept: it takes a plan that is as long."""
 
-INDEX = "__index_{}__"
-
 
 class Buffer:
     """The folder of one claim in which the steps of its run leave what they have made.
 
     A frame of pandas is pickled, with its index and types exactly; one of Spark is Parquet, which
-    its executors write and read: on a cluster they share the folder.
+    its executors write and read: on a cluster they share the folder. Its labels are beside it.
     """
 
     def __init__(self, project: Project, slug: str, generation: int) -> None:
@@ -37,42 +36,30 @@ class Buffer:
 
     def keep(self, number: int, frame: Any) -> None:
         """Leave the frame that step `number` has made."""
-        try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            if is_frame(frame):
-                frame.to_pickle(self.folder / f"{number}.pickle", protocol=5)
-                return
-        except OSError as error:
-            raise DataflowError(
-                f"The frame between two steps can't be kept in {self.folder}: {error.strerror}. "
-                "Make room there, or make that folder writable."
-            ) from None
-        place = str(self.folder / f"{number}.parquet")
-        if type(frame).__module__.startswith("pyspark.pandas"):
-            names = [INDEX.format(at) for at in range(frame.index.nlevels)]
-            told = {"names": [list(each) if isinstance(each, tuple) else each
-                              for each in frame.index.names], "columns": names}  # fmt: skip
-            (self.folder / f"{number}.json").write_text(json.dumps(told), encoding="utf-8")
-            frame = frame.to_spark(index_col=names)
-        frame.write.mode("overwrite").parquet(f"file://{place}")
+        if is_frame(frame):
+            self._write(f"{number}.pickle", dumped(frame, self._project.root))
+            return
+        rows, labels = labelled(frame)
+        self._write(f"{number}.labels", pickle.dumps(labels, 5))
+        rows.write.mode("overwrite").parquet(f"file://{self.folder / f'{number}.parquet'}")
 
     def frame(self, number: int, session: Callable[[], "SparkSession"]) -> Any:
         """The frame that step `number` has left."""
         pickled = self.folder / f"{number}.pickle"
         if pickled.exists():
-            import pandas
+            return loaded(pickled.read_bytes(), self._project.root)
+        labels: Labels = pickle.loads((self.folder / f"{number}.labels").read_bytes())
+        return labels.frame(_in_order(session(), self.folder / f"{number}.parquet"))
 
-            with surroundings(self._project.root):  # a column may hold objects of the project's
-                return pandas.read_pickle(pickled)
-        df = _in_order(session(), self.folder / f"{number}.parquet")
-        index = self.folder / f"{number}.json"
-        if not index.exists():
-            return df
-        told = json.loads(index.read_text(encoding="utf-8"))
-        frame = df.pandas_api(index_col=told["columns"])
-        frame.index.names = [tuple(each) if isinstance(each, list) else each
-                             for each in told["names"]]  # fmt: skip
-        return frame
+    def _write(self, name: str, data: bytes) -> None:
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            (self.folder / name).write_bytes(data)
+        except OSError as error:
+            raise DataflowError(
+                f"The frame between two steps can't be kept in {self.folder}: {error.strerror}. "
+                "Make room there, or make that folder writable."
+            ) from None
 
     def drop(self, number: int) -> None:
         """Remove what the steps before the next one have no more need of."""

@@ -1,7 +1,7 @@
 """The transformations of a claimed chunk, each told in the run history as it begins and ends."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -89,8 +89,14 @@ class Stepping:
             raise ChunkFailed(reason_of_item(ran))
         return ran.frame
 
-    def step(self, number: int, name: str, frames: Sequence[Any], stream: Any = NO_STREAM) -> Ran:
-        """Run one transformation; whatever ends it is recorded, and a failure is `ChunkFailed`."""
+    def step(
+        self, number: int, name: str, frames: Sequence[Any], stream: Any = NO_STREAM, *,
+        keep: Callable[[Any], None] = lambda frame: None,
+    ) -> Ran:  # fmt: skip
+        """Run one transformation; whatever ends it is recorded, and a failure is `ChunkFailed`.
+
+        To `keep` the frame is part of it.
+        """
         store, claim = self.store, self.claim
         step = Step(claim.jobid, claim.dataid, claim.generation, number, name, RUNNING, store.now())
         record(store, [step])
@@ -98,14 +104,18 @@ class Stepping:
         def ended(status: str, **more: Any) -> None:
             record(store, [step._replace(status=status, ended=store.now(), **more)])
 
+        printed = ""
         try:
             ran = self.engine.run(self.pipeline.slug, name, frames, stream)
+            printed = ran.printed
+            keep(ran.frame)
         except TransformationError as error:
+            error.printed = error.printed or printed
             told(self.say, name, error.printed, error.trace)
             ended(FAILED, reason=str(error), stdout=error.printed, traceback=error.trace)
             raise ChunkFailed(f"{name}: {error}") from error
         except DataflowError as error:  # of a source: it is read when it is needed
-            ended(FAILED, reason=with_code(error))
+            ended(FAILED, reason=with_code(error), stdout=printed)
             raise ChunkFailed(with_code(error)) from error
         except BaseException as error:
             with suppress(Exception):  # whoever canceled us doesn't wait for the history
