@@ -23,9 +23,14 @@ from .dataflow.store import Store
 from .materializations import made
 from .pipeline_work import Flow, Handed, failure, held, told
 from .pipelines.buffer import Buffer
-from .pipelines.destinations import Destination, destination_of, refuse_loss
+from .pipelines.destinations import (
+    Destination,
+    destination_of,
+    publish_with_output,
+    refuse_loss,
+)
 from .pipelines.plans import is_read, register, takes_items
-from .pipelines.running import check, open_sources, publish_frame
+from .pipelines.running import check, open_sources
 from .pipelines.stepping import Stepping
 from .pipelines.transformation import NO_STREAM, TransformationError
 
@@ -175,7 +180,10 @@ def publish(context: Context, flow: Flow, handed: Handed) -> None:
                 place = _destination(store, flow)
                 frame = work.buffer.frame(last, work.session)
                 if not is_item:
-                    return publish_frame(flow.project, flow.pipeline, place, frame, chunk, confirm)
+                    return publish_with_output(
+                        flow.project, flow.pipeline, place, frame, chunk, confirm,
+                        context.log.warning,
+                    )  # fmt: skip
                 [verdict] = place.append([(claim, frame)], confirm)
                 if isinstance(verdict, DataflowError):
                     raise verdict

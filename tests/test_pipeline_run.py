@@ -5,11 +5,13 @@ import os
 import shlex
 import shutil
 import signal
+import sqlite3
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from textwrap import dedent
 from typing import Any
@@ -386,11 +388,46 @@ def test_a_registered_table_gets_the_rows_of_each_run(own: Shop) -> None:
     own.run("daily")
     own.run("daily")
 
-    import sqlite3
-
-    with sqlite3.connect(place) as there:
+    with closing(sqlite3.connect(place)) as there:
         assert there.execute("select count(*), sum(total) from sales").fetchall() == [(4, 40)]
     assert own.output("daily").count("\n") == 3
+
+
+def rows_of(place: Path) -> int:
+    with closing(sqlite3.connect(place)) as there:
+        return there.execute("select count(*) from sales").fetchone()[0]
+
+
+def test_without_the_file_for_people_nothing_is_published_twice(own: Shop) -> None:
+    place, output = own.root / "sales.db", own.root / "output"
+    add_dataset(own.store, "sales", hostname=str(place), tablename="sales", format="sqlite")
+    assert own.run("daily") == Outcome(0, done=1)
+    shutil.rmtree(output)
+    output.write_text("a file in the place of the folder")
+    assert own.run("daily") == Outcome(1, failed=1)
+    assert rows_of(place) == 2
+    [reason] = [each["reason"] for each in steps(own.store, "daily") if each["reason"]]
+    told = f"{output}/daily.csv can't be written: "
+    assert told in reason
+
+
+def test_what_is_published_is_ready_whatever_becomes_of_the_file_for_people(
+    own: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place, rename = own.root / "sales.db", os.replace
+    add_dataset(own.store, "sales", hostname=str(place), tablename="sales", format="sqlite")
+
+    def refused(source: Any, target: Any) -> None:
+        if str(target).endswith("output/daily.csv"):
+            raise OSError(28, "No space left on device", str(target))
+        rename(source, target)
+
+    monkeypatch.setattr(os, "replace", refused)
+    assert own.run("daily") == Outcome(0, done=1)
+    assert rows_of(place) == 2
+    warning = f"Warning: {own.root}/output/daily.csv has the run before this one: OSError: "
+    assert [each for each in own.said if each.startswith(warning)]
+    assert list((own.root / "output").glob("*daily.csv-*")) == []
 
 
 # --- items --------------------------------------------------------------------------------------

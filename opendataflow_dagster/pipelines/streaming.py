@@ -23,6 +23,7 @@ from ..dataflow.reading import failing
 from ..dataflow.runjob import Outcome, first_line, stop_code
 from ..dataflow.steps import Step, record
 from ..dataflow.store import new_owner
+from .destinations import publish_with_output
 from .plans import takes_items
 from .stepping import reason_of_item, steps_of
 from .streamfile import claim_items, pages, read_items
@@ -145,8 +146,6 @@ class _Stream:
         return frame
 
     def _publish(self, frame: Any) -> Result:
-        from .running import publish_frame
-
         last = list(self.rows)[-1]
         chunk = open_chunk(self.store, last, self.environment, self.pulse)
 
@@ -155,9 +154,10 @@ class _Stream:
 
         with failing():
             work = self.work
-            return publish_frame(
-                work.project, work.pipeline, work.destination, frame, chunk, confirm
-            )
+            return publish_with_output(
+                work.project, work.pipeline, work.destination, frame, chunk, confirm,
+                self.runner.tell,
+            )  # fmt: skip
 
     def _finish(self, result: Result) -> None:
         output = self.work.plan.outputs[0]
