@@ -14,6 +14,7 @@ from opendataflow_dagster.pipelines.plans import (
     plans_of,
     register,
     takes_items,
+    why_no_items,
 )
 from opendataflow_dagster.pipelines.project import Project, ProjectError, read_project
 from tests.stores import everything, put, take
@@ -127,6 +128,40 @@ def test_whether_items_are_taken_is_read_without_running_the_file(
 ) -> None:
     shop = project(tmp_path, "one: x", one=text)
     assert takes_items(shop, shop.pipelines[0]) is items
+
+
+@pytest.mark.parametrize(
+    ("text", "items"),
+    [
+        ("def process(df, stream=None):\n    return df\nrun = process\n", True),
+        ("run: object = lambda df, stream=None: df\n", True),
+        ("from pipelines.one.shared import run\n", True),
+        ("from .shared import run\n", True),
+        ("from utils import run as go\nrun = go\n", True),
+        ("from utils import plain as run\n", False),
+        ("from .shared import nothing as run\n", None),
+        ("from os.path import join as run\n", None),
+        ("class Step:\n    def __call__(self, df, stream=None): ...\nrun = Step()\n", None),
+        ("from .step import run\n", None),
+        ("", None),
+    ],
+)
+def test_a_run_that_is_no_function_of_its_file_is_read_or_told(
+    tmp_path: Path, text: str, items: bool | None
+) -> None:
+    shop = project(tmp_path, "one: x", one=text)
+    (tmp_path / "pipelines/one/shared.py").write_text(ITEMS)
+    (tmp_path / "utils").mkdir()
+    (tmp_path / "utils/__init__.py").write_text(
+        "from pipelines.one.shared import run\ndef plain(df): ...\n"
+    )
+    [pipeline] = shop.pipelines
+    assert takes_items(shop, pipeline) is (items is True)
+    told = (
+        "none of its" if items is False else "how `run` is defined in pipelines/one/step.py can't"
+    )
+    if not items:
+        assert why_no_items(shop, pipeline).startswith(told)
 
 
 def test_a_file_that_is_missing_takes_no_items(tmp_path: Path) -> None:

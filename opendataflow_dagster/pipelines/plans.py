@@ -1,9 +1,7 @@
 """A project's pipelines as jobs: what each waits for, what it writes, and their registration."""
 
-import ast
 import os
-import warnings
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 from ..dataflow.errors import Refused
@@ -11,6 +9,7 @@ from ..dataflow.model import Plan
 from ..dataflow.names import printable, typed
 from ..dataflow.registry import add_job
 from ..dataflow.store import Store
+from .annotation import takes_stream
 from .project import Pipeline, Project, ProjectError
 
 MARK = "project"
@@ -71,8 +70,22 @@ def is_read(plans: Mapping[str, Plan], slug: str) -> bool:
 
 def takes_items(project: Project, pipeline: Pipeline) -> bool:
     """Whether a transformation of a pipeline has a parameter `stream`; none of them is run."""
-    files = [project.transformation_file(pipeline.slug, name) for name in pipeline.transformations]
-    return any(_has_stream(file) for file in files)
+    return any(takes_stream(file, project.root) for file in _files(project, pipeline))
+
+
+def why_no_items(project: Project, pipeline: Pipeline) -> str:
+    """Why a pipeline takes no items, and what would have it take some."""
+    for file in _files(project, pipeline):
+        if file.is_file() and takes_stream(file, project.root) is None:
+            return (
+                f"how `run` is defined in {file.relative_to(project.root)} can't be read without "
+                "running it. Write `def run(df, stream=None)` in the file"
+            )
+    return "none of its transformations has a parameter `stream`. Add it as the last one of `run`"
+
+
+def _files(project: Project, pipeline: Pipeline) -> list[Path]:
+    return [project.transformation_file(pipeline.slug, name) for name in pipeline.transformations]
 
 
 def register(store: Store, project: Project, slug: str | None = None) -> dict[str, Plan]:
@@ -133,38 +146,3 @@ def _writers(project: Project) -> dict[str, set[str]]:
         if each.destination or not os.path.isfile(project.source_file(each.slug)):
             found.setdefault(output_of(each), set()).add(each.slug)
     return found
-
-
-def _has_stream(file: Path) -> bool:
-    try:
-        with warnings.catch_warnings(action="ignore"):  # a strange escape is told when it runs
-            tree = ast.parse(file.read_bytes())
-    except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
-        return False
-    found = [each for each in _statements(tree.body) if _run_of(each) is not None]
-    run = _run_of(found[-1]) if found else None
-    if run is None:
-        return False
-    named = [*run.posonlyargs, *run.args, *run.kwonlyargs]
-    return any(each.arg == "stream" for each in named)
-
-
-def _statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:
-    """The statements of a module, also those in an `if`, a `try` or a `with`."""
-    for each in body:
-        yield each
-        if not isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-            for inner in ("body", "orelse", "finalbody"):
-                yield from _statements(getattr(each, inner, []))
-            for handler in getattr(each, "handlers", []):
-                yield from _statements(handler.body)
-
-
-def _run_of(each: ast.stmt) -> ast.arguments | None:
-    """The parameters of `run`, if that is what a statement defines."""
-    if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef) and each.name == "run":
-        return each.args
-    if isinstance(each, ast.Assign) and isinstance(each.value, ast.Lambda):
-        names = [target.id for target in each.targets if isinstance(target, ast.Name)]
-        return each.value.args if "run" in names else None
-    return None

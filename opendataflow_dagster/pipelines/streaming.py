@@ -24,7 +24,7 @@ from ..dataflow.runjob import Outcome, first_line, stop_code
 from ..dataflow.steps import Step, record
 from ..dataflow.store import new_owner
 from .destinations import publish_with_output
-from .plans import takes_items
+from .plans import takes_items, why_no_items
 from .stepping import reason_of_item, steps_of
 from .streamfile import claim_items, pages, read_items
 
@@ -37,8 +37,10 @@ def run_stream(runner: "PipelineRunner", file: Path) -> Outcome:
     store, slug, work = runner.store, runner.jobid, runner.work
     if not takes_items(work.project, work.pipeline):
         raise WrongUse(
-            f"Pipeline {slug!r} takes no items: none of its transformations has a parameter "
-            "`stream`. Add it as the last one, or run it without --stream."
+            printable(
+                f"Pipeline {slug!r} takes no items: {why_no_items(work.project, work.pipeline)}, "
+                "or run it without --stream."
+            )
         )
     items = read_items(file)
     if not items:
