@@ -22,13 +22,14 @@ from .dataflow.steps import excerpt
 from .dataflow.store import Store
 from .materializations import made
 from .pipeline_work import Flow, Handed, failure, held, told
-from .pipelines.buffer import Buffer
+from .pipelines.buffer import Buffer, InBuffer
 from .pipelines.destinations import (
     Destination,
     destination_of,
     publish_with_output,
     refuse_loss,
 )
+from .pipelines.once import Once
 from .pipelines.plans import is_read, register, takes_items
 from .pipelines.running import check, open_sources
 from .pipelines.stepping import Stepping
@@ -127,7 +128,12 @@ def _asked(claimer: Claimer, key: str, root: bool) -> tuple[Claim, str] | None:
 def transform(context: Context, flow: Flow, number: int, name: str, handed: Handed) -> None:
     """Run one transformation on what the step before has left, and leave what it returns."""
     with held(context, flow, handed) as work:
-        frames: list[Any] = list(open_sources(work.store, flow.project, flow.pipeline, work.chunk))
+        frames: list[Any] = [
+            Once(each, InBuffer(work.buffer, at, work.session, again=_again(flow, number, at)))
+            for at, each in enumerate(
+                open_sources(work.store, flow.project, flow.pipeline, work.chunk)
+            )
+        ]
         stepping = Stepping(work.store, work.claim, work.engine, flow.pipeline)
         item = stepping.item()
         if number == 1 and item is None:
@@ -150,6 +156,11 @@ def transform(context: Context, flow: Flow, number: int, name: str, handed: Hand
             raise
         work.buffer.drop(number - 1)
         context.log.info(f"{name}: {ran.rows} rows, {ran.seconds:.1f} s")
+
+
+def _again(flow: Flow, number: int, at: int) -> bool:
+    """Whether a step behind this one may read a source: the first one is the first step's alone."""
+    return at > 0 and number < len(flow.pipeline.transformations)
 
 
 def _show(context: Context, name: str, text: str) -> None:

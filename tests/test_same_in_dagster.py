@@ -114,7 +114,7 @@ class Twice:
             )  # fmt: skip
         finally:
             store.close()
-        assert outcome.failed == 0, said
+        assert outcome.failed == 0, "\n".join(said)
         return outputs(root)
 
     def by_dagster(self, project: Path, slug: str) -> dict[str, bytes]:

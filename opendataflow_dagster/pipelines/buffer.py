@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..dataflow.errors import DataflowError
 from ..dataflow.files import is_frame
+from .annotation import PANDAS
 from .labels import Labels, labelled
 from .loads import dumped, loaded
 from .project import Project
@@ -34,16 +35,16 @@ class Buffer:
         self.home = project.root / FOLDER / slug
         self.folder = self.home / str(generation)
 
-    def keep(self, number: int, frame: Any) -> None:
+    def keep(self, number: int | str, frame: Any) -> None:
         """Leave the frame that step `number` has made."""
         if is_frame(frame):
-            self._write(f"{number}.pickle", dumped(frame, self._project.root))
+            self.write(f"{number}.pickle", dumped(frame, self._project.root))
             return
         rows, labels = labelled(frame)
-        self._write(f"{number}.labels", pickle.dumps(labels, 5))
         rows.write.mode("overwrite").parquet(f"file://{self.folder / f'{number}.parquet'}")
+        self.write(f"{number}.labels", pickle.dumps(labels, 5))
 
-    def frame(self, number: int, session: Callable[[], "SparkSession"]) -> Any:
+    def frame(self, number: int | str, session: Callable[[], "SparkSession"]) -> Any:
         """The frame that step `number` has left."""
         pickled = self.folder / f"{number}.pickle"
         if pickled.exists():
@@ -51,7 +52,8 @@ class Buffer:
         labels: Labels = pickle.loads((self.folder / f"{number}.labels").read_bytes())
         return labels.frame(_in_order(session(), self.folder / f"{number}.parquet"))
 
-    def _write(self, name: str, data: bytes) -> None:
+    def write(self, name: str, data: bytes) -> None:
+        """Leave something else for the steps that come."""
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             (self.folder / name).write_bytes(data)
@@ -76,6 +78,42 @@ class Buffer:
             for each in os.listdir(self.home):
                 if each.isdigit() and int(each) not in alive:
                     _remove(self.home / each)
+
+
+class InBuffer:
+    """The shelf of one source, in the folder of a claim: the steps that come find it there."""
+
+    def __init__(
+        self, buffer: Buffer, at: int, session: Callable[[], "SparkSession"], *, again: bool
+    ) -> None:
+        self._buffer, self._session, self._again = buffer, session, again
+        self._name = f"source {at}"
+
+    @property
+    def version(self) -> str | None:
+        with suppress(FileNotFoundError):
+            return self._path("version").read_text(encoding="utf-8")
+        return None
+
+    @version.setter
+    def version(self, version: str | None) -> None:
+        if version is not None:
+            self._buffer.write(f"{self._name}.version", version.encode())
+
+    def has(self, kind: str) -> bool:
+        return self._path("pickle" if kind == PANDAS else "labels").exists()
+
+    def frame(self, kind: str) -> Any:
+        return self._buffer.frame(self._name, self._session)
+
+    def keep(self, kind: str, frame: Any) -> Any:
+        if not self._again:
+            return frame
+        self._buffer.keep(self._name, frame)
+        return frame if kind == PANDAS else self.frame(kind)
+
+    def _path(self, ending: str) -> Path:
+        return self._buffer.folder / f"{self._name}.{ending}"
 
 
 def _in_order(spark: "SparkSession", place: Path) -> Any:

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..dataflow.chunk import ChunkFailed
 from ..dataflow.errors import DataflowError
@@ -15,35 +15,10 @@ from ..dataflow.runjob import Say, first_line
 from ..dataflow.steps import Step, record
 from ..dataflow.store import Store
 from .engines import Engine, ItemRan, Ran
+from .once import InMemory, Once
 from .project import Pipeline
 from .sources import Source
 from .transformation import NO_STREAM, TransformationError
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
-
-
-class Once(Source):
-    """A source that is read once for all transformations of a chunk."""
-
-    def __init__(self, source: Source) -> None:
-        self._source, self.location = source, source.location
-        self._pandas: Any = None
-        self._spark: Any = None
-
-    def pandas(self) -> Any:
-        if self._pandas is None:
-            self._pandas = self._source.pandas()
-        return self._pandas
-
-    def spark(self, spark: "SparkSession") -> "DataFrame":
-        if self._spark is None:
-            self._spark = self._source.spark(spark)
-        return self._spark
-
-    def version(self) -> str | None:
-        return self._source.version()
-
 
 CLEANED = "its payload was cleaned away: post the item again"
 """Why an item can't be made again, whoever tries."""
@@ -69,9 +44,16 @@ class Stepping:
 
     def run(self, sources: Sequence[Source]) -> Any:
         """What the last transformation returns; the first frame goes from one to the next."""
-        frames: list[Any] = [Once(each) for each in sources]
-        for number, name in enumerate(self.pipeline.transformations, 1):
-            frames[:1] = [self.step(number, name, frames).frame]
+        names = self.pipeline.transformations
+        # The first source is the first step's alone, where the frame is that goes through them.
+        shelves = [InMemory(again=bool(at) and len(names) > 1) for at in range(len(sources))]
+        frames: list[Any] = [Once(*each) for each in zip(sources, shelves, strict=True)]
+        try:
+            for number, name in enumerate(names, 1):
+                frames[:1] = [self.step(number, name, frames).frame]
+        finally:
+            for each in shelves:
+                each.clear()
         return frames[0]
 
     def run_item(self, sources: Sequence[Source], item: str) -> Any:
