@@ -857,6 +857,32 @@ def test_a_new_project_has_a_name_that_can_be_typed(tmp_path: Path) -> None:
     assert (tmp_path / "-x" / "project.yml").exists()
 
 
+def test_a_pipeline_that_has_not_run_yet_is_known_as_one(
+    typed: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    typed.store.init()
+    (typed.root / "sub").mkdir()
+    monkeypatch.chdir(typed.root / "sub")
+    monkeypatch.setenv("DATAFLOW_URL", f"sqlite:///{typed.root}/.dataflow/dataflow.db")
+
+    def told(*words: str) -> str:
+        done = CliRunner().invoke(app, words)
+        assert "odf job add" not in done.output
+        return done.output
+
+    for words in (["why", "daily"], ["why", "daily", "x"], ["resubmit", "daily", "--failed"],
+                  ["hold", "daily", "x"], ["release", "daily", "x"], ["job", "list", "daily"],
+                  ["delete-run", "daily", "x"]):  # fmt: skip
+        assert "odf pipeline run daily" in told(*words), words
+    assert told("policy", "daily", "every_minutes=15").splitlines()[-1].split()[:2] == [
+        "every_minutes", "15"
+    ]  # fmt: skip
+    plans = register_pipeline(typed.store, read_project(typed.root), "daily")
+    assert typed.store.plan("daily").outputs == plans["daily"].outputs == ("sales",)
+    other = CliRunner().invoke(app, ["policy", "nobody"])
+    assert "Run `odf job add nobody --in DATASET --out DATASET`" in other.output
+
+
 def test_an_item_whose_payload_is_gone_is_not_told_to_be_made_again(typed: Shop) -> None:
     store = typed.store
     store.init()
