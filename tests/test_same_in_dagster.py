@@ -24,6 +24,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::pyspark.pandas.utils.PandasAPIOnSparkAdviceWarning"),
 ]
 
+PROJECTS = Path(__file__).parent / "projects"
 KEY = "one"
 
 LABELS = {
@@ -146,6 +147,20 @@ def twice(spark: SparkSession, tmp_path: Path, instance: dg.DagsterInstance) -> 
     for opened in resource._stores.values():
         opened.close()
     resource._stores.clear()
+
+
+@pytest.mark.parametrize(
+    ("project", "slug"),
+    [
+        ("old_style", "clean_rentals"), ("three_ways", "orders"), ("three_ways", "orders_spark"),
+        ("three_ways", "orders_on_spark"),
+    ],
+)  # fmt: skip
+def test_a_project_is_made_alike(twice: Twice, project: str, slug: str) -> None:
+    given = PROJECTS / project
+    made = twice.by_dagster(given, slug)
+    assert list(made) == [f"{slug}.csv"]
+    assert made == twice.by_command(given, slug)
 
 
 def test_frames_of_pandas_on_spark_keep_labels_and_types_between_steps(twice: Twice) -> None:
