@@ -1,5 +1,6 @@
 """What Parquet hasn't of a frame of Spark or pandas-on-Spark: its labels, and pandas' own types."""
 
+import warnings
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
@@ -54,4 +55,5 @@ def labelled(frame: Any) -> tuple["DataFrame", Labels]:
     plain = plain.reset_index()
     own = pandas.api.extensions.ExtensionDtype
     kinds = {name: kind for name, kind in plain.dtypes.items() if isinstance(kind, own)}
-    return plain.to_spark(), Labels(frame.columns, levels, kinds)
+    with warnings.catch_warnings(action="ignore"):  # it advises against what is wanted here
+        return plain.to_spark(), Labels(frame.columns, levels, kinds)
