@@ -22,10 +22,16 @@ from .dataflow.steps import excerpt
 from .dataflow.store import Store
 from .materializations import made
 from .pipeline_work import Flow, Handed, failure, held, told
-from .pipelines.buffer import Buffer
-from .pipelines.destinations import Destination, destination_of, refuse_loss
+from .pipelines.buffer import Buffer, InBuffer
+from .pipelines.destinations import (
+    Destination,
+    destination_of,
+    publish_with_output,
+    refuse_loss,
+)
+from .pipelines.once import Once
 from .pipelines.plans import is_read, register, takes_items
-from .pipelines.running import check, open_sources, publish_frame
+from .pipelines.running import check, open_sources
 from .pipelines.stepping import Stepping
 from .pipelines.transformation import NO_STREAM, TransformationError
 
@@ -122,7 +128,12 @@ def _asked(claimer: Claimer, key: str, root: bool) -> tuple[Claim, str] | None:
 def transform(context: Context, flow: Flow, number: int, name: str, handed: Handed) -> None:
     """Run one transformation on what the step before has left, and leave what it returns."""
     with held(context, flow, handed) as work:
-        frames: list[Any] = list(open_sources(work.store, flow.project, flow.pipeline, work.chunk))
+        frames: list[Any] = [
+            Once(each, InBuffer(work.buffer, at, work.session, again=_again(flow, number, at)))
+            for at, each in enumerate(
+                open_sources(work.store, flow.project, flow.pipeline, work.chunk)
+            )
+        ]
         stepping = Stepping(work.store, work.claim, work.engine, flow.pipeline)
         item = stepping.item()
         if number == 1 and item is None:
@@ -132,11 +143,10 @@ def transform(context: Context, flow: Flow, number: int, name: str, handed: Hand
             frames[:1] = [work.buffer.frame(number - 1, work.session)]
         try:
             ran = stepping.step(
-                number, name, frames, NO_STREAM if item is None else json.loads(item)
-            )
+                number, name, frames, NO_STREAM if item is None else json.loads(item),
+                keep=lambda frame: work.buffer.keep(number, frame),
+            )  # fmt: skip
             _show(context, name, ran.printed)
-            with failing():
-                work.buffer.keep(number, ran.frame)
         except Exception as error:
             cause = error.__cause__
             if isinstance(cause, TransformationError):
@@ -146,6 +156,11 @@ def transform(context: Context, flow: Flow, number: int, name: str, handed: Hand
             raise
         work.buffer.drop(number - 1)
         context.log.info(f"{name}: {ran.rows} rows, {ran.seconds:.1f} s")
+
+
+def _again(flow: Flow, number: int, at: int) -> bool:
+    """Whether a step behind this one may read a source: the first one is the first step's alone."""
+    return at > 0 and number < len(flow.pipeline.transformations)
 
 
 def _show(context: Context, name: str, text: str) -> None:
@@ -176,7 +191,10 @@ def publish(context: Context, flow: Flow, handed: Handed) -> None:
                 place = _destination(store, flow)
                 frame = work.buffer.frame(last, work.session)
                 if not is_item:
-                    return publish_frame(flow.project, flow.pipeline, place, frame, chunk, confirm)
+                    return publish_with_output(
+                        flow.project, flow.pipeline, place, frame, chunk, confirm,
+                        context.log.warning,
+                    )  # fmt: skip
                 [verdict] = place.append([(claim, frame)], confirm)
                 if isinstance(verdict, DataflowError):
                     raise verdict

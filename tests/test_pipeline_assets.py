@@ -449,11 +449,34 @@ def test_a_faulty_pipeline_is_left_out_and_said(
           - slug: twin
             destination: sales
             transformations: [clean]
+          - slug: reader
+            sources: [sales]
+            transformations: [clean]
     """)  # fmt: skip
     line.define(url, line.instance)
-    assert list(line.assets) == ["sales"]
+    assert list(line.assets) == ["sales", "reader"]
     assert "`destination` is a list" in caplog.text
     assert "'daily' and 'twin' both write 'sales'" in caplog.text
+
+
+@one_store
+def test_pipelines_that_share_a_destination_of_nobody_are_assets_each(line: Line, url: str) -> None:
+    line.write("project.yml", """
+        name: Shop
+        pipelines:
+          - {slug: one, sources: [orders], destination: shared, transformations: [step]}
+          - {slug: two, sources: [people], destination: shared, transformations: [step]}
+    """)  # fmt: skip
+    for slug in ("one", "two"):
+        line.write(f"pipelines/{slug}/step.py", "def run(df):\n    return df\n")
+    line.define(url, line.instance)
+    assert list(line.assets) == ["one", "two"]
+    for slug, head in (("one", "product,qty"), ("two", "name")):
+        ran = line.materialize(slug, domain=slug)
+        assert ran.success, ran.reason
+        assert line.output(slug).splitlines()[0] == head
+    line.define(url, line.instance)
+    assert list(line.assets) == ["one", "two"]
 
 
 @one_store

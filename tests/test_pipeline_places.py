@@ -34,9 +34,13 @@ from opendataflow_dagster.pipelines import csvfile, csvparts, csvspark
 from opendataflow_dagster.pipelines.converting import as_pandas, as_spark
 from opendataflow_dagster.pipelines.csvfile import CsvAppender
 from opendataflow_dagster.pipelines.csvjournal import Journal, path_of
-from opendataflow_dagster.pipelines.destinations import Destination, destination_of, write_output
+from opendataflow_dagster.pipelines.destinations import (
+    Destination,
+    destination_of,
+    publish_with_output,
+    write_output,
+)
 from opendataflow_dagster.pipelines.project import Pipeline, Project, read_project
-from opendataflow_dagster.pipelines.running import publish_frame
 from opendataflow_dagster.pipelines.sources import CsvSource, registered, source_of
 from opendataflow_dagster.pipelines.sqltypes import columns_for
 from tests.stores import put, register, sql, take
@@ -893,7 +897,7 @@ def test_the_file_for_people_is_known_by_any_path(
     pipeline = project.pipeline("daily")
     for number in (1, 2):
         chunk = chunk_of(store, str(number))
-        publish_frame(project, pipeline, to(store, project), row(number), chunk, nothing)
+        publish_with_output(project, pipeline, to(store, project), row(number), chunk, nothing)
     assert list(pd.read_csv(linked).n) == [1, 2]
 
 

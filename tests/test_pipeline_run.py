@@ -5,11 +5,13 @@ import os
 import shlex
 import shutil
 import signal
+import sqlite3
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from textwrap import dedent
 from typing import Any
@@ -386,11 +388,46 @@ def test_a_registered_table_gets_the_rows_of_each_run(own: Shop) -> None:
     own.run("daily")
     own.run("daily")
 
-    import sqlite3
-
-    with sqlite3.connect(place) as there:
+    with closing(sqlite3.connect(place)) as there:
         assert there.execute("select count(*), sum(total) from sales").fetchall() == [(4, 40)]
     assert own.output("daily").count("\n") == 3
+
+
+def rows_of(place: Path) -> int:
+    with closing(sqlite3.connect(place)) as there:
+        return there.execute("select count(*) from sales").fetchone()[0]
+
+
+def test_without_the_file_for_people_nothing_is_published_twice(own: Shop) -> None:
+    place, output = own.root / "sales.db", own.root / "output"
+    add_dataset(own.store, "sales", hostname=str(place), tablename="sales", format="sqlite")
+    assert own.run("daily") == Outcome(0, done=1)
+    shutil.rmtree(output)
+    output.write_text("a file in the place of the folder")
+    assert own.run("daily") == Outcome(1, failed=1)
+    assert rows_of(place) == 2
+    [reason] = [each["reason"] for each in steps(own.store, "daily") if each["reason"]]
+    told = f"{output}/daily.csv can't be written: "
+    assert told in reason
+
+
+def test_what_is_published_is_ready_whatever_becomes_of_the_file_for_people(
+    own: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place, rename = own.root / "sales.db", os.replace
+    add_dataset(own.store, "sales", hostname=str(place), tablename="sales", format="sqlite")
+
+    def refused(source: Any, target: Any) -> None:
+        if str(target).endswith("output/daily.csv"):
+            raise OSError(28, "No space left on device", str(target))
+        rename(source, target)
+
+    monkeypatch.setattr(os, "replace", refused)
+    assert own.run("daily") == Outcome(0, done=1)
+    assert rows_of(place) == 2
+    warning = f"Warning: {own.root}/output/daily.csv has the run before this one: OSError: "
+    assert [each for each in own.said if each.startswith(warning)]
+    assert list((own.root / "output").glob("*daily.csv-*")) == []
 
 
 # --- items --------------------------------------------------------------------------------------
@@ -818,6 +855,32 @@ def test_a_new_project_has_a_name_that_can_be_typed(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
     assert "Next: cd ./-x && " in odf("new", "--", "-x", cwd=tmp_path).stderr
     assert (tmp_path / "-x" / "project.yml").exists()
+
+
+def test_a_pipeline_that_has_not_run_yet_is_known_as_one(
+    typed: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    typed.store.init()
+    (typed.root / "sub").mkdir()
+    monkeypatch.chdir(typed.root / "sub")
+    monkeypatch.setenv("DATAFLOW_URL", f"sqlite:///{typed.root}/.dataflow/dataflow.db")
+
+    def told(*words: str) -> str:
+        done = CliRunner().invoke(app, words)
+        assert "odf job add" not in done.output
+        return done.output
+
+    for words in (["why", "daily"], ["why", "daily", "x"], ["resubmit", "daily", "--failed"],
+                  ["hold", "daily", "x"], ["release", "daily", "x"], ["job", "list", "daily"],
+                  ["delete-run", "daily", "x"]):  # fmt: skip
+        assert "odf pipeline run daily" in told(*words), words
+    assert told("policy", "daily", "every_minutes=15").splitlines()[-1].split()[:2] == [
+        "every_minutes", "15"
+    ]  # fmt: skip
+    plans = register_pipeline(typed.store, read_project(typed.root), "daily")
+    assert typed.store.plan("daily").outputs == plans["daily"].outputs == ("sales",)
+    other = CliRunner().invoke(app, ["policy", "nobody"])
+    assert "Run `odf job add nobody --in DATASET --out DATASET`" in other.output
 
 
 def test_an_item_whose_payload_is_gone_is_not_told_to_be_made_again(typed: Shop) -> None:

@@ -7,13 +7,16 @@ import pytest
 from opendataflow_dagster.dataflow.errors import Refused, WrongUse
 from opendataflow_dagster.dataflow.model import Plan
 from opendataflow_dagster.dataflow.names import LONGEST
+from opendataflow_dagster.dataflow.registry import add_dataset
 from opendataflow_dagster.dataflow.store import Store
 from opendataflow_dagster.pipelines.plans import (
     MARK,
+    Known,
     is_read,
     plans_of,
     register,
     takes_items,
+    why_no_items,
 )
 from opendataflow_dagster.pipelines.project import Project, ProjectError, read_project
 from tests.stores import everything, put, take
@@ -60,7 +63,7 @@ def test_what_somebody_produces_is_waited_for_and_the_rest_is_read_as_it_stands(
     )
 
     assert reads(plans_of(shop)) == {"raw": [], "sums": ["clean"], "mail": ["sums"]}
-    assert reads(plans_of(shop, ["products"]))["sums"] == ["clean", "products"]
+    assert reads(plans_of(shop, Known(["products"])))["sums"] == ["clean", "products"]
     assert is_read(plans_of(shop), "raw")
     assert not is_read(plans_of(shop), "mail")
 
@@ -95,6 +98,33 @@ def test_of_two_that_write_one_dataset_both_are_known_as_rivals(tmp_path: Path) 
     assert found["c"].rivals == ()
 
 
+def outputs(plans: dict[str, Plan]) -> dict[str, str]:
+    return {slug: plan.outputs[0] for slug, plan in plans.items()}
+
+
+def test_where_nobody_reads_it_a_shared_destination_is_a_dataset_for_each(tmp_path: Path) -> None:
+    shop = project(tmp_path, "a: x > out", "b: y > out", "c: z > b")
+    assert outputs(plans_of(shop)) == {"a": "a", "b": "out", "c": "b"}  # b is what c writes
+    shop = project(tmp_path, "a: x > out", "b: y > out")
+    assert outputs(found := plans_of(shop)) == {"a": "a", "b": "b"}
+    assert found["a"].rivals == found["b"].rivals == ()
+    for known in (Known(["out"]), Known(used=["out"]), Known(written={"a": ("out",)})):
+        assert outputs(plans_of(shop, known))["a"] == "out"
+    assert outputs(plans_of(shop, Known(written={"a": ("out",)}))) == {"a": "out", "b": "b"}
+
+
+def test_what_has_run_goes_on_writing_the_shared_dataset(store: Store, tmp_path: Path) -> None:
+    shop = project(tmp_path, "a: x > out")
+    assert outputs(register(store, shop)) == {"a": "out"}
+    shop = project(tmp_path, "a: x > out", "b: y > out")
+    for _ in range(2):
+        assert outputs(register(store, shop)) == {"a": "out", "b": "b"}
+    add_dataset(store, "out", hostname=str(tmp_path / "out.csv"))
+    found = register(store, shop)
+    assert outputs(found) == {"a": "out", "b": "out"}
+    assert found["a"].rivals == ("out",)
+
+
 def test_who_takes_items_waits_for_nobody(tmp_path: Path) -> None:
     shop = project(tmp_path, "raw: orders > clean", "items: clean > all", "end: all", items=ITEMS)
 
@@ -127,6 +157,40 @@ def test_whether_items_are_taken_is_read_without_running_the_file(
 ) -> None:
     shop = project(tmp_path, "one: x", one=text)
     assert takes_items(shop, shop.pipelines[0]) is items
+
+
+@pytest.mark.parametrize(
+    ("text", "items"),
+    [
+        ("def process(df, stream=None):\n    return df\nrun = process\n", True),
+        ("run: object = lambda df, stream=None: df\n", True),
+        ("from pipelines.one.shared import run\n", True),
+        ("from .shared import run\n", True),
+        ("from utils import run as go\nrun = go\n", True),
+        ("from utils import plain as run\n", False),
+        ("from .shared import nothing as run\n", None),
+        ("from os.path import join as run\n", None),
+        ("class Step:\n    def __call__(self, df, stream=None): ...\nrun = Step()\n", None),
+        ("from .step import run\n", None),
+        ("", None),
+    ],
+)
+def test_a_run_that_is_no_function_of_its_file_is_read_or_told(
+    tmp_path: Path, text: str, items: bool | None
+) -> None:
+    shop = project(tmp_path, "one: x", one=text)
+    (tmp_path / "pipelines/one/shared.py").write_text(ITEMS)
+    (tmp_path / "utils").mkdir()
+    (tmp_path / "utils/__init__.py").write_text(
+        "from pipelines.one.shared import run\ndef plain(df): ...\n"
+    )
+    [pipeline] = shop.pipelines
+    assert takes_items(shop, pipeline) is (items is True)
+    told = (
+        "none of its" if items is False else "how `run` is defined in pipelines/one/step.py can't"
+    )
+    if not items:
+        assert why_no_items(shop, pipeline).startswith(told)
 
 
 def test_a_file_that_is_missing_takes_no_items(tmp_path: Path) -> None:

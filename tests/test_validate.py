@@ -2,6 +2,7 @@
 
 import json
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -491,6 +492,18 @@ def test_columns_of_the_same_name_are_compared_in_turn() -> None:
     assert told(twice, twice) == []
     assert told(twice, twice.iloc[:, ::-1])[0] == "column 'a', row 0: expected 1, got 2"
     assert told(twice, twice.iloc[:, :1]) == ["column 'a' is missing; there are: 'a'"]
+
+
+@pytest.mark.parametrize("name", [float("nan"), None, pd.NaT, (float("nan"), "n"), ("a", pd.NA)])
+def test_a_column_without_a_name_is_one_as_any_other(name: Any) -> None:
+    def frame(cell: int) -> pd.DataFrame:
+        made = pd.DataFrame([[cell, 2]], columns=pd.Index([name, "b"], tupleize_cols=False))
+        return pickle.loads(pickle.dumps(made))  # in which NaN is another one
+
+    assert told(frame(1), frame(1)) == []
+    assert identical(frame(1), frame(1))
+    assert told(frame(1), frame(2)) == [f"column {name!r}, row 0: expected 1, got 2"]
+    assert told(frame(1), frame(1)[["b"]]) == [f"column {name!r} is missing; there are: 'b'"]
 
 
 def test_identical_looks_at_types_too() -> None:

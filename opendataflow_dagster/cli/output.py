@@ -3,17 +3,21 @@
 import json
 import os
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from ..dataflow.config import BUILT_IN, load_settings
-from ..dataflow.errors import NoDatabase, WrongUse
-from ..dataflow.names import printable
+from ..dataflow.errors import DataflowError, NoDatabase, Refused, WrongUse
+from ..dataflow.names import printable, typed
 from ..dataflow.opening import open_from
 from ..dataflow.store import Store
+
+if TYPE_CHECKING:
+    from ..pipelines.project import Project
 
 WIDEST = 100_000
 """Columns for a table that isn't cut: a terminal folds a long line, but an id cut off is lost."""
@@ -39,6 +43,37 @@ def store_of(ctx: click.Context, *, making: bool = False) -> Store:
     store = open_from(settings)
     ctx.call_on_close(store.close)
     return store
+
+
+def pipeline_here(store: Store, slug: str) -> "Project | None":
+    """The project around, if it has a pipeline of that name that is no job yet: it hasn't run."""
+    from ..pipelines.project import nearest_project, read_project
+
+    plan, _ = store.db.insist(lambda: store.read_plan(slug))
+    if plan.reads or plan.outputs or (root := nearest_project()) is None:
+        return None
+    try:
+        found = read_project(root)
+        found.pipeline(slug)
+    except DataflowError:  # it is no pipeline, or no project that can be read
+        return None
+    return found
+
+
+def not_run_yet(slug: str) -> str:
+    """What is the matter with a pipeline that is no job yet, and what makes it one."""
+    return f"Pipeline {slug!r} hasn't run yet. Run: odf pipeline run {typed(slug)}"
+
+
+@contextmanager
+def knowing_pipelines(store: Store, jobid: str) -> Iterator[None]:
+    """Tell of what isn't registered how it comes to be, if it is a pipeline of the project."""
+    try:
+        yield
+    except Refused as error:
+        if error.code == "NOT_REGISTERED" and pipeline_here(store, jobid):
+            raise Refused(not_run_yet(jobid), code=error.code) from None
+        raise
 
 
 def refuse_unknown_pipeline(store: Store, slug: str) -> None:

@@ -16,6 +16,7 @@ from .runline import exit_code, narration, narrator
 if TYPE_CHECKING:
     from ..dataflow.config import Settings
     from ..dataflow.store import Store
+    from ..pipelines.plans import Known
     from ..pipelines.project import Project
 
 of_project = click.option(
@@ -156,7 +157,7 @@ def list_(ctx: click.Context, project: str | None, as_json: bool) -> None:
     from ..pipelines.settings import project_settings
 
     found = read_project(find_project(project))
-    plans = plans_of(found, _produced(project_settings(found.root, ctx.find_root().obj), found))
+    plans = plans_of(found, _known(project_settings(found.root, ctx.find_root().obj), found))
 
     def listed(names: tuple[str, ...]) -> Any:
         return list(names) if as_json else ", ".join(names)
@@ -174,16 +175,16 @@ def list_(ctx: click.Context, project: str | None, as_json: bool) -> None:
     show(rows, as_json=as_json)
 
 
-def _produced(settings: "Settings", project: "Project") -> set[str]:
-    """What other jobs write, as far as there are tables."""
+def _known(settings: "Settings", project: "Project") -> "Known":
+    """What the tables tell of the project's datasets, as far as there are some."""
     from ..dataflow.opening import open_from
-    from ..pipelines.plans import produced_by_others
+    from ..pipelines.plans import Known, known_of
 
     store = open_from(settings)
     try:
-        return produced_by_others(store, {each.slug for each in project.pipelines})
+        return known_of(store, {each.slug for each in project.pipelines})
     except NoDatabase:
-        return set()
+        return Known()
     finally:
         store.close()
 

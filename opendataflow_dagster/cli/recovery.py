@@ -8,7 +8,7 @@ from ..dataflow import moves
 from ..dataflow.model import RESUBMIT, RUNNING
 from ..dataflow.names import check_id, typed
 from ..dataflow.times import parse_duration
-from .output import as_json, count_of, show, store_of
+from .output import as_json, count_of, knowing_pipelines, show, store_of
 
 NOTHING_TO_DO = 3
 
@@ -80,9 +80,10 @@ def resubmit(
     Example: odf resubmit loadbob --failed
     Example: odf resubmit loadbob 2026-03-01 --downstream --plan
     """
-    moved = moves.resubmit(
-        store_of(ctx), jobid, dataids, failed=failed, downstream=downstream, plan=plan, why=reason
-    )
+    with knowing_pipelines(store := store_of(ctx), jobid):
+        moved = moves.resubmit(
+            store, jobid, dataids, failed=failed, downstream=downstream, plan=plan, why=reason
+        )
     _tell(ctx, moved, "RESUBMIT", "are to be made already", plan, strict, as_json)
 
 
@@ -108,7 +109,8 @@ def hold(
     \b
     Example: odf hold loadbob 2026-03-01 --reason "the source is wrong"
     """
-    moved = moves.hold(store_of(ctx), jobid, dataids, plan=plan, why=reason)
+    with knowing_pipelines(store := store_of(ctx), jobid):
+        moved = moves.hold(store, jobid, dataids, plan=plan, why=reason)
     _tell(ctx, moved, "HOLD", "are held already", plan, strict, as_json)
 
 
@@ -134,7 +136,8 @@ def release(
     \b
     Example: odf release loadbob 2026-03-01
     """
-    moved = moves.release(store_of(ctx), jobid, dataids, plan=plan, why=reason)
+    with knowing_pipelines(store := store_of(ctx), jobid):
+        moved = moves.release(store, jobid, dataids, plan=plan, why=reason)
     after = "what it was" if moved.chunks == 1 else "what they were"
     _tell(ctx, moved, after, "aren't held", plan, strict, as_json)
 
@@ -150,7 +153,8 @@ def delete_run(ctx: click.Context, jobid: str, dataid: str, reason: str | None) 
     \b
     Example: odf delete-run loadbob 2026-03-01
     """
-    gone = moves.delete_run(store_of(ctx), jobid, dataid, why=reason)
+    with knowing_pipelines(store := store_of(ctx), jobid):
+        gone = moves.delete_run(store, jobid, dataid, why=reason)
     click.echo(
         f"{count_of(gone, 'row')} of job {jobid!r} for chunk {dataid!r} deleted; "
         "the history stays.",

@@ -8,7 +8,15 @@ import click
 from ..dataflow import registry
 from ..dataflow.errors import WrongUse
 from ..dataflow.names import typed
-from .output import as_json, count_of, show, shown_rows, store_of
+from .output import (
+    as_json,
+    count_of,
+    not_run_yet,
+    pipeline_here,
+    show,
+    shown_rows,
+    store_of,
+)  # fmt: skip
 
 
 @click.group()
@@ -123,8 +131,12 @@ def job_list(ctx: click.Context, jobid: str | None, as_json: bool) -> None:
     \b
     Example: odf job list loadbob
     """
-    rows = shown_rows(registry.jobs(store_of(ctx), jobid), as_json=as_json)
-    show(rows, as_json=as_json, empty="No such job is registered. Run `odf job add`.")
+    store = store_of(ctx)
+    rows = shown_rows(registry.jobs(store, jobid), as_json=as_json)
+    empty = "No such job is registered. Run `odf job add`."
+    if jobid and not rows and pipeline_here(store, jobid):
+        empty = not_run_yet(jobid)
+    show(rows, as_json=as_json, empty=empty)
 
 
 @click.command()
@@ -143,6 +155,10 @@ def policy(ctx: click.Context, jobid: str, dials: tuple[str, ...], as_json: bool
     Example: odf policy loadbob paused_until=+2h
     """
     store = store_of(ctx)
+    if project := pipeline_here(store, jobid):
+        from ..pipelines.plans import register
+
+        register(store, project, jobid)
     if dials:
         row = registry.set_policy(store, jobid, dict(_pair(each, "a dial") for each in dials))
     else:

@@ -46,7 +46,7 @@ def token(ctx: click.Context, slug: str, drop: bool, project: str | None) -> Non
 
 def _store(ctx: click.Context, slug: str, project: str | None, drop: bool) -> Store:
     """The store that `odf serve` would use; what couldn't take items has no use for a token."""
-    from ..pipelines.plans import takes_items
+    from ..pipelines.plans import takes_items, why_no_items
     from ..pipelines.project import find_project, nearest_project, read_project
     from ..pipelines.settings import open_project, project_settings
 
@@ -62,8 +62,8 @@ def _store(ctx: click.Context, slug: str, project: str | None, drop: bool) -> St
         if not takes_items(found, pipeline):
             raise WrongUse(
                 printable(
-                    f"Pipeline {slug!r} takes no items, so it needs no token: none of its "
-                    "transformations has a parameter `stream`. Add it as the last one of `run`."
+                    f"Pipeline {slug!r} takes no items, so it needs no token: "
+                    f"{why_no_items(found, pipeline)}."
                 )
             )
     store = open_project(project_settings(root, ctx.find_root().obj))

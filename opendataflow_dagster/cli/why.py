@@ -4,10 +4,11 @@ from typing import Any
 
 import click
 
-from ..dataflow.names import printable
+from ..dataflow.names import printable, typed
 from ..dataflow.times import parse_time, shown
 from ..dataflow.why import ADVICE, Explanation, explain
-from .output import as_json, show, shown_rows, store_of
+from ..dataflow.whystate import Reason
+from .output import as_json, pipeline_here, show, shown_rows, store_of
 
 WORDS = {True: "yes", False: "no", None: "unknown"}
 
@@ -28,6 +29,11 @@ def why(ctx: click.Context, job: str, dataid: str | None, at: str | None, as_jso
     """
     store = store_of(ctx)
     found = explain(store, job, dataid, parse_time(store, at) if at else None)
+    if found.code == "NOT_REGISTERED" and pipeline_here(store, job):
+        reason = Reason(
+            found.code, f"Pipeline {job!r} hasn't run yet", f"odf pipeline run {typed(job)}"
+        )
+        found = found._replace(reasons=[reason])
     if as_json:
         show([as_object(found)], as_json=True)
     else:

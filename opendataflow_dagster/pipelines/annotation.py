@@ -1,10 +1,11 @@
-"""Which engine a transformation asks for: the annotation of the first parameter of its `run`."""
+"""What the parameters of a `run` ask for, read without running its file: an engine, or items."""
 
 import ast
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
+from typing import NamedTuple
 
 PANDAS, SPARK, ON_SPARK = "pandas", "spark", "pandas-on-spark"
 
@@ -18,13 +19,9 @@ def engine_of(file: Path | str | ModuleType) -> str:
     What can't be told is pandas: a file with an error, or a `run` that another file defines.
     """
     path = getattr(file, "__file__", None) if isinstance(file, ModuleType) else file
-    try:
-        with warnings.catch_warnings(action="ignore"):  # a strange escape is told when it runs
-            tree = ast.parse(Path(path or "").read_bytes())
-    except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
-        return PANDAS
-    run = _function(tree.body, "run", tree.body)
-    if run is None:
+    tree = _parsed(Path(path or ""))
+    run = tree and _function(tree.body, "run", tree.body)
+    if tree is None or not isinstance(run, ast.arguments):
         return PANDAS
     first, *_ = [*run.posonlyargs, *run.args, run.vararg, None]
     if first is None or first.annotation is None:
@@ -32,9 +29,50 @@ def engine_of(file: Path | str | ModuleType) -> str:
     return _engine(first.annotation, _names(tree)) or PANDAS
 
 
+def takes_stream(file: Path, root: Path, name: str = "run", depth: int = 20) -> bool | None:
+    """Whether `run` of a file of the project has a parameter `stream`; None: that can't be read.
+
+    A function that another file of the project defines is read there.
+    """
+    tree = _parsed(file)
+    found = tree and _function(tree.body, name, tree.body)
+    if isinstance(found, Imported):
+        there = found.file(file, root)
+        return takes_stream(there, root, found.name, depth - 1) if there and depth else None
+    if found is None:
+        return None
+    named = [*found.posonlyargs, *found.args, *found.kwonlyargs]
+    return any(each.arg == "stream" for each in named)
+
+
+class Imported(NamedTuple):
+    """A function that another module defines."""
+
+    module: str
+    level: int
+    name: str
+
+    def file(self, by: Path, root: Path) -> Path | None:
+        """The module's file, if it is one of the project."""
+        base = by.parents[self.level - 1] if self.level else root
+        place = base.joinpath(*self.module.split(".")) if self.module else base
+        for each in (place.with_name(f"{place.name}.py"), place / "__init__.py"):
+            if each.is_file() and each.is_relative_to(root):
+                return each
+        return None
+
+
+def _parsed(file: Path) -> ast.Module | None:
+    try:
+        with warnings.catch_warnings(action="ignore"):  # a strange escape is told when it runs
+            return ast.parse(file.read_bytes())
+    except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
+        return None
+
+
 def _function(
     body: Sequence[ast.stmt], name: str, module: Sequence[ast.stmt], depth: int = 20
-) -> ast.arguments | None:
+) -> ast.arguments | Imported | None:
     """The parameters of the function that some statements leave under a name.
 
     Of two branches it is the first that has one; and of `run = go`, those of `go`.
@@ -43,11 +81,17 @@ def _function(
         return None
     for each in reversed(body):
         found = None
-        if isinstance(each, ast.FunctionDef) and each.name == name:
+        if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef) and each.name == name:
             return each.args
+        if isinstance(each, ast.ImportFrom):
+            for known in each.names:
+                if (known.asname or known.name) == name:
+                    return Imported(each.module or "", each.level, known.name)
         if name in _assigned(each) and isinstance(each, ast.Assign | ast.AnnAssign):
             if isinstance(each.value, ast.Name):
                 found = _function(module, each.value.id, module, depth - 1)
+            elif isinstance(each.value, ast.Lambda):
+                return each.value.args
         elif not isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             for inner in _branches(each):
                 found = found or _function(inner, name, module, depth - 1)

@@ -1,7 +1,7 @@
 """The frame that goes from one step of a run to the next, which may be another process."""
 
-import json
 import os
+import pickle
 import shutil
 from collections.abc import Callable, Collection
 from contextlib import suppress
@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from ..dataflow.errors import DataflowError
 from ..dataflow.files import is_frame
-from .isolation import surroundings
+from .annotation import PANDAS
+from .labels import Labels, labelled
+from .loads import dumped, loaded
 from .project import Project
 
 if TYPE_CHECKING:
@@ -20,14 +22,12 @@ FOLDER = ".dataflow/work"
 MOST_PARTS = 200
 """Parts of a frame whose order is kept: it takes a plan that is as long."""
 
-INDEX = "__index_{}__"
-
 
 class Buffer:
     """The folder of one claim in which the steps of its run leave what they have made.
 
     A frame of pandas is pickled, with its index and types exactly; one of Spark is Parquet, which
-    its executors write and read: on a cluster they share the folder.
+    its executors write and read: on a cluster they share the folder. Its labels are beside it.
     """
 
     def __init__(self, project: Project, slug: str, generation: int) -> None:
@@ -35,44 +35,33 @@ class Buffer:
         self.home = project.root / FOLDER / slug
         self.folder = self.home / str(generation)
 
-    def keep(self, number: int, frame: Any) -> None:
+    def keep(self, number: int | str, frame: Any) -> None:
         """Leave the frame that step `number` has made."""
+        if is_frame(frame):
+            self.write(f"{number}.pickle", dumped(frame, self._project.root))
+            return
+        rows, labels = labelled(frame)
+        rows.write.mode("overwrite").parquet(f"file://{self.folder / f'{number}.parquet'}")
+        self.write(f"{number}.labels", pickle.dumps(labels, 5))
+
+    def frame(self, number: int | str, session: Callable[[], "SparkSession"]) -> Any:
+        """The frame that step `number` has left."""
+        pickled = self.folder / f"{number}.pickle"
+        if pickled.exists():
+            return loaded(pickled.read_bytes(), self._project.root)
+        labels: Labels = pickle.loads((self.folder / f"{number}.labels").read_bytes())
+        return labels.frame(_in_order(session(), self.folder / f"{number}.parquet"))
+
+    def write(self, name: str, data: bytes) -> None:
+        """Leave something else for the steps that come."""
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            if is_frame(frame):
-                frame.to_pickle(self.folder / f"{number}.pickle", protocol=5)
-                return
+            (self.folder / name).write_bytes(data)
         except OSError as error:
             raise DataflowError(
                 f"The frame between two steps can't be kept in {self.folder}: {error.strerror}. "
                 "Make room there, or make that folder writable."
             ) from None
-        place = str(self.folder / f"{number}.parquet")
-        if type(frame).__module__.startswith("pyspark.pandas"):
-            names = [INDEX.format(at) for at in range(frame.index.nlevels)]
-            told = {"names": [list(each) if isinstance(each, tuple) else each
-                              for each in frame.index.names], "columns": names}  # fmt: skip
-            (self.folder / f"{number}.json").write_text(json.dumps(told), encoding="utf-8")
-            frame = frame.to_spark(index_col=names)
-        frame.write.mode("overwrite").parquet(f"file://{place}")
-
-    def frame(self, number: int, session: Callable[[], "SparkSession"]) -> Any:
-        """The frame that step `number` has left."""
-        pickled = self.folder / f"{number}.pickle"
-        if pickled.exists():
-            import pandas
-
-            with surroundings(self._project.root):  # a column may hold objects of the project's
-                return pandas.read_pickle(pickled)
-        df = _in_order(session(), self.folder / f"{number}.parquet")
-        index = self.folder / f"{number}.json"
-        if not index.exists():
-            return df
-        told = json.loads(index.read_text(encoding="utf-8"))
-        frame = df.pandas_api(index_col=told["columns"])
-        frame.index.names = [tuple(each) if isinstance(each, list) else each
-                             for each in told["names"]]  # fmt: skip
-        return frame
 
     def drop(self, number: int) -> None:
         """Remove what the steps before the next one have no more need of."""
@@ -89,6 +78,42 @@ class Buffer:
             for each in os.listdir(self.home):
                 if each.isdigit() and int(each) not in alive:
                     _remove(self.home / each)
+
+
+class InBuffer:
+    """The shelf of one source, in the folder of a claim: the steps that come find it there."""
+
+    def __init__(
+        self, buffer: Buffer, at: int, session: Callable[[], "SparkSession"], *, again: bool
+    ) -> None:
+        self._buffer, self._session, self._again = buffer, session, again
+        self._name = f"source {at}"
+
+    @property
+    def version(self) -> str | None:
+        with suppress(FileNotFoundError):
+            return self._path("version").read_text(encoding="utf-8")
+        return None
+
+    @version.setter
+    def version(self, version: str | None) -> None:
+        if version is not None:
+            self._buffer.write(f"{self._name}.version", version.encode())
+
+    def has(self, kind: str) -> bool:
+        return self._path("pickle" if kind == PANDAS else "labels").exists()
+
+    def frame(self, kind: str) -> Any:
+        return self._buffer.frame(self._name, self._session)
+
+    def keep(self, kind: str, frame: Any) -> Any:
+        if not self._again:
+            return frame
+        self._buffer.keep(self._name, frame)
+        return frame if kind == PANDAS else self.frame(kind)
+
+    def _path(self, ending: str) -> Path:
+        return self._buffer.folder / f"{self._name}.{ending}"
 
 
 def _in_order(spark: "SparkSession", place: Path) -> Any:

@@ -51,21 +51,24 @@ def differences(expected: Any, got: Any) -> Iterator[Difference]:
     wanted, found = _columns(expected), _columns(got)
     # `[]` can't say which columns there are.
     if wanted or len(got):
-        for key in wanted:
+        for key, place in wanted.items():
             if key not in found:
-                there = ", ".join(_shown(name) for name, _ in found)
-                what = f"column {_shown(key[0])} is missing; there are: {there or 'none'}"
-                yield Difference(key[0], None, "a column", None, what)
-        for key in found:
+                name = expected.columns[place]
+                there = ", ".join(map(_shown, got.columns))
+                what = f"column {_shown(name)} is missing; there are: {there or 'none'}"
+                yield Difference(name, None, "a column", None, what)
+        for key, place in found.items():
             if key not in wanted:
-                what = f"column {_shown(key[0])} isn't expected"
-                yield Difference(key[0], None, None, "a column", what)
+                name = got.columns[place]
+                what = f"column {_shown(name)} isn't expected"
+                yield Difference(name, None, None, "a column", what)
     if len(expected) != len(got):
         what = f"expected {_rows(len(expected))}, got {len(got)}"
         yield Difference(None, None, len(expected), len(got), what)
-    for key in wanted:
+    for key, place in wanted.items():
         if key in found:
-            yield from _cells(key[0], expected.iloc[:, wanted[key]], got.iloc[:, found[key]])
+            cells = expected.iloc[:, place], got.iloc[:, found[key]]
+            yield from _cells(expected.columns[place], *cells)
 
 
 def identical(one: Any, other: Any) -> bool:
@@ -112,12 +115,22 @@ def equal(expected: Any, got: Any, tolerance: float = TOLERANCE) -> bool:
 def _columns(frame: Any) -> dict[tuple[Any, int], int]:
     """Where each column is; of several of one name, the first, the second, and so on."""
     found: dict[tuple[Any, int], int] = {}
-    for place, name in enumerate(frame.columns):
+    for place, name in enumerate(map(_known, frame.columns)):
         turn = 0
         while (name, turn) in found:
             turn += 1
         found[name, turn] = place
     return found
+
+
+_NAMELESS = object()
+
+
+def _known(name: Any) -> Any:
+    """The name of a column that equals others: NaN doesn't equal itself."""
+    if isinstance(name, tuple):
+        return tuple(map(_known, name))
+    return _NAMELESS if _missing(name) else name
 
 
 def _cells(column: Any, expected: Any, got: Any) -> Iterator[Difference]:

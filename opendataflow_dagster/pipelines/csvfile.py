@@ -22,21 +22,45 @@ def replace(path: str, frame: Any, confirm: Confirm = lambda: None, *, instead: 
 
     With `instead`, a file that holds what claims have appended is refused; that is what to do then.
     """
+    with written_aside(path, frame, instead=instead) as show:
+        return show(confirm)
+
+
+@contextmanager
+def written_aside(path: str, frame: Any, *, instead: str = "") -> Iterator[Callable[..., Result]]:
+    """Write a frame beside the file, in whose place the function that this gives puts it."""
     data = lines_of(frame, list(frame.columns), header=True)
     path = os.path.realpath(path)
     os.makedirs(os.path.dirname(path), exist_ok=True)
-    with _aside(path, [data]) as show:
-        journal = Journal(path)
-        with journal.held():
-            if instead:
-                refuse_to_lose(path, journal, instead)
-            confirm()
-            if journal.parts:
-                journal.rewrite()
-            show()
-            journal.remove()
-    fingerprint = f"sha256:{sha256(data).hexdigest()}"
-    return Result(len(frame), len(data), fingerprint, location=path)
+    with _aside(path, [data]) as rename:
+
+        def show(confirm: Confirm = lambda: None) -> Result:
+            journal = Journal(path)
+            with journal.held():
+                if instead:
+                    refuse_to_lose(path, journal, instead)
+                confirm()
+                if journal.parts:
+                    journal.rewrite()
+                rename()
+                journal.remove()
+            fingerprint = f"sha256:{sha256(data).hexdigest()}"
+            return Result(len(frame), len(data), fingerprint, location=path)
+
+        yield show
+
+
+@contextmanager
+def told(path: str) -> Iterator[None]:
+    """Tell in a line that the file can't be written."""
+    try:
+        yield
+    except OSError as error:
+        raise Refused(
+            f"{path} can't be written: {error.strerror or error}. Make room there, or make the "
+            "file and its folder writable.",
+            code="INVALID_LOCATION",
+        ) from error
 
 
 @contextmanager
@@ -194,5 +218,5 @@ def _aside(path: str, pieces: Sequence[bytes]) -> Iterator[Callable[[], None]]:
 
         yield show
     finally:
-        with suppress(FileNotFoundError):
+        with suppress(OSError):
             os.unlink(aside)

@@ -7,7 +7,7 @@ from ..dataflow.errors import DataflowError
 from ..dataflow.model import Plan
 from ..dataflow.runjob import Say, first_line
 from ..dataflow.store import Store
-from .plans import register, takes_items
+from .plans import register, takes_items, why_no_items
 from .project import FILE, Pipeline, Project, read_project
 
 AGAIN = 30.0
@@ -52,7 +52,7 @@ class Current:
             elif takes_items(project, each):
                 taking[each.slug] = each
             else:
-                others[each.slug] = "takes no items: none of its `run` has a parameter `stream`."
+                others[each.slug] = f"takes no items: {why_no_items(project, each)}."
         self.project, self.plans, self.taking, self.others = project, plans, taking, others
         self._said, self._seen, self._due = "", seen, time.monotonic() + AGAIN
 

@@ -2,10 +2,11 @@
 
 import os
 from collections.abc import Callable, Container, Sequence
+from contextlib import ExitStack
 from typing import Any
 
 from ..dataflow import files
-from ..dataflow.chunk import Chunk, Place, Result
+from ..dataflow.chunk import Chunk, Place, Result, reason_of
 from ..dataflow.csvcolumns import headed
 from ..dataflow.errors import DataflowError, Refused
 from ..dataflow.folders import put
@@ -23,7 +24,7 @@ from .registered import REPLACE, BigTable, CsvFile, Row, is_select, registered, 
 from .sqltypes import only_once
 from .verdicts import Verdict, judged
 
-__all__ = ["Destination", "destination_of", "write_output"]
+__all__ = ["Destination", "destination_of", "publish_with_output", "write_output"]
 
 Confirm = Callable[[], None]
 Parts = Sequence[tuple[Claim, Any]]
@@ -93,6 +94,32 @@ def write_output(project: Project, slug: str, frame: Any) -> str:
     return path
 
 
+def publish_with_output(
+    project: Project, pipeline: Pipeline, destination: Destination, frame: Any, chunk: Chunk,
+    confirm: Confirm, say: Callable[[str], Any] = lambda line: None,
+) -> Result:  # fmt: skip
+    """Publish a frame as a chunk of the destination, and write it for people into output/.
+
+    The file is ready before the destination has the rows: what is published has to be READY, since
+    a table would get it a second time. If the file can't take its place then, that is said.
+    """
+    refuse_loss(project, pipeline, destination)
+    path = output_file(project, pipeline.slug)
+    if is_output(project, pipeline, destination):
+        return destination.publish(frame, chunk, confirm)
+    with ExitStack() as stack:
+        with csvfile.told(path):
+            show = stack.enter_context(
+                csvfile.written_aside(path, as_pandas(frame), instead=_moved(path))
+            )
+        result = destination.publish(frame, chunk, confirm)
+        try:
+            show()
+        except (OSError, DataflowError) as error:
+            say(f"Warning: {path} has the run before this one: {reason_of(error)}")
+    return result
+
+
 def refuse_loss(project: Project, pipeline: Pipeline, destination: Destination) -> None:
     """Refuse a batch run that would take away what items have appended to a file."""
     destination.refuse_loss()
@@ -141,9 +168,10 @@ class CsvDestination(Destination):
 
     def publish(self, frame: Any, chunk: Chunk, confirm: Confirm) -> Result:
         frame = as_pandas(frame)
-        if self._mode in ("", REPLACE):
-            return csvfile.replace(self.location, frame, confirm, instead=self._instead)
-        return one(self.appender.append([(chunk.claim, frame)], confirm))
+        with csvfile.told(self.location):
+            if self._mode in ("", REPLACE):
+                return csvfile.replace(self.location, frame, confirm, instead=self._instead)
+            return one(self.appender.append([(chunk.claim, frame)], confirm))
 
     def append(self, parts: Parts, confirm: Confirm) -> list[Verdict]:
         if self._mode != REPLACE:

@@ -74,7 +74,7 @@ def dumped(frame: Any, root: Path) -> bytes:
                 return pickle.dumps(frame, 5)
         except Exception as error:
             raise TransformationError(
-                f"A frame has a value that can't be sent to a task: {in_one_line(error)}"
+                f"A frame has a value that can't go to another process: {in_one_line(error)}"
             ) from error
 
 

@@ -1,16 +1,18 @@
 """A project's pipelines as jobs: what each waits for, what it writes, and their registration."""
 
-import ast
 import os
-import warnings
-from collections.abc import Collection, Iterator, Mapping
+from collections import Counter
+from collections.abc import Collection, Mapping
 from pathlib import Path
+from types import MappingProxyType
+from typing import NamedTuple
 
 from ..dataflow.errors import Refused
 from ..dataflow.model import Plan
 from ..dataflow.names import printable, typed
-from ..dataflow.registry import add_job
+from ..dataflow.registry import add_job, datasets
 from ..dataflow.store import Store
+from .annotation import takes_stream
 from .project import Pipeline, Project, ProjectError
 
 MARK = "project"
@@ -22,14 +24,29 @@ def output_of(pipeline: Pipeline) -> str:
     return pipeline.destination or pipeline.slug
 
 
-def plans_of(project: Project, produced: Collection[str] = ()) -> dict[str, Plan]:
-    """What each pipeline waits for and writes; `produced` are what other jobs write.
+class Known(NamedTuple):
+    """What the tables tell of the datasets of a project."""
+
+    produced: Collection[str] = ()
+    """What other jobs write."""
+    used: Collection[str] = ()
+    """What is registered with a place, or read by other jobs."""
+    written: Mapping[str, tuple[str, ...]] = MappingProxyType({})
+    """Pipeline → what it writes, if it is a job already."""
+
+
+_NOTHING = Known()
+
+
+def plans_of(project: Project, known: Known = _NOTHING) -> dict[str, Plan]:
+    """What each pipeline waits for and writes.
 
     A source that somebody produces is an input, except for one that is made from what the pipeline
     itself writes, since each would wait for the other. All other sources are read as they stand.
     """
+    written, produced = _written(project, known), known.produced
     items = {each.slug for each in project.pipelines if takes_items(project, each)}
-    writers = _writers(project)
+    writers = _writers(project, written)
     reads = {
         each.slug: [] if each.slug in items else list(dict.fromkeys(each.sources))
         for each in project.pipelines
@@ -47,7 +64,7 @@ def plans_of(project: Project, produced: Collection[str] = ()) -> dict[str, Plan
 
     found = {}
     for each in project.pipelines:
-        output = output_of(each)
+        output = written[each.slug]
         inputs = sorted(
             source
             for source in reads[each.slug]
@@ -71,8 +88,22 @@ def is_read(plans: Mapping[str, Plan], slug: str) -> bool:
 
 def takes_items(project: Project, pipeline: Pipeline) -> bool:
     """Whether a transformation of a pipeline has a parameter `stream`; none of them is run."""
-    files = [project.transformation_file(pipeline.slug, name) for name in pipeline.transformations]
-    return any(_has_stream(file) for file in files)
+    return any(takes_stream(file, project.root) for file in _files(project, pipeline))
+
+
+def why_no_items(project: Project, pipeline: Pipeline) -> str:
+    """Why a pipeline takes no items, and what would have it take some."""
+    for file in _files(project, pipeline):
+        if file.is_file() and takes_stream(file, project.root) is None:
+            return (
+                f"how `run` is defined in {file.relative_to(project.root)} can't be read without "
+                "running it. Write `def run(df, stream=None)` in the file"
+            )
+    return "none of its transformations has a parameter `stream`. Add it as the last one of `run`"
+
+
+def _files(project: Project, pipeline: Pipeline) -> list[Path]:
+    return [project.transformation_file(pipeline.slug, name) for name in pipeline.transformations]
 
 
 def register(store: Store, project: Project, slug: str | None = None) -> dict[str, Plan]:
@@ -85,17 +116,31 @@ def register(store: Store, project: Project, slug: str | None = None) -> dict[st
     if slug is not None and wanted[0].trouble:
         raise ProjectError(wanted[0].trouble)
     own = {each.slug for each in project.pipelines}
-    plans = plans_of(project, produced_by_others(store, own))
+    plans = plans_of(project, known_of(store, own))
     for each in wanted:
         if not each.trouble:
             _register(store, project, plans[each.slug])
     return {each.slug: plans[each.slug] for each in project.pipelines if not each.trouble}
 
 
-def produced_by_others(store: Store, own: Collection[str]) -> set[str]:
-    """What registered jobs write that aren't `own`."""
+def known_of(store: Store, own: Collection[str]) -> Known:
+    """What the tables tell of the datasets of a project, whose pipelines are its `own` jobs."""
     edges, _ = store.db.insist(lambda: store.db.run("moves.edges"))
-    return {datasetid for job, kind, datasetid in edges if kind == "OUT" and job not in own}
+    rows, _ = store.db.insist(lambda: datasets(store))
+    produced, used = set[str](), {row["datasetid"] for row in rows if is_placed(row)}
+    written: dict[str, tuple[str, ...]] = {}
+    for job, kind, datasetid in edges:
+        if job in own:
+            if kind == "OUT":
+                written[job] = (*written.get(job, ()), datasetid)
+        else:
+            (produced if kind == "OUT" else used).add(datasetid)
+    return Known(produced, used, written)
+
+
+def is_placed(columns: Mapping[str, str | None]) -> bool:
+    """Whether a registration says where the data is."""
+    return any(columns.get(name) for name in ("hostname", "database", "tablename"))
 
 
 def _register(store: Store, project: Project, plan: Plan) -> None:
@@ -125,46 +170,29 @@ def _another(project: Project, there: Plan, marked: str | None) -> Refused:
     )
 
 
-def _writers(project: Project) -> dict[str, set[str]]:
+def _written(project: Project, known: Known) -> dict[str, str]:
+    """What each pipeline writes: its destination, unless several have that and nobody else.
+
+    They have a file each then, in `output/`, and so a dataset each. What has run stays what it is.
+    """
+    declared = {each.slug: output_of(each) for each in project.pipelines}
+    shared = Counter(declared.values())
+    sources = {source for each in project.pipelines for source in each.sources}
+
+    def own(slug: str, output: str) -> bool:
+        if output in sources or output in known.produced or output in known.used:
+            return False
+        free = slug not in sources and slug not in shared and slug not in known.produced
+        return shared[output] > 1 and free and known.written.get(slug) != (output,)
+
+    return {slug: slug if own(slug, output) else output for slug, output in declared.items()}
+
+
+def _writers(project: Project, written: Mapping[str, str]) -> dict[str, set[str]]:
     """Which pipelines write a dataset that others may wait for."""
     found: dict[str, set[str]] = {}
     for each in project.pipelines:
         # A file in sources/ is older than the habit of calling an output like its pipeline.
         if each.destination or not os.path.isfile(project.source_file(each.slug)):
-            found.setdefault(output_of(each), set()).add(each.slug)
+            found.setdefault(written[each.slug], set()).add(each.slug)
     return found
-
-
-def _has_stream(file: Path) -> bool:
-    try:
-        with warnings.catch_warnings(action="ignore"):  # a strange escape is told when it runs
-            tree = ast.parse(file.read_bytes())
-    except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
-        return False
-    found = [each for each in _statements(tree.body) if _run_of(each) is not None]
-    run = _run_of(found[-1]) if found else None
-    if run is None:
-        return False
-    named = [*run.posonlyargs, *run.args, *run.kwonlyargs]
-    return any(each.arg == "stream" for each in named)
-
-
-def _statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:
-    """The statements of a module, also those in an `if`, a `try` or a `with`."""
-    for each in body:
-        yield each
-        if not isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-            for inner in ("body", "orelse", "finalbody"):
-                yield from _statements(getattr(each, inner, []))
-            for handler in getattr(each, "handlers", []):
-                yield from _statements(handler.body)
-
-
-def _run_of(each: ast.stmt) -> ast.arguments | None:
-    """The parameters of `run`, if that is what a statement defines."""
-    if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef) and each.name == "run":
-        return each.args
-    if isinstance(each, ast.Assign) and isinstance(each.value, ast.Lambda):
-        names = [target.id for target in each.targets if isinstance(target, ast.Name)]
-        return each.value.args if "run" in names else None
-    return None

@@ -19,7 +19,7 @@ from ..dataflow.offers import NOTHING, offer
 from ..dataflow.reading import failing
 from ..dataflow.runjob import Outcome, Say, run_chunks
 from ..dataflow.store import Store
-from .destinations import Destination, destination_of, is_output, refuse_loss, write_output
+from .destinations import destination_of, publish_with_output, refuse_loss
 from .engines import Engine
 from .plans import is_read, output_of, register
 from .project import Pipeline, Project
@@ -96,8 +96,8 @@ class PipelineWork(Maker):
                 if isinstance(told, DataflowError):
                     raise told
                 return told
-            return publish_frame(
-                self.project, self.pipeline, self.destination, frame, chunk, confirm
+            return publish_with_output(
+                self.project, self.pipeline, self.destination, frame, chunk, confirm, self.say
             )
 
     def forget(self, claim: Claim) -> None:
@@ -236,15 +236,3 @@ def open_sources(store: Store, project: Project, pipeline: Pipeline, chunk: Chun
         source_of(store, project, slug, chunk.inputs.get(slug), chunk.dataid)
         for slug in pipeline.sources
     ]
-
-
-def publish_frame(
-    project: Project, pipeline: Pipeline, destination: Destination, frame: Any, chunk: Chunk,
-    confirm: Callable[[], None],
-) -> Result:  # fmt: skip
-    """Publish a frame as a chunk of the destination, and write it for people into output/."""
-    refuse_loss(project, pipeline, destination)
-    result = destination.publish(frame, chunk, confirm)
-    if not is_output(project, pipeline, destination):
-        write_output(project, pipeline.slug, frame)
-    return result

@@ -13,6 +13,7 @@ from ..dataflow.reading import Reading, bounds_of
 from ..dataflow.store import Store
 from ..dataflow.tables import Rows
 from ..dataflow.targets import Folder, Remote, Table, target_of
+from ..spark.csvlines import WHOLE
 from ..spark.frames import read_chunk_frame
 from .project import Project
 from .registered import BigTable, CsvFile, Row, is_select, registered, target
@@ -41,6 +42,10 @@ class Source:
     def version(self) -> str | None:
         """What changes when the data does; None if only reading it again can tell."""
         return None
+
+    def by_pandas(self) -> bool:
+        """Whether the frame of Spark is that of pandas, converted; else Spark reads, and later."""
+        return False
 
 
 def source_of(
@@ -136,6 +141,9 @@ class CsvSource(Source):
         except OSError:
             raise self._missing() from None
         return f"{told.st_ino}-{told.st_size}-{told.st_mtime_ns}"
+
+    def by_pandas(self) -> bool:
+        return os.path.isfile(self.location) and os.path.getsize(self.location) <= WHOLE
 
     def _missing(self) -> Refused:
         return Refused(

@@ -46,12 +46,15 @@ class TableSource(Source):
         return need("pandas").DataFrame.from_records(rows, columns=names, coerce_float=True)
 
     def spark(self, spark: "SparkSession") -> "DataFrame":
-        table = self._rows.table
-        if table.dialect == POSTGRES and not is_select(table.name):
-            from ..spark.postgres import read_rows
+        if self.by_pandas():
+            return from_pandas(spark, self.pandas())
+        from ..spark.postgres import read_rows
 
-            return read_rows(spark, table, password=self._rows.password)
-        return from_pandas(spark, self.pandas())
+        return read_rows(spark, self._rows.table, password=self._rows.password)
+
+    def by_pandas(self) -> bool:
+        table = self._rows.table
+        return table.dialect != POSTGRES or is_select(table.name)
 
 
 class TableDestination(Destination):

@@ -1,9 +1,9 @@
 """The transformations of a claimed chunk, each told in the run history as it begins and ends."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..dataflow.chunk import ChunkFailed
 from ..dataflow.errors import DataflowError
@@ -15,35 +15,10 @@ from ..dataflow.runjob import Say, first_line
 from ..dataflow.steps import Step, record
 from ..dataflow.store import Store
 from .engines import Engine, ItemRan, Ran
+from .once import InMemory, Once
 from .project import Pipeline
 from .sources import Source
 from .transformation import NO_STREAM, TransformationError
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
-
-
-class Once(Source):
-    """A source that is read once for all transformations of a chunk."""
-
-    def __init__(self, source: Source) -> None:
-        self._source, self.location = source, source.location
-        self._pandas: Any = None
-        self._spark: Any = None
-
-    def pandas(self) -> Any:
-        if self._pandas is None:
-            self._pandas = self._source.pandas()
-        return self._pandas
-
-    def spark(self, spark: "SparkSession") -> "DataFrame":
-        if self._spark is None:
-            self._spark = self._source.spark(spark)
-        return self._spark
-
-    def version(self) -> str | None:
-        return self._source.version()
-
 
 CLEANED = "its payload was cleaned away: post the item again"
 """Why an item can't be made again, whoever tries."""
@@ -69,9 +44,16 @@ class Stepping:
 
     def run(self, sources: Sequence[Source]) -> Any:
         """What the last transformation returns; the first frame goes from one to the next."""
-        frames: list[Any] = [Once(each) for each in sources]
-        for number, name in enumerate(self.pipeline.transformations, 1):
-            frames[:1] = [self.step(number, name, frames).frame]
+        names = self.pipeline.transformations
+        # The first source is the first step's alone, where the frame is that goes through them.
+        shelves = [InMemory(again=bool(at) and len(names) > 1) for at in range(len(sources))]
+        frames: list[Any] = [Once(*each) for each in zip(sources, shelves, strict=True)]
+        try:
+            for number, name in enumerate(names, 1):
+                frames[:1] = [self.step(number, name, frames).frame]
+        finally:
+            for each in shelves:
+                each.clear()
         return frames[0]
 
     def run_item(self, sources: Sequence[Source], item: str) -> Any:
@@ -89,8 +71,14 @@ class Stepping:
             raise ChunkFailed(reason_of_item(ran))
         return ran.frame
 
-    def step(self, number: int, name: str, frames: Sequence[Any], stream: Any = NO_STREAM) -> Ran:
-        """Run one transformation; whatever ends it is recorded, and a failure is `ChunkFailed`."""
+    def step(
+        self, number: int, name: str, frames: Sequence[Any], stream: Any = NO_STREAM, *,
+        keep: Callable[[Any], None] = lambda frame: None,
+    ) -> Ran:  # fmt: skip
+        """Run one transformation; whatever ends it is recorded, and a failure is `ChunkFailed`.
+
+        To `keep` the frame is part of it.
+        """
         store, claim = self.store, self.claim
         step = Step(claim.jobid, claim.dataid, claim.generation, number, name, RUNNING, store.now())
         record(store, [step])
@@ -98,14 +86,18 @@ class Stepping:
         def ended(status: str, **more: Any) -> None:
             record(store, [step._replace(status=status, ended=store.now(), **more)])
 
+        printed = ""
         try:
             ran = self.engine.run(self.pipeline.slug, name, frames, stream)
+            printed = ran.printed
+            keep(ran.frame)
         except TransformationError as error:
+            error.printed = error.printed or printed
             told(self.say, name, error.printed, error.trace)
             ended(FAILED, reason=str(error), stdout=error.printed, traceback=error.trace)
             raise ChunkFailed(f"{name}: {error}") from error
         except DataflowError as error:  # of a source: it is read when it is needed
-            ended(FAILED, reason=with_code(error))
+            ended(FAILED, reason=with_code(error), stdout=printed)
             raise ChunkFailed(with_code(error)) from error
         except BaseException as error:
             with suppress(Exception):  # whoever canceled us doesn't wait for the history

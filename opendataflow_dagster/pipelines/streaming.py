@@ -23,7 +23,8 @@ from ..dataflow.reading import failing
 from ..dataflow.runjob import Outcome, first_line, stop_code
 from ..dataflow.steps import Step, record
 from ..dataflow.store import new_owner
-from .plans import takes_items
+from .destinations import publish_with_output
+from .plans import takes_items, why_no_items
 from .stepping import reason_of_item, steps_of
 from .streamfile import claim_items, pages, read_items
 
@@ -36,8 +37,10 @@ def run_stream(runner: "PipelineRunner", file: Path) -> Outcome:
     store, slug, work = runner.store, runner.jobid, runner.work
     if not takes_items(work.project, work.pipeline):
         raise WrongUse(
-            f"Pipeline {slug!r} takes no items: none of its transformations has a parameter "
-            "`stream`. Add it as the last one, or run it without --stream."
+            printable(
+                f"Pipeline {slug!r} takes no items: {why_no_items(work.project, work.pipeline)}, "
+                "or run it without --stream."
+            )
         )
     items = read_items(file)
     if not items:
@@ -145,8 +148,6 @@ class _Stream:
         return frame
 
     def _publish(self, frame: Any) -> Result:
-        from .running import publish_frame
-
         last = list(self.rows)[-1]
         chunk = open_chunk(self.store, last, self.environment, self.pulse)
 
@@ -155,9 +156,10 @@ class _Stream:
 
         with failing():
             work = self.work
-            return publish_frame(
-                work.project, work.pipeline, work.destination, frame, chunk, confirm
-            )
+            return publish_with_output(
+                work.project, work.pipeline, work.destination, frame, chunk, confirm,
+                self.runner.tell,
+            )  # fmt: skip
 
     def _finish(self, result: Result) -> None:
         output = self.work.plan.outputs[0]
