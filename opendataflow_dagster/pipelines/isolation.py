@@ -43,7 +43,7 @@ def surroundings(root: Path) -> Iterator[None]:
         finally:
             own = {
                 name: module
-                for name, module in list(sys.modules.items())
+                for name, module in sys.modules.copy().items()  # other threads import
                 if name not in before and _own(name, module, root)
             }
             for name in own:
@@ -100,7 +100,7 @@ def _shadowed(root: Path) -> list[str]:
         if not plain or not INSTALLED & set(Path(getattr(loaded, "__file__", None) or "").parts):
             found.append(name)
     inner = tuple(f"{name}." for name in found)
-    return found + [name for name in sys.modules if name.startswith(inner)]
+    return found + [name for name in sys.modules.copy() if name.startswith(inner)]
 
 
 def _folders(root: Path) -> dict[str, ModuleType]:
