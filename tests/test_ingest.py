@@ -463,6 +463,7 @@ def test_an_error_of_our_own_is_counted(
     answer = client.http.get("/openapi.json")
     assert answer.status_code == 500
     assert answer.json() == {"error": "The server met an error of its own; its log tells more."}
+    assert answer.headers["connection"] == "close"
     assert 'odf_http_responses_total{code="500"} 1' in client.http.get("/metrics").text
 
 

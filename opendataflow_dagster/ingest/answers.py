@@ -45,7 +45,8 @@ def as_error(_: Request, error: HTTPException) -> Response:
 
 
 def as_trouble(_: Request, __: Exception) -> Response:
-    return JSONResponse({"error": "The server met an error of its own; its log tells more."}, 500)
+    told = {"error": "The server met an error of its own; its log tells more."}
+    return JSONResponse(told, 500, headers={"Connection": "close"})  # uvicorn closes it
 
 
 def after(seconds: float) -> dict[str, str]:
