@@ -14,6 +14,7 @@ from pyspark.sql import SparkSession
 from opendataflow_dagster import pipeline_assets, resource
 from opendataflow_dagster.dataflow.steps import steps
 from opendataflow_dagster.pipelines import buffer
+from opendataflow_dagster.pipelines.plans import plans_of
 from opendataflow_dagster.pipelines.project import read_project
 from opendataflow_dagster.pipelines.running import run_pipeline
 from opendataflow_dagster.pipelines.settings import open_project, project_settings
@@ -120,8 +121,8 @@ class Twice:
 
     def by_dagster(self, project: Path, slug: str) -> dict[str, bytes]:
         root = shutil.copytree(project, self.folder / "dagster" / slug)
-        output = next(each for each in read_project(root).pipelines if each.slug == slug)
-        key = dg.AssetKey((output.destination or slug).replace("-", "_"))
+        [output] = plans_of(read_project(root))[slug].outputs
+        key = dg.AssetKey(output.replace("-", "_"))
         asset = next(each for each in pipeline_assets(root) if each.key == key)
         self.instance.add_dynamic_partitions(asset.partitions_def.name, [KEY])  # type: ignore
         ran = Ran(
