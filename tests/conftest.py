@@ -1,6 +1,8 @@
 """Fixtures for every test: a clean environment, and an empty database of either kind."""
 
 import os
+import signal
+import threading
 from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
@@ -20,6 +22,11 @@ pytest_plugins = [
 ]
 
 _numbers = count(1)
+
+if threading.current_thread() is threading.main_thread() and (
+    signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+):  # a shell's background job: what the tests start would be deaf to Ctrl-C, too
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True)
