@@ -8,8 +8,10 @@ ROOT = _INSTALLED if os.path.isdir(_INSTALLED) else os.path.join(os.path.dirname
 
 
 def schema(dialect: str) -> str:
-    """The script that creates or upgrades the tables of a dialect."""
-    return _read(os.path.join(ROOT, dialect, "schema.sql"))
+    """The script that creates or upgrades the tables of a dialect, and their triggers."""
+    return "\n".join(
+        _read(os.path.join(ROOT, dialect, name)) for name in ("schema.sql", "triggers.sql")
+    )
 
 
 def statements(dialect: str, topic: str) -> dict[str, str]:

@@ -1,0 +1,353 @@
+-- What happens when rows of the tables change: history, and who may claim now. Idempotent: every `odf init`
+-- runs it. Run with search_path set to the schema of the tables.
+
+-- A sort key by which 2 comes before 10: each run of digits is led by its length.
+create or replace function naturalkey(dataid text) returns text
+language sql immutable strict parallel safe as $$
+    select string_agg(
+        case when part ~ '^[0-9]'
+             then lpad(length(ltrim(part, '0'))::text, 3, '0') || ltrim(part, '0')
+             else part end, '' order by n)
+    from (select m[1] as part, n
+          from regexp_matches(dataid, '[0-9]+|[^0-9]+', 'g') with ordinality as r(m, n)) as parts
+$$;
+
+-- Undo a claim that found a row it needed in other hands.
+drop function if exists lost_race();
+create function lost_race() returns boolean language plpgsql as $$
+begin
+    raise exception 'a row of this claim changed under it' using errcode = 'ODF01';
+end $$;
+
+-- Decide anew whether each (job, dataid) pair may be claimed. The pending row is written first: it is
+-- the lock that makes two judges of one pair take turns, and the second statement sees what the first
+-- turn committed.
+create or replace function judge(jobids text[], dataids text[]) returns void
+language plpgsql security definer
+set search_path from current
+set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off
+as $$
+begin
+    insert into pending (jobid, dataid, rank, sortkey)
+    select k.jobid, k.dataid,
+           case when exists (
+               select 1 from job o join datastatus s
+                   on s.datasetid = o.datasetid and s.jobid = o.jobid and s.dataid = k.dataid
+               where o.jobid = k.jobid and o.itemtype = 'OUT' and s.locktype = 'OUT'
+                 and s.status in ('RESUBMIT', 'RERUN')) then 0 else 1 end,
+           naturalkey(k.dataid)
+    from (select distinct jobid, dataid from unnest(jobids, dataids) as u(jobid, dataid)
+          where jobid is not null and dataid <> '') as k
+    order by k.jobid, k.dataid
+    on conflict (jobid, dataid) do update set rank = excluded.rank where pending.rank <> excluded.rank;
+
+    delete from pending p
+    using (select distinct jobid, dataid from unnest(jobids, dataids) as u(jobid, dataid)) as k
+    where p.jobid = k.jobid and p.dataid = k.dataid and not (
+        -- the job writes something, and nothing that it also reads
+        exists (select 1 from job o where o.jobid = k.jobid and o.itemtype = 'OUT')
+        and not exists (
+            select 1 from job i join job o on o.jobid = i.jobid and o.datasetid = i.datasetid
+            where i.jobid = k.jobid and i.itemtype = 'IN' and o.itemtype = 'OUT')
+        -- every input is READY, and nobody is rewriting it
+        and not exists (
+            select 1 from job i
+            where i.jobid = k.jobid and i.itemtype = 'IN' and i.datasetid <> 'today'
+              and (not exists (select 1 from datastatus s
+                               where s.dataid = k.dataid and s.datasetid = i.datasetid
+                                 and s.locktype = 'OUT' and s.status = 'READY')
+                   or exists (select 1 from datastatus s
+                              where s.dataid = k.dataid and s.datasetid = i.datasetid
+                                and s.locktype = 'OUT' and s.status = 'RUNNING')))
+        -- nobody holds or has made an output
+        and not exists (
+            select 1 from job o join datastatus s
+                on s.dataid = k.dataid and s.datasetid = o.datasetid
+            where o.jobid = k.jobid and o.itemtype = 'OUT' and s.locktype = 'OUT'
+              and (s.status is null or s.status not in ('PENDING', 'RESUBMIT', 'RERUN')))
+        -- this job isn't consuming the chunk, nor has it (DONE) unless it is to run again; and no lock
+        -- of another type, from when the job was another one, has the key of a row that it would write
+        and not exists (
+            select 1 from job i join datastatus s
+                on s.datasetid = i.datasetid and s.jobid = i.jobid and s.dataid = k.dataid
+            where i.jobid = k.jobid and i.itemtype in ('IN', 'OUT')
+              and (s.status is null or s.status not in ('RESUBMIT', 'RERUN'))
+              and case when i.itemtype = 'OUT'
+                       then s.locktype is distinct from 'OUT' and s.status is distinct from 'PENDING'
+                       when s.locktype = 'IN'
+                       then s.status is null or s.status not in ('DONE', 'FAILED', 'ERROR')
+                            or (s.status = 'DONE' and p.rank = 1)
+                       else true end)
+        -- something says that the chunk exists: an input, or a row of the job's own
+        and (exists (select 1 from job i where i.jobid = k.jobid and i.itemtype = 'IN')
+             or exists (
+                 select 1 from job o join datastatus s
+                     on s.datasetid = o.datasetid and s.jobid = o.jobid and s.dataid = k.dataid
+                 where o.jobid = k.jobid and o.itemtype = 'OUT' and s.locktype = 'OUT')));
+end $$;
+
+-- Judge every chunk that a job could know of. Writers wait meanwhile, so that none slips by unjudged.
+create or replace function rebuild(job_to_judge text) returns void
+language plpgsql security definer
+set search_path from current
+as $$
+declare
+    chunk_ids text[];
+begin
+    lock table datastatus in share row exclusive mode;
+    delete from pending where jobid = job_to_judge;
+    for chunk_ids in
+        select array_agg(dataid) from (
+            select dataid, row_number() over () / 10000 as batch from (
+                select distinct s.dataid from job j join datastatus s on s.datasetid = j.datasetid
+                where j.jobid = job_to_judge and s.locktype = 'OUT' and s.dataid <> ''
+                  and ((j.itemtype = 'IN' and s.status = 'READY')
+                       or (j.itemtype = 'OUT' and s.jobid = j.jobid
+                           and s.status in ('PENDING', 'RESUBMIT', 'RERUN')))) as known
+        ) as numbered group by batch
+    loop
+        perform judge(array_fill(job_to_judge, array[cardinality(chunk_ids)]), chunk_ids);
+    end loop;
+end $$;
+
+-- What follows when a person or the Java program, not we, sends a chunk back: whoever still runs it
+-- loses its claim and its locks, and the job's other outputs are made again with it.
+create or replace function sent_back(jobids text[], dataids text[], again boolean[]) returns void
+language plpgsql security definer
+set search_path from current
+set enable_seqscan = off
+as $$
+begin
+    delete from claim c using unnest(jobids, dataids) as k(jobid, dataid)
+    where c.jobid = k.jobid and c.dataid = k.dataid;
+
+    -- Looked up chunk by chunk: on tables not analyzed yet, a join would scan all chunks of the job for each.
+    delete from datastatus s
+    using unnest(jobids, dataids) as k(jobid, dataid) cross join lateral (
+        select d.ctid as place from job i join datastatus d
+            on d.datasetid = i.datasetid and d.jobid = k.jobid and d.dataid = k.dataid
+        where i.jobid = k.jobid and i.itemtype = 'IN' and d.locktype = 'IN' for update of d) as own
+    where s.ctid = own.place;
+
+    update datastatus s set status = 'RESUBMIT', modified = now(), generation = null
+    from unnest(jobids, dataids, again) as k(jobid, dataid, again) cross join lateral (
+        select d.ctid as place from job o join datastatus d
+            on d.datasetid = o.datasetid and d.jobid = k.jobid and d.dataid = k.dataid
+        where o.jobid = k.jobid and o.itemtype = 'OUT' and d.locktype = 'OUT'
+          and ((k.again and d.status in ('READY', 'FAILED', 'ERROR', 'RUNNING'))
+               or (d.status = 'RUNNING' and d.generation is not null))
+        for update of d) as own
+    where s.ctid = own.place;
+end $$;
+
+-- What our own transactions tell of themselves: `claim`, `finish`, or nothing for a person's change.
+create or replace function act() returns text language sql stable as $$
+    select coalesce(current_setting('dataflow.act', true), '')
+$$;
+create or replace function author() returns text language sql stable as $$
+    select coalesce(
+        nullif(current_setting('dataflow.who', true), ''),
+        session_user || coalesce(' (' || nullif(current_setting('application_name'), '') || ')', ''))
+$$;
+create or replace function reason() returns text language sql stable as $$
+    select nullif(current_setting('dataflow.why', true), '')
+$$;
+
+-- Act on what history has just recorded, from first_seq on: judge the pairs that it may allow or forbid.
+create or replace function follow(first_seq bigint) returns void
+language plpgsql security definer
+set search_path from current
+as $$
+declare
+    pairs record;
+begin
+    if act() = '' then
+        select array_agg(jobid) as jobids, array_agg(dataid) as dataids, array_agg(again) as again
+        into pairs
+        from (
+            select jobid, dataid, bool_or(status_after in ('RESUBMIT', 'RERUN')) is true as again
+            from dataevent
+            where xid = pg_current_xact_id() and seq >= first_seq and locktype = 'OUT'
+              and ((status_after in ('RESUBMIT', 'RERUN')
+                    and status_before is distinct from 'RESUBMIT' and status_before is distinct from 'RERUN')
+                   or (status_before = 'RUNNING' and status_after is null)
+                   or (status_before is not null and status_after = 'PENDING'))
+            group by jobid, dataid) as back;
+        if pairs.jobids is not null then
+            perform sent_back(pairs.jobids, pairs.dataids, pairs.again);
+        end if;
+    end if;
+
+    for pairs in
+        select array_agg(jobid) as jobids, array_agg(dataid) as dataids from (
+            select jobid, dataid, row_number() over () / 10000 as batch from (
+                select j.jobid, c.dataid
+                from dataevent c join job j on j.datasetid = c.datasetid
+                where c.xid = pg_current_xact_id() and c.seq >= first_seq and c.locktype = 'OUT'
+                  and ((j.itemtype = 'IN'
+                        and (coalesce(c.status_before = 'READY', false) <> coalesce(c.status_after = 'READY', false)
+                             or (act() <> 'claim' and 'RUNNING' in (c.status_before, c.status_after))))
+                       or (j.itemtype = 'OUT'
+                           and not (act() = 'claim' and j.jobid = c.jobid)
+                           and (c.status_before in ('RUNNING', 'READY', 'FAILED')
+                                and c.status_after in ('RUNNING', 'READY', 'FAILED')) is not true))
+                union
+                select c.jobid, c.dataid
+                from dataevent c
+                where c.xid = pg_current_xact_id() and c.seq >= first_seq
+                  and ((c.locktype = 'IN' and act() not in ('claim', 'finish'))
+                       or (act() = '' and exists (
+                           select 1 from job j where j.jobid = c.jobid and j.datasetid = c.datasetid
+                             and j.itemtype in ('IN', 'OUT') and j.itemtype is distinct from c.locktype)))
+                ) as touched
+            order by jobid, dataid) as numbered
+        group by batch order by batch
+    loop
+        perform judge(pairs.jobids, pairs.dataids);
+    end loop;
+end $$;
+
+-- History of every change of a status, whoever made it; and what follows from the change.
+-- A row whose locktype changes is logged as one lock gone and another come.
+-- Our own claims and ends take short cuts: a claim has deleted its pending row itself, and one that
+-- ends READY or FAILED leaves its job nothing to claim.
+create or replace function datastatus_inserted() returns trigger
+language plpgsql security definer
+set search_path from current
+as $$
+declare
+    first_seq bigint;
+begin
+    with logged as (
+        insert into dataevent (datasetid, jobid, dataid, locktype, status_after, generation, who, why)
+        select datasetid, jobid, dataid, locktype, status, generation, author(), reason() from newrows
+        returning seq)
+    select min(seq) into first_seq from logged;
+    if first_seq is not null and (act() <> 'claim' or exists (
+        select 1 from newrows n join job j on j.datasetid = n.datasetid
+        where n.locktype = 'OUT' and j.itemtype = 'OUT' and j.jobid <> n.jobid))
+    then
+        perform follow(first_seq);
+    end if;
+    return null;
+end $$;
+
+create or replace function datastatus_deleted() returns trigger
+language plpgsql security definer
+set search_path from current
+as $$
+declare
+    first_seq bigint;
+begin
+    with logged as (
+        insert into dataevent (datasetid, jobid, dataid, locktype, status_before, generation, who, why)
+        select datasetid, jobid, dataid, locktype, status, generation, author(), reason() from oldrows
+        returning seq)
+    select min(seq) into first_seq from logged;
+    if first_seq is not null and act() <> 'finish' then
+        perform follow(first_seq);
+    end if;
+    return null;
+end $$;
+
+create or replace function datastatus_updated() returns trigger
+language plpgsql security definer
+set search_path from current
+as $$
+declare
+    first_seq bigint;
+begin
+    if not exists (select 1 from newrows) then
+        return null;
+    end if;
+    with logged as (
+        insert into dataevent
+            (datasetid, jobid, dataid, locktype, status_before, status_after, generation, who, why)
+        select datasetid, jobid, dataid, locktype, o.status, n.status,
+               coalesce(n.generation, o.generation), author(), reason()
+        from oldrows o full join newrows n using (datasetid, jobid, dataid, locktype)
+        where o.status is distinct from n.status
+        returning seq)
+    select min(seq) into first_seq from logged;
+    if first_seq is null then
+        return null;
+    end if;
+    if act() = '' then
+        update datastatus s
+        set modified = case when n.modified is distinct from o.modified then n.modified else now() end,
+            generation = case when n.status in ('RESUBMIT', 'RERUN', 'PENDING') then null
+                              else n.generation end
+        from newrows n join oldrows o using (datasetid, jobid, dataid)
+        where s.datasetid = n.datasetid and s.jobid = n.jobid and s.dataid = n.dataid
+          and o.status is distinct from n.status;
+    end if;
+    if act() not in ('claim', 'finish') or exists (
+        select 1 from newrows n join job j on j.datasetid = n.datasetid
+        where n.locktype = 'OUT' and (j.itemtype = 'IN' or j.itemtype = 'OUT'
+              and (j.jobid <> n.jobid or n.status not in ('RUNNING', 'READY', 'FAILED'))))
+    then
+        perform follow(first_seq);
+    end if;
+    return null;
+end $$;
+
+create or replace function datastatus_truncated() returns trigger
+language plpgsql security definer
+set search_path from current
+as $$
+begin
+    insert into dataevent (datasetid, jobid, dataid, locktype, status_before, generation, who, why)
+    select datasetid, jobid, dataid, locktype, status, generation, session_user, 'truncate' from datastatus;
+    delete from pending;
+    delete from claim;
+    return null;
+end $$;
+
+create or replace function job_changed() returns trigger
+language plpgsql security definer
+set search_path from current
+as $$
+declare
+    changed text;
+begin
+    if tg_op = 'INSERT' then
+        for changed in select distinct jobid from newrows where itemtype in ('IN', 'OUT') and jobid is not null
+        loop perform rebuild(changed); end loop;
+    elsif tg_op = 'DELETE' then
+        for changed in select distinct jobid from oldrows where itemtype in ('IN', 'OUT') and jobid is not null
+        loop perform rebuild(changed); end loop;
+    else
+        for changed in
+            select jobid from newrows where itemtype in ('IN', 'OUT') and jobid is not null
+            union select jobid from oldrows where itemtype in ('IN', 'OUT') and jobid is not null
+        loop perform rebuild(changed); end loop;
+    end if;
+    return null;
+end $$;
+
+create or replace function job_truncated() returns trigger
+language plpgsql security definer
+set search_path from current
+as $$
+begin
+    delete from pending;
+    return null;
+end $$;
+
+create or replace trigger datastatus_inserted after insert on datastatus
+    referencing new table as newrows for each statement execute function datastatus_inserted();
+create or replace trigger datastatus_updated after update on datastatus
+    referencing old table as oldrows new table as newrows
+    for each statement execute function datastatus_updated();
+create or replace trigger datastatus_deleted after delete on datastatus
+    referencing old table as oldrows for each statement execute function datastatus_deleted();
+create or replace trigger datastatus_truncated before truncate on datastatus
+    for each statement execute function datastatus_truncated();
+create or replace trigger job_inserted after insert on job
+    referencing new table as newrows for each statement execute function job_changed();
+create or replace trigger job_updated after update on job
+    referencing old table as oldrows new table as newrows for each statement execute function job_changed();
+create or replace trigger job_deleted after delete on job
+    referencing old table as oldrows for each statement execute function job_changed();
+create or replace trigger job_truncated before truncate on job
+    for each statement execute function job_truncated();

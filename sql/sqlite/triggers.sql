@@ -1,0 +1,225 @@
+-- What happens when rows of the tables change: the same behaviour as on PostgreSQL, by row triggers.
+-- All of the log's consequences hang on dataevent: what history records is what is judged. Idempotent: every
+-- `odf init` runs it.
+
+drop view if exists judge;
+drop view if exists rebuild;
+
+-- "insert into judge" decides anew whether a (job, dataid) pair may be claimed.
+create view judge as select null as jobid, null as dataid where false;
+create trigger judge_pair instead of insert on judge begin
+    delete from pending where jobid = new.jobid and dataid = new.dataid;
+    insert into pending (jobid, dataid, rank)
+    select new.jobid, new.dataid, again.rank
+    from (select case when exists (
+              select 1 from job o join datastatus s
+                  on s.datasetid = o.datasetid and s.jobid = o.jobid and s.dataid = new.dataid
+              where o.jobid = new.jobid and o.itemtype = 'OUT' and s.locktype = 'OUT'
+                and s.status in ('RESUBMIT', 'RERUN')) then 0 else 1 end as rank) as again
+    where new.dataid <> ''
+      -- the job writes something, and nothing that it also reads
+      and exists (select 1 from job o where o.jobid = new.jobid and o.itemtype = 'OUT')
+      and not exists (
+          select 1 from job i join job o on o.jobid = i.jobid and o.datasetid = i.datasetid
+          where i.jobid = new.jobid and i.itemtype = 'IN' and o.itemtype = 'OUT')
+      -- every input is READY, and nobody is rewriting it
+      and not exists (
+          select 1 from job i
+          where i.jobid = new.jobid and i.itemtype = 'IN' and i.datasetid <> 'today'
+            and (not exists (select 1 from datastatus s
+                             where s.dataid = new.dataid and s.datasetid = i.datasetid
+                               and s.locktype = 'OUT' and s.status = 'READY')
+                 or exists (select 1 from datastatus s
+                            where s.dataid = new.dataid and s.datasetid = i.datasetid
+                              and s.locktype = 'OUT' and s.status = 'RUNNING')))
+      -- nobody holds or has made an output
+      and not exists (
+          select 1 from job o join datastatus s on s.dataid = new.dataid and s.datasetid = o.datasetid
+          where o.jobid = new.jobid and o.itemtype = 'OUT' and s.locktype = 'OUT'
+            and (s.status is null or s.status not in ('PENDING', 'RESUBMIT', 'RERUN')))
+      -- this job isn't consuming the chunk, nor has it (DONE) unless it is to run again; and no lock
+      -- of another type, from when the job was another one, has the key of a row that it would write
+      and not exists (
+          select 1 from job i join datastatus s
+              on s.datasetid = i.datasetid and s.jobid = i.jobid and s.dataid = new.dataid
+          where i.jobid = new.jobid and i.itemtype in ('IN', 'OUT')
+            and (s.status is null or s.status not in ('RESUBMIT', 'RERUN'))
+            and case when i.itemtype = 'OUT' then s.locktype is not 'OUT' and s.status is not 'PENDING'
+                     when s.locktype = 'IN'
+                     then s.status is null or s.status not in ('DONE', 'FAILED', 'ERROR')
+                          or (s.status = 'DONE' and again.rank = 1)
+                     else true end)
+      -- something says that the chunk exists: an input, or a row of the job's own
+      and (exists (select 1 from job i where i.jobid = new.jobid and i.itemtype = 'IN')
+           or exists (
+               select 1 from job o join datastatus s
+                   on s.datasetid = o.datasetid and s.jobid = o.jobid and s.dataid = new.dataid
+               where o.jobid = new.jobid and o.itemtype = 'OUT' and s.locktype = 'OUT'));
+end;
+
+-- "insert into rebuild" judges every chunk that a job could know of.
+create view rebuild as select null as jobid where false;
+create trigger rebuild_job instead of insert on rebuild begin
+    delete from pending where jobid = new.jobid;
+    insert into judge (jobid, dataid)
+    select distinct new.jobid, s.dataid from job j join datastatus s on s.datasetid = j.datasetid
+    where j.jobid = new.jobid and s.locktype = 'OUT' and s.dataid <> ''
+      and ((j.itemtype = 'IN' and s.status = 'READY')
+           or (j.itemtype = 'OUT' and s.jobid = j.jobid and s.status in ('PENDING', 'RESUBMIT', 'RERUN')));
+end;
+
+drop trigger if exists event_for_readers;
+create trigger event_for_readers after insert on dataevent
+when new.locktype = 'OUT'
+    and ((new.status_before is 'READY') <> (new.status_after is 'READY')
+         or ((new.status_before is 'RUNNING' or new.status_after is 'RUNNING')
+             and (select act from dataflow_context) <> 'claim'))
+begin
+    insert into judge (jobid, dataid)
+    select distinct jobid, new.dataid from job where datasetid = new.datasetid and itemtype = 'IN';
+end;
+
+drop trigger if exists event_for_producers;
+create trigger event_for_producers after insert on dataevent
+when new.locktype = 'OUT'
+    and not (coalesce(new.status_before, '') in ('RUNNING', 'READY', 'FAILED')
+             and coalesce(new.status_after, '') in ('RUNNING', 'READY', 'FAILED'))
+begin
+    insert into judge (jobid, dataid)
+    select distinct jobid, new.dataid from job where datasetid = new.datasetid and itemtype = 'OUT';
+end;
+
+drop trigger if exists event_for_consumer;
+create trigger event_for_consumer after insert on dataevent
+when (new.locktype = 'IN' and (select act from dataflow_context) not in ('claim', 'finish'))
+    or ((select act from dataflow_context) = '' and exists (
+        select 1 from job where jobid = new.jobid and datasetid = new.datasetid
+          and itemtype in ('IN', 'OUT') and itemtype is not new.locktype))
+begin
+    insert into judge (jobid, dataid) values (new.jobid, new.dataid);
+end;
+
+-- "insert or replace" fires no delete trigger: history knows of the row that is gone.
+drop trigger if exists datastatus_inserted;
+create trigger datastatus_inserted after insert on datastatus begin
+    insert into dataevent (datasetid, jobid, dataid, locktype, status_before, generation, who, why)
+    select e.datasetid, e.jobid, e.dataid, e.locktype, e.status_after, e.generation, coalesce(c.who, 'sql'), c.why
+    from dataflow_context c join dataevent e on e.seq = (
+        select max(seq) from dataevent
+        where dataid = new.dataid and datasetid = new.datasetid and jobid = new.jobid)
+    where c.act = '' and e.status_after is not null;
+    insert into dataevent (datasetid, jobid, dataid, locktype, status_after, generation, who, why)
+    select new.datasetid, new.jobid, new.dataid, new.locktype, new.status, new.generation,
+           coalesce(who, 'sql'), why from dataflow_context;
+end;
+
+drop trigger if exists datastatus_deleted;
+create trigger datastatus_deleted after delete on datastatus begin
+    insert into dataevent (datasetid, jobid, dataid, locktype, status_before, generation, who, why)
+    select old.datasetid, old.jobid, old.dataid, old.locktype, old.status, old.generation,
+           coalesce(who, 'sql'), why from dataflow_context;
+end;
+
+drop trigger if exists datastatus_updated;
+create trigger datastatus_updated after update on datastatus
+when new.status is not old.status and new.datasetid is old.datasetid and new.jobid is old.jobid
+    and new.dataid is old.dataid and new.locktype is old.locktype
+begin
+    insert into dataevent
+        (datasetid, jobid, dataid, locktype, status_before, status_after, generation, who, why)
+    select new.datasetid, new.jobid, new.dataid, new.locktype, old.status, new.status,
+           coalesce(new.generation, old.generation), coalesce(who, 'sql'), why from dataflow_context;
+end;
+
+-- A row that changes its key or its locktype is logged as one lock gone and another come.
+drop trigger if exists datastatus_rekeyed;
+create trigger datastatus_rekeyed after update on datastatus
+when new.datasetid is not old.datasetid or new.jobid is not old.jobid
+    or new.dataid is not old.dataid or new.locktype is not old.locktype
+begin
+    insert into dataevent (datasetid, jobid, dataid, locktype, status_before, generation, who, why)
+    select old.datasetid, old.jobid, old.dataid, old.locktype, old.status, old.generation,
+           coalesce(who, 'sql'), why from dataflow_context;
+    insert into dataevent (datasetid, jobid, dataid, locktype, status_after, generation, who, why)
+    select new.datasetid, new.jobid, new.dataid, new.locktype, new.status, new.generation,
+           coalesce(who, 'sql'), why from dataflow_context;
+    insert into sent_back select old.jobid, old.dataid, false from dataflow_context
+    where act = '' and old.locktype = 'OUT' and old.status = 'RUNNING';
+end;
+
+-- What follows when a person, not we, sends a chunk back or takes it away: whoever still runs it loses
+-- its claim and its locks, and the job's other outputs are made again with it.
+drop view if exists sent_back;
+create view sent_back as select null as jobid, null as dataid, null as again where false;
+create trigger sent_back_chunk instead of insert on sent_back begin
+    delete from claim where jobid = new.jobid and dataid = new.dataid;
+    update datastatus set status = 'RESUBMIT', generation = null,
+        modified = strftime('%Y-%m-%d %H:%M:%f', 'now')
+    where jobid = new.jobid and dataid = new.dataid and locktype = 'OUT'
+      and ((new.again and status in ('READY', 'FAILED', 'ERROR', 'RUNNING'))
+           or (status = 'RUNNING' and generation is not null))
+      and datasetid in (select datasetid from job where jobid = new.jobid and itemtype = 'OUT');
+    delete from datastatus
+    where jobid = new.jobid and dataid = new.dataid and locktype = 'IN'
+      and datasetid in (select datasetid from job where jobid = new.jobid and itemtype = 'IN');
+end;
+
+drop trigger if exists datastatus_sent_back;
+create trigger datastatus_sent_back after update on datastatus
+when (select act from dataflow_context) = '' and new.locktype = 'OUT'
+    and ((new.status in ('RESUBMIT', 'RERUN') and (old.status is null or old.status not in ('RESUBMIT', 'RERUN')
+                                                   or old.locktype is not 'OUT' or new.jobid is not old.jobid
+                                                   or new.dataid is not old.dataid))
+         or (new.status = 'PENDING' and old.status <> 'PENDING'))
+begin
+    insert into sent_back values (new.jobid, new.dataid, new.status <> 'PENDING');
+end;
+
+drop trigger if exists datastatus_inserted_back;
+create trigger datastatus_inserted_back after insert on datastatus
+when (select act from dataflow_context) = '' and new.locktype = 'OUT' and new.status in ('RESUBMIT', 'RERUN')
+begin
+    insert into sent_back values (new.jobid, new.dataid, true);
+end;
+
+drop trigger if exists datastatus_taken_away;
+create trigger datastatus_taken_away after delete on datastatus
+when (select act from dataflow_context) = '' and old.locktype = 'OUT' and old.status = 'RUNNING'
+begin
+    insert into sent_back values (old.jobid, old.dataid, false);
+end;
+
+-- A change by hand seldom names the columns that tell when, and of which generation.
+drop trigger if exists datastatus_refreshed;
+create trigger datastatus_refreshed after update of status on datastatus
+when (select act from dataflow_context) = '' and new.status is not old.status
+begin
+    update datastatus
+    set modified = case when new.modified is not old.modified then new.modified
+                        else strftime('%Y-%m-%d %H:%M:%f', 'now') end,
+        generation = case when new.status in ('RESUBMIT', 'RERUN', 'PENDING') then null
+                          else new.generation end
+    where datasetid = new.datasetid and jobid = new.jobid and dataid = new.dataid;
+end;
+
+drop trigger if exists job_inserted;
+create trigger job_inserted after insert on job
+when new.itemtype in ('IN', 'OUT') and new.jobid is not null
+begin
+    insert into rebuild (jobid) values (new.jobid);
+end;
+
+drop trigger if exists job_deleted;
+create trigger job_deleted after delete on job
+when old.itemtype in ('IN', 'OUT') and old.jobid is not null
+begin
+    insert into rebuild (jobid) values (old.jobid);
+end;
+
+drop trigger if exists job_updated;
+create trigger job_updated after update on job
+when old.itemtype in ('IN', 'OUT') or new.itemtype in ('IN', 'OUT')
+begin
+    insert into rebuild (jobid) select old.jobid where old.jobid is not null;
+    insert into rebuild (jobid) select new.jobid where new.jobid is not null and new.jobid is not old.jobid;
+end;
