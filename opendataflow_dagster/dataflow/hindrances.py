@@ -41,21 +41,18 @@ def _output_reasons(state: State) -> Iterator[Reason]:
     for datasetid in state.plan.outputs:
         for row in state.outputs_of(datasetid):
             found = effect("OUT", row.jobid == jobid, row.locktype, row.status)
-            by = "" if row.jobid == jobid else f" by {row.jobid!r}"
-            resubmit = f"odf resubmit {typed(row.jobid, dataid)}"
-            word = row.status if row.status is not None else "NULL"
-            text = f"{datasetid!r} is {word}{by} since {shown(row.since)}"
             if found == Effect.LOCKED:
                 yield _locked(state, row)
-            elif found == Effect.ALREADY_DONE:
-                yield Reason(found, text, resubmit)
-            elif found == Effect.HELD and read_status(row.status) == FAILED:
-                retry_at = state.claims.get(row.jobid, {}).get("retry_at")
-                again = f"; it will be tried again at {shown(retry_at)}" if retry_at else ""
-                yield Reason(found, text + _because(row) + again, resubmit)
             elif found in BLOCKING:
-                release = f"odf release {typed(row.jobid, dataid)}"
-                yield Reason(found, text + _because(row), release)
+                by = "" if row.jobid == jobid else f" by {row.jobid!r}"
+                word = row.status if row.status is not None else "NULL"
+                text = f"{datasetid!r} is {word}{by} since {shown(row.since)}"
+                if found != Effect.ALREADY_DONE:
+                    text += _because(row)
+                    retry_at = state.claims.get(row.jobid, {}).get("retry_at")
+                    text += f"; it will be tried again at {shown(retry_at)}" if retry_at else ""
+                verb = "release" if read_status(row.status) == HOLD else "resubmit"
+                yield Reason(found, text, f"odf {verb} {typed(row.jobid, dataid)}")
         for row in state.mine(datasetid):
             found = effect("OUT", True, row.locktype, row.status)
             if row.locktype != "OUT" and found in BLOCKING:
