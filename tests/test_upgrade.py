@@ -295,6 +295,7 @@ def test_tables_of_the_first_version_get_the_column_for_schemas(url: str) -> Non
     put(store, "a", "1")
     store.finish(take(store, "job"), [Fact("b", "1", rows=3)])
     sql(store, "alter table chunkfact drop column schema")
+    sql(store, "delete from dataflow_meta where name <> 'schema'")
     sql(store, "update dataflow_meta set value = '1' where name = 'schema'")
 
     store.init()
@@ -317,12 +318,13 @@ def test_tables_of_the_second_version_get_what_pipelines_keep(url: str) -> None:
         sql(store, f"drop table {table}")
     sql(store, "alter table dataset drop column writemode")
     sql(store, "drop index dataevent_of_failures")
+    sql(store, "delete from dataflow_meta where name <> 'schema'")
     sql(store, "update dataflow_meta set value = '2' where name = 'schema'")
 
     store.init()
     store.init()
 
-    assert sql(store, "select value from dataflow_meta where name = 'schema'") == [("3",)]
+    assert sql(store, "select value from dataflow_meta where name = 'schema'") == [("4",)]
     found = sql(store, "select datasetid, domain, writemode from dataset")
     assert found == [("b", "kept", None)]
     assert new_run(store, "job") in {dataid for _, dataid in pending(store)}
