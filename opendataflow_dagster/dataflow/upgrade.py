@@ -89,13 +89,9 @@ def _may_write(db: Database, found: Versions) -> bool:
 
 
 def _steps(db: Database, found: Versions) -> Iterator[str]:
-    """Scripts: what brings older tables here, what is made at every init, and the stamp."""
-    there = db.tables() & _tables(db)
-    if there:
-        for migration in sqlfiles.migrations(db.dialect):
-            if migration.version > found.version:
-                text = migration.text(db.dialect)
-                yield _lacking(db, text, there) if migration.version <= BASELINE else text
+    """Scripts: what brings older tables here, what every init runs, and the stamp."""
+    if there := db.tables() & _tables(db):
+        yield from missing_migrations(db, found, there)
     yield sqlfiles.schema(db.dialect)
     yield sqlfiles.triggers(db.dialect)
     named = sqlfiles.statements(db.dialect, "upgrade")
@@ -105,10 +101,17 @@ def _steps(db: Database, found: Versions) -> Iterator[str]:
             yield f"{text};"
 
 
-def _lacking(db: Database, script: str, there: set[str]) -> str:
-    """The baseline on SQLite without the columns that are there, or come with their table."""
-    if db.dialect != "sqlite":
-        return script
+def missing_migrations(db: Database, found: Versions, there: set[str]) -> Iterator[str]:
+    """What brings tables of an older version here; `there` are those of our tables that exist."""
+    for migration in sqlfiles.migrations(db.dialect):
+        if migration.version > found.version:
+            text = migration.text(db.dialect)
+            is_baseline = migration.version <= BASELINE and db.dialect == "sqlite"
+            yield _without_known_columns(db, text, there) if is_baseline else text
+
+
+def _without_known_columns(db: Database, script: str, there: set[str]) -> str:
+    """The baseline without the columns that are there, or that come with their table."""
     columns = {
         table: {name for (name,) in db.run("upgrade.columns", name=table)} for table in there
     }
