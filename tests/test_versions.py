@@ -1,13 +1,18 @@
 """Tables of one version and programs of another: migrations, upgrades that are killed, refusals."""
 
+import json
+import os
+import re
 import signal
 import subprocess
 import sys
 import threading
 import time
+import zipfile
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import psycopg
@@ -420,3 +425,128 @@ def test_history_is_listed_of_newer_tables(busy: Store) -> None:
     stamp(busy, version=NOW + 1, schema=NOW + 1, oldest_client=NOW + 1)
     assert len(history.history(busy)) == 2
     assert pending(busy) == {("job", "1"): 1, ("job", "2"): 1}
+
+
+WORKER = """
+import json, sys
+from opendataflow_dagster.dataflow.store import new_owner, open_store
+
+store, owner, held = open_store(sys.argv[1]), new_owner(), []
+for line in sys.stdin:
+    try:
+        if line.strip() == "claim":
+            claims = store.claim("job", owner=owner)
+            held += claims
+            answer = [claim.dataid for claim in claims]
+        elif line.strip() == "renew":
+            answer = [claim.dataid for claim in store.heartbeat(held)]
+        else:
+            store.finish(held)
+            answer, held = [claim.dataid for claim in held], []
+    except Exception as error:
+        answer = f"{type(error).__name__}: {error}"
+    print(json.dumps(answer), flush=True)
+"""
+
+
+class Program:
+    """A version of this package in a folder: its commands, and a worker that stays connected."""
+
+    def __init__(self, folder: Path, url: str) -> None:
+        self.environment = {**os.environ, "PYTHONPATH": str(folder), "DATAFLOW_URL": url}
+        line = [sys.executable, "-c", WORKER, url]
+        self.worker = subprocess.Popen(
+            line, env=self.environment, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        )
+
+    def __call__(self, *words: str) -> subprocess.CompletedProcess[str]:
+        line = [sys.executable, "-m", "opendataflow_dagster.cli", *words]
+        return subprocess.run(line, env=self.environment, capture_output=True, text=True)
+
+    def ask(self, word: str) -> Any:
+        """What the worker answers to `claim`, `renew` or `finish`."""
+        assert self.worker.stdin
+        assert self.worker.stdout
+        self.worker.stdin.write(word + "\n")
+        self.worker.stdin.flush()
+        return json.loads(self.worker.stdout.readline())
+
+    def close(self) -> None:
+        self.worker.communicate()
+
+
+@pytest.fixture(scope="module")
+def folders(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """This version's program, the next one's with one more column, and one that ends them."""
+    found = [tmp_path_factory.mktemp(name) for name in ("this", "next", "later")]
+    for folder in found:
+        with zipfile.ZipFile(wheel) as archive:
+            archive.extractall(folder)
+    for dialect in ("sqlite", "postgres"):
+        for folder in found[1:]:
+            _edit(folder, dialect, r"(modulus \w+,)", r"\1 fancy text,")
+            text = "alter table chunkrange add column fancy text;\n"
+            _migration(folder, dialect, NOW + 1).write_text(text)
+        _edit(found[2], dialect, "'oldest_client', '3'", f"'oldest_client', '{NOW + 2}'")
+        text = f"update dataflow_meta set value = '{NOW + 2}' where name = 'oldest_client';\n"
+        _migration(found[2], dialect, NOW + 2).write_text(text)
+    return found
+
+
+@pytest.fixture
+def programs(folders: list[Path], url: str) -> Iterator[list[Program]]:
+    found = [Program(folder, url) for folder in folders]
+    yield found
+    for program in found:
+        program.close()
+
+
+def _migration(folder: Path, dialect: str, number: int) -> Path:
+    name = f"{number:03d}_more.sql"
+    return folder / "opendataflow_dagster" / "sql" / dialect / "migrations" / name
+
+
+def _edit(folder: Path, dialect: str, pattern: str, text: str) -> None:
+    path = folder / "opendataflow_dagster" / "sql" / dialect / "schema.sql"
+    edited, count = re.subn(pattern, text, path.read_text())
+    assert count == 1
+    path.write_text(edited)
+
+
+def test_programs_of_several_versions_share_the_tables(
+    busy: Store, programs: list[Program]
+) -> None:
+    for dataid in "3456":
+        put(busy, "a", dataid)
+    this, following, later = programs
+    assert this.ask("claim") == ["1"]
+    assert f"are of version {NOW}, and this program needs {NOW + 1}" in following.ask("claim")
+    assert following("status").returncode == 1
+
+    assert following("init").returncode == 0
+    assert [this.ask("claim"), following.ask("claim")] == [["2"], ["3"]]
+    assert [this.ask("renew"), this.ask("finish")] == [[], ["1", "2"]]
+    assert following.ask("finish") == ["3"]
+    for words in (["status"], ["runs"], ["init"], ["doctor"]):
+        done = this(*words)
+        assert done.returncode == 0, done.stdout + done.stderr
+    assert this.ask("claim") == ["4"]
+    assert json.loads(this("start", "job").stdout)[0]["dataid"] == "5"
+
+    assert later("init").returncode == 0
+    for program in (this, following):
+        assert program.ask("claim").startswith("TooOld: ")
+    assert [this.ask("renew"), this.ask("finish")] == [[], ["4"]]
+    for words in (["start", "job"], ["run", "--job", "job", "true"], ["init"]):
+        done = this(*words)
+        assert (done.returncode, done.stdout) == (4, "")
+        [line] = done.stderr.splitlines()
+        assert f"This program is of version {NOW}, " in line
+        assert f"need at least {NOW + 2}: upgrade opendataflow-dagster on this host" in line
+    for words in (["end", "job", "5", "READY"], ["status"], ["history", "job"], ["recover"]):
+        done = this(*words)
+        assert done.returncode == 0, done.stdout + done.stderr
+    assert [later.ask("claim"), later.ask("finish")] == [["6"], ["6"]]
+    assert [status(busy, "b", each, "job") for each in "123456"] == ["READY"] * 6
+    assert sql(busy, "select fancy from chunkrange") == []
+    check(busy)
