@@ -95,6 +95,11 @@ class PostgresDatabase(Database):
             cursor = connection.execute(session + self.statement("claims.versions"))  # type: ignore[arg-type]
         except psycopg.errors.UndefinedTable:
             raise NoDatabase(no_tables(self.where)) from None
+        except psycopg.errors.InsufficientPrivilege as error:
+            raise NoDatabase(
+                f"The tables in {self.where} can't be read: {_first_line(error)}. Let their owner "
+                "grant select on dataflow_meta, which tells their version."
+            ) from None
         cursor.nextset()
         self._check(cursor.fetchall())
 

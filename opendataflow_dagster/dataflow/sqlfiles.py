@@ -33,7 +33,9 @@ def triggers(dialect: str) -> str:
 def migrations(dialect: str) -> tuple[Migration, ...]:
     """The migrations of a dialect, in order; the first one starts from nothing."""
     names = sorted(os.listdir(os.path.join(ROOT, dialect, "migrations")))
-    return tuple(Migration(int(name.partition("_")[0]), name) for name in names)
+    return tuple(
+        Migration(int(name.partition("_")[0]), name) for name in names if name.endswith(".sql")
+    )
 
 
 def version(dialect: str) -> int:

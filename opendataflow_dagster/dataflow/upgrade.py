@@ -5,6 +5,7 @@ from collections.abc import Iterator
 
 from . import sqlfiles
 from .database import Database
+from .names import printable
 from .versions import BASELINE, Versions
 
 _ADDS_COLUMN = re.compile(r"(?im)^alter table (\w+) add column (\w+) .*;\n")
@@ -50,7 +51,10 @@ def plan(db: Database) -> tuple[Versions, str]:
             return found, ""
         begin, end, command = db.frame()
         header = HEADER.format(
-            where=db.where, before=found.version, version=version, command=command
+            where=printable(db.where),
+            before=found.version,
+            version=version,
+            command=printable(command),
         )
         return found, "\n".join([header + begin, *_steps(db, found), end, ""])
 

@@ -28,8 +28,7 @@ class Versions(NamedTuple):
         """From rows of `dataflow_meta`; before version 4 there was only the row `schema`."""
         numbers = {name: int(value) for name, value in rows if value.isdigit()}
         stamped = numbers.get("schema", 0)
-        version = numbers.get("version", BASELINE if stamped == BASELINE else 0)
-        return cls(version, numbers.get("oldest_client", 0), stamped)
+        return cls(numbers.get("version", stamped), numbers.get("oldest_client", 0), stamped)
 
     def unusable(self, program: int, where: str) -> NoDatabase | None:
         """What forbids a program any use of the tables: they lack what its statements name."""
