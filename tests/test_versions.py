@@ -550,3 +550,19 @@ def test_programs_of_several_versions_share_the_tables(
     assert [status(busy, "b", each, "job") for each in "123456"] == ["READY"] * 6
     assert sql(busy, "select fancy from chunkrange") == []
     check(busy)
+
+
+def test_a_user_that_may_not_read_the_version_is_told_what_to_grant(postgres_url: str) -> None:
+    store = open_store(postgres_url)
+    store.init()
+    sql(store, "create role worker login")
+    sql(store, "grant usage on schema dataflow to worker")
+    done = odf(postgres_url.replace("//postgres@", "//worker@"), "status")
+    assert done.exit_code == 1
+    [line] = done.stderr.splitlines()
+    assert line.endswith(
+        "Let their owner grant select on dataflow_meta, which tells their version."
+    )
+    sql(store, "drop owned by worker")
+    sql(store, "drop role worker")
+    close(store)
