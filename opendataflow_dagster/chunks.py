@@ -167,9 +167,8 @@ class _Run(Claimer):
             counted.pop(dataid, None)
         if produced.status == READY:
             self.made += 1
-            today = self.store.plan(self.jobid).today
             for fact in produced.facts:
-                yield made(produced, fact, today, key, self.translator, self.log)
+                yield made(produced, fact, key, self.translator, self.log)
         elif produced.status == LOST:
             self.pulse.beat()
             self.lost[dataid] = produced.reason

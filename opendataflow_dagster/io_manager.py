@@ -266,8 +266,7 @@ class _Output:
             raise DataflowError(f"{produced.status}: {produced.reason.rstrip('.')}.{again}{more}")
         [fact] = [each for each in produced.facts if each.datasetid == self.datasetid]
         log = dg.MetadataValue.url(f"/runs/{self.context.run_id}")
-        today = self.store.plan(self.jobid).today
-        event = made(produced, fact, today, key, self.manager.translator, log)
+        event = made(produced, fact, key, self.manager.translator, log)
         if self.execution is None:
             self.context.add_output_metadata(dict(event.metadata))
             return

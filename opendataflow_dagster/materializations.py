@@ -7,6 +7,7 @@ from typing import Any
 
 import dagster as dg
 
+from .dataflow.answers import Consumed, answers_of_chunk
 from .dataflow.errors import DataflowError
 from .dataflow.model import Fact
 from .dataflow.names import typed
@@ -28,9 +29,8 @@ ALWAYS = ("rows", "location")
 
 
 def made(
-    produced: Produced, fact: Fact, today: bool, partition: str, translator: DataflowTranslator,
-    log: Log,
-) -> dg.AssetMaterialization:  # fmt: skip
+    produced: Produced, fact: Fact, partition: str, translator: DataflowTranslator, log: Log
+) -> dg.AssetMaterialization:
     """A dataset's chunk that a run has just made."""
     claim = produced.claim
     inputs = produced.chunk.inputs if produced.chunk else {}
@@ -41,7 +41,7 @@ def made(
         "seconds": round(produced.seconds, 3),
         "fingerprint": fact.fingerprint,
         "inputs": {each: place.generation for each, place in inputs.items()},
-        **five_answers(produced, fact.datasetid, today),
+        **five_answers(produced, fact.datasetid),
         "log": log,
     }
     more = produced.results.get(fact.datasetid, Result()).metadata
@@ -57,27 +57,17 @@ def skipped(
 
     A row that no claim has made is of generation 0.
     """
-    datasetid, maker, _, generation, place, rows, size, fingerprint, inputs, schema = row
-    consumed = json.loads(inputs) if inputs else {}
-    told = {
+    datasetid, maker, _, generation, *recorded = row
+    names = ("location", "rows", "bytes", "fingerprint", "inputs", "schema", "validated", "checks")
+    more = {
         "skipped": True,
         "force": "READY already, so it wasn't made again. To force it, launch with the tag "
         f'{AGAIN}: "true", or run `odf resubmit {typed(maker, dataid)}`.',
-        "generation": generation or 0,
-        "rows": rows,
-        "bytes": size,
         "seconds": 0.0,
-        "location": place,
-        "fingerprint": fingerprint,
-        "inputs": consumed,
-        "ready": f"{datasetid} is READY, made by {maker}",
-        "right": "; ".join(f"{each}: generation {n}" for each, n in consumed.items()) or "unknown",
-        "validated": "as it was when it was made",
-        "safe": "nobody holds it",
         "log": log,
     }
-    asset = translator.asset_key(datasetid)
-    return _materialization(asset, partition, generation or 0, told, {}, schema)
+    known: dict[str, Any] = dict(zip(names, recorded, strict=True))
+    return _recorded(datasetid, partition, maker, generation, known, translator, more)
 
 
 def elsewhere(
@@ -86,27 +76,34 @@ def elsewhere(
 ) -> dg.AssetMaterialization:  # fmt: skip
     """A dataset's READY chunk that no Dagster run has told of, with what the tables know of it."""
     known = dict(fact or {})
-    consumed = json.loads(known["inputs"]) if known.get("inputs") else {}
-    validated = {None: "no checks", True: "validated", False: "not validated"}
+    more = {"job": truth.jobid, "at": known.get("at")}
+    partition = translator.partition_key(dataid)
+    return _recorded(datasetid, partition, truth.jobid, truth.generation, known, translator, more)
+
+
+def _recorded(
+    datasetid: str, partition: str, maker: str, generation: int | None, known: Mapping[str, Any],
+    translator: DataflowTranslator, more: Mapping[str, Any],
+) -> dg.AssetMaterialization:  # fmt: skip
+    """A READY chunk by what was recorded when it was made."""
+    inputs: dict[str, int | None] = json.loads(known["inputs"]) if known.get("inputs") else {}
     judged = known.get("validated")
     told = {
-        "generation": truth.generation or 0,
+        **more,
+        "generation": generation or 0,
         "rows": known.get("rows"),
         "bytes": known.get("bytes"),
-        "location": known.get("location"),
         "fingerprint": known.get("fingerprint"),
-        "inputs": consumed,
-        "job": truth.jobid,
-        "at": known.get("at"),
-        "ready": f"{datasetid} is READY, made by {truth.jobid}",
-        "right": "; ".join(f"{each}: generation {n}" for each, n in consumed.items()) or "unknown",
-        "validated": known.get("checks") or validated[None if judged is None else bool(judged)],
-        "safe": "nobody holds it",
-    }
+        "inputs": inputs,
+        **answers_of_chunk(
+            datasetid, maker, [Consumed(each, number) for each, number in inputs.items()],
+            validated=None if judged is None else bool(judged), checks=known.get("checks"),
+            location=known.get("location"),
+        ),
+    }  # fmt: skip
     return _materialization(
-        translator.asset_key(datasetid), translator.partition_key(dataid), truth.generation or 0,
-        told, {}, known.get("schema"),
-    )  # fmt: skip
+        translator.asset_key(datasetid), partition, generation or 0, told, {}, known.get("schema")
+    )
 
 
 def _materialization(

@@ -41,7 +41,7 @@ from dagster._core.storage.tags import BACKFILL_ID_TAG
 from sqlalchemy.dialects import postgresql, sqlite
 
 from .dataflow.errors import WrongUse
-from .dataflow.model import FAILED, HOLD, READY, RESUBMIT, RUNNING
+from .dataflow.model import FAILED, PENDING, READY, RUNNING, Status
 from .materializations import VERSION_TAG
 
 TRIED_WITH = "1.13.27"
@@ -64,9 +64,10 @@ _ENDS = [
     dg.DagsterEventType.RUN_FAILURE.value,
     dg.DagsterEventType.RUN_CANCELED.value,
 ]
-_SHADOWS = {
+_SHADOWS: dict[str, str] = {
     word: str(uuid.uuid5(uuid.NAMESPACE_DNS, f"{word.lower()}.opendataflow"))
-    for word in (RUNNING, FAILED, RESUBMIT, HOLD)
+    for word in Status
+    if word not in (READY, PENDING)  # a materialization and nothing at all show these
 }
 _WORDS = {run_id: word for word, run_id in _SHADOWS.items()}
 
@@ -117,7 +118,7 @@ class Mirror:
         value = get_and_update_asset_status_cache_value(self.instance, key, partitions)
         if value is None:
             return {}
-        found = dict.fromkeys(
+        found: dict[str, str] = dict.fromkeys(
             value.deserialize_materialized_partition_subsets(partitions).get_partition_keys(), READY
         )
         for part in value.deserialize_failed_partition_subsets(partitions).get_partition_keys():
@@ -404,7 +405,7 @@ class Mirror:
                 )
                 run = dg.DagsterRun(
                     _title(word), run_id, status=status,
-                    tags={SHADOW_TAG: word, "dagster/max_retries": "0"},
+                    tags={SHADOW_TAG: str(word), "dagster/max_retries": "0"},
                 )  # fmt: skip
                 try:
                     self.runs.add_run(run)

@@ -211,10 +211,7 @@ def publish(context: Context, flow: Flow, handed: Handed) -> None:
             raise _not_made(context, produced)
         log = dg.MetadataValue.url(f"/runs/{context.run.run_id}")
         for fact in produced.facts:
-            context.log_event(
-                made(produced, fact, work.environment.plan.today, handed["partition"],
-                     flow.translator, log)
-            )  # fmt: skip
+            context.log_event(made(produced, fact, handed["partition"], flow.translator, log))
 
 
 def _destination(store: Store, flow: Flow) -> Destination:

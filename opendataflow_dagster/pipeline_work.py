@@ -81,7 +81,7 @@ def failure(claim: Claim, status: str, reason: str, retry_in: float | None) -> d
         told, allow_retries=False,
         metadata={
             "opendataflow/dataid": claim.dataid, "opendataflow/generation": claim.generation,
-            "opendataflow/status": status,
+            "opendataflow/status": str(status),
         },
     )  # fmt: skip
 

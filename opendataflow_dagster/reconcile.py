@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from .dataflow.catalog import Catalog, read_catalog
 from .dataflow.history import LostCursor, end_of_log, events_after
-from .dataflow.model import FAILED, HOLD, PENDING, READY, RESUBMIT, RUNNING
+from .dataflow.model import FAILED, PENDING, READY, RUNNING
 from .dataflow.names import natural_key
 from .dataflow.store import Store
 from .dataflow.truth import Truth, facts, holders, known, truths
@@ -362,10 +362,10 @@ def _repair(truth: Truth, shown: Shown, blame: str) -> str:
         return "" if same else "make"
     if truth.status == RUNNING:
         return "" if shown.state == RUNNING else "plan"
-    if truth.status in (FAILED, RESUBMIT, HOLD):
-        same = shown.state == FAILED and shown.word in (truth.status, "")
-        return "" if same else "plan"
-    return "clear" if shown.state else ""
+    if truth.status == PENDING:
+        return "clear" if shown.state else ""
+    same = shown.state == FAILED and shown.word in (truth.status, "")
+    return "" if same else "plan"
 
 
 def _with_holders(store: Store, mirror: Mirror, found: list[Difference]) -> list[Difference]:

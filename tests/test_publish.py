@@ -796,7 +796,7 @@ def test_the_place_tells_what_it_is(columns: dict[str, str], kind: Any) -> None:
 
 
 def _place_like(store: Store, datasetid: str) -> dict[str, Any]:
-    [row] = store.db.records("reading.dataset", datasetid=datasetid)
+    [row] = store.db.records("state.dataset", datasetid=datasetid)
     return {name: row[name] for name in ("hostname", "database", "username")}
 
 

@@ -1,17 +1,70 @@
 """The five answers: ready, right data, location, validated, safe; each from rows."""
 
 import json
+from collections.abc import Sequence
 from datetime import datetime
+from typing import NamedTuple
 
 from .model import READY, RUNNING
 from .places import is_missing, is_within, obstacle, path_of, seen
 from .times import shown
 from .whystate import Answer, Row, State
 
+NOBODY = "nobody holds it"
+
+UNPLACED = "registered without a place"
+
+
+class Consumed(NamedTuple):
+    """What a chunk was made from: the generation of one input, and what is known of it."""
+
+    datasetid: str
+    generation: int | None
+    rows: int | None = None
+    fingerprint: str | None = None
+
 
 def five_answers(state: State) -> list[Answer]:
-    """One answer to each question."""
+    """One answer to each question, about a chunk that a job may want to claim, or has made."""
     return [_ready(state), _right_data(state), _location(state), _validated(state), _safe(state)]
+
+
+def answers_of_chunk(
+    datasetid: str, maker: str, consumed: Sequence[Consumed], *, validated: bool | None,
+    checks: str | None, location: str | None, safe: str = NOBODY,
+) -> dict[str, str | None]:  # fmt: skip
+    """One answer to each question, about one READY chunk of a dataset, from what was recorded."""
+    return {
+        "ready": f"{datasetid} is READY, made by {maker}",
+        "right": "; ".join(_consumed_line(*each) for each in consumed) or "unknown",
+        "location": location,
+        "validated": checks or _checks_line(validated),
+        "safe": safe,
+    }
+
+
+def place_line(produced: str | None, registered: str | None) -> str:
+    """Where a chunk was made, and whether that is where its dataset is registered."""
+    about = produced or UNPLACED
+    if produced and registered and not is_within(produced, registered):
+        about += f"; registered as {registered}"
+    if produced and is_missing(produced):
+        about += ", which doesn't exist here"
+    return about
+
+
+def _consumed_line(
+    datasetid: str, generation: int | None, rows: int | None, fingerprint: str | None
+) -> str:
+    about = f"{datasetid}: generation {generation or 'unknown'}"
+    about += f", {rows} rows" if rows is not None else ""
+    return about + (f", fingerprint {fingerprint}" if fingerprint else "")
+
+
+def _checks_line(validated: bool | None) -> str:
+    if validated is None:
+        return "no checks known"
+    return "passed its checks" if validated else "didn't pass its checks"
 
 
 def _ready(state: State) -> Answer:
@@ -40,9 +93,9 @@ def _right_data(state: State) -> Answer:
             {"datasetid": row.datasetid, "dataid": state.dataid, "generation": row.generation,
              "rows": fact.get("rows"), "fingerprint": fact.get("fingerprint"), "consumed": then}
         )  # fmt: skip
-        about = f"{row.datasetid}: generation {row.generation or 'unknown'}"
-        about += f", {fact['rows']} rows" if fact.get("rows") is not None else ""
-        about += f", fingerprint {fact['fingerprint']}" if fact.get("fingerprint") else ""
+        about = _consumed_line(
+            row.datasetid, row.generation, fact.get("rows"), fact.get("fingerprint")
+        )
         if made and _made_again(row, then, made):
             stale = True
             about += f"; the output was made from generation {then or 'unknown'}: it is stale"
@@ -90,9 +143,7 @@ def _location(state: State) -> Answer:
                 "exists": not missing,
             }
         )
-        about = place or (
-            "registered without a place" if datasetid in state.places else "not registered"
-        )
+        about = place or (UNPLACED if datasetid in state.places else "not registered")
         about += f", made at {produced}" if produced and not place else ""
         blocked = obstacle(path_of(where) or where) if where and missing else None
         about += ", which doesn't exist here" if missing else ""
@@ -109,7 +160,6 @@ def _location(state: State) -> Answer:
 
 def _validated(state: State) -> Answer:
     found, parts = [], []
-    words = {True: "passed its checks", False: "didn't pass its checks", None: "no checks known"}
     answers = []
     for row, fact in state.inputs():
         known = fact.get("validated")
@@ -123,7 +173,8 @@ def _validated(state: State) -> Answer:
                 "checks": checks,
             }
         )
-        parts.append(f"{row.datasetid}: {words[answers[-1]]}" + (f" ({checks})" if checks else ""))
+        told = _checks_line(answers[-1])
+        parts.append(f"{row.datasetid}: {told}" + (f" ({checks})" if checks else ""))
     ok = False if False in answers else (True if answers and None not in answers else None)
     return Answer("validated", ok, "; ".join(parts) or "nothing to check", found)
 
@@ -148,5 +199,5 @@ def _safe(state: State) -> Answer:
         else:
             until = f" until {shown(claim['lease_end'])}" if claim.get("owner") else ""
             holders.append(f"{who} makes {row.datasetid} since {shown(row.since)}{until}")
-    text = "; ".join(holders) or "nobody holds it"
+    text = "; ".join(holders) or NOBODY
     return Answer("safe", not holders, "; ".join([text, *beside]), found)

@@ -55,7 +55,7 @@ class Compacted(NamedTuple):
 
 def folder_of(store: Store, datasetid: str, formats: Sequence[str] = MERGEABLE) -> Folder:
     """The folder of a dataset whose chunks are files of such a format."""
-    found = store.db.records("reading.dataset", datasetid=datasetid)
+    found = store.db.records("state.dataset", datasetid=datasetid)
     if not found:
         action = f"odf dataset add {typed(datasetid)} --hostname /FOLDER"
         raise refusal("NOT_REGISTERED", f"dataset {datasetid!r} isn't registered", action)

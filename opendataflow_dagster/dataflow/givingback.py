@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from .chunk import tidy
-from .model import RESUBMIT, RUNNING, Claim
+from .model import RESUBMIT, Claim
 from .store import Store
 
 
@@ -19,7 +19,6 @@ def give_back(store: Store, claims: Sequence[Claim], why: str) -> None:
             mine = {"jobid": claim.jobid, "dataid": claim.dataid, "generation": claim.generation}
             with db.transaction(who=claim.owner, why=tidy(why), act="finish"):
                 if db.change("claims.give_back", owner=claim.owner, **mine):
-                    db.change("claims.release_inputs", jobid=claim.jobid, dataid=claim.dataid)
-                    db.change("claims.settle_outputs", was=RUNNING, status=RESUBMIT, **mine)
+                    store.settle_outputs(claim, RESUBMIT)
 
     db.insist(work)

@@ -2,17 +2,11 @@
 
 from collections.abc import Callable, Iterator
 
-from .model import FAILED, HOLD, READY, RESUBMIT, RUNNING, read_status
+from .model import BLOCKING, FAILED, HOLD, READY, RUNNING, Effect, effect, read_status
 from .names import typed
 from .places import is_missing, is_within, seen
 from .times import shown
 from .whystate import Reason, Row, State
-
-NO_LOCK = ("DONE", "FAILED", "ERROR", "RESUBMIT", "RERUN")
-"""IN rows of a job that don't keep it from claiming; DONE does, unless an output is sent back."""
-
-AGAIN = ("PENDING", "RESUBMIT", "RERUN")
-"""OUT rows that a claim may take over."""
 
 IN_A_CIRCLE = "IN_A_CIRCLE"
 """The code of a producer that waits for the one that asks."""
@@ -46,30 +40,27 @@ def _output_reasons(state: State) -> Iterator[Reason]:
     dataid, jobid = state.dataid, state.plan.jobid
     for datasetid in state.plan.outputs:
         for row in state.outputs_of(datasetid):
+            found = effect("OUT", row.jobid == jobid, row.locktype, row.status)
             by = "" if row.jobid == jobid else f" by {row.jobid!r}"
             resubmit = f"odf resubmit {typed(row.jobid, dataid)}"
             word = row.status if row.status is not None else "NULL"
-            status = read_status(row.status)
-            if row.status == RUNNING:
+            text = f"{datasetid!r} is {word}{by} since {shown(row.since)}"
+            if found == Effect.LOCKED:
                 yield _locked(state, row)
-            elif row.status == READY:
-                yield Reason(
-                    "ALREADY_DONE", f"{datasetid!r} is READY{by} since {shown(row.since)}", resubmit
-                )
-            elif row.status in AGAIN:
-                continue
-            elif status == FAILED:
-                text = f"{datasetid!r} is {word}{by} since {shown(row.since)}" + _because(row)
+            elif found == Effect.ALREADY_DONE:
+                yield Reason(found, text, resubmit)
+            elif found == Effect.HELD and read_status(row.status) == FAILED:
                 retry_at = state.claims.get(row.jobid, {}).get("retry_at")
-                text += f"; it will be tried again at {shown(retry_at)}" if retry_at else ""
-                yield Reason("HELD", text, resubmit)
-            else:
-                text = f"{datasetid!r} is {word}{by} since {shown(row.since)}" + _because(row)
-                yield Reason("HELD", text, f"odf release {typed(row.jobid, dataid)}")
+                again = f"; it will be tried again at {shown(retry_at)}" if retry_at else ""
+                yield Reason(found, text + _because(row) + again, resubmit)
+            elif found in BLOCKING:
+                release = f"odf release {typed(row.jobid, dataid)}"
+                yield Reason(found, text + _because(row), release)
         for row in state.mine(datasetid):
-            if row.locktype != "OUT" and row.status not in AGAIN:
+            found = effect("OUT", True, row.locktype, row.status)
+            if row.locktype != "OUT" and found in BLOCKING:
                 text = f"{jobid!r} has a row of locktype {row.locktype} on its output {datasetid!r}"
-                yield Reason("LOCKED", text, f"odf delete-run {typed(jobid, dataid)}")
+                yield Reason(found, text, f"odf delete-run {typed(jobid, dataid)}")
 
 
 def _own_input_reasons(state: State) -> Iterator[Reason]:
@@ -82,25 +73,23 @@ def _own_input_reasons(state: State) -> Iterator[Reason]:
     ]
     if any(row.status == RUNNING for row in own):
         return  # the output says it already
-    again = any(read_status(row.status) == RESUBMIT for row in own)
+    again = any(effect("OUT", True, "OUT", row.status) == Effect.AGAIN for row in own)
     forget = f"odf delete-run {typed(jobid, dataid)}"
     for datasetid in state.plan.reads:
         for row in state.mine(datasetid):
+            found = effect("IN", True, row.locktype, row.status)
             since = f"since {shown(row.since)}"
-            if row.locktype != "IN":
-                if row.status not in ("RESUBMIT", "RERUN"):
-                    yield _own_product(state, row)
-            elif row.status == RUNNING:
+            if found == Effect.CONSUMED and not again:
+                text = f"{jobid!r} has consumed {datasetid!r} {since}"
+                yield Reason(Effect.ALREADY_DONE, text, forget)
+            elif found in BLOCKING and row.locktype != "IN":
+                yield _own_product(state, row)
+            elif found == Effect.LOCKED:
                 text = f"{jobid!r} has an IN lock on {datasetid!r} {since}, and no output RUNNING"
-                yield Reason("LOCKED", text, forget)
-            elif row.status == "DONE":
-                if not again:
-                    yield Reason(
-                        "ALREADY_DONE", f"{jobid!r} has consumed {datasetid!r} {since}", forget
-                    )
-            elif row.status not in NO_LOCK:
+                yield Reason(found, text, forget)
+            elif found in BLOCKING:
                 text = f"the IN row of {jobid!r} on {datasetid!r} is {row.status} {since}"
-                yield Reason("HELD", text, forget)
+                yield Reason(found, text, forget)
 
 
 def _own_product(state: State, row: Row) -> Reason:

@@ -5,14 +5,13 @@ from datetime import datetime
 from typing import Any, NamedTuple
 
 from .errors import WrongUse
-from .model import ABSENT, FAILED, HOLD, PENDING, READY, RESUBMIT, RUNNING, read_status
+from .model import ABSENT, PENDING, URGENCY, Status, read_status
 from .names import natural_key
 from .store import Store
 from .times import from_table, shown
 
-STATUSES = (RUNNING, READY, FAILED, RESUBMIT, HOLD, PENDING)
-URGENCY = (READY, ABSENT, PENDING, RESUBMIT, RUNNING, HOLD, FAILED)
-"""Which status a square shows that stands for several chunks: the last of these that is there."""
+STATUSES = (*(each for each in Status if each != PENDING), PENDING)
+"""The columns of a summary: what nobody has begun comes last."""
 
 TIMES = ("modified", "started", "heartbeat", "lease_end", "paused_until")
 

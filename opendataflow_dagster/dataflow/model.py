@@ -1,17 +1,48 @@
-"""The words of the product: statuses and their transitions, chunks, jobs, claims, facts."""
+"""The words of the product: statuses, their transitions, what they mean for a claim; facts."""
 
+from enum import StrEnum
 from typing import NamedTuple
 
-PENDING, RUNNING, READY, FAILED = "PENDING", "RUNNING", "READY", "FAILED"
-RESUBMIT, HOLD, ABSENT = "RESUBMIT", "HOLD", ""
 
-SAME_AS = {"ERROR": FAILED, "RERUN": RESUBMIT}
-"""Words of older versions and of other hands, and the status that each is read as."""
+class Status(StrEnum):
+    """How a chunk of a dataset stands: the words of OUT rows."""
+
+    PENDING = "PENDING"
+    RUNNING = "RUNNING"
+    READY = "READY"
+    FAILED = "FAILED"
+    RESUBMIT = "RESUBMIT"
+    HOLD = "HOLD"
+
+
+PENDING, RUNNING, READY, FAILED, RESUBMIT, HOLD = Status
+
+ABSENT = ""
+"""No row at all: nothing is known of the chunk."""
+
+STRENGTH = (PENDING, RESUBMIT, FAILED, HOLD, READY, RUNNING)
+"""Of a chunk that several jobs have rows for, the last of these statuses counts."""
+
+URGENCY = (READY, ABSENT, PENDING, RESUBMIT, RUNNING, HOLD, FAILED)
+"""Which status a square shows that stands for several chunks: the last of these that is there."""
+
+WORDS: dict[str, Status] = {status.value: status for status in Status} | {
+    "ERROR": FAILED,
+    "RERUN": RESUBMIT,
+}
+"""Every word that is understood, and the status that it is read as: two are of older versions."""
 
 TRANSITIONS: dict[str, dict[str, tuple[str, ...]]] = {
     "claim": {RUNNING: (ABSENT, PENDING, RESUBMIT)},
-    "finish": {READY: (RUNNING,), FAILED: (RUNNING,), RESUBMIT: (RUNNING,)},
-    "recover": {RESUBMIT: (RUNNING, FAILED), HOLD: (RUNNING,)},
+    "force": {RUNNING: (ABSENT, PENDING, READY, FAILED, RESUBMIT, HOLD)},
+    "finish": {READY: (RUNNING,)},
+    "fail": {FAILED: (RUNNING,), RESUBMIT: (RUNNING,)},
+    "give back": {RESUBMIT: (RUNNING,)},
+    "lose": {RESUBMIT: (RUNNING,), HOLD: (RUNNING,)},
+    "retry": {RESUBMIT: (FAILED,)},
+    "recover": {RESUBMIT: (RUNNING,)},
+    "offer": {PENDING: (ABSENT,)},
+    "split": {PENDING: (ABSENT,), READY: (ABSENT,)},
     "ready": {READY: (ABSENT, PENDING, RESUBMIT, FAILED)},
     "resubmit": {RESUBMIT: (READY, FAILED, HOLD)},
     "hold": {HOLD: (ABSENT, PENDING, RESUBMIT, READY, FAILED)},
@@ -19,15 +50,71 @@ TRANSITIONS: dict[str, dict[str, tuple[str, ...]]] = {
 }
 """Every legal transition of an OUT row: act → status after → statuses before.
 
-`docs/statuses.md` draws it.
+A test does each act to a row of each status, and finds these transitions and no others.
+`docs/statuses.md` draws them.
 """
 
 
 def read_status(word: str | None) -> str:
-    """The status that a word in the tables stands for: an unknown word holds the chunk."""
-    if word in TRANSITIONS["hold"][HOLD] or word in (RUNNING, HOLD):
-        return word or ABSENT
-    return SAME_AS.get(word or "", HOLD)
+    """The status that a word in the tables stands for: an unknown one, or none, holds the chunk."""
+    return ABSENT if word == ABSENT else WORDS.get(word or "", HOLD)
+
+
+class Effect(StrEnum):
+    """What one row of datastatus means for a job that would claim the chunk."""
+
+    FREE = "free"
+    """Nothing, or a row that the claim may write over."""
+    AGAIN = "again"
+    """The job's own output is to be made again: first in the queue."""
+    CONSUMED = "consumed"
+    """The job has consumed this input: it runs again only if an output is to be made again."""
+    AVAILABLE = "available"
+    """An input is there."""
+    MISSING = "missing"
+    """A row of an input that isn't there."""
+    LOCKED = "LOCKED"
+    HELD = "HELD"
+    ALREADY_DONE = "ALREADY_DONE"
+    DATA_NOT_READY = "DATA_NOT_READY"
+
+
+BLOCKING = (Effect.LOCKED, Effect.HELD, Effect.ALREADY_DONE, Effect.DATA_NOT_READY)
+"""The effects that forbid a claim, and the codes of its refusal: the most telling one first."""
+
+
+def effect(itemtype: str, own: bool, locktype: str | None, word: str | None) -> Effect:
+    """What a row means for a job to which its dataset is an input (IN) or an output (OUT).
+
+    `own` tells whether it is the job's own row. The rule stands here, in the function `effect` of
+    sql/postgres/triggers.sql and in the view `claim_row` of sql/sqlite/triggers.sql; a test
+    compares the three for every word. A job may claim a chunk if no row blocks it, every input is
+    available, and an input or a row of its own says that the chunk exists.
+    """
+    status = read_status(word or None)
+    if itemtype == locktype == "OUT":
+        if status == RUNNING:
+            return Effect.LOCKED
+        if status == READY:
+            return Effect.ALREADY_DONE
+        if status == RESUBMIT:
+            return Effect.AGAIN if own else Effect.FREE
+        return Effect.FREE if status == PENDING else Effect.HELD
+    if not own:
+        if itemtype == "IN" and locktype == "OUT":
+            if status == RUNNING:
+                return Effect.DATA_NOT_READY
+            return Effect.AVAILABLE if status == READY else Effect.MISSING
+        return Effect.FREE  # another job's lock on an input
+    if itemtype == locktype == "IN":
+        if status == RUNNING:
+            return Effect.LOCKED
+        if word == "DONE":
+            return Effect.CONSUMED
+        return Effect.FREE if status in (FAILED, RESUBMIT) else Effect.HELD
+    # A lock of another type, from when the job was another one, has the key of the claim's row.
+    free = status == RESUBMIT or (itemtype == "OUT" and status == PENDING)
+    return Effect.FREE if free else Effect.LOCKED
 
 
 class Claim(NamedTuple):
@@ -104,3 +191,21 @@ class Recovered(NamedTuple):
     dataid: str
     status: str
     reason: str
+
+
+class Lost(NamedTuple):
+    """A claim whose worker didn't come back: how often that chunk was lost now, and may be."""
+
+    jobid: str
+    dataid: str
+    generation: int
+    owner: str
+    losses: int
+    most: int
+
+    def verdict(self, why: str = "", may_hold: bool = True) -> tuple[Status, str]:
+        """What the chunk becomes, and the reason for its history."""
+        told = f"{self.owner} didn't come back: claim {self.losses} of {self.most} lost"
+        if why:
+            told = f"{why}: {self.owner} lost claim {self.losses} of {self.most}"
+        return (HOLD if may_hold and self.losses >= self.most else RESUBMIT), told

@@ -11,14 +11,13 @@ from typing import NamedTuple
 from .errors import Refused, WrongUse
 from .model import (
     ABSENT,
-    FAILED,
     HOLD,
     PENDING,
     READY,
     RESUBMIT,
     RUNNING,
-    SAME_AS,
     TRANSITIONS,
+    WORDS,
     Recovered,
     read_status,
 )
@@ -39,7 +38,7 @@ from .outputs import (
     to,
 )
 from .refusals import locked, refuse_held, refuse_running, refuse_unknown, refuse_unknown_job
-from .store import MAX_LOSSES, Store
+from .store import DELAY_OVER, Store
 
 __all__ = [
     "EXTERNAL", "Move", "Moved", "Refused", "Unclaimed", "delete_run", "due", "hold",
@@ -48,9 +47,6 @@ __all__ = [
 
 EXTERNAL = "external"
 """The job id of chunks that were produced outside."""
-
-WORDS = (PENDING, RUNNING, READY, FAILED, RESUBMIT, *SAME_AS)
-"""Every word that doesn't hold a chunk."""
 
 
 def resubmit(
@@ -144,7 +140,11 @@ def release(
         rows = outputs_of(store, [jobid], asked)
         refuse_unknown(store, jobid, asked, rows)
         held = [row for row in rows if status(row) == HOLD]
-        were = store.db.run("moves.before_hold", rows=as_json(held), words=json.dumps(WORDS))
+        were = store.db.run(
+            "moves.before_hold",
+            rows=as_json(held),
+            words=json.dumps([word for word in WORDS if word != HOLD]),
+        )
         before = {(row[0], row[1], row[2]): row[3] for row in were}
         moves = [row._replace(status_after=_released(before[row[:3]])) for row in held]
         return carry_out(store, moves, asked=asked, plan=plan)
@@ -209,14 +209,11 @@ def delete_run(
 
 def due(store: Store, jobid: str | None = None) -> list[Recovered]:
     """What `Store.recover` would settle now."""
-    found = []
-    for job, dataid, _, owner, losses, most in store.db.run(
-        "claims.lost_claims", jobid=jobid, max_losses=MAX_LOSSES
-    ):
-        reason = f"{owner} didn't come back: claim {losses} of {most} lost"
-        found.append(Recovered(job, dataid, HOLD if losses >= most else RESUBMIT, reason))
+    found = [
+        Recovered(each.jobid, each.dataid, *each.verdict()) for each in store.lost_claims(jobid)
+    ]
     for job, dataid, _ in store.db.run("claims.due_retries", jobid=jobid):
-        found.append(Recovered(job, dataid, RESUBMIT, "the retry delay is over"))
+        found.append(Recovered(job, dataid, RESUBMIT, DELAY_OVER))
     return found
 
 

@@ -6,6 +6,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import NamedTuple
 
+from .answers import Consumed, answers_of_chunk, place_line
 from .chunk import (
     ERROR,
     WARN,
@@ -23,7 +24,6 @@ from .environment import JobEnvironment
 from .errors import DataflowError, SessionError, StaleClaim
 from .givingback import give_back
 from .model import READY, Claim, Fact
-from .places import is_missing, is_within
 from .pulse import Pulse, briefly
 from .runjob import LOST, first_line
 from .store import Store, taken_over
@@ -181,33 +181,20 @@ class _Work:
                 )  # fmt: skip
 
 
-def five_answers(produced: Produced, datasetid: str, today: bool = False) -> dict[str, str]:
+def five_answers(produced: Produced, datasetid: str) -> dict[str, str | None]:
     """The five questions of a chunk that has just been made, from what is at hand."""
     chunk, fact = produced.chunk, next(
         each for each in produced.facts if each.datasetid == datasetid
     )  # fmt: skip
-    inputs = list(chunk.inputs.values()) if chunk else []
-    place = chunk.outputs[datasetid].location if chunk else None
-    ready = [f"{each.datasetid} READY" for each in inputs] + (["today"] if today else [])
-    right = [
-        f"{each.datasetid}: generation {each.generation or 'unknown'}"
-        + (f", {each.rows} rows" if each.rows is not None else "")
-        + (f", fingerprint {each.fingerprint}" if each.fingerprint else "")
-        for each in inputs
-    ]
-    where = fact.location or "registered without a place"
-    if fact.location and place and not is_within(fact.location, place):
-        where += f"; registered as {place}"
-    if fact.location and is_missing(fact.location):
-        where += ", which doesn't exist here"
+    inputs = chunk.inputs.values() if chunk else ()
     claim = produced.claim
-    return {
-        "ready": "; ".join(ready) or "it reads nothing",
-        "right": "; ".join(right) or "nothing to consume",
-        "location": where,
-        "validated": fact.checks or "no checks",
-        "safe": f"claimed by {claim.owner}, attempt {claim.attempts}",
-    }
+    return answers_of_chunk(
+        datasetid, claim.jobid,
+        [Consumed(each.datasetid, each.generation, each.rows, each.fingerprint) for each in inputs],
+        validated=fact.validated, checks=fact.checks,
+        location=place_line(fact.location, chunk.outputs[datasetid].location if chunk else None),
+        safe=f"claimed by {claim.owner}, attempt {claim.attempts}",
+    )  # fmt: skip
 
 
 def _judged(checks: Sequence[Checked]) -> tuple[bool | None, str | None]:

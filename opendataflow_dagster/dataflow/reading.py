@@ -3,7 +3,6 @@
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from datetime import datetime
 from typing import Any, NamedTuple, TypeVar
 
 from .answers import five_answers
@@ -19,9 +18,8 @@ from .packs import read_note as packs_note
 from .places import location, path_of
 from .store import Store
 from .targets import Folder, Remote, Table, target_of
-from .times import from_table
 from .why import explain_chunk, in_order
-from .whystate import Answer, Reason, Row, State
+from .whystate import Answer, Reason, read_state
 
 T = TypeVar("T")
 
@@ -163,7 +161,7 @@ def read_chunk(
 
 def producers(store: Store, datasetid: str) -> list[str]:
     """The jobs that write a dataset."""
-    rows, _ = store.db.insist(lambda: store.db.run("reading.producers", datasetid=datasetid))
+    rows, _ = store.db.insist(lambda: store.db.run("state.producers", datasetid=datasetid))
     return [jobid for (jobid,) in rows]
 
 
@@ -178,7 +176,7 @@ def bounds_of(
 
 def _ask(store: Store, datasetid: str, dataid: str, format: str) -> Reading:
     db, known = store.db, {"datasetid": datasetid, "dataid": dataid}
-    registered = db.records("reading.dataset", datasetid=datasetid)
+    registered = db.records("state.dataset", datasetid=datasetid)
     columns = {name.lower(): value for name, value in (registered or [{}])[0].items()}
     encrypted = columns.pop("encryptedpass", None)
     columns = {name: None if each is None else str(each) for name, each in columns.items()}
@@ -188,8 +186,10 @@ def _ask(store: Store, datasetid: str, dataid: str, format: str) -> Reading:
         reasons = [Reason("NOT_REGISTERED", text, action)]
         return Reading(datasetid, dataid, columns, None, [], reasons, [])
 
-    seen = db.run("reading.rows", **known)
-    state = _state(store, datasetid, dataid, seen, _checkable(datasetid, columns, format))
+    # The rows that decide, as for a job that reads this dataset and writes nothing.
+    seen = db.run("state.rows", **known)
+    state = read_state(store, Plan(READER, (datasetid,), (), (), (), False), dataid)
+    state = state._replace(places={datasetid: _checkable(datasetid, columns, format)})
 
     def above(producer: str) -> Reason | None:
         found = explain_chunk(store, producer, dataid, None)
@@ -206,32 +206,6 @@ def _ask(store: Store, datasetid: str, dataid: str, format: str) -> Reading:
     )  # fmt: skip
 
 
-def _state(
-    store: Store, datasetid: str, dataid: str, seen: list[tuple], place: str | None
-) -> State:
-    """The rows that decide, as of a job that reads this dataset and writes nothing."""
-    db, known = store.db, {"datasetid": datasetid, "dataid": dataid}
-    last = {event[0]: event[1:] for event in db.run("reading.events", **known)}
-    rows = []
-    for _, jobid, locktype, status, modified, generation in seen:
-        at, who, why = last[jobid][1:] if last.get(jobid, "?")[0] == status else (modified, "", "")
-        rows.append(
-            Row(datasetid, jobid, locktype, status, generation, from_table(store, at), who, why)
-        )
-    times = ("started", "heartbeat", "lease_end", "retry_at")
-    claims = {
-        claim["jobid"]: claim | {name: from_table(store, claim[name]) for name in times}
-        for claim in db.records("why.claims", dataid=dataid)
-    }
-    facts = {(datasetid, fact["generation"]): fact for fact in db.records("reading.facts", **known)}
-    now = from_table(store, datetime.fromtimestamp(store.now()).astimezone())
-    makers = [jobid for (jobid,) in db.run("reading.producers", datasetid=datasetid)]
-    return State(
-        Plan(READER, (datasetid,), (), (), (), False), dataid, None, now, store.today(), rows,
-        facts, claims, {datasetid: place}, {datasetid: makers},
-    )  # fmt: skip
-
-
 def _checkable(datasetid: str, columns: Mapping[str, str | None], format: str) -> str | None:
     """The place, if it is a folder: whether a table is there, its database tells."""
     try:
@@ -243,4 +217,4 @@ def _checkable(datasetid: str, columns: Mapping[str, str | None], format: str) -
 
 def _seen(store: Store, datasetid: str, dataid: str) -> list[tuple]:
     known = {"datasetid": datasetid, "dataid": dataid}
-    return store.db.insist(lambda: store.db.run("reading.rows", **known))[0]
+    return store.db.insist(lambda: store.db.run("state.rows", **known))[0]

@@ -8,7 +8,7 @@ from typing import Any
 
 from .database import Database
 from .errors import DataflowError, LostRace, NoDatabase
-from .model import Claim, Fact, Failure
+from .model import FAILED, RESUBMIT, Claim, Fact, Failure, effect
 from .names import natural_key
 from .store import Store
 from .versions import no_tables
@@ -45,6 +45,7 @@ class SqliteDatabase(Database):
             cure = _cure(str(error)) or "`odf doctor` tells more."
             raise NoDatabase(f"Cannot open {self.where}: {error}. {cure}") from None
         connection.create_function("naturalkey", 1, natural_key, deterministic=True)
+        connection.create_function("claim_effect", 4, effect, deterministic=True)
         if not self._unchecked:
             try:
                 self._check(connection.execute(self.statement("claims.versions")).fetchall())
@@ -236,13 +237,12 @@ class SqliteStore(Store):
             if not verdict:
                 return []
             [(again, delay)] = verdict
-            status = "RESUBMIT" if again and not delay else "FAILED"
+            status = RESUBMIT if again and not delay else FAILED
             if again:
                 db.change("claims.retry", delay=delay, **mine)
             else:
                 db.change("claims.close", owner=claim.owner, **mine)
-            db.change("claims.release_inputs", jobid=claim.jobid, dataid=claim.dataid)
-            if not db.change("claims.settle_outputs", status=status, was="RUNNING", **mine):
+            if not self.settle_outputs(claim, status):
                 return []
         return [Failure(status, float(delay) if again else None)]
 

@@ -2,12 +2,24 @@
 
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from . import sqlfiles
 from .database import Database
 from .errors import DataflowError, LostRace, Refused, StaleClaim
-from .model import FAILED, HOLD, READY, RESUBMIT, RUNNING, Claim, Fact, Failure, Plan, Recovered
+from .model import (
+    FAILED,
+    READY,
+    RESUBMIT,
+    RUNNING,
+    Claim,
+    Fact,
+    Failure,
+    Lost,
+    Plan,
+    Recovered,
+    Status,
+)
 from .names import typed
 from .versions import Versions
 
@@ -16,6 +28,8 @@ LEASE = 120.0
 
 MAX_LOSSES = 5
 """Lost claims in a row that put a chunk on HOLD, unless the job's policy says otherwise."""
+
+DELAY_OVER = "the retry delay is over"
 
 PLAN_AGE = 1.0
 """Seconds for which a worker believes what it read of a job's registration and dial."""
@@ -193,31 +207,48 @@ class Store:
         return datetime.fromtimestamp(self.now(), zone_called(self.timezone)).strftime("%Y-%m-%d")
 
     def _recover(self, jobid: str | None, who: str) -> list[Recovered]:
-        db, done = self.db, []
+        db = self.db
         with db.transaction(who=who, act="finish"):
-            lost = db.run("claims.lost_claims", jobid=jobid, max_losses=MAX_LOSSES)
+            lost = self.lost_claims(jobid)
             due = db.run("claims.due_retries", jobid=jobid)
-            for job, dataid, generation, owner, losses, most in lost:
-                status = HOLD if losses >= most else RESUBMIT
-                reason = f"{owner} didn't come back: claim {losses} of {most} lost"
-                db.run("context.sign", who=who, why=reason, act="finish")
-                db.change("claims.disown", jobid=job, dataid=dataid, losses=losses)
-                db.change("claims.release_inputs", jobid=job, dataid=dataid)
-                if db.change(
-                    "claims.settle_outputs", jobid=job, dataid=dataid, generation=generation,
-                    was=RUNNING, status=status,
-                ):  # fmt: skip
-                    done.append(Recovered(job, dataid, status, reason))
+            done = self.settle_lost(lost, who=who)
             for job, dataid, generation in due:
-                reason = "the retry delay is over"
-                db.run("context.sign", who=who, why=reason, act="finish")
+                db.run("context.sign", who=who, why=DELAY_OVER, act="finish")
                 db.change("claims.retried", jobid=job, dataid=dataid)
                 if db.change(
                     "claims.settle_outputs", jobid=job, dataid=dataid, generation=generation,
                     was=FAILED, status=RESUBMIT,
                 ):  # fmt: skip
-                    done.append(Recovered(job, dataid, RESUBMIT, reason))
+                    done.append(Recovered(job, dataid, RESUBMIT, DELAY_OVER))
         return done
+
+    def lost_claims(self, jobid: str | None = None) -> list[Lost]:
+        """The claims whose lease ran out, locked until the transaction ends."""
+        rows = self.db.run("claims.lost_claims", jobid=jobid, max_losses=MAX_LOSSES)
+        return [Lost(*row) for row in rows]
+
+    def settle_lost(
+        self, lost: Iterable[Lost], *, who: str, why: str = "", may_hold: bool = True
+    ) -> list[Recovered]:
+        """Settle lost claims within a transaction: RESUBMIT, or HOLD after too many losses."""
+        done = []
+        for claim in lost:
+            key = {"jobid": claim.jobid, "dataid": claim.dataid}
+            status, reason = claim.verdict(why, may_hold)
+            self.db.run("context.sign", who=who, why=reason, act="finish")
+            self.db.change("claims.disown", losses=claim.losses, **key)
+            if self.settle_outputs(claim, status):
+                done.append(Recovered(claim.jobid, claim.dataid, status, reason))
+        return done
+
+    def settle_outputs(self, claim: Claim | Lost, status: Status) -> bool:
+        """Release a chunk's inputs, and move what its claim was producing to another status."""
+        key = {"jobid": claim.jobid, "dataid": claim.dataid}
+        self.db.change("claims.release_inputs", **key)
+        moved = self.db.change(
+            "claims.settle_outputs", generation=claim.generation, was=RUNNING, status=status, **key
+        )
+        return moved > 0
 
     def _adopt(self, jobid: str, owner: str, lease: float) -> list[Claim]:
         rows, _ = self.db.insist(

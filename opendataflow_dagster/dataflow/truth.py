@@ -4,11 +4,8 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
-from .model import FAILED, HOLD, PENDING, READY, RESUBMIT, RUNNING, read_status
+from .model import STRENGTH, read_status
 from .store import Store
-
-STRENGTH = (PENDING, RESUBMIT, FAILED, HOLD, READY, RUNNING)
-"""Of a chunk that several jobs have rows for, the last of these statuses counts."""
 
 
 class Truth(NamedTuple):

@@ -6,15 +6,14 @@ from typing import NamedTuple
 
 from .answers import five_answers
 from .hindrances import IN_A_CIRCLE, advice, hindrances
-from .model import Plan
+from .model import BLOCKING, Plan
 from .names import check_id, typed
 from .store import Store
 from .times import from_table, shown
 from .whystate import Answer, Reason, State, read_state
 
 CODES = (
-    "NOT_REGISTERED", "LOCKED", "HELD", "ALREADY_DONE", "DATA_NOT_READY", "PAUSED",
-    "AT_CONCURRENCY", "INVALID_LOCATION", "NOT_VALIDATED",
+    "NOT_REGISTERED", *BLOCKING, "PAUSED", "AT_CONCURRENCY", "INVALID_LOCATION", "NOT_VALIDATED",
 )  # fmt: skip
 """What stands in the way, the first thing first. A claim looks at statuses, not at places and
 checks: it doesn't refuse for the last two, but whoever reads the data should."""
@@ -68,7 +67,7 @@ def explain_chunk(
     store: Store, jobid: str, dataid: str, at: datetime | None, asked: frozenset[str] = frozenset()
 ) -> Explanation:
     """The same within a transaction; `asked` are the consumers for whom a producer is asked."""
-    state = read_state(store, jobid, dataid, at)
+    state = read_state(store, store.read_plan(jobid), dataid, at)
     if state.plan.flaw:
         return unregistered(state.plan, dataid, at)
 

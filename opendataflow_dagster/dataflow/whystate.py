@@ -9,6 +9,9 @@ from .places import location
 from .store import Store
 from .times import from_table, to_table
 
+TIMES = ("started", "heartbeat", "lease_end", "retry_at")
+"""The columns of a claim that tell a time."""
+
 
 class Reason(NamedTuple):
     """One thing in the way, and the smallest command that removes it ('': to wait does)."""
@@ -82,50 +85,51 @@ class State(NamedTuple):
             yield row.datasetid, self.places.get(row.datasetid), fact.get("location")
 
 
-def read_state(store: Store, jobid: str, dataid: str, at: datetime | None) -> State:
-    """Read the rows, within a transaction."""
-    db = store.db
-    known = {"jobid": jobid, "dataid": dataid}
-    then = {"now": int(at is None), "at": to_table(store, at)}
-    last = {(event[0], event[1]): event for event in db.run("why.events", **known, **then)}
+def read_state(store: Store, plan: Plan, dataid: str, at: datetime | None = None) -> State:
+    """Read what decides about one chunk for a job with this plan, within a transaction."""
+    datasets = dict.fromkeys((*plan.reads, *plan.outputs))
+    chunks = [_read_chunk(store, datasetid, dataid, at) for datasetid in datasets]
+    claims = {} if at else {
+        claim["jobid"]: claim | {name: from_table(store, claim[name]) for name in TIMES}
+        for claim in store.db.records("state.claims", dataid=dataid)
+    }  # fmt: skip
+    places, producers = {}, {}
+    for datasetid in datasets:
+        for row in store.db.records("state.dataset", datasetid=datasetid):
+            places[datasetid] = location(row)
+        makers = store.db.run("state.producers", datasetid=datasetid)
+        if makers:
+            producers[datasetid] = [jobid for (jobid,) in makers]
+    now = from_table(store, datetime.fromtimestamp(store.now()).astimezone())
+    today = at.astimezone(now.tzinfo).strftime("%Y-%m-%d") if at and now else store.today()
+    rows = [row for found, _ in chunks for row in found]
+    facts = {key: fact for _, known in chunks for key, fact in known.items()}
+    return State(plan, dataid, at, now, today, rows, facts, claims, places, producers)
+
+
+def _read_chunk(
+    store: Store, datasetid: str, dataid: str, at: datetime | None
+) -> tuple[list[Row], dict[tuple[str, int], dict[str, Any]]]:
+    """The rows of one dataset's chunk with their last changes, and its facts by generation."""
+    chunk = {"datasetid": datasetid, "dataid": dataid}
+    until = chunk | {"now": int(at is None), "at": to_table(store, at)}
+    last = {event[1]: event for event in store.db.run("state.events", **until)}
     rows = []
     if at is None:
-        for datasetid, job, locktype, status, modified, generation in db.run("why.rows", **known):
-            event = last.get((datasetid, job))
-            if event and (event[2], event[3]) != (locktype, status):
-                event = None
-            since, who, why = (event[4], event[6], event[7]) if event else (modified, None, None)
-            rows.append(
-                Row(
-                    datasetid, job, locktype, status, generation, from_table(store, since), who, why
-                )
-            )
+        for _, jobid, locktype, status, modified, generation in store.db.run("state.rows", **chunk):
+            since, who, why = modified, None, None
+            event = last.get(jobid)
+            if event and (event[2], event[3]) == (locktype, status):
+                since, who, why = event[4], event[6], event[7]
+            moment = from_table(store, since)
+            rows.append(Row(datasetid, jobid, locktype, status, generation, moment, who, why))
     else:
-        rows = [
-            Row(datasetid, job, locktype, status, generation, from_table(store, since), who, why)
-            for datasetid, job, locktype, status, since, generation, who, why in last.values()
-            if status is not None
-        ]
+        for _, jobid, locktype, status, since, generation, who, why in last.values():
+            if status is not None:
+                moment = from_table(store, since)
+                rows.append(Row(datasetid, jobid, locktype, status, generation, moment, who, why))
     facts = {
-        (fact["datasetid"], fact["generation"]): fact | {"at": from_table(store, fact["at"])}
-        for fact in db.records("why.facts", **known, **then)
+        (datasetid, fact["generation"]): fact | {"at": from_table(store, fact["at"])}
+        for fact in store.db.records("state.facts", **until)
     }
-    claims = (
-        {} if at else {claim["jobid"]: claim for claim in db.records("why.claims", dataid=dataid)}
-    )
-    times = ("started", "heartbeat", "lease_end", "retry_at")
-    producers: dict[str, list[str]] = {}
-    for datasetid, producer in db.run("why.producers", jobid=jobid):
-        producers.setdefault(datasetid, []).append(producer)
-    now = from_table(store, datetime.fromtimestamp(store.now()).astimezone())
-    return State(
-        store.read_plan(jobid), dataid, at, now,
-        (at.astimezone(now.tzinfo).strftime("%Y-%m-%d") if at and now else store.today()),
-        rows, facts,
-        {
-            job: claim | {name: from_table(store, claim[name]) for name in times}
-            for job, claim in claims.items()
-        },
-        {row["datasetid"]: location(row) for row in db.records("why.datasets", jobid=jobid)},
-        producers,
-    )  # fmt: skip
+    return rows, facts

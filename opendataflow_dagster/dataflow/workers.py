@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from .model import FAILED, HOLD, RESUBMIT, RUNNING, Recovered
+from .model import FAILED, Lost, Recovered
 from .store import LEASE, MAX_LOSSES, Store
 
 RACES = 10
@@ -76,24 +76,19 @@ def _settle(
     store: Store, runid: str, why: str, canceled: bool, who: str, max_losses: int,
     blame_together: bool,
 ) -> list[Recovered]:  # fmt: skip
-    db, done = store.db, []
+    db = store.db
     with db.transaction(who=who, why=why, act="finish"):
-        held = db.run("workers.claims", runid=runid, max_losses=max_losses)
-        to_blame = blame_together or len(held) == 1
-        for jobid, dataid, generation, owner, losses, most in held:
-            if canceled:
-                status, reason = FAILED, why
-                db.change("workers.close", jobid=jobid, dataid=dataid, generation=generation)
-            else:
-                status = HOLD if losses >= most and to_blame else RESUBMIT
-                reason = f"{why}: {owner} lost claim {losses} of {most}"
-                db.run("context.sign", who=who, why=reason, act="finish")
-                db.change("claims.disown", jobid=jobid, dataid=dataid, losses=losses)
-            db.change("claims.release_inputs", jobid=jobid, dataid=dataid)
-            if db.change(
-                "claims.settle_outputs", jobid=jobid, dataid=dataid, generation=generation,
-                was=RUNNING, status=status,
-            ):  # fmt: skip
-                done.append(Recovered(jobid, dataid, status, reason))
+        rows = db.run("workers.claims", runid=runid, max_losses=max_losses)
+        held = [Lost(*row) for row in rows]
+        if canceled:
+            done = []
+            for claim in held:
+                key = {"jobid": claim.jobid, "dataid": claim.dataid}
+                db.change("workers.close", generation=claim.generation, **key)
+                if store.settle_outputs(claim, FAILED):
+                    done.append(Recovered(claim.jobid, claim.dataid, FAILED, why))
+        else:
+            to_blame = blame_together or len(held) == 1
+            done = store.settle_lost(held, who=who, why=why, may_hold=to_blame)
         db.change("workers.end_run", runid=runid)
     return done

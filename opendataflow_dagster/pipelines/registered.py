@@ -63,7 +63,7 @@ def registered(store: Store, datasetid: str, root: Path) -> Row | None:
 
     So whoever runs a pipeline, from wherever, reads and writes the same files.
     """
-    rows, _ = store.db.insist(lambda: store.db.records("reading.dataset", datasetid=datasetid))
+    rows, _ = store.db.insist(lambda: store.db.records("state.dataset", datasetid=datasetid))
     if not rows:
         return None
     columns = {name.lower(): value for name, value in rows[0].items()}

@@ -43,17 +43,15 @@ written as (
            case when i.itemtype = 'OUT' then o.generation else ready.generation end
     from opened o cross join item i
         left join lateral (
-            select true as found, max(s.generation) as generation from datastatus s
-            where i.itemtype = 'IN' and s.dataid = o.dataid and s.datasetid = i.datasetid
-              and s.locktype = 'OUT' and s.status in ('READY', 'RUNNING')
-            having bool_and(s.status = 'READY')) as ready on true
+            select true as found, max(r.generation) as generation from claim_row r
+            where i.itemtype = 'IN' and r.jobid = :jobid and r.dataid = o.dataid and r.datasetid = i.datasetid
+              and r.effect in ('available', 'DATA_NOT_READY')
+            having bool_and(r.effect = 'available')) as ready on true
     where i.itemtype = 'OUT' or ready.found
     on conflict (datasetid, jobid, dataid) do update
         set locktype = excluded.locktype, status = 'RUNNING', modified = excluded.modified,
             generation = excluded.generation
-        where d.status in ('RESUBMIT', 'RERUN')
-           or (excluded.locktype = 'OUT' and d.status = 'PENDING')
-           or (excluded.locktype = 'IN' and d.locktype = 'IN' and d.status in ('DONE', 'FAILED', 'ERROR'))
+        where claim_effect(excluded.locktype, true, d.locktype, d.status) in ('free', 'again', 'consumed')
     returning 1
 )
 select o.dataid, o.generation, o.attempts, dial.lease, dial.time_limit, taken.rank

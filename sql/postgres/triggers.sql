@@ -19,7 +19,43 @@ begin
     raise exception 'a row of this claim changed under it' using errcode = 'ODF01';
 end $$;
 
--- Decide anew whether each (job, dataid) pair may be claimed. The pending row is written first: it is
+-- What one row of datastatus means for a job to which its dataset is an input (IN) or an output (OUT); `own`
+-- tells whether it is the job's own row. This is the rule of dataflow/model.py. No settings are attached to
+-- it, so that the planner writes it into the statements that use it.
+create or replace function claim_effect(itemtype text, own boolean, locktype text, word text) returns text
+language sql immutable parallel safe as $$
+    select case
+        when itemtype = 'OUT' and locktype = 'OUT' then case
+            when word = 'PENDING' then 'free'
+            when word in ('RESUBMIT', 'RERUN') then case when own then 'again' else 'free' end
+            when word = 'RUNNING' then 'LOCKED'
+            when word = 'READY' then 'ALREADY_DONE'
+            else 'HELD' end
+        when itemtype = 'IN' and locktype = 'OUT' and not own then case
+            when word = 'READY' then 'available'
+            when word = 'RUNNING' then 'DATA_NOT_READY'
+            else 'missing' end
+        when not own then 'free'
+        when itemtype = 'IN' and locktype = 'IN' then case
+            when word in ('FAILED', 'ERROR', 'RESUBMIT', 'RERUN') then 'free'
+            when word = 'DONE' then 'consumed'
+            when word = 'RUNNING' then 'LOCKED'
+            else 'HELD' end
+        -- a lock of another type, from when the job was another one, has the key of the claim's row
+        when word in ('RESUBMIT', 'RERUN') or (itemtype = 'OUT' and word = 'PENDING') then 'free'
+        else 'LOCKED'
+    end
+$$;
+
+-- Every row that matters to a chunk of a job, and what it means for a claim.
+create or replace view claim_row as
+select cast(i.jobid as text) as jobid, cast(s.dataid as text) as dataid, cast(i.itemtype as text) as itemtype,
+       cast(i.datasetid as text) as datasetid, s.jobid = i.jobid as own, cast(s.locktype as text) as locktype,
+       s.generation, claim_effect(i.itemtype, s.jobid = i.jobid, s.locktype, s.status) as effect
+from job i join datastatus s on s.datasetid = i.datasetid
+where i.itemtype in ('IN', 'OUT') and i.datasetid <> 'today';
+
+-- Decide again whether each (job, dataid) pair may be claimed. The pending row is written first: it is
 -- the lock that makes two judges of one pair take turns, and the second statement sees what the first
 -- turn committed.
 create or replace function judge(jobids text[], dataids text[]) returns void
@@ -31,10 +67,8 @@ begin
     insert into pending (jobid, dataid, rank, sortkey)
     select k.jobid, k.dataid,
            case when exists (
-               select 1 from job o join datastatus s
-                   on s.datasetid = o.datasetid and s.jobid = o.jobid and s.dataid = k.dataid
-               where o.jobid = k.jobid and o.itemtype = 'OUT' and s.locktype = 'OUT'
-                 and s.status in ('RESUBMIT', 'RERUN')) then 0 else 1 end,
+               select 1 from claim_row r
+               where r.jobid = k.jobid and r.dataid = k.dataid and r.effect = 'again') then 0 else 1 end,
            naturalkey(k.dataid)
     from (select distinct jobid, dataid from unnest(jobids, dataids) as u(jobid, dataid)
           where jobid is not null and dataid <> '') as k
@@ -49,41 +83,26 @@ begin
         and not exists (
             select 1 from job i join job o on o.jobid = i.jobid and o.datasetid = i.datasetid
             where i.jobid = k.jobid and i.itemtype = 'IN' and o.itemtype = 'OUT')
-        -- every input is READY, and nobody is rewriting it
+        -- no row blocks it; what the job has consumed does, unless it is to be made again
+        and not exists (
+            select 1 from claim_row r
+            where r.jobid = k.jobid and r.dataid = k.dataid
+              and (r.effect in ('LOCKED', 'HELD', 'ALREADY_DONE', 'DATA_NOT_READY')
+                   or (r.effect = 'consumed' and p.rank = 1)))
+        -- every input is available
         and not exists (
             select 1 from job i
             where i.jobid = k.jobid and i.itemtype = 'IN' and i.datasetid <> 'today'
-              and (not exists (select 1 from datastatus s
-                               where s.dataid = k.dataid and s.datasetid = i.datasetid
-                                 and s.locktype = 'OUT' and s.status = 'READY')
-                   or exists (select 1 from datastatus s
-                              where s.dataid = k.dataid and s.datasetid = i.datasetid
-                                and s.locktype = 'OUT' and s.status = 'RUNNING')))
-        -- nobody holds or has made an output
-        and not exists (
-            select 1 from job o join datastatus s
-                on s.dataid = k.dataid and s.datasetid = o.datasetid
-            where o.jobid = k.jobid and o.itemtype = 'OUT' and s.locktype = 'OUT'
-              and (s.status is null or s.status not in ('PENDING', 'RESUBMIT', 'RERUN')))
-        -- this job isn't consuming the chunk, nor has it (DONE) unless it is to run again; and no lock
-        -- of another type, from when the job was another one, has the key of a row that it would write
-        and not exists (
-            select 1 from job i join datastatus s
-                on s.datasetid = i.datasetid and s.jobid = i.jobid and s.dataid = k.dataid
-            where i.jobid = k.jobid and i.itemtype in ('IN', 'OUT')
-              and (s.status is null or s.status not in ('RESUBMIT', 'RERUN'))
-              and case when i.itemtype = 'OUT'
-                       then s.locktype is distinct from 'OUT' and s.status is distinct from 'PENDING'
-                       when s.locktype = 'IN'
-                       then s.status is null or s.status not in ('DONE', 'FAILED', 'ERROR')
-                            or (s.status = 'DONE' and p.rank = 1)
-                       else true end)
+              and not exists (
+                  select 1 from claim_row r
+                  where r.jobid = k.jobid and r.dataid = k.dataid and r.datasetid = i.datasetid
+                    and r.effect = 'available'))
         -- something says that the chunk exists: an input, or a row of the job's own
         and (exists (select 1 from job i where i.jobid = k.jobid and i.itemtype = 'IN')
              or exists (
-                 select 1 from job o join datastatus s
-                     on s.datasetid = o.datasetid and s.jobid = o.jobid and s.dataid = k.dataid
-                 where o.jobid = k.jobid and o.itemtype = 'OUT' and s.locktype = 'OUT')));
+                 select 1 from claim_row r
+                 where r.jobid = k.jobid and r.dataid = k.dataid
+                   and r.own and r.itemtype = 'OUT' and r.locktype = 'OUT')));
 end $$;
 
 -- Judge every chunk that a job could know of. Writers wait meanwhile, so that none slips by unjudged.
@@ -99,11 +118,10 @@ begin
     for chunk_ids in
         select array_agg(dataid) from (
             select dataid, row_number() over () / 10000 as batch from (
-                select distinct s.dataid from job j join datastatus s on s.datasetid = j.datasetid
-                where j.jobid = job_to_judge and s.locktype = 'OUT' and s.dataid <> ''
-                  and ((j.itemtype = 'IN' and s.status = 'READY')
-                       or (j.itemtype = 'OUT' and s.jobid = j.jobid
-                           and s.status in ('PENDING', 'RESUBMIT', 'RERUN')))) as known
+                select distinct r.dataid from claim_row r
+                where r.jobid = job_to_judge and r.dataid <> '' and r.locktype = 'OUT'
+                  and (r.effect = 'available'
+                       or (r.itemtype = 'OUT' and r.own and r.effect in ('free', 'again')))) as known
         ) as numbered group by batch
     loop
         perform judge(array_fill(job_to_judge, array[cardinality(chunk_ids)]), chunk_ids);

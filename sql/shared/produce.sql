@@ -10,7 +10,7 @@ where s.locktype = 'IN';
 -- name: outputs
 -- How the outputs of a job stand for one chunk, whoever made them, and what is known of them.
 select s.datasetid, s.jobid, s.status, s.generation, f.location, f.rows, f.bytes, f.fingerprint, f.inputs,
-       f.schema
+       f.schema, f.validated, f.checks
 from (select distinct datasetid from job where jobid = :jobid and itemtype = 'OUT') as j
     join datastatus s on s.datasetid = j.datasetid and s.dataid = :dataid
     left join chunkfact f

@@ -39,16 +39,19 @@ on conflict (jobid, dataid) do update
 returning attempts;
 
 -- name: hold
--- Lock an input chunk for this job: only one that is READY, and that nobody rewrites.
+-- Lock an input chunk for this job: only one that is available, and that nobody rewrites.
 insert into datastatus (datasetid, jobid, dataid, locktype, status, modified, generation)
-select :datasetid, :jobid, :dataid, 'IN', 'RUNNING', strftime('%Y-%m-%d %H:%M:%f', 'now'), max(s.generation)
-from datastatus s
-where s.dataid = :dataid and s.datasetid = :datasetid and s.locktype = 'OUT' and s.status in ('READY', 'RUNNING')
-group by s.dataid having min(s.status) = 'READY' and max(s.status) = 'READY' and :generation is not null
+select :datasetid, :jobid, :dataid, 'IN', 'RUNNING', strftime('%Y-%m-%d %H:%M:%f', 'now'), max(r.generation)
+from claim_row r
+where r.jobid = :jobid and r.dataid = :dataid and r.datasetid = :datasetid
+  and r.effect in ('available', 'DATA_NOT_READY') and :generation is not null
+group by r.dataid having sum(r.effect <> 'available') = 0
 on conflict (datasetid, jobid, dataid) do update
     set locktype = 'IN', status = 'RUNNING', modified = excluded.modified, generation = excluded.generation
-    where datastatus.status in ('RESUBMIT', 'RERUN')
-       or (datastatus.locktype = 'IN' and datastatus.status in ('DONE', 'FAILED', 'ERROR'));
+    where exists (
+        select 1 from claim_row r
+        where r.jobid = :jobid and r.dataid = :dataid and r.datasetid = :datasetid and r.itemtype = 'IN' and r.own
+          and r.effect in ('free', 'consumed'));
 
 -- name: lock
 -- Take an output chunk: one that doesn't exist yet, or that may be made again.
@@ -56,7 +59,10 @@ insert into datastatus (datasetid, jobid, dataid, locktype, status, modified, ge
 values (:datasetid, :jobid, :dataid, 'OUT', 'RUNNING', strftime('%Y-%m-%d %H:%M:%f', 'now'), :generation)
 on conflict (datasetid, jobid, dataid) do update
     set locktype = 'OUT', status = 'RUNNING', modified = excluded.modified, generation = excluded.generation
-    where datastatus.status in ('PENDING', 'RESUBMIT', 'RERUN');
+    where exists (
+        select 1 from claim_row r
+        where r.jobid = :jobid and r.dataid = :dataid and r.datasetid = :datasetid and r.itemtype = 'OUT' and r.own
+          and r.effect in ('free', 'again'));
 
 -- name: adopt
 -- The live claims of an owner.

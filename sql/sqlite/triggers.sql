@@ -4,57 +4,71 @@
 
 drop view if exists judge;
 drop view if exists rebuild;
+drop view if exists claim_row;
 
--- "insert into judge" decides anew whether a (job, dataid) pair may be claimed.
+-- Every row that matters to a chunk of a job, and what it means for a claim: the rule of dataflow/model.py.
+create view claim_row as
+select i.jobid, s.dataid, i.itemtype, i.datasetid, s.jobid is i.jobid as own, s.locktype, s.generation,
+    case
+        when i.itemtype = 'OUT' and s.locktype is 'OUT' then case
+            when s.status = 'PENDING' then 'free'
+            when s.status in ('RESUBMIT', 'RERUN') then case when s.jobid is i.jobid then 'again' else 'free' end
+            when s.status = 'RUNNING' then 'LOCKED'
+            when s.status = 'READY' then 'ALREADY_DONE'
+            else 'HELD' end
+        when i.itemtype = 'IN' and s.locktype is 'OUT' and s.jobid is not i.jobid then case
+            when s.status = 'READY' then 'available'
+            when s.status = 'RUNNING' then 'DATA_NOT_READY'
+            else 'missing' end
+        when s.jobid is not i.jobid then 'free'
+        when i.itemtype = 'IN' and s.locktype is 'IN' then case
+            when s.status in ('FAILED', 'ERROR', 'RESUBMIT', 'RERUN') then 'free'
+            when s.status = 'DONE' then 'consumed'
+            when s.status = 'RUNNING' then 'LOCKED'
+            else 'HELD' end
+        -- a lock of another type, from when the job was another one, has the key of the claim's row
+        when s.status in ('RESUBMIT', 'RERUN') or (i.itemtype = 'OUT' and s.status is 'PENDING') then 'free'
+        else 'LOCKED'
+    end as effect
+from job i join datastatus s on s.datasetid = i.datasetid
+where i.itemtype in ('IN', 'OUT') and i.datasetid <> 'today';
+
+-- "insert into judge" decides again whether a (job, dataid) pair may be claimed.
 create view judge as select null as jobid, null as dataid where false;
 create trigger judge_pair instead of insert on judge begin
     delete from pending where jobid = new.jobid and dataid = new.dataid;
     insert into pending (jobid, dataid, rank)
     select new.jobid, new.dataid, again.rank
     from (select case when exists (
-              select 1 from job o join datastatus s
-                  on s.datasetid = o.datasetid and s.jobid = o.jobid and s.dataid = new.dataid
-              where o.jobid = new.jobid and o.itemtype = 'OUT' and s.locktype = 'OUT'
-                and s.status in ('RESUBMIT', 'RERUN')) then 0 else 1 end as rank) as again
+              select 1 from claim_row r
+              where r.jobid = new.jobid and r.dataid = new.dataid and r.effect = 'again') then 0 else 1 end as rank
+         ) as again
     where new.dataid <> ''
       -- the job writes something, and nothing that it also reads
       and exists (select 1 from job o where o.jobid = new.jobid and o.itemtype = 'OUT')
       and not exists (
           select 1 from job i join job o on o.jobid = i.jobid and o.datasetid = i.datasetid
           where i.jobid = new.jobid and i.itemtype = 'IN' and o.itemtype = 'OUT')
-      -- every input is READY, and nobody is rewriting it
+      -- no row blocks it; what the job has consumed does, unless it is to be made again
+      and not exists (
+          select 1 from claim_row r
+          where r.jobid = new.jobid and r.dataid = new.dataid
+            and (r.effect in ('LOCKED', 'HELD', 'ALREADY_DONE', 'DATA_NOT_READY')
+                 or (r.effect = 'consumed' and again.rank = 1)))
+      -- every input is available
       and not exists (
           select 1 from job i
           where i.jobid = new.jobid and i.itemtype = 'IN' and i.datasetid <> 'today'
-            and (not exists (select 1 from datastatus s
-                             where s.dataid = new.dataid and s.datasetid = i.datasetid
-                               and s.locktype = 'OUT' and s.status = 'READY')
-                 or exists (select 1 from datastatus s
-                            where s.dataid = new.dataid and s.datasetid = i.datasetid
-                              and s.locktype = 'OUT' and s.status = 'RUNNING')))
-      -- nobody holds or has made an output
-      and not exists (
-          select 1 from job o join datastatus s on s.dataid = new.dataid and s.datasetid = o.datasetid
-          where o.jobid = new.jobid and o.itemtype = 'OUT' and s.locktype = 'OUT'
-            and (s.status is null or s.status not in ('PENDING', 'RESUBMIT', 'RERUN')))
-      -- this job isn't consuming the chunk, nor has it (DONE) unless it is to run again; and no lock
-      -- of another type, from when the job was another one, has the key of a row that it would write
-      and not exists (
-          select 1 from job i join datastatus s
-              on s.datasetid = i.datasetid and s.jobid = i.jobid and s.dataid = new.dataid
-          where i.jobid = new.jobid and i.itemtype in ('IN', 'OUT')
-            and (s.status is null or s.status not in ('RESUBMIT', 'RERUN'))
-            and case when i.itemtype = 'OUT' then s.locktype is not 'OUT' and s.status is not 'PENDING'
-                     when s.locktype = 'IN'
-                     then s.status is null or s.status not in ('DONE', 'FAILED', 'ERROR')
-                          or (s.status = 'DONE' and again.rank = 1)
-                     else true end)
+            and not exists (
+                select 1 from claim_row r
+                where r.jobid = new.jobid and r.dataid = new.dataid and r.datasetid = i.datasetid
+                  and r.effect = 'available'))
       -- something says that the chunk exists: an input, or a row of the job's own
       and (exists (select 1 from job i where i.jobid = new.jobid and i.itemtype = 'IN')
            or exists (
-               select 1 from job o join datastatus s
-                   on s.datasetid = o.datasetid and s.jobid = o.jobid and s.dataid = new.dataid
-               where o.jobid = new.jobid and o.itemtype = 'OUT' and s.locktype = 'OUT'));
+               select 1 from claim_row r
+               where r.jobid = new.jobid and r.dataid = new.dataid
+                 and r.own and r.itemtype = 'OUT' and r.locktype = 'OUT'));
 end;
 
 -- "insert into rebuild" judges every chunk that a job could know of.
@@ -62,10 +76,9 @@ create view rebuild as select null as jobid where false;
 create trigger rebuild_job instead of insert on rebuild begin
     delete from pending where jobid = new.jobid;
     insert into judge (jobid, dataid)
-    select distinct new.jobid, s.dataid from job j join datastatus s on s.datasetid = j.datasetid
-    where j.jobid = new.jobid and s.locktype = 'OUT' and s.dataid <> ''
-      and ((j.itemtype = 'IN' and s.status = 'READY')
-           or (j.itemtype = 'OUT' and s.jobid = j.jobid and s.status in ('PENDING', 'RESUBMIT', 'RERUN')));
+    select distinct new.jobid, r.dataid from claim_row r
+    where r.jobid = new.jobid and r.dataid <> '' and r.locktype = 'OUT'
+      and (r.effect = 'available' or (r.itemtype = 'OUT' and r.own and r.effect in ('free', 'again')));
 end;
 
 drop trigger if exists event_for_readers;

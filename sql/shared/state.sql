@@ -1,0 +1,36 @@
+-- name: rows
+-- The rows of one chunk of a dataset, whoever made or reads it.
+select datasetid, jobid, locktype, status, modified, generation
+from datastatus where datasetid = :datasetid and dataid = :dataid
+order by jobid;
+
+-- name: events
+-- The last change of each of those rows, until now or until a moment in the past.
+select e.datasetid, e.jobid, e.locktype, e.status_after, e.at, e.generation, e.who, e.why
+from (select d.*, row_number() over (partition by d.jobid order by d.seq desc) as nth
+      from dataevent d
+      where d.dataid = :dataid and d.datasetid = :datasetid
+        and (cast(:now as integer) = 1 or d.at <= :at)) as e
+where e.nth = 1
+order by e.jobid;
+
+-- name: facts
+-- What is known of every generation of the chunk.
+select datasetid, generation, jobid, location, rows, bytes, fingerprint, validated, checks, at, inputs
+from chunkfact
+where datasetid = :datasetid and dataid = :dataid and (cast(:now as integer) = 1 or at <= :at)
+order by generation;
+
+-- name: claims
+-- Who holds or will retry a chunk.
+select jobid, generation, owner, runid, started, heartbeat, lease_end, attempts, losses, retry_at
+from claim where dataid = :dataid;
+
+-- name: dataset
+-- Where the dataset is.
+select * from dataset where datasetid = :datasetid;
+
+-- name: producers
+-- Which jobs write the dataset.
+select distinct jobid from job
+where itemtype = 'OUT' and datasetid = :datasetid and jobid is not null order by jobid;
