@@ -227,6 +227,8 @@ def catch_up_sensor(
         store = None
         try:
             store = dataflow.patient_store(PATIENCE)
+            if refusal := store.db.insist(lambda: store.unclaimable(now=True))[0]:
+                return dg.SkipReason(f"{refusal} Nothing is launched.")
             if projects is not None:
                 for jobid, dataid in projects.begin_due_runs(store):
                     context.log.info(f"{jobid}: a run is due, {dataid}")

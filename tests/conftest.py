@@ -2,6 +2,8 @@
 
 import os
 import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from itertools import count
@@ -51,6 +53,17 @@ def postgres_url(postgres_server: Server) -> Iterator[str]:
     name = f"test_{next(_numbers)}"
     yield postgres_server.create_database(name)
     postgres_server.drop_database(name)
+
+
+@pytest.fixture(scope="session")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel of this tree, built from its sdist."""
+    folder, root = tmp_path_factory.mktemp("wheel"), Path(__file__).parents[1]
+    line = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(folder), str(root)]
+    done = subprocess.run(line, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    [path] = folder.glob("*.whl")
+    return path
 
 
 @pytest.fixture

@@ -67,10 +67,30 @@ def test_nobody_listens(tmp_path: Path) -> None:
 
 
 def test_an_older_version_of_the_tables(store: Store, url: str) -> None:
-    store.db.execute("update dataflow_meta set value = '0' where name = 'schema'", {})
+    def stamp(**numbers: int) -> None:
+        for name, number in numbers.items():
+            store.db.execute(
+                f"update dataflow_meta set value = '{number}' where name = '{name}'", {}
+            )
+
+    version = store.version
+    stamp(version=2)
     assert doctor(url)[1]["tables"]["action"] == "odf init"
-    store.db.execute("update dataflow_meta set value = '99' where name = 'schema'", {})
-    assert "pip install" in doctor(url)[1]["tables"]["action"]
+    stamp(version=version, schema=3)
+    found = doctor(url)[1]["tables"]
+    assert (found["result"], found["action"]) == ("fail", "odf init")
+    assert "`odf init` of version 3" in found["detail"]
+    stamp(version=99)
+    assert doctor(url)[1]["tables"]["action"].endswith("whose program is of version 99 or newer")
+    stamp(schema=99)
+    done, every = doctor(url)
+    assert done.exit_code == 0
+    assert f"version 99, newer than this program ({version})" in every["tables"]["detail"]
+    stamp(oldest_client=98)
+    found = doctor(url)[1]["tables"]
+    assert (found["result"], "98" in found["detail"]) == ("fail", True)
+    assert found["action"] == "Upgrade opendataflow-dagster on this host"
+    stamp(version=version, schema=version, oldest_client=3)
     store.init()
     store.db.execute("drop table chunkrange", {})
     assert "chunkrange" in doctor(url)[1]["tables"]["detail"]

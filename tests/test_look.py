@@ -147,7 +147,7 @@ def test_a_million_chunks_are_counted_at_once(line: Store) -> None:
             ),
             {},
         )
-        line.db.run("upgrade.rebuild", jobid="load")
+        line.db.run("upgrade.rebuild")
     if line.db.dialect == "postgres":
         line.db.execute("analyze", {})
     began = time.monotonic()

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 from . import sqlfiles
 from .errors import LostRace
+from .versions import Versions
 
 T = TypeVar("T")
 
@@ -35,6 +36,8 @@ class Database:
         os.register_at_fork(after_in_child=lambda: (forked() or int)())
         self._topics: dict[str, dict[str, str]] = {}
         self._met = False
+        self.versions: Versions | None = None
+        """Of the tables, when a connection was opened or a claim was refused last."""
 
     def run(self, name: str, /, **params: Any) -> list[tuple]:
         """The rows of the statement `topic.name`."""
@@ -120,8 +123,22 @@ class Database:
         """The rows of one statement, and its cursor."""
         raise NotImplementedError
 
+    @contextmanager
+    def upgrading(self) -> Iterator[None]:
+        """One transaction that may create and change tables; of two, one waits for the other."""
+        raise NotImplementedError
+        yield
+
     def script(self, text: str) -> None:
-        """Run the statements of a script, all or none."""
+        """Run the statements of a script, in the transaction that is open."""
+        raise NotImplementedError
+
+    def frame(self) -> tuple[str, str, str]:
+        """What opens and ends `upgrading` in a printed script, and a command that runs it."""
+        raise NotImplementedError
+
+    def tables(self) -> set[str]:
+        """The names of the tables that are there, ours and others."""
         raise NotImplementedError
 
     def translate(self, text: str) -> str:
@@ -135,6 +152,31 @@ class Database:
     def connect(self) -> Any:
         """This thread's connection, opened on first use."""
         raise NotImplementedError
+
+    def read_versions(self) -> Versions:
+        """What the tables say of their version now."""
+        self.versions = Versions.of(self.run("claims.versions"))
+        return self.versions
+
+    @contextmanager
+    def of_any_version(self) -> Iterator[None]:
+        """Let this thread connect whatever the tables are: to look at them, or to upgrade them."""
+        before, self._mine.unchecked = self._unchecked, True
+        try:
+            yield
+        finally:
+            self._mine.unchecked = before
+
+    @property
+    def _unchecked(self) -> bool:
+        return getattr(self._mine, "unchecked", False)
+
+    def _check(self, rows: list[tuple]) -> None:
+        """Refuse tables that are older than this program, as a connection is opened."""
+        self.versions = Versions.of(rows)
+        error = self.versions.unusable(sqlfiles.version(self.dialect), self.where)
+        if error and not self._unchecked:
+            raise error
 
     def drop(self) -> None:
         """Forget this thread's connection."""
@@ -153,10 +195,3 @@ class Database:
 
 
 _INHERITED: list[_local] = []
-
-
-def no_tables(where: str) -> str:
-    return (
-        f"The tables in {where} aren't there, or aren't upgraded yet. "
-        "Run `odf init`: it creates or upgrades them, and keeps every row."
-    )

@@ -26,6 +26,7 @@ def _force(store: Store, jobid: str, dataid: str, owner: str, lease: float) -> C
         plan = store.read_plan(jobid)
         if plan.flaw:
             raise Refused(f"{plan.flaw}. See `odf job list`.", code="NOT_REGISTERED")
+        store.refuse_unclaimable(now=True)
         for datasetid in plan.outputs:
             db.run("forcing.take_turns", datasetid=datasetid)
         db.change("forcing.unqueue", **chunk)

@@ -79,6 +79,7 @@ def begin_run(store: Store, jobid: str) -> str:
     outputs = [datasetid for _, datasetid in links(store, [jobid])]
     if not outputs:
         raise unregistered(jobid)
+    store.refuse_unclaimable(now=True)  # a run that can't be claimed isn't begun
     for datasetid in outputs:
         store.db.run("items.turn", datasetid=datasetid)
     moment = datetime.fromtimestamp(float(store.db.run("claims.now")[0][0]), UTC)

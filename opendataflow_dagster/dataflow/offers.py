@@ -46,7 +46,9 @@ def offer(store: Store, jobid: str, *, most: int = MOST) -> Offer:
         if not plan.reads and words <= {PENDING, RESUBMIT}:
             claimable, first = 1, today
     free = None if concurrency is None else max(0, concurrency - live)
-    if paused_until is not None:
+    if error := store.db.insist(store.unclaimable)[0]:
+        obstacle = str(error)
+    elif paused_until is not None:
         obstacle = f"paused until {shown(from_table(store, paused_until))}"
     elif first is None:
         obstacle = nothing

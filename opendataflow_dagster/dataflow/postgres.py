@@ -6,23 +6,28 @@ from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import psycopg
+from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict
 
 from .config import redact
-from .database import Database, no_tables
+from .database import Database
 from .errors import NoDatabase
 from .model import Claim, Fact, Failure
 from .names import natural_key
 from .store import Store
+from .versions import no_tables
 
 _PARAMETER = re.compile(r"(?<![:\w]):([a-z_]+)")
 
 SESSION = """
-select set_config('search_path', quote_ident(%(schema)s) || ', pg_temp', false),
+select set_config('search_path', quote_ident({schema}) || ', pg_temp', false),
        set_config('enable_seqscan', 'off', false), set_config('enable_sort', 'off', false),
-       set_config('jit', 'off', false), set_config('plan_cache_mode', 'force_generic_plan', false)
+       set_config('jit', 'off', false), set_config('plan_cache_mode', 'force_generic_plan', false);
 """
 """Our statements go by index: a plan that was made for small tables must not scan large ones."""
+
+TURN = "select pg_advisory_xact_lock(hashtextextended('odf init', 79643));"
+CREATE_SCHEMA = "create schema if not exists {schema};"
 
 READING = """
 set transaction isolation level repeatable read, read only;
@@ -67,8 +72,8 @@ class PostgresDatabase(Database):
         try:
             connection = psycopg.connect(**given, autocommit=True)  # type: ignore[arg-type]
             try:
-                connection.execute(SESSION, {"schema": self.schema})
-            except psycopg.Error:
+                self._begin_session(connection)
+            except BaseException:
                 connection.close()
                 raise
         except psycopg.Error as error:
@@ -79,6 +84,24 @@ class PostgresDatabase(Database):
         self._mine.connection = connection
         self._met = True
         return connection
+
+    def _begin_session(self, connection: psycopg.Connection) -> None:
+        """Set what our statements need, and look at the tables' version in the same round trip."""
+        session = sql.SQL(SESSION).format(schema=sql.Literal(self.schema)).as_string(connection)
+        if self._unchecked:  # there may be no tables
+            connection.execute(session)  # type: ignore[arg-type]
+            return
+        try:
+            cursor = connection.execute(session + self.statement("claims.versions"))  # type: ignore[arg-type]
+        except psycopg.errors.UndefinedTable:
+            raise NoDatabase(no_tables(self.where)) from None
+        except psycopg.errors.InsufficientPrivilege as error:
+            raise NoDatabase(
+                f"The tables in {self.where} can't be read: {_first_line(error)}. Let their owner "
+                "grant select on dataflow_meta, which tells their version."
+            ) from None
+        cursor.nextset()
+        self._check(cursor.fetchall())
 
     def execute(self, text: str, params: dict[str, Any] | None) -> tuple[list[tuple], Any]:
         connection = self.connect()
@@ -123,12 +146,24 @@ class PostgresDatabase(Database):
         cursor = self.connect().execute(text, prepare=True)  # type: ignore[arg-type]
         return cursor.fetchall() if cursor.description else [], cursor
 
+    @contextmanager
+    def upgrading(self) -> Iterator[None]:
+        with self.connect().transaction():
+            self.script(TURN)
+            self.script(CREATE_SCHEMA.format(schema=_quoted(self.schema)))
+            yield
+
     def script(self, text: str) -> None:
-        connection = self.connect()
-        with connection.transaction():
-            connection.execute("select pg_advisory_xact_lock(hashtextextended('odf init', 79643))")
-            connection.execute(f"create schema if not exists {_quoted(self.schema)}")  # type: ignore[arg-type]
-            connection.execute(text)  # type: ignore[arg-type]
+        self.connect().execute(text)  # type: ignore[arg-type]
+
+    def frame(self) -> tuple[str, str, str]:
+        schema = _quoted(self.schema)
+        created = CREATE_SCHEMA.format(schema=schema)
+        begin = f"begin;\n{TURN}\n{created}\nset local search_path = {schema}, pg_temp;"
+        return begin, "commit;", "psql -v ON_ERROR_STOP=1 -f FILE"
+
+    def tables(self) -> set[str]:
+        return {name for (name,) in self.run("upgrade.tables", schema=self.schema)}
 
 
 class PostgresStore(Store):
@@ -166,6 +201,7 @@ class PostgresStore(Store):
                 lease=lease,
                 only=only,
                 skip=skip,
+                version=self.version,
             )
         self._untidy += len(rows)
         if len(rows) > 1:

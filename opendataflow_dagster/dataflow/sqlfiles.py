@@ -1,17 +1,46 @@
-"""The statements in `sql/`, by dialect and name."""
+"""The statements in `sql/`, by dialect and name, and the versions of the tables."""
 
 import os
+from functools import cache
+from typing import NamedTuple
 
 _HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 _INSTALLED = os.path.join(_HERE, "sql")
 ROOT = _INSTALLED if os.path.isdir(_INSTALLED) else os.path.join(os.path.dirname(_HERE), "sql")
 
 
+class Migration(NamedTuple):
+    """A file that brings tables of the version before to this one."""
+
+    version: int
+    name: str
+
+    def text(self, dialect: str) -> str:
+        return _read(os.path.join(ROOT, dialect, "migrations", self.name))
+
+
 def schema(dialect: str) -> str:
-    """The script that creates or upgrades the tables of a dialect, and their triggers."""
-    return "\n".join(
-        _read(os.path.join(ROOT, dialect, name)) for name in ("schema.sql", "triggers.sql")
+    """The script that creates the tables of a dialect."""
+    return _read(os.path.join(ROOT, dialect, "schema.sql"))
+
+
+def triggers(dialect: str) -> str:
+    """The script that creates functions, views and triggers of a dialect."""
+    return _read(os.path.join(ROOT, dialect, "triggers.sql"))
+
+
+@cache
+def migrations(dialect: str) -> tuple[Migration, ...]:
+    """The migrations of a dialect, in order; the first one starts from nothing."""
+    names = sorted(os.listdir(os.path.join(ROOT, dialect, "migrations")))
+    return tuple(
+        Migration(int(name.partition("_")[0]), name) for name in names if name.endswith(".sql")
     )
+
+
+def version(dialect: str) -> int:
+    """The version of the tables that this program makes: its last migration's."""
+    return migrations(dialect)[-1].version
 
 
 def statements(dialect: str, topic: str) -> dict[str, str]:

@@ -6,11 +6,12 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from .database import Database, no_tables
+from .database import Database
 from .errors import DataflowError, LostRace, NoDatabase
 from .model import FAILED, RESUBMIT, Claim, Fact, Failure, effect
 from .names import natural_key
 from .store import Store
+from .versions import no_tables
 
 BUSY = 60.0
 """Seconds to wait for another writer's turn to end."""
@@ -45,6 +46,14 @@ class SqliteDatabase(Database):
             raise NoDatabase(f"Cannot open {self.where}: {error}. {cure}") from None
         connection.create_function("naturalkey", 1, natural_key, deterministic=True)
         connection.create_function("claim_effect", 4, effect, deterministic=True)
+        if not self._unchecked:
+            try:
+                self._check(connection.execute(self.statement("claims.versions")).fetchall())
+            except BaseException as error:
+                connection.close()
+                if isinstance(error, sqlite3.Error):
+                    raise self.explained(error) from error
+                raise
         self._mine.connection = connection
         self._met = True
         return connection
@@ -97,15 +106,42 @@ class SqliteDatabase(Database):
                 connection.rollback()
             self.execute("pragma query_only = off", None)
 
-    def script(self, text: str) -> None:
+    @contextmanager
+    def upgrading(self) -> Iterator[None]:
         connection = self.connect(create=True)
+        self.execute("pragma journal_mode = wal", None)
+        self.execute("begin immediate", None)
         try:
-            connection.execute("pragma journal_mode = wal")
-            connection.executescript(f"begin immediate;\n{text}\ncommit;")
-        except sqlite3.Error as error:
+            yield
+            self.execute("commit", None)
+        except BaseException:
             if connection.in_transaction:
                 connection.rollback()
-            raise self.explained(error) from error
+            raise
+
+    def script(self, text: str) -> None:
+        # Not by `executescript`, which commits the transaction that is open.
+        for statement in statements(text):
+            self.execute(statement, None)
+
+    def frame(self) -> tuple[str, str, str]:
+        begin = "pragma journal_mode = wal;\nbegin immediate;"
+        return begin, "commit;", f"sqlite3 -bail {self.path} < FILE"
+
+    def tables(self) -> set[str]:
+        if not os.path.exists(self.path):
+            return set()
+        return {name for (name,) in self.run("upgrade.tables")}
+
+
+def statements(script: str) -> Iterator[str]:
+    """The statements of a script, one by one; a trigger is one, whatever it has inside."""
+    lines: list[str] = []
+    for line in script.splitlines():
+        lines.append(line)
+        if line.endswith(";") and sqlite3.complete_statement("\n".join(lines)):
+            yield "\n".join(lines)
+            lines = []
 
 
 def _cure(trouble: str) -> str:
@@ -123,12 +159,6 @@ class SqliteStore(Store):
 
     db: SqliteDatabase
 
-    def _add_columns(self) -> None:
-        if self.db.run("upgrade.lacks_schema"):
-            self.db.run("upgrade.add_schema")
-        if self.db.run("upgrade.lacks_writemode"):
-            self.db.run("upgrade.add_writemode")
-
     def _take(
         self,
         jobid: str,
@@ -145,7 +175,9 @@ class SqliteStore(Store):
             if only is not None:
                 db.run("claims.judge", jobid=jobid, dataid=only)
             db.change("claims.sort_pending", jobid=jobid)
-            [(free, lease, time_limit)] = db.run("claims.dial", jobid=jobid, k=k, lease=lease)
+            [(free, lease, time_limit)] = db.run(
+                "claims.dial", jobid=jobid, k=k, lease=lease, version=self.version
+            )  # fmt: skip
             picked = db.run("claims.pick", jobid=jobid, only=only, free=free)
             claims = []
             for (dataid,) in picked:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from . import sqlfiles
 from .database import Database
-from .errors import LostRace, Refused, StaleClaim
+from .errors import DataflowError, LostRace, Refused, StaleClaim
 from .model import (
     FAILED,
     READY,
@@ -21,6 +21,7 @@ from .model import (
     Status,
 )
 from .names import typed
+from .versions import Versions
 
 LEASE = 120.0
 """Seconds that a claim lasts without a heartbeat, unless the job's policy says otherwise."""
@@ -43,23 +44,35 @@ class Store:
         self._plans: dict[str, tuple[float, Plan]] = {}
         self._idle: set[tuple[str, str]] = set()
 
-    def init(self) -> None:
-        """Create the tables, or upgrade in place those of the original or of an older version."""
-        self.db.insist(self._init)
+    @property
+    def version(self) -> int:
+        """The version of the tables that this program makes."""
+        return sqlfiles.version(self.db.dialect)
 
-    def _init(self) -> None:
-        self.db.script(sqlfiles.schema(self.db.dialect))
-        with self.db.transaction(who="odf init", why="found on init", act="init"):
-            self.db.run("upgrade.turn")
-            self._add_columns()
-            self.db.run("upgrade.rebase")
-            self.db.run("upgrade.remember")
-            for (jobid,) in self.db.run("upgrade.jobs"):
-                self.db.run("upgrade.rebuild", jobid=jobid)
-            self.db.run("upgrade.stamp")
+    def init(self) -> Versions:
+        """Create the tables, or upgrade in place older ones; what they were before.
 
-    def _add_columns(self) -> None:
-        """Add what a newer version of a table has, where the tables' script can't."""
+        Tables that are newer than this program are left as they are.
+        """
+        from .upgrade import upgrade  # imported late: a cron line doesn't need it
+
+        return upgrade(self.db)
+
+    def unclaimable(self, *, now: bool = False) -> DataflowError | None:
+        """What forbids this program to claim from tables of another version.
+
+        Without `now` it is what the tables said when they were asked last, unless that forbade it.
+        It may be a part of a transaction; outside of one, call it by `insist`.
+        """
+        versions, where = self.db.versions, self.db.where
+        if now or versions is None or versions.unclaimable(self.version, where):
+            versions = self.db.read_versions()
+        return versions.unclaimable(self.version, where)
+
+    def refuse_unclaimable(self, *, now: bool = False) -> None:
+        """Raise what forbids this program to claim."""
+        if error := self.unclaimable(now=now):
+            raise error
 
     def close(self) -> None:
         self.db.close()
@@ -101,13 +114,15 @@ class Store:
                 return []
             only = today
 
-        locked = 0
+        self.db.insist(self.refuse_unclaimable)
+        locked, asked = 0, False
 
         def take() -> list[Claim]:
-            nonlocal locked
+            nonlocal locked, asked
             idle = (jobid, owner) in self._idle and not plan.today
             if idle and not self.db.run("claims.anything_pending", jobid=jobid, only=only):
                 return []
+            asked = True
             try:
                 return self._take(jobid, owner, k, runid, lease, only, locked // 3 * k)
             except Exception as error:
@@ -128,6 +143,8 @@ class Store:
             )
         if lost:
             claims = self._adopt(jobid, owner, lease) or claims
+        if asked and not claims:  # an upgrade since this connection was opened leaves it none
+            self.db.insist(lambda: self.refuse_unclaimable(now=True))
         self._idle.discard((jobid, owner)) if claims else self._idle.add((jobid, owner))
         return claims
 

@@ -52,6 +52,7 @@ def claim_items(store: Store, jobid: str, payloads: Sequence[str], owner: str) -
             ]
             if db.run("items.is_accepted", jobid=jobid, dataid=claims[0].dataid):
                 return claims  # the connection was lost after the commit
+            store.refuse_unclaimable(now=True)
             outputs = store.read_plan(jobid).outputs
             for some, texts in zip(pages(claims), pages(payloads), strict=True):
                 items = [

@@ -6,6 +6,7 @@ with dial as materialized (
            set_config('lock_timeout', '200ms', true),
            coalesce(p.lease_seconds, :lease) as lease, p.time_limit,
            case when p.paused_until > now() then 0
+                when (select cast(value as integer) from dataflow_meta where name = 'oldest_client') > :version then 0
                 when p.concurrency is null then :k
                 else greatest(0, least(:k, p.concurrency - (
                     select count(*) from claim where jobid = :jobid and owner is not null)))

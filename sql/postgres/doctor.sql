@@ -2,10 +2,6 @@
 -- The server's version.
 select cast(current_setting('server_version_num') as integer) / 10000, current_setting('server_version');
 
--- name: tables
--- The tables in our schema.
-select table_name from information_schema.tables where table_schema = current_schema();
-
 -- name: triggers
 -- Our triggers, and whether they fire.
 select t.tgname, t.tgenabled in ('O', 'A')

@@ -1,16 +1,12 @@
--- The tables of OpenDataFlow on PostgreSQL. Idempotent: it creates what is missing and upgrades in
--- place what the original made. Run with search_path set to the schema of the tables.
--- What happens when their rows change is in triggers.sql.
+-- The tables of OpenDataFlow on PostgreSQL, as this version has them. Idempotent: every `odf init` runs it, to make
+-- what is missing. migrations/ brings older tables here; what happens when rows change is in triggers.sql.
+-- Run with search_path set to the schema of the tables.
 
 create table if not exists dataset (
     datasetid varchar, hostname varchar, database varchar, schemaname varchar,
-    tablename varchar, username varchar, encryptedpass varchar
+    tablename varchar, username varchar, encryptedpass varchar, format varchar, chunkcolumn varchar,
+    domain varchar, writemode varchar
 );
-alter table dataset
-    add column if not exists format varchar,
-    add column if not exists chunkcolumn varchar,
-    add column if not exists domain varchar,
-    add column if not exists writemode varchar;
 create index if not exists x_dataset on dataset (datasetid);
 
 create table if not exists job (
@@ -22,10 +18,8 @@ create index if not exists job_by_datasetid on job (datasetid);
 -- An OUT row's generation is that of the claim that wrote it; an IN row's, that of the data it reads.
 create table if not exists datastatus (
     datasetid varchar, jobid varchar, dataid varchar, locktype varchar, status varchar,
-    modified timestamp, primary key (datasetid, jobid, dataid)
-);
-alter table datastatus add column if not exists generation bigint;
-alter table datastatus set (fillfactor = 85);
+    modified timestamp, generation bigint, primary key (datasetid, jobid, dataid)
+) with (fillfactor = 85);
 create index if not exists datastatus_by_chunk on datastatus (dataid, datasetid, jobid);
 
 create table if not exists jobpolicy (
@@ -63,7 +57,6 @@ create table if not exists chunkfact (
     at timestamptz not null default now(), jobid text, inputs text, schema text,
     primary key (datasetid, dataid, generation)
 );
-alter table chunkfact add column if not exists schema text;
 
 -- A chunk's rows: lower_bound <= column < upper_bound; column = lower_bound without an upper bound; column
 -- modulo modulus = lower_bound with a modulus.
@@ -119,4 +112,8 @@ create table if not exists streamtoken (
     jobid text primary key, hash text not null, created timestamptz not null default now()
 );
 
+-- `version`: of these tables. `oldest_client`: an older program takes no new claim, but settles those that it has.
+-- `schema`: whose triggers.sql ran last. The `odf init` of version 3 knows of this row only and writes '3' into it, so
+-- that another number than `version` tells that an older program has rewritten functions and triggers.
 create table if not exists dataflow_meta (name text primary key, value text not null);
+insert into dataflow_meta (name, value) values ('oldest_client', '3') on conflict (name) do nothing;

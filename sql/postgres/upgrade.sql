@@ -2,9 +2,20 @@
 -- Let another init finish first; the statements after this one see what it did.
 select pg_advisory_xact_lock(hashtextextended('odf init', 79643));
 
+-- name: tables
+-- The tables in our schema, which may not be there.
+select c.relname from pg_class c join pg_namespace n on n.oid = c.relnamespace
+where n.nspname = :schema and c.relkind in ('r', 'p');
+
+-- name: sign
+-- Tell the triggers who writes, and why.
+select set_config('dataflow.act', 'init', true), set_config('dataflow.who', 'odf init', true),
+       set_config('dataflow.why', 'found on init', true);
+
 -- name: rebuild
--- Recompute what a job may claim.
-select rebuild(:jobid);
+-- Recompute what each job may claim.
+select rebuild(jobid) from (
+    select distinct jobid from job where itemtype in ('IN', 'OUT') and jobid is not null order by jobid) as j;
 
 -- name: rebase
 -- After a restore into another server, put the restored log before everything that this one writes: its

@@ -30,3 +30,7 @@ select distinct j.itemtype, j.datasetid, j.itemvalue,
     end as producers,
     (select p.concurrency from jobpolicy p where p.jobid = j.jobid) as concurrency
 from job j where j.jobid = :jobid;
+
+-- name: versions
+-- Which version the tables are of, and which programs may claim: read once per connection.
+select name, value from dataflow_meta where name in ('version', 'oldest_client', 'schema');

@@ -1,7 +1,3 @@
--- name: version
--- Which version of the tables this is.
-select value from dataflow_meta where name = 'schema';
-
 -- name: probe
 -- Write a row that the transaction takes back.
 insert into datastatus (datasetid, jobid, dataid, locktype, status)

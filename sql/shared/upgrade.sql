@@ -1,10 +1,6 @@
--- name: jobs
--- Every job that reads or writes a dataset.
-select distinct jobid from job where itemtype in ('IN', 'OUT') and jobid is not null order by jobid;
-
 -- name: stamp
--- Remember which version of the tables this is.
-insert into dataflow_meta (name, value) values ('schema', '3')
+-- Remember the version of the tables, and that its triggers are there. Run with the number in the place of :version.
+insert into dataflow_meta (name, value) values ('version', ':version'), ('schema', ':version')
 on conflict (name) do update set value = excluded.value;
 
 -- name: remember

@@ -9,6 +9,7 @@ update pending set sortkey = naturalkey(dataid) where jobid = :jobid and rank in
 -- name: dial
 -- How many chunks may be claimed now, for how long, and how long a script may take.
 select case when p.paused_until > strftime('%Y-%m-%d %H:%M:%f', 'now') then 0
+            when (select cast(value as integer) from dataflow_meta where name = 'oldest_client') > :version then 0
             when p.concurrency is null then :k
             else max(0, min(:k, p.concurrency - (
                 select count(*) from claim where jobid = :jobid and owner is not null)))

@@ -2,10 +2,6 @@
 -- The library's version.
 select 3, sqlite_version();
 
--- name: tables
--- The tables in the file.
-select name from sqlite_master where type = 'table';
-
 -- name: triggers
 -- Our triggers: in SQLite one that is there fires.
 select name, 1 from sqlite_master where type = 'trigger';

@@ -1,5 +1,5 @@
--- The tables of OpenDataFlow on SQLite: those of PostgreSQL. Idempotent.
--- What happens when their rows change is in triggers.sql.
+-- The tables of OpenDataFlow on SQLite: those of PostgreSQL. Idempotent: every `odf init` runs it, to make what is missing.
+-- migrations/ brings older tables here; what happens when rows change is in triggers.sql.
 
 create table if not exists dataset (
     datasetid text, hostname text, database text, schemaname text, tablename text, username text,
@@ -106,7 +106,11 @@ create table if not exists streamtoken (
     created text not null default (strftime('%Y-%m-%d %H:%M:%f', 'now'))
 );
 
+-- `version`: of these tables. `oldest_client`: an older program takes no new claim, but settles those that it has.
+-- `schema`: whose triggers.sql ran last. The `odf init` of version 3 knows of this row only and writes '3' into it, so
+-- that another number than `version` tells that an older program has rewritten functions and triggers.
 create table if not exists dataflow_meta (name text primary key, value text not null);
+insert into dataflow_meta (name, value) values ('oldest_client', '3') on conflict (name) do nothing;
 
 -- Who is writing and why: set at the start of each of our transactions and cleared at its end.
 create table if not exists dataflow_context (act text not null, who text, why text);

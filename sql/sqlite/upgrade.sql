@@ -1,27 +1,24 @@
--- name: turn
--- Let another init finish first; the statements after this one see what it did.
-select 1;
+-- name: tables
+-- The tables in the file.
+select name from sqlite_master where type = 'table';
 
--- name: rebuild
--- Recompute what a job may claim.
-insert into rebuild (jobid) values (:jobid);
+-- name: columns
+-- The columns of a table.
+select name from pragma_table_info(:name);
+
+-- name: sign
+-- Tell the triggers who writes, and why.
+update dataflow_context set act = 'init', who = 'odf init', why = 'found on init';
 
 -- name: rebase
 -- The log's order is its own: a copied file needs nothing.
 select 1;
 
--- name: lacks_schema
--- Whether chunkfact is of a version that didn't keep schemas.
-select 1 where not exists (select 1 from pragma_table_info('chunkfact') where name = 'schema');
+-- name: rebuild
+-- Recompute what each job may claim.
+insert into rebuild (jobid)
+select distinct jobid from job where itemtype in ('IN', 'OUT') and jobid is not null order by jobid;
 
--- name: add_schema
--- Keep the schemas of chunks.
-alter table chunkfact add column schema text;
-
--- name: lacks_writemode
--- Whether dataset is of a version that didn't tell how a pipeline writes.
-select 1 where not exists (select 1 from pragma_table_info('dataset') where name = 'writemode');
-
--- name: add_writemode
--- Tell of a dataset whether a pipeline appends to it or replaces it.
-alter table dataset add column writemode text;
+-- name: clear
+-- The next writer signs for itself.
+update dataflow_context set act = '', who = null, why = null;

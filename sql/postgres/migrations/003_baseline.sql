@@ -1,0 +1,130 @@
+-- From nothing, the original's tables, or those of versions 1 and 2, to version 3. These don't tell reliably what they
+-- have: this file alone looks at what there is. The ones after it trust the number.
+
+create table if not exists dataset (
+    datasetid varchar, hostname varchar, database varchar, schemaname varchar,
+    tablename varchar, username varchar, encryptedpass varchar
+);
+alter table dataset
+    add column if not exists format varchar,
+    add column if not exists chunkcolumn varchar,
+    add column if not exists domain varchar,
+    add column if not exists writemode varchar;
+create index if not exists x_dataset on dataset (datasetid);
+
+create table if not exists job (
+    jobid varchar, itemtype varchar, datasetid varchar, itemvalue varchar, modified timestamp
+);
+create index if not exists job_by_jobid on job (jobid);
+create index if not exists job_by_datasetid on job (datasetid);
+
+-- An OUT row's generation is that of the claim that wrote it; an IN row's, that of the data it reads.
+create table if not exists datastatus (
+    datasetid varchar, jobid varchar, dataid varchar, locktype varchar, status varchar,
+    modified timestamp, primary key (datasetid, jobid, dataid)
+);
+alter table datastatus add column if not exists generation bigint;
+alter table datastatus set (fillfactor = 85);
+-- It had fewer columns in version 1.
+drop index if exists datastatus_by_chunk;
+create index if not exists datastatus_by_chunk on datastatus (dataid, datasetid, jobid);
+
+create table if not exists jobpolicy (
+    jobid text primary key,
+    concurrency integer check (concurrency >= 0),
+    max_attempts integer check (max_attempts >= 1),
+    retry_delay integer check (retry_delay >= 0),
+    lease_seconds integer check (lease_seconds >= 1),
+    batch_size integer check (batch_size >= 1),
+    time_limit integer check (time_limit >= 1),
+    paused_until timestamptz,
+    every_minutes integer check (every_minutes >= 1),
+    modified timestamptz not null default now()
+);
+
+create sequence if not exists generation;
+
+-- A row with an owner is a live claim; one without counts the attempts of a chunk that will be retried.
+create table if not exists claim (
+    jobid text not null, dataid text not null, generation bigint not null,
+    owner text, runid text, started timestamptz, heartbeat timestamptz, lease_end timestamptz,
+    attempts integer not null default 1, losses integer not null default 0, retry_at timestamptz,
+    primary key (jobid, dataid)
+);
+alter table claim reset (fillfactor);
+
+-- A step of a Dagster run that is at work, whether or not it holds a claim at the moment.
+create table if not exists worker (
+    owner text primary key, runid text not null, jobid text not null,
+    started timestamptz not null, heartbeat timestamptz not null, lease_end timestamptz not null
+);
+
+create table if not exists chunkfact (
+    datasetid text not null, dataid text not null, generation bigint not null,
+    location text, rows bigint, bytes bigint, fingerprint text, validated boolean, checks text,
+    at timestamptz not null default now(), jobid text, inputs text, schema text,
+    primary key (datasetid, dataid, generation)
+);
+alter table chunkfact add column if not exists schema text;
+
+-- A chunk's rows: lower_bound <= column < upper_bound; column = lower_bound without an upper bound; column
+-- modulo modulus = lower_bound with a modulus.
+create table if not exists chunkrange (
+    datasetid text not null, dataid text not null, lower_bound text, upper_bound text, modulus bigint,
+    primary key (datasetid, dataid)
+);
+alter table chunkrange add column if not exists modulus bigint;
+
+create table if not exists pending (
+    jobid text not null, dataid text not null,
+    rank smallint not null, sortkey text collate "C" not null,
+    primary key (jobid, dataid)
+) with (autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 2000);
+-- It had another collation in version 1.
+drop index if exists pending_in_order;
+create index if not exists pending_in_order on pending (jobid, rank, sortkey, dataid collate "C");
+
+create table if not exists dataevent (
+    seq bigint generated always as identity,
+    at timestamptz not null default clock_timestamp(),
+    datasetid text, jobid text, dataid text, locktype text,
+    status_before text, status_after text, generation bigint, who text, why text,
+    xid xid8 not null default pg_current_xact_id()
+);
+create unique index if not exists dataevent_in_order on dataevent (xid, seq);
+create index if not exists dataevent_by_chunk on dataevent (dataid, datasetid);
+create index if not exists dataevent_of_failures on dataevent (jobid, dataid) where status_after = 'FAILED';
+
+-- What each transformation of a pipeline's run did, told for people: nothing is decided by it.
+create table if not exists pipelinestep (
+    jobid text not null, dataid text not null, generation bigint not null, step integer not null,
+    transformation text not null, status text not null, started timestamptz, ended timestamptz, rows bigint,
+    stdout text, traceback text, reason text,
+    primary key (jobid, dataid, generation, step)
+);
+create index if not exists pipelinestep_by_run on pipelinestep (jobid, generation, dataid);
+
+-- An item that came over HTTP: a chunk of its job whose data is here. The payload goes when it is cleaned.
+create table if not exists streamitem (
+    jobid text not null, dataid text not null, payload text, idempotency text,
+    received timestamptz not null default clock_timestamp(),
+    primary key (jobid, dataid)
+);
+create index if not exists streamitem_kept on streamitem (jobid, dataid) where payload is not null;
+create index if not exists streamitem_by_key on streamitem (jobid, idempotency) where idempotency is not null;
+
+-- What a client's Idempotency-Key was answered, and for which payloads.
+create table if not exists streamkey (
+    jobid text not null, idempotency text not null, digest text not null, dataids text not null,
+    received timestamptz not null default clock_timestamp(),
+    primary key (jobid, idempotency)
+);
+
+create table if not exists streamtoken (
+    jobid text primary key, hash text not null, created timestamptz not null default now()
+);
+
+create table if not exists dataflow_meta (name text primary key, value text not null);
+
+-- Of version 1; its triggers are made anew by triggers.sql.
+drop function if exists datastatus_changed() cascade;

@@ -1,0 +1,123 @@
+-- From nothing, the original's tables, or those of versions 1 and 2, to version 3. These don't tell reliably what they
+-- have, and SQLite has no `add column if not exists`: of this file alone, an `add column` is left out where the
+-- column is there already. The files after it trust the number.
+
+create table if not exists dataset (
+    datasetid text, hostname text, database text, schemaname text, tablename text, username text,
+    encryptedpass text, format text, chunkcolumn text, domain text, writemode text
+);
+alter table dataset add column format text;
+alter table dataset add column chunkcolumn text;
+alter table dataset add column domain text;
+alter table dataset add column writemode text;
+create index if not exists x_dataset on dataset (datasetid);
+
+create table if not exists job (jobid text, itemtype text, datasetid text, itemvalue text, modified text);
+create index if not exists job_by_jobid on job (jobid);
+create index if not exists job_by_datasetid on job (datasetid);
+
+create table if not exists datastatus (
+    datasetid text, jobid text, dataid text, locktype text, status text, modified text, generation integer,
+    primary key (datasetid, jobid, dataid)
+);
+alter table datastatus add column generation integer;
+-- It had fewer columns in version 1.
+drop index if exists datastatus_by_chunk;
+create index if not exists datastatus_by_chunk on datastatus (dataid, datasetid, jobid);
+
+create table if not exists jobpolicy (
+    jobid text primary key,
+    concurrency integer check (concurrency >= 0),
+    max_attempts integer check (max_attempts >= 1),
+    retry_delay integer check (retry_delay >= 0),
+    lease_seconds integer check (lease_seconds >= 1),
+    batch_size integer check (batch_size >= 1),
+    time_limit integer check (time_limit >= 1),
+    paused_until text,
+    every_minutes integer check (every_minutes >= 1),
+    modified text default (strftime('%Y-%m-%d %H:%M:%f', 'now'))
+);
+
+create table if not exists generation (last integer not null);
+insert into generation (last) select 0 where not exists (select 1 from generation);
+
+create table if not exists claim (
+    jobid text not null, dataid text not null, generation integer not null,
+    owner text, runid text, started text, heartbeat text, lease_end text,
+    attempts integer not null default 1, losses integer not null default 0, retry_at text,
+    primary key (jobid, dataid)
+);
+
+-- A step of a Dagster run that is at work, whether or not it holds a claim at the moment.
+create table if not exists worker (
+    owner text primary key, runid text not null, jobid text not null,
+    started text not null, heartbeat text not null, lease_end text not null
+);
+
+create table if not exists chunkfact (
+    datasetid text not null, dataid text not null, generation integer not null,
+    location text, rows integer, bytes integer, fingerprint text, validated integer, checks text,
+    at text not null default (strftime('%Y-%m-%d %H:%M:%f', 'now')), jobid text, inputs text, schema text,
+    primary key (datasetid, dataid, generation)
+) without rowid;
+alter table chunkfact add column schema text;
+
+-- A chunk's rows: lower_bound <= column < upper_bound; column = lower_bound without an upper bound; column
+-- modulo modulus = lower_bound with a modulus.
+create table if not exists chunkrange (
+    datasetid text not null, dataid text not null, lower_bound text, upper_bound text, modulus integer,
+    primary key (datasetid, dataid)
+);
+alter table chunkrange add column modulus integer;
+
+-- The sort key is filled in by the claimers: SQLite has no function for it that every writer shares.
+create table if not exists pending (
+    jobid text not null, dataid text not null, rank integer not null, sortkey text,
+    primary key (jobid, dataid)
+) without rowid;
+create index if not exists pending_in_order on pending (jobid, rank, sortkey, dataid);
+
+create table if not exists dataevent (
+    seq integer primary key autoincrement,
+    at text not null default (strftime('%Y-%m-%d %H:%M:%f', 'now')),
+    datasetid text, jobid text, dataid text, locktype text,
+    status_before text, status_after text, generation integer, who text, why text
+);
+create index if not exists dataevent_by_chunk on dataevent (dataid, datasetid);
+create index if not exists dataevent_of_failures on dataevent (jobid, dataid) where status_after = 'FAILED';
+
+-- What each transformation of a pipeline's run did, told for people: nothing is decided by it.
+create table if not exists pipelinestep (
+    jobid text not null, dataid text not null, generation integer not null, step integer not null,
+    transformation text not null, status text not null, started text, ended text, rows integer,
+    stdout text, traceback text, reason text,
+    primary key (jobid, dataid, generation, step)
+);
+create index if not exists pipelinestep_by_run on pipelinestep (jobid, generation, dataid);
+
+-- An item that came over HTTP: a chunk of its job whose data is here. The payload goes when it is cleaned.
+create table if not exists streamitem (
+    jobid text not null, dataid text not null, payload text, idempotency text,
+    received text not null default (strftime('%Y-%m-%d %H:%M:%f', 'now')),
+    primary key (jobid, dataid)
+);
+create index if not exists streamitem_kept on streamitem (jobid, dataid) where payload is not null;
+create index if not exists streamitem_by_key on streamitem (jobid, idempotency) where idempotency is not null;
+
+-- What a client's Idempotency-Key was answered, and for which payloads.
+create table if not exists streamkey (
+    jobid text not null, idempotency text not null, digest text not null, dataids text not null,
+    received text not null default (strftime('%Y-%m-%d %H:%M:%f', 'now')),
+    primary key (jobid, idempotency)
+) without rowid;
+
+create table if not exists streamtoken (
+    jobid text primary key, hash text not null,
+    created text not null default (strftime('%Y-%m-%d %H:%M:%f', 'now'))
+);
+
+create table if not exists dataflow_meta (name text primary key, value text not null);
+
+-- Who is writing and why: set at the start of each of our transactions and cleared at its end.
+create table if not exists dataflow_context (act text not null, who text, why text);
+insert into dataflow_context (act) select '' where not exists (select 1 from dataflow_context);
