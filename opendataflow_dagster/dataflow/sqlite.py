@@ -44,7 +44,7 @@ class SqliteDatabase(Database):
             cure = _cure(str(error)) or "`odf doctor` tells more."
             raise NoDatabase(f"Cannot open {self.where}: {error}. {cure}") from None
         connection.create_function("naturalkey", 1, natural_key, deterministic=True)
-        self._mine.connection = connection
+        self.keep(connection)
         self._met = True
         return connection
 
