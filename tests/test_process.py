@@ -106,7 +106,7 @@ def outcome(process: subprocess.Popen[str]) -> list:
 
 def wait_for(path: Path) -> str:
     """The text of a file that a script is about to write; the writer renames it into place."""
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while not path.exists():
         assert time.monotonic() < deadline, f"{path} never came"
         time.sleep(0.005)
