@@ -27,8 +27,9 @@ demo: install ## See a month of chunks run, fail and catch up, by Spark and Dags
 	@$(BIN)/odf demo
 
 # Files in the order of their names: the long ones are not among the last.
-test: install ## Run the tests, on SQLite and on a PostgreSQL of their own; WORKERS=3
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+test: install ## Run the tests, on SQLite and on a PostgreSQL of their own; WORKERS=3 SHUFFLE=seed
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder \
+		$(if $(SHUFFLE),--shuffle=$(SHUFFLE))
 
 check: install ## Check style, format, types and layers
 	$(BIN)/ruff check

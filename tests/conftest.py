@@ -1,6 +1,7 @@
 """Fixtures for every test: a clean environment, and an empty database of either kind."""
 
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -29,6 +30,24 @@ if threading.current_thread() is threading.main_thread() and (
     signal.getsignal(signal.SIGINT) is signal.SIG_IGN
 ):  # a shell's background job: what the tests start would be deaf to Ctrl-C, too
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--shuffle", metavar="SEED", help="run the files in an order drawn from SEED")
+
+
+def pytest_report_header(config: pytest.Config) -> list[str]:
+    seed = config.getoption("shuffle")
+    return [f"files shuffled: make test SHUFFLE={seed}"] if seed else []
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Shuffle the files; by the same seed, all workers of xdist have the same order."""
+    if seed := config.getoption("shuffle"):
+        files = sorted({item.path for item in items})
+        random.Random(seed).shuffle(files)
+        turns = {path: turn for turn, path in enumerate(files)}
+        items.sort(key=lambda item: turns[item.path])
 
 
 @pytest.fixture(autouse=True)

@@ -26,8 +26,14 @@ def marked(mark: str) -> list[psutil.Process]:
 
 
 def kill_marked(mark: str) -> None:
-    """Kill all of them, and what they start meanwhile, until none is left."""
-    while processes := marked(mark):
+    """Kill all of them, and what they start meanwhile, until two listings find none.
+
+    One may miss the child of a process that ends while the listing is made.
+    """
+    empty = 0
+    while empty < 2:
+        processes = marked(mark)
+        empty = 0 if processes else empty + 1
         for process in processes:
             try:
                 process.kill()

@@ -462,6 +462,7 @@ def wait_for(
     what: str = "it", every: float = 0.1,
 ) -> T:  # fmt: skip
     """Look until what is seen is `wanted`, and return it; the error says what was seen last."""
+    timeout *= 2  # where something else keeps the machine busy
     end = time.monotonic() + timeout
     while True:
         seen: Any

@@ -201,7 +201,7 @@ def test_an_open_select_delays_nobody(store: Store) -> None:
             break
         store.finish(claims)
         slowest = max(slowest, time.monotonic() - started)
-    assert slowest < 2
+    assert slowest < 20  # who waits for a reader here waits for ever
     reader.execute("commit")
     reader.close()
     converged(store, dataids)

@@ -140,7 +140,7 @@ os.kill(os.getpid(), signal.SIGKILL)
     wait_until(lambda: not psutil.pid_exists(int(pid)))
 
 
-def wait_until(done: Callable[[], bool], seconds: float = 20) -> None:
+def wait_until(done: Callable[[], bool], seconds: float = 60) -> None:
     """Wait until `done` says yes; fail after `seconds`."""
     end = time.monotonic() + seconds
     while not done():

@@ -380,7 +380,7 @@ def test_a_pipeline_takes_nothing_until_it_has_a_token(client: Client) -> None:
     assert token != renewed
 
 
-def wait_until(happened: Callable[[], bool], seconds: float = 20.0) -> None:
+def wait_until(happened: Callable[[], bool], seconds: float = 60.0) -> None:
     over = threading.Event()
     for _ in range(int(seconds * 20)):
         if happened():

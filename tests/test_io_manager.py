@@ -445,11 +445,11 @@ def test_a_zombie_publishes_nothing(
 def test_a_lease_shorter_than_the_publish_is_renewed(
     run: Callable[..., Ran], store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    policy(store, "loadbob", lease_seconds=1)
+    policy(store, "loadbob", lease_seconds=3)
     plain = folders.sync
 
     def slow(path: str) -> None:
-        time.sleep(1.5)
+        time.sleep(4)
         assert store.recover() == []
         plain(path)
 

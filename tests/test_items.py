@@ -305,7 +305,7 @@ def test_two_hundred_at_once_are_quick(store: Store) -> None:
         start = time.perf_counter()
         accept(store, fresh)
         seconds.append(time.perf_counter() - start)
-    assert min(seconds) < 0.1, "it takes 5 to 10 ms where nobody else is at work"
+    assert min(seconds) < 0.3, "it takes 5 to 10 ms where nobody else is at work"
 
 
 def test_a_run_is_named_by_the_moment_and_no_two_by_the_same(store: Store, url: str) -> None:

@@ -15,6 +15,9 @@ __all__ = ["lite", "root"]
 
 Clients = Callable[..., Client]
 
+SOON = 15
+"""Seconds: more than a busy machine takes, less than the server's own patience of 30 s."""
+
 
 @contextmanager
 def connected(client: Client) -> Iterator[socket.socket]:
@@ -56,8 +59,7 @@ def closed_while_sending(raw: socket.socket, parts: Iterable[bytes], pause: floa
     return False
 
 
-def seconds_until_closed(raw: socket.socket) -> float:
-    began = time.monotonic()
+def seconds_until_closed(raw: socket.socket, began: float) -> float:
     try:
         while raw.recv(65536):
             pass
@@ -84,14 +86,16 @@ def test_an_offer_of_another_protocol_loses_no_body(lite: Clients) -> None:
 @pytest.mark.parametrize("sent", [b"", b"POST /stream/live HTTP/1.1\r\nHost: h"])
 def test_a_request_that_does_not_begin_is_not_waited_for(lite: Clients, sent: bytes) -> None:
     client = lite(head=0.5)
+    began = time.monotonic()
     with connected(client) as raw:
         raw.sendall(sent)
-        assert 0.2 < seconds_until_closed(raw) < 5
+        assert 0.2 < seconds_until_closed(raw, began) < SOON
+    began = time.monotonic()
     with connected(client) as raw:  # nor is the second one of a connection
         raw.sendall(b"GET /health HTTP/1.1\r\nHost: here\r\n\r\n")
         assert answer(raw)[0] == 200
         raw.sendall(sent or b"G")
-        assert 0.2 < seconds_until_closed(raw) < 5
+        assert 0.2 < seconds_until_closed(raw, began) < SOON
 
 
 def test_letters_one_by_one_are_no_request(lite: Clients) -> None:
@@ -102,10 +106,10 @@ def test_letters_one_by_one_are_no_request(lite: Clients) -> None:
 
 
 def test_a_body_may_take_longer_than_its_head(lite: Clients) -> None:
-    client = lite(head=0.3)
+    client = lite(head=2)
     with connected(client) as raw:
         raw.sendall(head(client, "Content-Length: 9"))
-        time.sleep(0.8)
+        time.sleep(2.5)
         raw.sendall(b'{"id": 1}')
         assert answer(raw)[0] == 202
 
@@ -154,7 +158,7 @@ def test_what_is_no_body_ends_the_connection_and_is_no_error(
         if path == "/stream/nothing":
             assert answer(raw)[0] == 404
         raw.sendall(b"no number\r\n")
-        assert seconds_until_closed(raw) < 5
+        assert seconds_until_closed(raw, time.monotonic()) < SOON
     assert client.http.get("/health").status_code == 200
     assert [each.getMessage() for each in caplog.records if each.name == "asyncio"] == []
 
@@ -168,14 +172,14 @@ def test_who_is_refused_cannot_keep_a_connection_by_sending_slowly(lite: Clients
 
 
 def test_a_connection_too_many_is_told_so(lite: Clients) -> None:
-    client = lite(connections=3, head=2.0)
+    client = lite(connections=3, head=20.0)
     client.http.close()
     with connected(client) as first, connected(client), connected(client):
         wait_until(lambda: len(client._server.server_state.connections) == 3)
         with connected(client) as raw:
             code, text = answer(raw)
             assert (code, list(json.loads(text))) == (503, ["error"])
-            assert seconds_until_closed(raw) < 5
+            assert seconds_until_closed(raw, time.monotonic()) < SOON
         first.sendall(head(client, "Content-Length: 2") + b"{}")
         assert answer(first)[0] == 202
     with connected(client) as raw:

@@ -124,14 +124,14 @@ def test_who_stops_asking_gives_up_the_rest(store: Store, claims: list[Claim]) -
 
 
 def test_threads_work_at_once_and_no_more_than_asked_for(store: Store, claims: list[Claim]) -> None:
-    now, most, lock = 0, 0, threading.Lock()
+    now, most, lock, two = 0, 0, threading.Lock(), threading.Barrier(2)
 
     def work(chunk: Chunk) -> Any:
         nonlocal now, most
         with lock:
             now += 1
             most = max(most, now)
-        time.sleep(0.2)
+        two.wait(60)
         with lock:
             now -= 1
 

@@ -782,7 +782,7 @@ def test_ctrl_c_fails_what_runs_and_publishes_nothing(typed: Shop, stream: bool)
     assert len(typed.outs(slug)) == (2 if stream else 1)
     assert "stopped by SIGINT" in said
     assert not (typed.root / "output").exists()
-    _, alive = psutil.wait_procs(below, 10)
+    _, alive = psutil.wait_procs(below, 30)
     assert not alive
 
 

@@ -16,6 +16,7 @@ from uuid import uuid4
 
 import pytest
 
+from opendataflow_dagster.dataflow import leftovers
 from opendataflow_dagster.dataflow.leftovers import adopt_orphans
 from opendataflow_dagster.dataflow.process import Ended, Scripts
 
@@ -105,7 +106,7 @@ def outcome(process: subprocess.Popen[str]) -> list:
 
 def wait_for(path: Path) -> str:
     """The text of a file that a script is about to write; the writer renames it into place."""
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while not path.exists():
         assert time.monotonic() < deadline, f"{path} never came"
         time.sleep(0.005)
@@ -494,6 +495,51 @@ def test_a_daemon_that_left_the_group_is_killed(scripts, env, tmp_path, daemon):
     script = f"{daemon}\n{DAEMON_IS_UP}"
     assert scripts.run(["sh", "-c", script], env | NUMBERED).code == 0
     assert not is_running(int((tmp_path / "pid").read_text()))
+
+
+@linux
+@pytest.mark.parametrize("moment", ["_children", "_orphans"])
+def test_the_child_of_a_daemon_that_ends_while_it_is_listed_is_killed(
+    scripts, env, tmp_path, monkeypatch, moment
+):
+    """Whoever ends leaves us its children, and the listing that was just made doesn't have them."""
+    inner = "setsid sh -c 'echo $$ > new; mv new inner; exec sleep 60' & "
+    (tmp_path / "daemon").write_text(f"trap '' TERM; {inner} wait")
+    listed = getattr(leftovers, moment)
+
+    def listed_just_before_the_end(*args):
+        found = listed(*args)
+        monkeypatch.setattr(leftovers, moment, listed)
+        for pid in found if moment == "_children" else found[0]:
+            os.kill(pid, signal.SIGKILL)
+            os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+        return found
+
+    script = "(setsid sh ./daemon &); while [ ! -e inner ]; do sleep 0.01; done"
+    monkeypatch.setattr(leftovers, moment, listed_just_before_the_end)
+    assert scripts.run(["sh", "-c", script], env | NUMBERED).code == 0
+    assert not is_running(int((tmp_path / "inner").read_text()))
+
+
+# Each process lives for a moment only: it starts the next one, and ends.
+CHAIN = """
+import os, signal, time
+os.setsid()
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+open("up", "w").close()
+end = time.monotonic() + 60
+while time.monotonic() < end:
+    if os.fork():
+        os._exit(0)
+"""
+
+
+@linux
+def test_a_daemon_that_forks_and_ends_without_pause_is_killed(scripts, env, tmp_path):
+    (tmp_path / "chain.py").write_text(CHAIN)
+    script = f"{sys.executable} -S chain.py & while [ ! -e up ]; do sleep 0.01; done"
+    assert scripts.run(["sh", "-c", script], env | NUMBERED).code == 0
+    assert carrying(f"dataflow_test={env['dataflow_test']}") == []
 
 
 @linux

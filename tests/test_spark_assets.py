@@ -425,7 +425,7 @@ def test_an_interrupted_run_settles_all_that_it_has_in_hand(
     ran = run(spark_job(slow, **how))
     thread.join()
 
-    assert time.monotonic() - began[0] < 10
+    assert time.monotonic() - began[0] < 18  # a task sleeps for 20
     assert "DagsterExecutionInterruptedError" in str(ran.failure.error)
     held = {"batch": 3, "threads": 4}.get(next(iter(how), ""), 1)
     assert [line.status("doubled", each, "double") for each in "123456"] == [

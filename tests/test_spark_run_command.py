@@ -286,7 +286,7 @@ def test_a_signal_ends_the_job_and_fails_the_chunk(folder: Path) -> None:
     assert found(folder)["slow_out", "slow", "1"] == ("OUT", "FAILED")
     assert ("slow_out", "slow", "2") not in found(folder)
     assert not (folder / "slow_out" / "_staging").exists()
-    _, alive = psutil.wait_procs(below, timeout=15)
+    _, alive = psutil.wait_procs(below, timeout=30)
     assert alive == []
 
 

@@ -248,5 +248,5 @@ def test_ten_thousand_chunks_take_seconds(orders: Store) -> None:
     assert split(orders, "orders", chunks).new == []
     again = time.monotonic() - began
     print(f"{took:.2f} s, again {again:.2f} s")
-    assert took < 15  # 1 to 2 s on an idle machine
-    assert again < 5
+    assert took < 60  # 1 to 2 s on an idle machine
+    assert again < 20

@@ -593,7 +593,7 @@ def test_a_log_of_nobody_goes_to_standard_error(project: Make) -> None:
     """A handler outlives what made it; a thread, too."""
     late = (
         "import threading, time, sys; out = sys.stdout; threading.Thread("
-        "target=lambda: (time.sleep(0.5), out.write('late'))).start()"
+        "target=lambda: (time.sleep(1.5), out.write('late'))).start()"
     )
     done = run_odf(project(**several(a=late)), "--json")
     assert [each["status"] for each in json.loads(done.stdout)] == ["passed"]

@@ -178,10 +178,17 @@ class Database:
         if error and not self._unchecked:
             raise error
 
+    def keep(self, connection: Any) -> None:
+        """Make this the thread's connection, and close it when the thread ends."""
+        self._mine.connection, self._mine.lifetime = connection, _Lifetime()
+        # Held by the finalizer too: a driver warns of connections that are deleted while open.
+        closing = weakref.finalize(self._mine.lifetime, _close, connection, os.getpid())
+        closing.atexit = False  # then daemon threads may still use theirs
+
     def drop(self) -> None:
         """Forget this thread's connection."""
         connection = getattr(self._mine, "connection", None)
-        self._mine.connection = None
+        self._mine.connection = self._mine.lifetime = None
         if connection is not None:
             with suppress(Exception):  # a broken one may fail to close: it's gone either way
                 connection.close()
@@ -194,4 +201,17 @@ class Database:
         self._mine = _local()
 
 
-_INHERITED: list[_local] = []
+class _Lifetime:
+    """Lives in the variables of one thread, and ends with them."""
+
+
+def _close(connection: Any, opened_by: int) -> None:
+    if os.getpid() != opened_by:  # a fork: of the parent's threads only one lives on in the child
+        _INHERITED.append(connection)
+        return
+    with suppress(Exception):
+        connection.close()
+
+
+_INHERITED: list[Any] = []
+

@@ -2,7 +2,8 @@
 
 A daemon is found on Linux only, where this process can ask to become the parent of its orphans.
 It is told from other scripts' daemons by its environment, so one that cleared or overwrote its
-environment is left alone, and so is every child that isn't a script's.
+environment is left alone, unless it is in the process group of another that didn't; and so is every
+child that isn't a script's.
 """
 
 import os
@@ -15,7 +16,7 @@ from collections.abc import Collection
 MARKS = ("dataflow_jobid", "dataflow_generation", "dataid")
 
 # A `tee` that still writes the last lines ends by itself: first it gets the time to.
-STAGES = ((0, 0.1), (signal.SIGTERM, 0.2), (signal.SIGKILL, 1.0))
+STAGES = ((0, 0.1), (signal.SIGTERM, 0.2), (signal.SIGKILL, 5.0))
 
 _SET_CHILD_SUBREAPER, _GET_CHILD_SUBREAPER = 36, 37  # linux/prctl.h
 
@@ -71,23 +72,30 @@ def clear(group: int, env: dict[str, str], running: Collection[int]) -> None:
     marks = {os.fsencode(f"{name}={env[name]}") for name in MARKS if name in env}
     if "dataflow_jobid" not in env:  # the rest wouldn't tell it from the scripts of other jobs
         marks.clear()
-    orphans: set[int] = set()
+    groups, orphans = {group}, set[int]()
     for number, patience in STAGES:
         deadline = time.monotonic() + patience
         pause = 0.001
         told: set[int] = set()
         while True:
-            orphans |= _orphans(marks, running)
+            # Listed after the reaping: the children of an orphan that has ended are ours now.
             orphans -= {pid for pid in orphans if _is_gone(pid)}
-            group_left = not _is_empty(group)
-            if not orphans and not group_left:
+            groups -= {pid for pid in groups if _is_empty(pid)}
+            found, complete = _orphans(marks, running)
+            orphans |= found
+            groups |= _groups(found, running)
+            if not orphans and not groups and (complete or number == signal.SIGKILL):
                 return
-            targets = orphans | ({-group} if group_left else set())
-            if number:
+            if number == signal.SIGKILL:
+                # A group is killed at once, whoever forks in it. Again and again: what is killed
+                # can leave new orphans.
+                for target in orphans | {-pid for pid in groups}:
+                    send(target, number)
+            elif number:
+                targets = orphans | ({-group} if group in groups else set())
                 for target in targets - told:
                     send(target, number)
-                # A killed process can leave new orphans and a fork that was missed: kill again.
-                told = set() if number == signal.SIGKILL else told | targets
+                told |= targets
             if time.monotonic() > deadline:
                 break
             time.sleep(pause)
@@ -126,15 +134,39 @@ def _is_gone(orphan: int) -> bool:
         return True
 
 
-def _orphans(marks: set[bytes], running: Collection[int]) -> set[int]:
-    """Our children that carry the marks of the script, the running scripts aside."""
+def _groups(orphans: set[int], running: Collection[int]) -> set[int]:
+    """The process groups of orphans, other than ours and those of the running scripts."""
+    found = set()
+    for orphan in orphans:
+        try:
+            found.add(os.getpgid(orphan))
+        except ProcessLookupError:
+            continue
+    return found - {os.getpgrp(), *running}
+
+
+def _orphans(marks: set[bytes], running: Collection[int]) -> tuple[set[int], bool]:
+    """Our children that carry the marks of the script, and whether those are all.
+
+    A child that ends while it is looked at leaves us its own children, which this listing misses:
+    nothing found is the truth once two listings in a row are the same.
+    """
     if not marks or sys.platform != "linux":
-        return set()
-    return {
-        child
-        for child in _children()
-        if child not in running and marks <= set(_read(f"/proc/{child}/environ").split(b"\0"))
-    }
+        return set(), True
+    before: set[int] = set()
+    for _ in range(3):
+        children = set(_children()) - set(running)
+        if children == before:
+            return set(), True
+        found = {pid for pid in children if marks <= _environment(pid)}
+        if found:
+            return found, True
+        before = children
+    return set(), False
+
+
+def _environment(pid: int) -> set[bytes]:
+    return set(_read(f"/proc/{pid}/environ").split(b"\0"))
 
 
 def _children() -> list[int]:

@@ -81,7 +81,7 @@ class PostgresDatabase(Database):
                 f"Cannot connect to {redact(self.url)}: {_first_line(error)}. "
                 "Check `url`, `user` and `encrypted`, and run `odf doctor`."
             ) from error
-        self._mine.connection = connection
+        self.keep(connection)
         self._met = True
         return connection
 

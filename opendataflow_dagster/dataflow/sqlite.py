@@ -54,7 +54,7 @@ class SqliteDatabase(Database):
                 if isinstance(error, sqlite3.Error):
                     raise self.explained(error) from error
                 raise
-        self._mine.connection = connection
+        self.keep(connection)
         self._met = True
         return connection
 
