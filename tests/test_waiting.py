@@ -250,7 +250,7 @@ def test_an_error_in_odf_itself_gives_back_what_waits(
 def test_a_stop_fails_what_runs_and_gives_back_what_waits(
     loadbob: Store, url: str, number: signal.Signals, workers: str
 ) -> None:
-    body = "echo $$ > began$dataid; sleep 60"
+    body = "echo $$ > began$dataid; exec sleep 60"
     process = subprocess.Popen(
         [BIN / "odf", "run", "--all", "--workers", workers, *script(body)],
         env=os.environ | {"DATAFLOW_URL": url},
