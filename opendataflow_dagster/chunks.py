@@ -155,10 +155,15 @@ class _Run(Claimer):
 
     def _make_in_turn(self, claims: Sequence[Claim]) -> Iterator[Event]:
         """Make chunks one after the other; what the dials then forbid to begin is given back."""
+        mine = {claim.generation for claim in claims}
         try:
             with WaitingClaims(self.store, claims, stopping=lambda: None, say=self.say) as waiting:
                 while claim := waiting.next():
                     yield from self._make([claim])
+                    while again := [
+                        one for one, _ in self.taken.values() if one.generation not in mine
+                    ]:
+                        yield from self._make(again)
         finally:
             for claim in claims:
                 self._let_go(claim)
