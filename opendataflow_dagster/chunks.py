@@ -9,6 +9,7 @@ import dagster as dg
 
 from .checks import ChunkCheck, evaluation
 from .claiming import DIAL_POLL, Claimer, asked, explained, interrupted
+from .dataflow.dials import batch_size
 from .dataflow.errors import DataflowError
 from .dataflow.maker import Maker, make
 from .dataflow.model import READY, RESUBMIT, Claim
@@ -17,6 +18,7 @@ from .dataflow.produce import Produced
 from .dataflow.pulse import Pulse
 from .dataflow.runjob import LOST, NOTHING
 from .dataflow.store import Store
+from .dataflow.waiting import WaitingClaims
 from .materializations import made
 from .resource import DataflowResource
 from .translator import DataflowTranslator
@@ -101,7 +103,7 @@ class _Run(Claimer):
                 if again:
                     self.send_back(self.translator.dataid(key))
                 yield from self._ask(key, held_back)
-                if len(self.taken) >= self.maker.at_once:
+                if len(self.taken) >= self._at_once():
                     yield from self._make_taken()
             yield from self._make_taken()
             again = False
@@ -126,6 +128,16 @@ class _Run(Claimer):
             claims = refused
         self._take(claims, key)
 
+    def _at_once(self) -> int:
+        """How many partitions to claim before the first one is made.
+
+        Each is claimed by its name: it pays only for a maker that makes them together.
+        """
+        return self.maker.at_once(self._dial()) if self.maker.works_together else 1
+
+    def _dial(self) -> int | None:
+        return batch_size(self.store, self.jobid)
+
     def _take(self, claims: Sequence[Claim], key: str) -> None:
         """Keep claims in hand until there are as many as the maker wants at once."""
         for claim in claims:
@@ -135,24 +147,49 @@ class _Run(Claimer):
     def _make_taken(self) -> Iterator[Event]:
         """Make the chunks in hand, and those again at once for which the policy grants it."""
         while self.taken:
-            taken, keys = [claim for claim, _ in self.taken.values()], dict(self.taken)
-            environment = self.environment()
-            for produced in make(
-                self.store, taken, environment, self.maker, checks=self.checks, pulse=self.pulse,
-                interrupted=lambda error: interrupted(self.context, error),
-            ):  # fmt: skip
-                _, key = keys[produced.claim.generation]
-                del self.taken[produced.claim.generation]
-                yield from self._events(produced, key)
-                if produced.status == RESUBMIT:
-                    self._take(self.claim(produced.claim.dataid), key)
+            claims = [claim for claim, _ in self.taken.values()]
+            if len(claims) == 1 or self.maker.works_together:
+                yield from self._make(claims)
+            else:
+                yield from self._make_in_turn(claims)
+
+    def _make_in_turn(self, claims: Sequence[Claim]) -> Iterator[Event]:
+        """Make chunks one after the other; what the dials then forbid to begin is given back."""
+        mine = {claim.generation for claim in claims}
+        try:
+            with WaitingClaims(self.store, claims, stopping=lambda: None, say=self.say) as waiting:
+                while claim := waiting.next():
+                    yield from self._make([claim])
+                    while again := [
+                        one for one, _ in self.taken.values() if one.generation not in mine
+                    ]:
+                        yield from self._make(again)
+        finally:
+            for claim in claims:
+                self._let_go(claim)
+
+    def _make(self, claims: Sequence[Claim]) -> Iterator[Event]:
+        keys = dict(self.taken)
+        for produced in make(
+            self.store, claims, self.environment(), self.maker, checks=self.checks,
+            pulse=self.pulse, interrupted=lambda error: interrupted(self.context, error),
+        ):  # fmt: skip
+            _, key = keys[produced.claim.generation]
+            self._let_go(produced.claim)
+            yield from self._events(produced, key)
+            if produced.status == RESUBMIT:
+                self._take(self.claim(produced.claim.dataid), key)
+
+    def _let_go(self, claim: Claim) -> None:
+        self.taken.pop(claim.generation, None)
+        self.pulse.let_go(claim)
 
     def offered(self) -> Iterator[Event]:
         """Make what may be made now, up to the size of a batch."""
         left = int(self.context.run.tags.get(BATCH) or DEFAULT_BATCH)
         while left > 0:
             self.environment()
-            claims = self.claim(None, min(left, self.maker.at_once))
+            claims = self.claim(None, min(left, self.maker.at_once(self._dial())))
             if not claims:
                 break
             left -= len(claims)

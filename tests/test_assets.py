@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -726,6 +727,84 @@ def test_what_the_dial_holds_back_waits_for_its_turn(
     assert ran.success
     assert len(looks) >= 3
     assert {row[1] for row in statuses(store).values()} == {"READY"}
+
+
+@pytest.mark.parametrize(("dial", "most"), [(None, 1), (3, 3)])
+def test_a_run_for_what_the_tables_offer_claims_as_many_as_the_dial_says(
+    dataflow: DataflowResource, store: Store, run: Callable[..., Ran], dial: int | None, most: int
+) -> None:
+    for number in range(1, 6):
+        put(store, "bobin", str(number))
+    policy(store, "loadbob", batch_size=dial)
+    held = []
+
+    def work(chunk: Chunk) -> None:
+        held.append(sql(store, "select count(*) from claim where owner is not null")[0][0])
+        if chunk.dataid == "2":
+            raise ValueError("the second is bad")
+
+    ran = run(job_of(dataflow, work), "1", catch_up="true")
+
+    assert [key for _, key in ran.made] == ["1", "3", "4", "5"]
+    assert max(held) == most
+    assert ran.counts["failed"] == 1
+
+
+def test_a_run_for_named_partitions_claims_them_one_by_one(
+    dataflow: DataflowResource, store: Store, run: Callable[..., Ran]
+) -> None:
+    for key in keys(3):
+        put(store, "bobin", key)
+    policy(store, "loadbob", batch_size=3)
+    held = []
+
+    def work(chunk: Chunk) -> None:
+        held.append(sql(store, "select count(*) from claim where owner is not null")[0][0])
+
+    assert run(job_of(dataflow, work), *keys(3)).success
+    assert held == [1, 1, 1]
+
+
+def test_a_pause_gives_back_what_a_run_has_claimed_and_not_begun(
+    dataflow: DataflowResource, store: Store, run: Callable[..., Ran]
+) -> None:
+    for number in range(1, 6):
+        put(store, "bobin", str(number))
+    policy(store, "loadbob", batch_size=4, max_attempts=2)
+    tried = []
+
+    def work(chunk: Chunk) -> None:
+        tried.append(chunk.dataid)
+        if tried == ["1"]:
+            raise ValueError("it is tried again at once")
+        if chunk.dataid == "2":
+            sql(store, "update jobpolicy set paused_until = '2100-01-01'")
+
+    ran = run(job_of(dataflow, work), "1", catch_up="true")
+
+    assert ran.success
+    assert tried == ["1", "1", "2"]
+    words = {key[2]: word for key, (_, word) in statuses(store).items() if key[0] == "bobout"}
+    assert words == {"1": "READY", "2": "READY", "3": "RESUBMIT", "4": "RESUBMIT"}
+    check(store)
+
+
+def test_an_interrupt_gives_back_what_a_run_has_claimed_and_not_begun(
+    dataflow: DataflowResource, store: Store, run: Callable[..., Ran]
+) -> None:
+    for number in range(1, 5):
+        put(store, "bobin", str(number))
+    policy(store, "loadbob", batch_size=4)
+
+    def work(chunk: Chunk) -> None:
+        if chunk.dataid == "2":
+            raise dg.DagsterExecutionInterruptedError("canceled")
+
+    with suppress(BaseException):
+        run(job_of(dataflow, work), "1", catch_up="true")
+
+    words = {key[2]: word for key, (_, word) in statuses(store).items() if key[0] == "bobout"}
+    assert words == {"1": "READY", "2": "FAILED", "3": "RESUBMIT", "4": "RESUBMIT"}
 
 
 def test_what_a_function_returns_is_published_as_the_chunk(

@@ -135,7 +135,9 @@ def test_the_command_reports_repairs_and_exits(grid: Grid) -> None:
     assert "No drift." in odf(grid.store, home).stderr
 
 
-def test_the_command_without_a_dagster_says_what_to_set(grid: Grid) -> None:
+def test_the_command_without_a_dagster_says_what_to_set(
+    grid: Grid, monkeypatch: pytest.MonkeyPatch
+) -> None:
     refused = odf(grid.store, None)
     assert refused.exit_code == 2
     assert "DAGSTER_HOME isn't set" in refused.stderr
@@ -147,6 +149,8 @@ def test_the_command_without_a_dagster_says_what_to_set(grid: Grid) -> None:
     wrong = odf(grid.store, None, "--translator", "no_such:Thing")
     assert wrong.exit_code == 2
     assert "MODULE:CLASS" in wrong.stderr
+    monkeypatch.setenv("DATAFLOW_TRANSLATOR", "no_such:Thing")
+    assert odf(grid.store, None).stderr == wrong.stderr
 
 
 def test_a_translator_of_ones_own_is_used(grid: Grid) -> None:

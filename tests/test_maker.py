@@ -113,14 +113,24 @@ def test_who_is_interrupted_gives_up_what_wasnt_begun(
     assert all("canceled" in why for why in whys if why)
 
 
-def test_who_stops_asking_gives_up_the_rest(store: Store, claims: list[Claim]) -> None:
+def test_who_stops_asking_gives_the_rest_back(store: Store, claims: list[Claim]) -> None:
     environment = job_environment(store, store.read_plan("loadbob"), secrets=False)
     with Pulse(store, claims[0].owner) as pulse:
         one_by_one: Any = make(store, claims, environment, Maker(lambda chunk: None), pulse=pulse)
         next(one_by_one)
         one_by_one.close()
 
-    assert outputs(store) == {"1": READY, "2": FAILED, "3": FAILED, "4": FAILED}
+    assert outputs(store) == {"1": READY, "2": RESUBMIT, "3": RESUBMIT, "4": RESUBMIT}
+    assert {each.attempts for each in take(store, "loadbob", k=4)} == {1}
+
+
+def test_a_maker_that_is_to_stop_gives_the_rest_back(store: Store, claims: list[Claim]) -> None:
+    maker = Maker(lambda chunk: stops.append("stopped by SIGTERM"))
+    stops: list[str] = []
+    maker.why_stopping = lambda: stops[0] if stops else None
+
+    assert [each.status for each in made(store, claims, maker)] == [READY]
+    assert outputs(store) == {"1": READY, "2": RESUBMIT, "3": RESUBMIT, "4": RESUBMIT}
 
 
 def test_threads_work_at_once_and_no_more_than_asked_for(store: Store, claims: list[Claim]) -> None:
@@ -141,7 +151,7 @@ def test_threads_work_at_once_and_no_more_than_asked_for(store: Store, claims: l
     produced = made(store, claims, maker)
 
     assert most == 2
-    assert maker.at_once == 4
+    assert maker.at_once() == 4
     assert sorted(each.claim.dataid for each in produced) == ["1", "2", "3", "4"]
     assert set(outputs(store).values()) == {READY}
 

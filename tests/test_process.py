@@ -390,7 +390,7 @@ def test_nothing_starts_after_a_signal_and_handlers_are_restored(env, tmp_path):
         os.kill(os.getpid(), signal.SIGTERM)
         ended = scripts.run(["touch", "started"], env)
         assert scripts.stopping == signal.SIGTERM
-    assert ended == Ended(143, "stopped by SIGTERM", 0.0)
+    assert ended == Ended(143, "stopped by SIGTERM", 0.0, began=False)
     assert not (tmp_path / "started").exists()
     assert signal.getsignal(signal.SIGTERM) is before
 

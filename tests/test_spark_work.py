@@ -3,6 +3,7 @@
 import datetime as dt
 import json
 import os
+import signal
 import sqlite3
 import sys
 import threading
@@ -22,13 +23,14 @@ from opendataflow_dagster.dataflow import folders
 from opendataflow_dagster.dataflow.chunk import Chunk, Place, Result
 from opendataflow_dagster.dataflow.errors import WrongUse
 from opendataflow_dagster.dataflow.folders import NOTE, read_note
+from opendataflow_dagster.dataflow.runjob import Outcome
 from opendataflow_dagster.spark.csvlines import in_one_piece
 from opendataflow_dagster.spark.evidence import HIGH, LOW, ROWS, Evidence, Observed
 from opendataflow_dagster.spark.frames import lake_name
 from opendataflow_dagster.spark.jobs import spark_job
 from opendataflow_dagster.spark.last import Last
 from tests.spark_lines import Line
-from tests.stores import policy, put, sql
+from tests.stores import policy, put, sql, take
 from tests.test_publish import ODD
 
 
@@ -592,6 +594,57 @@ def test_rows_are_compared_with_the_last_chunks(doubling: Line, spark: SparkSess
 
 def even(numbers: DataFrame) -> DataFrame:
     return numbers.where("n % 2 = 0")
+
+
+@pytest.mark.parametrize(
+    ("declared", "dial", "given", "sizes"),
+    [(3, None, None, [3, 3, 1]), (3, 5, None, [5, 2]), (3, 1, None, [1] * 7),
+     (3, 5, 4, [4, 3]), (1, 5, None, [1] * 7)],
+)  # fmt: skip
+def test_the_dial_says_how_many_chunks_go_through_one_job(
+    line: Line, spark: SparkSession, declared: int, dial: int | None, given: int | None,
+    sizes: list[int],
+) -> None:  # fmt: skip
+    """It never changes what a function gets that wasn't written for batches."""
+    line.job("copy", "numbers", "copies")
+    line.job("many", "copies", "batched")
+    for at in range(7):
+        line.arrived("numbers", str(at), numbers(spark, at))
+    line.run("copy", lambda df: df)
+    policy(line.store, "many", batch_size=dial)
+    seen: list[int] = []
+    held: list[int] = []
+
+    def counted(copies: DataFrame) -> DataFrame:
+        assert ("dataid" in copies.columns) == (declared > 1)
+        seen.append(copies.count())
+        live = "select count(*) from claim where owner is not null"
+        held.append(sql(line.store, live)[0][0])
+        return copies
+
+    assert line.run("many", spark_job(counted, batch=declared), batch=given).done == 7
+
+    assert seen == sizes
+    assert max(held) == (given or dial or declared)
+
+
+def test_a_stop_gives_back_the_chunks_of_a_batch(line: Line, spark: SparkSession) -> None:
+    line.job("copy", "numbers", "copies")
+    line.job("many", "copies", "batched")
+    for at in range(4):
+        line.arrived("numbers", str(at), numbers(spark, at))
+    line.run("copy", lambda df: df)
+
+    def stopped(copies: DataFrame) -> DataFrame:
+        os.kill(os.getpid(), signal.SIGTERM)
+        return copies
+
+    outcome = line.run("many", spark_job(stopped, batch=4))
+
+    assert outcome == Outcome(143)
+    assert {line.status("batched", str(at), "many") for at in range(4)} == {"RESUBMIT"}
+    assert {claim.attempts for claim in take(line.store, "many", k=4)} == {1}
+    assert line.left() == []
 
 
 def test_a_batch_gives_the_same_chunks_as_one_by_one(line: Line, spark: SparkSession) -> None:

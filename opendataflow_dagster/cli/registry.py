@@ -150,9 +150,15 @@ def policy(ctx: click.Context, jobid: str, dials: tuple[str, ...], as_json: bool
     `none` resets a dial. paused_until takes a time, +2h, forever, or no; delays and limits take
     seconds, or 30m, 2h.
 
+    batch_size is how many chunks a worker of `odf run --all`, or a catch-up run in Dagster, claims
+    at once. It runs them one after another and gives back what a stop, a pause or a lower
+    concurrency keeps it from starting. A function with @spark_job(batch=…) gets that many chunks
+    in one go, also for partitions that a Dagster run names. Pipelines claim one chunk at a time.
+
     \b
     Example: odf policy loadbob concurrency=4 max_attempts=3 retry_delay=5m
     Example: odf policy loadbob paused_until=+2h
+    Example: odf policy loadbob batch_size=20
     """
     store = store_of(ctx)
     if project := pipeline_here(store, jobid):

@@ -26,7 +26,8 @@ SCRIPT_LINE = {"allow_interspersed_args": False, "ignore_unknown_options": False
 @click.option(
     "--batch",
     type=click.IntRange(min=1),
-    help="With --spark: so many chunks in one go; the function keeps their column `dataid`.",
+    help="With --spark: so many chunks in one go, whatever the dial batch_size says; the function "
+    "keeps their column `dataid`.",
 )
 @click.argument("script", required=False)
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="[ARG]...")

@@ -45,10 +45,6 @@ class Catalog(NamedTuple):
         """The jobs that write a dataset."""
         return tuple(jobid for jobid, plan in self.jobs.items() if datasetid in plan.outputs)
 
-    def domain_of(self, jobid: str) -> str:
-        """The domain that a job's chunks belong to."""
-        return self.domains[self.jobs[jobid].outputs[0]]
-
     def in_circle(self, jobid: str, datasetid: str) -> bool:
         """Whether an input of a job is made, however indirectly, from what the job writes."""
         below: dict[str, set[str]] = {}

@@ -2,11 +2,12 @@
 
 import threading
 import time
+from contextlib import closing
 
 from .model import READY
 from .names import typed
 from .process import Scripts
-from .runjob import LOST, NOTHING, Outcome, Result, Runner, Tell, stop_code
+from .runjob import GIVEN_BACK, LOST, NOTHING, Outcome, Result, Runner, Tell, stop_code
 from .script import NO_START
 from .store import new_owner
 
@@ -22,7 +23,7 @@ def catch_up(runner: Runner, scripts: Scripts, *, workers: int, progress: Tell |
     runner.environment()  # what forbids to claim is said once, not by each worker
     crew = _Crew(runner, scripts, workers, progress)
     crew.work()
-    if not (crew.done or crew.failed or crew.lost):
+    if not (crew.done or crew.failed or crew.lost or scripts.stopping):
         runner.tell(NOTHING)
         return Outcome(stop_code(scripts))
     runner.tell(crew.summary())
@@ -92,15 +93,20 @@ class _Crew:
         owner = new_owner()
         while not self._over and self.scripts.stopping is None:
             ended = self._ended
-            taken = self.runner.claim(owner)
+            taken = self.runner.claim(owner, self.runner.at_once())
             if taken:
-                ended_ones = self.runner.run(*taken, self.scripts, stdin_null=self.workers > 1)
-                for claim, result in ended_ones:
-                    self._count(claim.dataid, result)
+                results = self.runner.run(*taken, self.scripts, stdin_null=self.workers > 1)
+                with closing(results):  # what wasn't begun is given back
+                    for claim, result in results:
+                        self._count(claim.dataid, result)
+                        if self._over:
+                            break
             elif not self._wait(ended, self.runner.store.next_change(self.runner.jobid)):
                 return
 
     def _count(self, dataid: str, result: Result) -> None:
+        if result.status == GIVEN_BACK:
+            return
         with self._changed:
             self._ended += 1
             self.failed.discard(dataid)

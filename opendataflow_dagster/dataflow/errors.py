@@ -48,12 +48,6 @@ class SessionError(DataflowError):
     """What the work is done with (a session of Spark) can't be had: no chunk is to blame."""
 
 
-class IllegalTransition(Refused):
-    """The status machine has no arrow from the status that was seen to the one asked for."""
-
-    code = "ILLEGAL_TRANSITION"
-
-
 class StaleClaim(Refused):
     """The claim was taken over since: whoever holds it must change nothing more."""
 

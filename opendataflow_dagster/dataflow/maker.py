@@ -1,13 +1,13 @@
 """What makes the chunks of a job: one by one, several at once, or many in one go."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Generator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from contextlib import suppress
 
 from .chunk import Chunk, open_chunk, tidy
 from .environment import JobEnvironment
 from .errors import SessionError, StaleClaim
-from .givingback import give_back
+from .givingback import GiveBack, give_back, give_back_soon
 from .model import Claim
 from .produce import Check, Compute, Produced, Publish, produce
 from .pulse import Pulse, briefly
@@ -19,7 +19,7 @@ class Maker:
     """Makes chunks by a function; one that does more overrides what it does otherwise."""
 
     batch = 1
-    """How many chunks `prepare` wants to see at once."""
+    """How many chunks `prepare` wants to see at once, unless the job's dial says otherwise."""
     threads = 1
     """How many chunks may be computed at once."""
 
@@ -29,10 +29,14 @@ class Maker:
         self.compute, self.publish, self.checks = compute, publish, checks
 
     @property
-    def at_once(self) -> int:
-        """How many claims to take in one go."""
+    def works_together(self) -> bool:
+        """Whether it wants many chunks at once; else they are made one after the other."""
+        return self.batch > 1 or self.threads > 1
+
+    def at_once(self, dial: int | None = None) -> int:
+        """How many claims to take in one go; the job's dial, where it is set, decides."""
         # Twice the threads, so that none of them waits for the last chunk of a handful.
-        return max(self.batch, 2 * self.threads if self.threads > 1 else 1)
+        return dial or max(self.batch, 2 * self.threads if self.threads > 1 else 1)
 
     def prepare(self, chunks: Sequence[Chunk]) -> None:
         """Do for many chunks what is cheaper at once; `compute` comes for each of them then.
@@ -42,6 +46,9 @@ class Maker:
 
     def forget(self, claim: Claim) -> None:
         """Let go of what was kept for a chunk, however it ended."""
+
+    def why_stopping(self) -> str | None:
+        """What forbids to begin with another chunk, if something does."""
 
     def interrupt(self) -> None:
         """End the work that other threads are doing; they raise."""
@@ -54,11 +61,11 @@ def make(
     store: Store, claims: Sequence[Claim], environment: JobEnvironment, maker: Maker, *,
     checks: Sequence[Check] = (), pulse: Pulse,
     interrupted: Callable[[BaseException], str] = lambda error: f"interrupted: {first_line(error)}",
-) -> Iterator[Produced]:  # fmt: skip
+) -> Generator[Produced]:  # fmt: skip
     """Make claimed chunks as `produce` does, and settle them one by one.
 
-    Whoever stops asking for the next one gives up the rest: they are settled as interrupted. A
-    `SessionError` ends it, and those that weren't begun are given back.
+    An error, a maker that is to stop, and a caller who stops asking for the next one end it: those
+    whose turn didn't come are given back. A cancellation settles them as interrupted.
     """
     left = {claim.generation: claim for claim in claims}
     for claim in claims:
@@ -81,11 +88,19 @@ def make(
             yield from _at_once(store, claims, one, maker)
         else:
             for claim in claims:
+                if why := maker.why_stopping():
+                    _return(store, left.values(), maker, why)
+                    return
                 yield one(claim)
     except SessionError as error:
-        for claim in left.values():
-            maker.forget(claim)
-        give_back(store, list(left.values()), str(error))
+        _return(store, left.values(), maker, str(error))
+        raise
+    except (Exception, GeneratorExit) as error:
+        why = "the run ended before its turn"
+        if isinstance(error, Exception):
+            why += f": {first_line(error)}"
+        with suppress(Exception):  # what can't be given back now, its lease does
+            _return(store, left.values(), maker, why, give_back_soon)
         raise
     except BaseException as error:
         _give_up(store, list(left.values()), maker, interrupted(error))
@@ -97,7 +112,7 @@ def make(
 
 def _at_once(
     store: Store, claims: Sequence[Claim], one: Callable[[Claim], Produced], maker: Maker
-) -> Iterator[Produced]:
+) -> Generator[Produced]:
     def work(claim: Claim) -> Produced:
         try:
             return one(claim)
@@ -114,6 +129,15 @@ def _at_once(
                 each.cancel()
             maker.interrupt()
             raise
+
+
+def _return(
+    store: Store, claims: Collection[Claim], maker: Maker, why: str, how: GiveBack = give_back
+) -> None:
+    """Give back chunks whose turn didn't come."""
+    for claim in claims:
+        maker.forget(claim)
+    how(store, list(claims), why)
 
 
 def _give_up(store: Store, claims: Sequence[Claim], maker: Maker, why: str) -> None:

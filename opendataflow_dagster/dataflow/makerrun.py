@@ -2,10 +2,12 @@
 
 import signal
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
+from contextlib import closing
 from typing import Generic, TypeVar
 
 from .chunk import WARN
+from .dials import batch_size
 from .environment import JobEnvironment
 from .maker import Maker, make
 from .model import READY, Claim
@@ -14,6 +16,7 @@ from .process import Scripts
 from .produce import Produced
 from .pulse import Pulse
 from .runjob import LOST, Result, Runner
+from .waiting import WaitingClaims
 
 M = TypeVar("M", bound=Maker)
 
@@ -25,19 +28,33 @@ class MakerRunner(Runner, Generic[M]):
     scripts: Scripts | None = None
     work: M
 
-    def claim(self, owner: str, k: int = 1) -> tuple[list[Claim], JobEnvironment] | None:
-        return super().claim(owner, max(k, self.work.batch))
+    def at_once(self) -> int:
+        return self.work.at_once(batch_size(self.store, self.jobid))
 
     def run(
         self, claims: Sequence[Claim], environment: JobEnvironment, scripts: Scripts, *,
         stdin_null: bool = False,
-    ) -> Iterator[tuple[Claim, Result]]:  # fmt: skip
-        """Make each claimed chunk, and settle it."""
+    ) -> Generator[tuple[Claim, Result]]:  # fmt: skip
+        """Make each claimed chunk, and settle it; what isn't begun is given back."""
         self.scripts = scripts
+        with Pulse(self.store, claims[0].owner, say=self.tell) as pulse:
+            if len(claims) == 1 or self.work.works_together:
+                yield from self._make(claims, environment, pulse)
+                return
+            with WaitingClaims(
+                self.store, claims, stopping=scripts.why_stopping, say=self.tell
+            ) as waiting:
+                while claim := waiting.next():
+                    yield from self._make([claim], self.environment(), pulse)
+
+    def _make(
+        self, claims: Sequence[Claim], environment: JobEnvironment, pulse: Pulse
+    ) -> Generator[tuple[Claim, Result]]:
         for claim in claims:
             self.tell(f"Launching {self.argv[0]} with dataid {printable(claim.dataid)}")
-        with Pulse(self.store, claims[0].owner, say=self.tell) as pulse:
-            for produced in make(self.store, claims, environment, self.work, pulse=pulse):
+        making = make(self.store, claims, environment, self.work, pulse=pulse)
+        with closing(making):
+            for produced in making:
                 yield produced.claim, self._told(produced, environment)
 
     def stopping(self) -> str | None:

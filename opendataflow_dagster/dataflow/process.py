@@ -26,6 +26,7 @@ class Ended(NamedTuple):
     code: int
     reason: str
     seconds: float
+    began: bool = True
 
 
 class Scripts:
@@ -71,6 +72,10 @@ class Scripts:
         os.close(self._wakeup)
         os.close(self._alarm)
 
+    def why_stopping(self) -> str | None:
+        """What ends the work, if something does."""
+        return None if self.stopping is None else _stopped_by(self.stopping)
+
     def run(
         self,
         argv: list[str],
@@ -89,7 +94,7 @@ class Scripts:
         KILL. An exception of `beat` is raised again once the script has ended.
         """
         if self.stopping is not None:
-            return Ended(128 + self.stopping, _stopped_by(self.stopping), 0.0)
+            return Ended(128 + self.stopping, _stopped_by(self.stopping), 0.0, began=False)
         _flush()
         terminal = None
         if not stdin_null and os.isatty(0):
@@ -101,7 +106,7 @@ class Scripts:
         try:
             pid = spawn(argv, env, stdin_null=stdin_null)
         except CannotStart as refusal:
-            return Ended(refusal.code, str(refusal), 0.0)
+            return Ended(refusal.code, str(refusal), 0.0, began=False)
         script = Script(pid, self._wakeup, terminal)
         try:
             self._untold.add(pid)

@@ -68,6 +68,8 @@ def produce(
     made = _Work(store, claim, environment, pulse)
     pulse.hold(claim)
     try:
+        if pulse.lost(claim):  # while it waited for its turn
+            raise taken_over([claim])
         try:
             made.work(compute, checks, publish)
         except SessionError as error:

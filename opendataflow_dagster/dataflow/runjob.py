@@ -2,7 +2,7 @@
 
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import NamedTuple
 
 from .environment import JobEnvironment, job_environment
@@ -18,6 +18,9 @@ Tell = Callable[[int, int], object]
 
 LOST = "LOST"
 """How a chunk ended that somebody else has taken over: nothing of it was settled."""
+
+GIVEN_BACK = "GIVEN BACK"
+"""How a chunk ended with which nothing was begun: others may claim it."""
 
 NOTHING = "no suitable data available for job. Not running it"
 
@@ -80,6 +83,12 @@ class Runner:
             self._environment = now, made
         return self._environment[1]
 
+    def at_once(self) -> int:
+        """How many chunks a worker claims at once: what the job's dial says now."""
+        from .dials import batch_size
+
+        return batch_size(self.store, self.jobid) or 1
+
     def claim(self, owner: str, k: int = 1) -> tuple[list[Claim], JobEnvironment] | None:
         """The next chunks, and what they are told; lost claims are looked for when idle."""
         environment = self.environment()
@@ -95,10 +104,23 @@ class Runner:
         scripts: Scripts,
         *,
         stdin_null: bool = False,
-    ) -> Iterator[tuple[Claim, Result]]:
-        """Run the script for each claimed chunk, and settle it."""
-        for claim in claims:
-            yield claim, self.run_one(claim, environment, scripts, stdin_null=stdin_null)
+    ) -> Generator[tuple[Claim, Result]]:
+        """Run the script for each claimed chunk, and settle it.
+
+        Chunks that were claimed with others and not begun, however it ends, are given back.
+        """
+        if len(claims) == 1:
+            yield claims[0], self.run_one(claims[0], environment, scripts, stdin_null=stdin_null)
+            return
+        from .waiting import WaitingClaims
+
+        with WaitingClaims(
+            self.store, claims, stopping=scripts.why_stopping, say=self.tell
+        ) as waiting:
+            while claim := waiting.next():
+                environment = self.environment()  # it may have changed since the claim
+                result = self.run_one(claim, environment, scripts, stdin_null=stdin_null)
+                yield claim, result
 
     def run_one(
         self,
@@ -122,7 +144,13 @@ class Runner:
         except BaseException as error:
             self.store.fail(claim, f"{type(error).__name__} in odf itself", may_retry=False)
             raise
-        return self.settle(claim, environment, ended, stopped=scripts.stopping is not None)
+        stopped = scripts.stopping is not None
+        if stopped and not ended.began:
+            from .givingback import give_back
+
+            give_back(self.store, [claim], ended.reason)
+            return Result(ended.code, GIVEN_BACK, None, ended.reason)
+        return self.settle(claim, environment, ended, stopped=stopped)
 
     def settle(
         self, claim: Claim, environment: JobEnvironment, ended: Ended, *, stopped: bool
@@ -207,8 +235,8 @@ def run_chunks(
         if taken is None:
             runner.tell(NOTHING)
             return Outcome(stop_code(scripts))
-        [(_, result)] = runner.run(*taken, scripts)
-        return _outcome(result, scripts)
+        results = [result for _, result in runner.run(*taken, scripts)]
+        return _outcome(results[0], scripts) if results else Outcome(stop_code(scripts))
 
 
 def force_job(
@@ -260,4 +288,6 @@ def first_line(error: BaseException) -> str:
 def _outcome(result: Result, scripts: Scripts) -> Outcome:
     if result.status == READY:
         return Outcome(0, done=1)
+    if result.status == GIVEN_BACK:
+        return Outcome(stop_code(scripts))
     return Outcome(stop_code(scripts) or result.code or 1, failed=1)

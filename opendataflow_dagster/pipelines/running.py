@@ -128,6 +128,10 @@ class PipelineRunner(MakerRunner[PipelineWork]):
         )  # fmt: skip
         self.work = PipelineWork(store, project, plans, slug, engine, say=say)
 
+    def at_once(self) -> int:
+        """One: of a pipeline, each run reads its sources as they are when it begins."""
+        return 1
+
     def claim(self, owner: str, k: int = 1) -> tuple[list[Claim], JobEnvironment] | None:
         environment = self.environment()
         if not self._root:

@@ -57,7 +57,7 @@ class Batch:
 
     def make(self) -> None:
         for alike in self._alike():
-            if len(alike) > 1:
+            if len(alike) > 1 and not self.work.why_stopping():
                 chunks = [chunk for chunk, _ in alike]
                 try:
                     with self.work.watched(chunks):
@@ -154,6 +154,8 @@ class Batch:
         """Drop what the batch has staged, so that each chunk is made by itself."""
         for chunk in chunks:
             self.work.forget(chunk.claim)
+        if self.work.why_stopping():
+            return
         reason = str(error).strip().partition("\n")[0]
         self.work.say(
             f"A batch of {len(chunks)} chunks can't be made in one go ({reason}): one by one"

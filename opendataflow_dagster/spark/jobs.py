@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from ..dataflow.dials import MOST_AT_ONCE
 from ..dataflow.errors import WrongUse
 from ..dataflow.model import Plan
 from ..dataflow.names import printable
@@ -14,9 +15,6 @@ SCHEMAS = (SAME, MERGE, ANY)
 
 FUNCTION = "dataflow_function"
 """Where something that was made of a function, such as assets of Dagster, keeps it."""
-
-MOST_AT_ONCE = 1000
-"""Chunks of a batch: their claims are held all the while."""
 
 
 class Given(NamedTuple):

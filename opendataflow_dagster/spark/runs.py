@@ -22,11 +22,16 @@ class SparkRunner(MakerRunner[SparkWork]):
     def __init__(
         self, store: Store, jobid: str, named: str, job: SparkJob,
         session: Callable[[], "SparkSession"], *, say: Say, environ: Mapping[str, str],
+        batch: int | None = None,
     ) -> None:  # fmt: skip
+        self._batch = batch
         super().__init__(store, jobid, [named], say=say, environ=environ)
         self.work = SparkWork(
             store, store.plan(jobid), job, session, say=self.tell, stopping=self.stopping
         )
+
+    def at_once(self) -> int:
+        return self._batch or super().at_once()
 
 
 def run_spark_job(
@@ -37,7 +42,8 @@ def run_spark_job(
 ) -> Outcome:  # fmt: skip
     """Run a function for the next chunk of a job, or with `all_chunks` until nothing is left.
 
-    `batch` and `workers` beat what the job says of batches and threads. Without a `session`, one is
+    `batch` and `workers` beat what the job says of batches and threads, and `batch` the job's dial
+    too. Without a `session`, one is
     started with the first chunk, and ended; another one, if it ends before.
     """
     from .living import has_ended, let_go
@@ -59,9 +65,9 @@ def run_spark_job(
             started.append(spark_session(app=f"odf {jobid}", settings=settings))
         return started[0]
 
-    runner = SparkRunner(store, jobid, named, job, session or own_session, say=say, environ=environ)
-    if not all_chunks:
-        runner.work.batch = 1  # one chunk is asked for
+    runner = SparkRunner(
+        store, jobid, named, job, session or own_session, say=say, environ=environ, batch=batch
+    )
     try:
         return run_chunks(
             runner, all_chunks=all_chunks, workers=workers if all_chunks else 1, progress=progress

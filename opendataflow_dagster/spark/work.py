@@ -147,6 +147,9 @@ class SparkWork(Maker):
                     f"{in_a_line(error) or reason_of(error)}"
                 )
 
+    def why_stopping(self) -> str | None:
+        return self._watch.ended()
+
     def interrupt(self) -> None:
         self._watch.interrupt()
 

@@ -1,0 +1,23 @@
+"""What a job's dials say to a worker between two chunks: each call reads them anew."""
+
+from .store import Store
+
+MOST_AT_ONCE = 1000
+"""Chunks that a worker claims at once, at most: it holds their claims all the while."""
+
+
+def batch_size(store: Store, jobid: str) -> int | None:
+    """How many chunks of a job a worker claims at once; None: the dial isn't set."""
+    rows, _ = store.db.insist(lambda: store.db.run("dials.batch_size", jobid=jobid))
+    return min(rows[0][0], MOST_AT_ONCE) if rows else None
+
+
+def held_back(store: Store, jobid: str, waiting: int) -> tuple[int, str]:
+    """How many of the claims that wait for their turn have to be given back now, and why."""
+    rows = store.db.run("dials.held_back", jobid=jobid)
+    paused, surplus = rows[0] if rows else (False, 0)
+    if paused:
+        return waiting, "the job is paused"
+    if surplus > 0:
+        return min(waiting, surplus), "the job's concurrency was lowered"
+    return 0, ""
