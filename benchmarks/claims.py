@@ -76,17 +76,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     report = Report("claims", given, ("PostgreSQL", "procrastinate", "pgqueuer"))
     if given.only != "sqlite":
         with Server() as server:
-            if given.scale == SLICE:
+            if given.scale in (SLICE, TINY):
                 slice_of_postgres(server, setting, report)
-            elif given.only != "poll":
+            if given.scale != SLICE and given.only != "poll":
                 postgres(server, setting, report)
             if given.scale != SLICE:
                 poll_postgres(server.create_database("poll"), setting, report)
     if given.only in (None, "sqlite", "poll"):
         with tempfile.TemporaryDirectory(prefix="odf-claims-") as folder:
-            if given.scale == SLICE:
+            if given.scale in (SLICE, TINY):
                 slice_of_sqlite(Path(folder), setting, report)
-            elif given.only != "poll":
+            if given.scale != SLICE and given.only != "poll":
                 sqlite(Path(folder), setting, report)
             if given.scale != SLICE:
                 poll_sqlite(Path(folder, "poll.db"), setting, report)
@@ -119,9 +119,9 @@ def rivals_on_postgres(setting: Setting, report: Report) -> Contenders:
 def slice_of_postgres(server: Server, setting: Setting, report: Report) -> None:
     """Ours and the bare loop, for compare.py."""
     [(chunks, done)] = setting.sizes
-    url, samples = server.create_database("bench"), Samples()
+    url, samples = server.create_database("slice"), Samples()
     modes = [(setting.crowd, 1), ONE]
-    with Clients(setting.crowd) as clients:
+    with Clients(setting.crowd, setting.warm_up) as clients:
         contests = [
             Contest(contender, url, chunks, done, modes, clients, setting)
             for contender in (Ours, Bare)
@@ -136,7 +136,7 @@ def slice_of_sqlite(folder: Path, setting: Setting, report: Report) -> None:
     """Ours and a lean loop, which a change of our tables doesn't change, for compare.py."""
     [(chunks, done)] = setting.sizes
     samples = Samples()
-    with Clients(1) as clients:
+    with Clients(1, setting.warm_up) as clients:
         contests = [
             Contest(contender, folder / f"{name}.db", chunks, done, [ONE], clients, setting)
             for name, contender in (("ours", LiteOurs), ("lean", LiteLean))

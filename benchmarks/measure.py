@@ -12,8 +12,8 @@ from multiprocessing.connection import Connection
 from types import FrameType
 from typing import Any
 
-FAILED = 2
-"""The exit code of a benchmark that ended with an error, so that it judged nothing."""
+FAILED, STOPPED = 2, 130
+"""The exit codes of a benchmark that ended with an error, or was stopped: it judged nothing."""
 
 WARM_UP = 0.1
 """Seconds that each slice runs before it counts: for plans, caches, and all to be in motion."""
@@ -23,11 +23,16 @@ class Contender:
     """One way to claim and finish chunks, as one client sees it."""
 
     def run(self, k: int, until: float) -> tuple[int, float]:
-        """Do cycles until a moment, or to the last chunk: how many chunks, and the last end."""
+        """Do cycles until a moment, or to the last chunk: how many chunks, and the last end.
+
+        On a busy machine the moment may be past at the start: one cycle is done all the same.
+        """
         done, last = 0, time.monotonic()
-        while last < until and (count := self.cycle(k)):
+        while count := self.cycle(k):
             done += count
             last = time.monotonic()
+            if last >= until:
+                break
         return done, last
 
     def cycle(self, k: int) -> int:
@@ -153,6 +158,6 @@ def concluded(main: Callable[[], int]) -> int:
         return FAILED
     except KeyboardInterrupt:
         print("\nstopped", file=sys.stderr)
-        return 130
+        return STOPPED
     finally:
         progress("")

@@ -75,12 +75,7 @@ class Report:
         sys.stdout.flush()
 
     def table(self, title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-        cells = [["", *columns], *rows]
-        widths = [max(len(row[i]) for row in cells) for i in range(len(columns) + 1)]
-        self.say("", title)
-        for row in cells:
-            first, *others = (cell.rjust(width) for cell, width in zip(row, widths, strict=True))
-            self.say("  " + "  ".join([row[0].ljust(len(first)), *others]).rstrip())
+        self.say("", title, *aligned(columns, rows))
 
     def require(
         self,
@@ -150,6 +145,17 @@ class Report:
                 "```",
             ]
         )
+
+
+def aligned(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """The lines of a table, whose first column names the rows."""
+    cells = [["", *columns], *rows]
+    widths = [max(len(row[i]) for row in cells) for i in range(len(columns) + 1)]
+    lines = []
+    for row in cells:
+        first, *others = (cell.rjust(width) for cell, width in zip(row, widths, strict=True))
+        lines.append("  " + "  ".join([row[0].ljust(len(first)), *others]).rstrip())
+    return lines
 
 
 def record(program: str, section: str) -> None:

@@ -158,9 +158,11 @@ class _Async(Contender):
 
     async def _run(self, k: int, until: float) -> tuple[int, float]:
         done, last = 0, time.monotonic()
-        while last < until and (count := await self.turn(k)):
+        while count := await self.turn(k):
             done += count
             last = time.monotonic()
+            if last >= until:
+                break
         return done, last
 
     async def open(self, url: str) -> None:
