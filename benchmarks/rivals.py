@@ -87,8 +87,8 @@ class Bare(Contender):
     def load(cls, url: str, chunks: int, done: int) -> None:
         schema = f"bare_{cls.jobid}"
         with connect(url, schema) as connection:
-            connection.execute(f"drop schema if exists {schema} cascade")
-            connection.execute(f"create schema {schema}")
+            connection.execute(f"drop schema if exists {schema} cascade".encode())
+            connection.execute(f"create schema {schema}".encode())
             connection.execute(
                 "create table chunk (jobid text, dataid text, status text, owner text, "
                 "modified timestamptz, primary key (jobid, dataid))"
@@ -248,8 +248,8 @@ class PgQueuer(_Async):
     def load(cls, url: str, chunks: int, done: int) -> None:
         """It keeps what is done in another table, so only what is left counts."""
         with connect(url, cls.schema) as connection:
-            connection.execute(f"drop schema if exists {cls.schema} cascade")
-            connection.execute(f"create schema {cls.schema}")
+            connection.execute(f"drop schema if exists {cls.schema} cascade".encode())
+            connection.execute(f"create schema {cls.schema}".encode())
         asyncio.run(cls._install(url))
         with connect(url, cls.schema) as connection:
             connection.execute("alter table pgqueuer disable trigger user")  # a NOTIFY for each row
