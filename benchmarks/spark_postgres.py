@@ -28,8 +28,7 @@ JAR = os.environ.get("POSTGRESQL_JAR", "/usr/share/java/postgresql.jar")
 SETTINGS = {FULL: (2_000_000, 5), QUICK: (400_000, 3), SLICE: (400_000, 2), TINY: (200, 1)}
 """Rows, and rounds."""
 
-DAYS = 20
-"""Chunks that the table has."""
+CHUNK = 100_000
 
 MAKE = """
 create table source (id bigint primary key, shop int, amount numeric(12,2), name text,
@@ -47,6 +46,11 @@ checkpoint;
 """
 
 
+def chunk_of(rows: int) -> int:
+    """The rows of a chunk."""
+    return min(CHUNK, rows // 4)
+
+
 class Contest:
     """The same rows by ours and by JDBC."""
 
@@ -57,7 +61,7 @@ class Contest:
         info = base.info
         self._url = f"jdbc:postgresql://127.0.0.1:{info.port}/{info.dbname}"
         self._host, self._database = f"127.0.0.1:{info.port}", info.dbname
-        self._day, self.chunk = 0, rows // DAYS
+        self._day, self.chunk = 0, chunk_of(rows)
         self.jar = jar
         whole = self._jdbc("source", 2) if jar else read_rows(spark, self._table("source", "day"))
         self._frame = whole.persist()
@@ -120,7 +124,7 @@ class Contest:
         self.base.execute("checkpoint")
 
     def _next(self) -> int:
-        self._day = (self._day + 1) % DAYS
+        self._day = (self._day + 1) % (self.rows // self.chunk)
         return self._day
 
     def _table(self, name: str, column: str) -> Table:
@@ -172,7 +176,7 @@ def measure(server: Server, report: Report, rows: int, rounds: int, jar: bool) -
         tempfile.TemporaryDirectory(prefix="odf-postgres-") as folder,
     ):
         progress(f"loading {rows:,} rows")
-        for statement in MAKE.format(rows=rows, chunk=rows // DAYS).split(";"):
+        for statement in MAKE.format(rows=rows, chunk=chunk_of(rows)).split(";"):
             base.execute(statement)  # type: ignore[arg-type]
         compare(Contest(spark, base, rows, folder, jar), rounds, samples)
     spark.stop()
@@ -201,14 +205,15 @@ def compare(contest: Contest, rounds: int, samples: Samples) -> None:
             start, done = time.perf_counter(), 0
             for _ in range(times):
                 done += way()
+            seconds = time.perf_counter() - start
             contest.check(way.__name__)
             if number:
-                samples.add(way.__name__, done / (time.perf_counter() - start) / 1000)
+                samples.add(way.__name__, done / seconds / 1000)
     progress("")
 
 
 def judge(samples: Samples, rows: int, report: Report) -> None:
-    size = f"{rows // DAYS:,} rows"
+    size = f"{chunk_of(rows):,} rows"
     names = {
         "ours_whole": "ours, whole in 4 parts",
         "jdbc_whole": "JDBC, whole in 4 parts",

@@ -56,12 +56,12 @@ def test_items_over_http_are_measured() -> None:
 
 
 def test_spark_is_measured() -> None:
-    # In one process, so that Java starts once.
+    # In one process, so that Java starts once: with the jar of a rival, if there is one.
     printed = run(
         "-c",
         f"import sys; sys.path.insert(0, {str(FOLDER)!r})\n"
         "import evidence, spark, spark_postgres\n"
-        "for program in (spark, spark_postgres, evidence):\n"
+        "for program in (spark_postgres, spark, evidence):\n"
         "    assert program.main(['--tiny']) == 0\n",
     )
 
