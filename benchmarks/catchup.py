@@ -25,7 +25,7 @@ from tests.graphql_client import wait_for  # noqa: E402
 from tests.postgres import Server  # noqa: E402
 
 LOCATION = Path(__file__).with_name("catchup_location.py")
-CHUNKS = {FULL: (2000, 30), QUICK: (200, 10), SLICE: (200, 10), TINY: (4, 2)}
+CHUNKS = {FULL: (2000, 30), QUICK: (200, 10), SLICE: (200, 10), TINY: (4, 1)}
 """Chunks of ours, and of plain Dagster."""
 
 LONG = 1800.0

@@ -136,7 +136,6 @@ def checked_out(commit: str, folder: Path) -> Side:
     side = Side(commit, folder)
     make_environment(side)
     compileall.compile_dir(folder / "opendataflow_dagster", quiet=1)
-    compileall.compile_dir(folder / "benchmarks", quiet=1)
     imported = subprocess.check_output(
         [side.python, "-c", "import opendataflow_dagster as package; print(package.__file__)"],
         cwd=folder / "benchmarks",

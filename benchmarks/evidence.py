@@ -44,7 +44,7 @@ SETTINGS = {
     FULL: Setting(20, 5, 50_000),
     QUICK: Setting(10, 2, 50_000),
     SLICE: Setting(10, 2, 50_000),
-    TINY: Setting(2, 1, 50),
+    TINY: Setting(1, 1, 50),
 }
 COLUMNS = (
     "id",
@@ -63,7 +63,7 @@ Write = Callable[["DataFrame", str, int], None]
 
 def main(arguments: Sequence[str] | None = None) -> int:
     given = options(__doc__, arguments)
-    spark = spark_session({"spark.master": "local[2]"})
+    spark = spark_session({"spark.master": "local[2]"}, short=given.scale == TINY)
     report = Report("evidence", given, ("pyspark",))
     try:
         with tempfile.TemporaryDirectory(prefix="odf-evidence-") as folder:

@@ -94,7 +94,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         contextlib.chdir(folder),
         Server() as server,
     ):
-        spark = spark_session({"spark.master": "local[2]", "spark.driver.memory": "1g"})
+        conf = {"spark.master": "local[2]", "spark.driver.memory": "1g"}
+        spark = spark_session(conf, short=given.scale == TINY)
         try:
             for name in [given.only] if given.only else MEASURES:
                 bench = Bench(server.create_database(name), Path(folder, name), spark)

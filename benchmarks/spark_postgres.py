@@ -168,7 +168,8 @@ def measure(server: Server, report: Report, rows: int, rounds: int, jar: bool) -
             "spark.master": "local[2]",
             "spark.driver.memory": "2g",
             **({"spark.jars": JAR} if jar else {}),
-        }
+        },
+        short=rounds == 1,
     )
     samples = Samples()
     with (
@@ -185,12 +186,13 @@ def measure(server: Server, report: Report, rows: int, rounds: int, jar: bool) -
 
 def compare(contest: Contest, rounds: int, samples: Samples) -> None:
     """All in turns; every other round in the opposite order, the first one doesn't count."""
+    chunks = 6 if rounds > 1 else 1
     ways: list[tuple[Callable[[], int], int]] = [
         (contest.ours_whole, 1),
         (contest.jdbc_whole, 1),
-        (contest.ours_chunk, 6),
-        (contest.ours_chunk_in_two, 6),
-        (contest.jdbc_chunk, 6),
+        (contest.ours_chunk, chunks),
+        (contest.ours_chunk_in_two, chunks),
+        (contest.jdbc_chunk, chunks),
         (contest.ours_write, 1),
         (contest.jdbc_write, 1),
         (contest.jdbc_write_rewritten, 1),
