@@ -43,14 +43,8 @@ ui: install ## Open the demo's data in Dagster's UI; PORT=3000
 soak: install ## Run the tests that take minutes
 	$(BIN)/python -m pytest -m soak
 
-bench: install ## Measure claims, job starts, Dagster's side, Spark and items against others
-	$(BIN)/python benchmarks/claims.py
-	$(BIN)/python benchmarks/runjob.py
-	$(BIN)/python benchmarks/reconcile.py
-	$(BIN)/python benchmarks/catchup.py
-	$(BIN)/python benchmarks/spark.py
-	$(BIN)/python benchmarks/evidence.py
-	$(BIN)/python benchmarks/stream.py
+bench: install ## Run all benchmarks, 20 minutes, and write what they say to docs/benchmarks.md
+	$(BIN)/python benchmarks/all.py --record
 
 docs: install ## Write docs/commands.md from the commands' help
 	$(BIN)/python docs/commands.py > docs/commands.md

@@ -1,8 +1,13 @@
 """The code location that benchmarks/catchup.py drives: our job, and the same by Dagster alone."""
 
+import sys
+from pathlib import Path
+
 import dagster as dg
 
-from opendataflow_dagster import Chunk, DataflowResource, build_definitions, dataflow_assets
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+from product import Chunk, DataflowResource, build_definitions, dataflow_assets
 
 dataflow = DataflowResource()
 

@@ -1,9 +1,8 @@
-"""What the benchmarks share: clients in processes of their own, samples by round, a verdict."""
+"""What the benchmarks measure with: clients in processes of their own, and samples by round."""
 
 import multiprocessing
 import os
 import signal
-import statistics
 import sys
 import time
 import traceback
@@ -13,6 +12,9 @@ from multiprocessing.connection import Connection
 from types import FrameType
 from typing import Any
 
+FAILED, STOPPED = 2, 130
+"""The exit codes of a benchmark that ended with an error, or was stopped: it judged nothing."""
+
 WARM_UP = 0.1
 """Seconds that each slice runs before it counts: for plans, caches, and all to be in motion."""
 
@@ -21,11 +23,16 @@ class Contender:
     """One way to claim and finish chunks, as one client sees it."""
 
     def run(self, k: int, until: float) -> tuple[int, float]:
-        """Do cycles until a moment, or to the last chunk: how many chunks, and the last end."""
+        """Do cycles until a moment, or to the last chunk: how many chunks, and the last end.
+
+        On a busy machine the moment may be past at the start: one cycle is done all the same.
+        """
         done, last = 0, time.monotonic()
-        while last < until and (count := self.cycle(k)):
+        while count := self.cycle(k):
             done += count
             last = time.monotonic()
+            if last >= until:
+                break
         return done, last
 
     def cycle(self, k: int) -> int:
@@ -39,7 +46,8 @@ class Contender:
 class Clients:
     """Processes that keep their connections open and work when they are told to, all at once."""
 
-    def __init__(self, count: int) -> None:
+    def __init__(self, count: int, warm_up: float = WARM_UP) -> None:
+        self._warm_up = warm_up
         context = multiprocessing.get_context("spawn")
         self._pipes: list[Connection] = []
         for _ in range(count):
@@ -61,7 +69,7 @@ class Clients:
 
     def rate(self, name: str, k: int, clients: int, seconds: float) -> float:
         """Chunks per second of so many clients at once, from a common start to the last end."""
-        start = time.monotonic() + WARM_UP
+        start = time.monotonic() + self._warm_up
         answers = self._ask(self._pipes[:clients], ("run", name, k, start, seconds))
         if not any(done for done, _ in answers):
             raise RuntimeError(f"{name}, k={k}: all chunks were gone before the first one counted")
@@ -125,64 +133,6 @@ class Samples:
         return [a / b for a, b in zip(self[one], self[other], strict=True)]
 
 
-class Report:
-    """The tables as they come, then each required number on a line, and whether all were met."""
-
-    def __init__(self) -> None:
-        self._lines: list[tuple[str, str, str, str]] = []
-        self.missed = 0
-
-    def table(self, title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-        cells = [["", *columns], *rows]
-        widths = [max(len(row[i]) for row in cells) for i in range(len(columns) + 1)]
-        print(f"\n{title}")
-        for row in cells:
-            first, *others = (cell.rjust(width) for cell, width in zip(row, widths, strict=True))
-            print("  " + "  ".join([row[0].ljust(len(first)), *others]).rstrip())
-        sys.stdout.flush()
-
-    def require(self, what: str, numbers: Sequence[float], *, least: float | None = None,
-                most: float | None = None, aim: str = "", unit: str = "") -> None:  # fmt: skip
-        """A median that has to be at least, or at most, so much."""
-        median = statistics.median(numbers)
-        met = (least is None or median >= least) and (most is None or median <= most)
-        self.missed += not met
-        target = f"≥ {least:g}{unit}" if least is not None else f"≤ {most:g}{unit}"
-        if aim:
-            target += f" (aim {aim})"
-        self._lines.append((what, spread(numbers, unit), target, "ok" if met else "MISSED"))
-
-    def verdict(self) -> int:
-        """Print the required numbers; return the exit code."""
-        print("\nRequired (median of the rounds, least–most)")
-        widths = [max((len(line[i]) for line in self._lines), default=0) for i in range(3)]
-        for what, number, target, met in self._lines:
-            print(f"  {what:<{widths[0]}}  {number:>{widths[1]}}  {target:<{widths[2]}}  {met}")
-        print(f"\n{self.missed} of {len(self._lines)} missed" if self.missed else "\nAll met")
-        return 1 if self.missed else 0
-
-
-def spread(numbers: Sequence[float], unit: str = "") -> str:
-    """Median (least–most)."""
-    if not numbers:
-        return "-"
-    low, middle, high = (
-        _short(each) for each in (min(numbers), statistics.median(numbers), max(numbers))
-    )
-    return f"{middle}{unit} ({low}–{high})"
-
-
-def _short(number: float) -> str:
-    return (
-        f"{number:,.0f}" if number >= 100 else f"{number:.1f}" if number >= 10 else f"{number:.2f}"
-    )
-
-
-def amount(number: int) -> str:
-    """10k, 1M."""
-    return f"{number // 1_000_000}M" if number % 1_000_000 == 0 else f"{number // 1000}k"
-
-
 def progress(what: str) -> None:
     """Tell who waits at a terminal what happens now."""
     if sys.stderr.isatty():
@@ -199,12 +149,15 @@ def end_in_order() -> None:
 
 
 def concluded(main: Callable[[], int]) -> int:
-    """The exit code of a benchmark; 130 for one that was stopped."""
+    """The exit code of a benchmark: 0 all met, 1 missed, 2 failed, 130 stopped."""
     end_in_order()
     try:
         return main()
+    except Exception:
+        traceback.print_exc()
+        return FAILED
     except KeyboardInterrupt:
         print("\nstopped", file=sys.stderr)
-        return 130
+        return STOPPED
     finally:
         progress("")

@@ -1,17 +1,16 @@
-"""What the reconcile sensor costs: `python benchmarks/reconcile.py [--quick] [--sqlite]`.
+"""What the reconcile sensor costs: `python benchmarks/reconcile.py [--quick] [--database sqlite]`.
 
-On PostgreSQL for the tables and for Dagster's storage (with `--sqlite`: both SQLite): 10,000 new
+On PostgreSQL for the tables and for Dagster's storage (or both on SQLite): 10,000 new
 READY chunks through ticks as the sensor makes them; a tick with nothing new in front of 100,000
 chunks; ticks with 1,000 to 8,000 changes in front of them. In the same run, Dagster's own public
 way of reporting a materialization, one by one. Exit code 0 if every target is met.
 """
 
-import argparse
 import os
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -19,17 +18,28 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 import dagster as dg  # noqa: E402
-from measure import Report, concluded, end_in_order, progress, spread  # noqa: E402
+from measure import concluded, progress  # noqa: E402
+from product import (  # noqa: E402
+    DataflowTranslator,
+    Mirror,
+    Store,
+    add_dataset,
+    add_job,
+    differences,
+    hold,
+    open_store,
+    ready,
+    reconcile,
+    release,
+)
+from report import FULL, QUICK, SLICE, TINY, Report, options, spread  # noqa: E402
 
-from opendataflow_dagster.dataflow import moves, registry  # noqa: E402
-from opendataflow_dagster.dataflow.store import Store, open_store  # noqa: E402
-from opendataflow_dagster.mirror import Mirror  # noqa: E402
-from opendataflow_dagster.reconcile import differences, reconcile  # noqa: E402
-from opendataflow_dagster.translator import DataflowTranslator  # noqa: E402
 from tests.postgres import Server  # noqa: E402
 
 NAMES = DataflowTranslator()
 PORTION = 10_000
+SCALES = {FULL: 1, QUICK: 10, SLICE: 10, TINY: 1000}
+"""By how much everything is smaller."""
 
 STORAGE = """
 storage:
@@ -62,17 +72,14 @@ class Ticker:
                 return seconds
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="a tenth of everything")
-    parser.add_argument("--sqlite", action="store_true", help="SQLite for both")
-    options = parser.parse_args()
-    end_in_order()
-    scale = 10 if options.quick else 1
-    with places(options.sqlite) as (url, settings), tempfile.TemporaryDirectory() as home:
-        Path(home, "dagster.yaml").write_text(settings)
-        with dg.DagsterInstance.from_config(home) as instance:
-            return measure(url, instance, scale)
+def main(arguments: Sequence[str] | None = None) -> int:
+    given = options(__doc__, arguments, database=("postgres", "sqlite"))
+    report = Report("reconcile", given, ("PostgreSQL", "dagster"))
+    with places(given.database == "sqlite") as (url, settings), tempfile.TemporaryDirectory() as at:
+        Path(at, "dagster.yaml").write_text(settings)
+        with dg.DagsterInstance.from_config(at) as instance:
+            measure(url, instance, SCALES[given.scale], report)
+    return report.verdict()
 
 
 @contextmanager
@@ -88,36 +95,46 @@ def places(sqlite: bool) -> Iterator[tuple[str, str]]:
             yield server.url("flow"), STORAGE.format(url=server.url("dagster"))
 
 
-def measure(url: str, instance: dg.DagsterInstance, scale: int) -> int:
-    report, store, mirror = Report(), open_store(url), Mirror(instance)
+def measure(url: str, instance: dg.DagsterInstance, scale: int, report: Report) -> None:
+    store, mirror = open_store(url), Mirror(instance)
     store.init()
-    registry.add_dataset(store, "orders")
-    registry.add_dataset(store, "copies")
-    registry.add_job(store, "copy", ["orders"], ["copies"])
+    add_dataset(store, "orders")
+    add_dataset(store, "copies")
+    add_job(store, "copy", ["orders"], ["copies"])
     ticker = Ticker(store, mirror)
     ticker.until_done()
 
     new = PORTION // scale
     progress(f"{new} new READY chunks")
-    moves.ready(store, "orders", [str(number) for number in range(new)])
+    ready(store, "orders", [str(number) for number in range(new)])
     ticks = ticker.until_done()
-    report.require(f"{new:,} new READY chunks mirrored, all ticks", [sum(ticks)],
-                   most=10.0 / scale, unit=" s")  # fmt: skip
+    report.require(
+        f"{new:,} new READY chunks mirrored, all ticks", [sum(ticks)], most=10.0 / scale, unit=" s"
+    )
     report.require("the longest of these ticks", [max(ticks)], most=20.0, unit=" s")
     disagree(store, mirror)
 
-    one_by_one = public_way(instance, 300 // min(scale, 3))
-    report.table("New READY chunks", ["ms per chunk"], [
-        ["reconcile", f"{sum(ticks) / new * 1000:.2f}"],
-        ["report_runless_asset_event, one by one", f"{one_by_one * 1000:.2f}"],
-    ])  # fmt: skip
+    one_by_one = public_way(instance, 300 // min(scale, 30))
+    report.compare(
+        "new READY chunks mirrored / reported one by one",
+        [sum(ticks) / new / one_by_one],
+        better="less",
+    )
+    report.table(
+        "New READY chunks",
+        ["ms per chunk"],
+        [
+            ["reconcile", f"{sum(ticks) / new * 1000:.2f}"],
+            ["report_runless_asset_event, one by one", f"{one_by_one * 1000:.2f}"],
+        ],
+    )
 
     progress("100,000 chunks")
     for start in range(new, 10 * new, new):
-        moves.ready(store, "orders", [str(number) for number in range(start, start + new)])
+        ready(store, "orders", [str(number) for number in range(start, start + new)])
     filling = ticker.until_done()
     idle = []
-    for _ in range(30):
+    for _ in range(30 if scale < 1000 else 3):
         idle.append(ticker.tick()[0] * 1000)
         if ticker.written:
             raise RuntimeError(f"A tick with nothing new wrote {ticker.written}")
@@ -125,25 +142,32 @@ def measure(url: str, instance: dg.DagsterInstance, scale: int) -> int:
     report.require("the longest tick of the first filling", [max(filling)], most=20.0, unit=" s")
 
     rows, per_change = [], {}
-    for changes in (1000 // scale, 2000 // scale, 4000 // scale, 8000 // scale):
+    for changes in [times * 1000 // scale for times in (1, 2, 4, 8)]:
         progress(f"{changes} changes")
         chunks = [str(number) for number in range(changes)]
-        moves.hold(store, "external", chunks)
+        hold(store, "external", chunks)
         held = sum(ticker.until_done())
-        moves.release(store, "external", chunks)
+        release(store, "external", chunks)
         released = sum(ticker.until_done())
         per_change[changes] = (held + released) / (2 * changes) * 1000
-        rows.append([f"{changes:,} to HOLD, and back", f"{held:.2f}", f"{released:.2f}",
-                     f"{per_change[changes]:.2f}"])  # fmt: skip
+        rows.append(
+            [
+                f"{changes:,} to HOLD, and back",
+                f"{held:.2f}",
+                f"{released:.2f}",
+                f"{per_change[changes]:.2f}",
+            ]
+        )
     report.table(f"Changes among {10 * new:,} chunks", ["s", "s back", "ms per change"], rows)
     small, large = min(per_change), max(per_change)
     growth = per_change[large] / per_change[small]
     report.require("ms per change, 8 times as many changes, ratio", [growth], most=1.5)
     disagree(store, mirror)
-    print(f"First filling of {9 * new:,} chunks: {spread(filling, ' s')} per tick, "
-          f"{sum(filling):.1f} s in all")  # fmt: skip
+    report.say(
+        f"First filling of {9 * new:,} chunks: {spread(filling, ' s')} per tick, "
+        f"{sum(filling):.1f} s in all"
+    )
     store.close()
-    return report.verdict()
 
 
 def public_way(instance: dg.DagsterInstance, events: int) -> float:

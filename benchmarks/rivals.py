@@ -12,9 +12,7 @@ from typing import Any
 
 import psycopg
 from measure import Contender
-
-from opendataflow_dagster.dataflow.model import Fact
-from opendataflow_dagster.dataflow.store import new_owner, open_store
+from product import Fact, new_owner, open_store
 
 
 def connect(url: str, schema: str) -> psycopg.Connection:
@@ -41,8 +39,9 @@ class Ours(Contender):
             for datasetid, jobid, ready in loaded:
                 connection.execute(
                     "insert into datastatus "
+                    "(datasetid, jobid, dataid, locktype, status, modified, generation) "
                     "select %s, %s, n::text, 'OUT', 'READY', now(), nextval('generation') "
-                    "from generate_series(1, %s) as n",
+                    "from generate_series(1, %s::int) as n",
                     [datasetid, jobid, ready],
                 )
             connection.execute(
@@ -58,6 +57,11 @@ class Ours(Contender):
     def left(url: str) -> int:
         with connect(url, "dataflow") as connection:
             return _count(connection, "select count(*) from pending where jobid = 'bench'")
+
+    @staticmethod
+    def check(url: str, chunks: int) -> None:
+        with connect(url, "dataflow") as connection:
+            judge(connection.execute(KEPT).fetchone(), chunks)
 
     def __init__(self, url: str) -> None:
         self.store, self.owner = open_store(url), new_owner()
@@ -83,16 +87,16 @@ class Bare(Contender):
     def load(cls, url: str, chunks: int, done: int) -> None:
         schema = f"bare_{cls.jobid}"
         with connect(url, schema) as connection:
-            connection.execute(f"drop schema if exists {schema} cascade")
-            connection.execute(f"create schema {schema}")
+            connection.execute(f"drop schema if exists {schema} cascade".encode())
+            connection.execute(f"create schema {schema}".encode())
             connection.execute(
                 "create table chunk (jobid text, dataid text, status text, owner text, "
                 "modified timestamptz, primary key (jobid, dataid))"
             )
             connection.execute(
-                "insert into chunk select %s, n::text, "
+                "insert into chunk (jobid, dataid, status, owner, modified) select %s, n::text, "
                 "case when n <= %s then 'DONE' else 'PENDING' end, null, now() "
-                "from generate_series(1, %s) as n",
+                "from generate_series(1, %s::int) as n",
                 [cls.jobid, done, chunks],
             )
             connection.execute(
@@ -154,9 +158,11 @@ class _Async(Contender):
 
     async def _run(self, k: int, until: float) -> tuple[int, float]:
         done, last = 0, time.monotonic()
-        while last < until and (count := await self.turn(k)):
+        while count := await self.turn(k):
             done += count
             last = time.monotonic()
+            if last >= until:
+                break
         return done, last
 
     async def open(self, url: str) -> None:
@@ -170,6 +176,7 @@ class Procrastinate(_Async):
     """JobManager.fetch_job and finish_job on its PsycopgConnector with its defaults, one by one."""
 
     title = "procrastinate"
+    package = "procrastinate"
 
     @staticmethod
     def load(url: str, chunks: int, done: int) -> None:
@@ -187,7 +194,7 @@ class Procrastinate(_Async):
                 "       (case when n <= %s then 'succeeded' else 'todo' end)"
                 "       ::procrastinate_job_status, "
                 "       case when n <= %s then 1 else 0 end "
-                "from generate_series(1, %s) as n",
+                "from generate_series(1, %s::int) as n",
                 [done, done, chunks],
             )
             connection.execute(
@@ -233,6 +240,7 @@ class PgQueuer(_Async):
     """Queries.dequeue and log_jobs on its psycopg driver, without limits: its fastest way."""
 
     title = "pgqueuer"
+    package = "pgqueuer"
     schema = "pgqueuer"
     limit = 0
 
@@ -240,15 +248,15 @@ class PgQueuer(_Async):
     def load(cls, url: str, chunks: int, done: int) -> None:
         """It keeps what is done in another table, so only what is left counts."""
         with connect(url, cls.schema) as connection:
-            connection.execute(f"drop schema if exists {cls.schema} cascade")
-            connection.execute(f"create schema {cls.schema}")
+            connection.execute(f"drop schema if exists {cls.schema} cascade".encode())
+            connection.execute(f"create schema {cls.schema}".encode())
         asyncio.run(cls._install(url))
         with connect(url, cls.schema) as connection:
             connection.execute("alter table pgqueuer disable trigger user")  # a NOTIFY for each row
             connection.execute(
                 "insert into pgqueuer (priority, status, entrypoint, payload) "
                 "select 0, 'queued', 'bench', convert_to(n::text, 'utf8') "
-                "from generate_series(%s, %s) as n",
+                "from generate_series(%s::int, %s::int) as n",
                 [done + 1, chunks],
             )
             connection.execute("alter table pgqueuer enable trigger user")
@@ -300,12 +308,36 @@ class PgQueuerLimited(PgQueuer):
     limit = 100_000
 
 
+KEPT = (
+    "select (select count(*) from claim), "
+    "(select count(*) from datastatus where datasetid = 'bench_out' and status = 'READY')"
+    " + (select count(*) from pending where jobid = 'bench'), "
+    "(select count(*) from (select dataid from dataevent where jobid = 'bench'"
+    " and datasetid = 'bench_out' and status_after = 'READY'"
+    " group by dataid having count(*) > 1) as doubled)"
+)
+"""Claims that nobody ended, chunks that are READY or wait, and chunks that became READY twice."""
+
+
+def judge(kept: tuple | None, chunks: int) -> None:
+    """Fail if a chunk is lost, or was finished twice."""
+    if kept != (0, chunks, 0):
+        raise RuntimeError(
+            f"Of {chunks} chunks (claims left, chunks there, finished twice) are {kept}"
+        )
+
+
 def fact(dataid: str) -> Fact:
     """What a job tells of a chunk that it has produced."""
     return Fact(
-        "bench_out", dataid, location=f"/data/bench_out/{dataid}", rows=1000, bytes=64000,
-        fingerprint="8f14e45fceea167a", validated=True,
-    )  # fmt: skip
+        "bench_out",
+        dataid,
+        location=f"/data/bench_out/{dataid}",
+        rows=1000,
+        bytes=64000,
+        fingerprint="8f14e45fceea167a",
+        validated=True,
+    )
 
 
 def register(connection: psycopg.Connection, jobid: str, reads: str, writes: str) -> None:

@@ -6,7 +6,6 @@ Catching up: `odf run --all` over 1,000 chunks, against a bare loop that starts 
 in turns, on both databases. Exit code 0 if every target is met.
 """
 
-import argparse
 import compileall
 import os
 import shutil
@@ -14,14 +13,16 @@ import sqlite3
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from lite import LiteOurs  # noqa: E402
-from measure import Report, Samples, concluded, progress, spread  # noqa: E402
+from measure import Samples, concluded, progress  # noqa: E402
+from report import FULL, QUICK, SLICE, TINY, Report, options, spread  # noqa: E402
 from rivals import Ours, connect  # noqa: E402
 from sent import program, recording  # noqa: E402
 
@@ -36,7 +37,37 @@ for _ in range(int(sys.argv[2])):
     os.waitpid(os.posix_spawn(script, [script], os.environ), 0)
 """
 
+CONNECTS = """
+import os, sys
+if sys.argv[1].startswith("sqlite"):
+    import sqlite3
+    sqlite3.connect(sys.argv[1].removeprefix("sqlite:///")).execute("select 1").fetchall()
+else:
+    import psycopg
+    psycopg.connect(sys.argv[1], autocommit=True).execute("select 1").fetchall()
+os.waitpid(os.posix_spawn(sys.argv[2], [sys.argv[2]], os.environ), 0)
+"""
+"""What a change of ours can't change, so that two commits can be compared by it."""
+
 RUN, BARE, BARE_SCRIPT = "odf run", "bare process", "bare process that starts the script too"
+CONNECT = "process that connects and starts the script"
+
+
+class Setting(NamedTuple):
+    """How often, and over how many chunks."""
+
+    cold: int
+    warm_up: int
+    rounds: int
+    chunks: int
+
+
+SETTINGS = {
+    FULL: Setting(40, 3, 5, 1000),
+    QUICK: Setting(10, 3, 2, 300),
+    SLICE: Setting(7, 1, 1, 300),
+    TINY: Setting(1, 0, 1, 5),
+}
 
 
 class Database:
@@ -90,6 +121,13 @@ class Database:
                 "select count(*) from datastatus where datasetid = 'bench_out' and status = 'READY'"
             ).fetchone()[0]
 
+    def check(self, chunks: int) -> None:
+        """Fail if a chunk is lost, or was finished twice."""
+        if self.url.startswith("sqlite"):
+            LiteOurs.check(Path(self.url.removeprefix("sqlite:///")), chunks + 1)
+        else:
+            Ours.check(self.url, chunks)
+
     def _connection(self) -> Any:
         if self.url.startswith("sqlite"):
             return _Closing(
@@ -113,16 +151,11 @@ class _Closing:
         self.connection.close()
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
-    parser.add_argument("--quick", action="store_true", help="fewer rounds, and 300 chunks")
-    parser.add_argument("--only", choices=["cold", "all"], help="a part of it")
-    options = parser.parse_args()
+def main(arguments: Sequence[str] | None = None) -> int:
+    given = options(__doc__, arguments, only=("cold", "all"))
+    setting, report = SETTINGS[given.scale], Report("runjob", given, ("PostgreSQL",))
     # With PYTHONDONTWRITEBYTECODE set, an editable install would compile at every start.
     compileall.compile_dir(str(ROOT / "opendataflow_dagster"), quiet=1)
-    report = Report()
     folder = Path(tempfile.mkdtemp(prefix="odf-runjob-"))
     try:
         script = folder / "nothing.sh"
@@ -133,18 +166,18 @@ def main() -> int:
                 Database("PostgreSQL", server.create_database("bench"), folder),
                 Database("SQLite", f"sqlite:///{folder / 'dataflow.db'}", folder),
             ]
-            if options.only != "all":
-                cold(databases, 10 if options.quick else 40, report)
-            if options.only != "cold":
-                catch_up(databases, *((2, 300) if options.quick else (5, 1000)), report)
+            if given.only != "all":
+                cold(databases, setting, report)
+            if given.only != "cold":
+                catch_up(databases, setting, report)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     return report.verdict()
 
 
-def cold(databases: list[Database], rounds: int, report: Report) -> None:
+def cold(databases: list[Database], setting: Setting, report: Report) -> None:
     """Whole processes, from start to exit."""
-    warm_up, samples = 3, Samples()
+    rounds, warm_up, samples = setting.cold, setting.warm_up, Samples()
     for database in databases:
         database.fill(3 * (rounds + warm_up) + 10)
         sent = recording("bench", database.script, database.env)
@@ -152,10 +185,11 @@ def cold(databases: list[Database], rounds: int, report: Report) -> None:
             _file(database, name).write_text(
                 program(database.url, sent, starts_script=starts_script)
             )
+        _file(database, CONNECT).write_text(CONNECTS)
         before = database.made()
         for number in range(-warm_up, rounds):
             progress(f"{database.title}: cold start {number + 1} of {rounds}")
-            for name in (RUN, BARE, BARE_SCRIPT):
+            for name in (RUN, BARE, BARE_SCRIPT, CONNECT):
                 spent = _wall(_cold_line(database, name), database) * 1000
                 if number >= 0:
                     samples.add((name, database.title), spent)
@@ -164,8 +198,8 @@ def cold(databases: list[Database], rounds: int, report: Report) -> None:
             raise RuntimeError("a process didn't claim and finish its chunk")
     names = [database.title for database in databases]
     rows = [
-        [each, *(spread(samples[each, name]) for name in names)]
-        for each in (RUN, BARE, BARE_SCRIPT)
+        [way, *(spread(samples[way, name]) for name in names)]
+        for way in (RUN, BARE, BARE_SCRIPT, CONNECT)
     ]
     for other in (BARE, BARE_SCRIPT):
         ratios = (samples.ratios((RUN, name), (other, name)) for name in names)
@@ -175,11 +209,13 @@ def cold(databases: list[Database], rounds: int, report: Report) -> None:
     for name in names:
         ratios = samples.ratios((RUN, name), (BARE, name))
         report.require(f"cold `odf run` / bare process, {name}", ratios, most=1.6)
+        ratios = samples.ratios((RUN, name), (CONNECT, name))
+        report.compare(f"{name}: cold `odf run` / {CONNECT}", ratios, better="less")
 
 
-def catch_up(databases: list[Database], rounds: int, chunks: int, report: Report) -> None:
+def catch_up(databases: list[Database], setting: Setting, report: Report) -> None:
     """`--all`, on top of a loop that starts the same script as often."""
-    samples = Samples()
+    rounds, chunks, samples = setting.rounds, setting.chunks, Samples()
     loop = databases[0].folder / "loop.py"
     loop.write_text(LOOP)
     for number in range(rounds):
@@ -193,26 +229,32 @@ def catch_up(databases: list[Database], rounds: int, chunks: int, report: Report
             whole = _wall(all_line, database) * 1000 / chunks
             if database.left():
                 raise RuntimeError("--all left chunks undone")
+            database.check(chunks)
             samples.add(database.title, whole)
             samples.add(f"on top, {database.title}", whole - spent)
     progress("")
     names = [database.title for database in databases]
     report.table(
-        f"Catching up {chunks:,}: ms per chunk, median (least–most) of {rounds} rounds", names,
+        f"Catching up {chunks:,}: ms per chunk, median (least–most) of {rounds} rounds",
+        names,
         [
             ["odf run --all", *(spread(samples[name]) for name in names)],
             ["bare loop that starts the script", *(spread(samples["loop"]) for _ in names)],
             ["on top of it", *(spread(samples[f"on top, {name}"]) for name in names)],
         ],
-    )  # fmt: skip
+    )
     for name in names:
         what = f"`odf run --all` on top of the bare loop, ms per chunk, {name}"
         report.require(what, samples[f"on top, {name}"], most=8)
+        ratios = samples.ratios(name, "loop")
+        report.compare(f"{name}: `odf run --all` / bare loop", ratios, better="less")
 
 
 def _cold_line(database: Database, name: str) -> list[str]:
     if name == RUN:
         return [str(ODF), "run", "--job", "bench", database.script]
+    if name == CONNECT:
+        return [sys.executable, str(_file(database, name)), database.url, database.script]
     dataid, generation = database.following()
     return [sys.executable, str(_file(database, name)), dataid, str(generation), database.script]
 

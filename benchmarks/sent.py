@@ -19,9 +19,7 @@ SCRIPT = "the script runs"
 def record(jobid: str, script: str) -> list[tuple[str, Any]]:
     """Run a job for one chunk in this process: all that its drivers are given to execute."""
     import psycopg
-
-    from opendataflow_dagster.cli.runline import RunLine, execute
-    from opendataflow_dagster.dataflow.process import Scripts
+    from product import RunLine, Scripts, execute
 
     sent: list[tuple[str, Any]] = []
     run_query, run_script = psycopg.Connection.execute, Scripts.run

@@ -1,51 +1,84 @@
-"""What chunks cost on Spark: `python benchmarks/spark.py [--quick] [--only files|postgres|…]`.
+"""What chunks cost on Spark: `python benchmarks/spark.py [--quick] [--only files|noop|memory]`.
 
-files: 200 chunks of 50,000 rows from Parquet to Parquet: bare PySpark, our whole path (claim,
-evidence, publish, settle) one by one, and in micro-batches, in turns of 20 chunks. postgres: a
-table of 2 million rows read and written, against Spark's own JDBC (benchmarks/spark_postgres.py).
-noop: a chunk of one row in a warm session, end to end. memory: of the driver over 1,000 chunks.
-The status tables are on PostgreSQL. Exit code 0 if every target is met.
+files: 140 chunks of 50,000 rows from Parquet to Parquet: bare PySpark, our whole path (claim,
+evidence, publish, settle) one by one, and in micro-batches, in turns of 20 chunks. noop: a chunk of
+one row in a warm session, end to end. memory: of the driver over 600 chunks. The status tables
+are on PostgreSQL. Exit code 0 if every target is met.
 """
 
-import argparse
+import contextlib
 import gc
 import os
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 import psutil  # noqa: E402
-import spark_postgres  # noqa: E402
-from measure import Report, Samples, concluded, progress, spread  # noqa: E402
+from measure import Samples, concluded, progress  # noqa: E402
+from product import (  # noqa: E402
+    Scripts,
+    SparkRunner,
+    Store,
+    add_dataset,
+    add_job,
+    as_spark_job,
+    new_owner,
+    open_store,
+    ready,
+    spark_job,
+    spark_session,
+)
+from report import FULL, QUICK, SLICE, TINY, Report, options, spread  # noqa: E402
 
-from opendataflow_dagster.dataflow.moves import ready  # noqa: E402
-from opendataflow_dagster.dataflow.process import Scripts  # noqa: E402
-from opendataflow_dagster.dataflow.registry import add_dataset, add_job  # noqa: E402
-from opendataflow_dagster.dataflow.store import Store, new_owner, open_store  # noqa: E402
-from opendataflow_dagster.spark.jobs import as_spark_job, spark_job  # noqa: E402
-from opendataflow_dagster.spark.runs import SparkRunner  # noqa: E402
-from opendataflow_dagster.spark.session import spark_session  # noqa: E402
 from tests.postgres import Server  # noqa: E402
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-ROWS = 50_000
+
+class Setting(NamedTuple):
+    """How many, and how large."""
+
+    blocks: int
+    """Times that the ways take turns, after one that warms up."""
+
+    block: int
+    """Chunks of one turn."""
+
+    rows: int
+    noops: int
+    warm: int
+    looks: int
+    """Times that the memory is looked at."""
+
+    every: int
+    """Chunks between two looks."""
+
+
+SETTINGS = {
+    FULL: Setting(7, 20, 50_000, 100, 30, 5, 120),
+    QUICK: Setting(3, 20, 50_000, 30, 10, 5, 60),
+    SLICE: Setting(3, 10, 50_000, 30, 10, 0, 0),
+    TINY: Setting(1, 2, 50, 2, 1, 2, 2),
+}
 COLUMNS = (
-    "id", "id % 97 as shop", "cast(rand(1) * 1000 as decimal(12, 2)) as amount",
-    "cast(id as string) as name", "timestamp_seconds(id) as at", "rand(2) as x", "rand(3) as y",
+    "id",
+    "id % 97 as shop",
+    "cast(rand(1) * 1000 as decimal(12, 2)) as amount",
+    "cast(id as string) as name",
+    "timestamp_seconds(id) as at",
+    "rand(2) as x",
+    "rand(3) as y",
     "sha1(cast(id as string)) as code",
-)  # fmt: skip
-BLOCK = 20
-BARE, OURS, BATCH = "bare PySpark", "one by one", "micro-batches of 20"
+)
+BARE, OURS, BATCH = "bare PySpark", "one by one", "micro-batches"
 
 
 def transformed(df: "DataFrame") -> "DataFrame":
@@ -53,31 +86,24 @@ def transformed(df: "DataFrame") -> "DataFrame":
     return df.where("x < 0.9").selectExpr("*", "amount * 2 as total")
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="fewer chunks and rows")
-    parser.add_argument("--only", choices=("files", "postgres", "noop", "memory"))
-    options = parser.parse_args()
-    report = Report()
-    parts = [options.only] if options.only else list(MEASURES)
-    with tempfile.TemporaryDirectory(prefix="odf-spark-") as folder, Server() as server:
-        os.chdir(folder)
-        if options.only == "postgres":
-            spark_postgres.measure(server, report, options.quick)
-        else:
-            spark = spark_session({"spark.master": "local[2]", "spark.driver.memory": "1g"})
-            try:
-                for name in parts:
-                    bench = Bench(server.create_database(name), Path(folder, name), spark)
-                    MEASURES[name](bench, report, options.quick)
-            finally:
-                spark.stop()
-    missed = report.verdict()
-    sys.stdout.flush()
-    if not options.only:  # a process of its own: Java looks for a driver's jar when it starts
-        quick = ["--quick"] if options.quick else []
-        missed |= subprocess.run([sys.executable, spark_postgres.__file__, *quick]).returncode
-    return missed
+def main(arguments: Sequence[str] | None = None) -> int:
+    given = options(__doc__, arguments, only=tuple(MEASURES))
+    report = Report("spark", given, ("PostgreSQL", "pyspark"))
+    with (
+        tempfile.TemporaryDirectory(prefix="odf-spark-") as folder,
+        contextlib.chdir(folder),
+        Server() as server,
+    ):
+        conf = {"spark.master": "local[2]", "spark.driver.memory": "1g"}
+        spark = spark_session(conf, short=given.scale == TINY)
+        try:
+            for name in [given.only] if given.only else MEASURES:
+                bench = Bench(server.create_database(name), Path(folder, name), spark)
+                MEASURES[name](bench, report, SETTINGS[given.scale])
+                bench.store.close()
+        finally:
+            spark.stop()
+    return report.verdict()
 
 
 class Bench:
@@ -98,9 +124,14 @@ class Bench:
 
     def runner(self, jobid: str, fn: Callable[..., Any]) -> SparkRunner:
         return SparkRunner(
-            self.store, jobid, jobid, as_spark_job(fn), lambda: self.spark, say=lambda line: None,
+            self.store,
+            jobid,
+            jobid,
+            as_spark_job(fn),
+            lambda: self.spark,
+            say=lambda line: None,
             environ=os.environ,
-        )  # fmt: skip
+        )
 
     def run(self, runner: SparkRunner, chunks: int) -> None:
         """Make so many chunks as `odf run --all` does."""
@@ -115,38 +146,40 @@ class Bench:
             raise RuntimeError(f"{done} of {chunks} chunks were there")
 
 
-def files(bench: Bench, report: Report, quick: bool) -> None:
+def files(bench: Bench, report: Report, setting: Setting) -> None:
     """Chunks from Parquet to Parquet: ours against bare PySpark."""
-    blocks = 3 if quick else 10
-    ids = [f"{at:04}" for at in range((blocks + 1) * BLOCK)]  # the first block warms up
+    blocks, size, rows = setting.blocks, setting.block, setting.rows
+    ids = [f"{at:04}" for at in range((blocks + 1) * size)]  # the first block warms up
     spark, samples = bench.spark, Samples()
     bench.arrive(ids)
     progress("making the input")
-    bench.run(bench.runner("input", lambda chunk, spark: made(spark, int(chunk.dataid))), len(ids))
+    bench.run(
+        bench.runner("input", lambda chunk, spark: made(spark, int(chunk.dataid), rows)), len(ids)
+    )
     one = bench.runner("one", transformed)
-    many = bench.runner("many", spark_job(transformed, batch=BLOCK))
+    many = bench.runner("many", spark_job(transformed, batch=size))
 
     def bare(block: list[str]) -> None:
-        for each in block:
-            df = spark.read.parquet(str(bench.folder / "input" / f"dataid={each}"))
-            transformed(df).write.parquet(str(bench.folder / "bare" / f"dataid={each}"))
+        for dataid in block:
+            df = spark.read.parquet(str(bench.folder / "input" / f"dataid={dataid}"))
+            transformed(df).write.parquet(str(bench.folder / "bare" / f"dataid={dataid}"))
 
     for at in range(blocks + 1):
-        block = ids[at * BLOCK : (at + 1) * BLOCK]
+        block = ids[at * size : (at + 1) * size]
         ways: dict[str, Callable[[], object]] = {
             BARE: lambda block=block: bare(block),
-            OURS: lambda: bench.run(one, BLOCK),
-            BATCH: lambda: bench.run(many, BLOCK),
+            OURS: lambda: bench.run(one, size),
+            BATCH: lambda: bench.run(many, size),
         }
         for name, way in ways.items():
             progress(f"block {at} of {blocks}: {name}")
             start = time.monotonic()
             way()
             if at:
-                samples.add(name, 1000 * (time.monotonic() - start) / BLOCK)
+                samples.add(name, 1000 * (time.monotonic() - start) / size)
     same(bench)
     report.table(
-        f"Parquet to Parquet, {len(ids) - BLOCK} chunks × {ROWS:,} rows, ms per chunk",
+        f"Parquet to Parquet, {len(ids) - size} chunks × {rows:,} rows, ms per chunk",
         ["ms", "of bare"],
         [
             [name, spread(samples[name]), spread(samples.ratios(name, BARE))]
@@ -154,28 +187,31 @@ def files(bench: Bench, report: Report, quick: bool) -> None:
         ],
     )
     report.require("our whole path of bare", samples.ratios(OURS, BARE), most=1.15)
-    report.require("micro-batches of bare", samples.ratios(BATCH, BARE), most=0.6)
+    what = f"micro-batches of {size} of bare"
+    report.require(what, samples.ratios(BATCH, BARE), most=0.6)
+    for way in (OURS, BATCH):
+        report.compare(f"{way} / {BARE}", samples.ratios(way, BARE), better="less")
 
 
-def made(spark: "SparkSession", at: int) -> "DataFrame":
-    return spark.range(at * ROWS, (at + 1) * ROWS, numPartitions=1).selectExpr(*COLUMNS)
+def made(spark: "SparkSession", at: int, rows: int) -> "DataFrame":
+    return spark.range(at * rows, (at + 1) * rows, numPartitions=1).selectExpr(*COLUMNS)
 
 
 def same(bench: Bench) -> None:
     """Fail unless all ways have made the same rows."""
     counts = {
-        name: bench.spark.read.parquet(str(bench.folder / name)).selectExpr(
-            "count(*)", "sum(id)", "sum(total)", "count(distinct dataid)"
-        ).first()
+        name: bench.spark.read.parquet(str(bench.folder / name))
+        .selectExpr("count(*)", "sum(id)", "sum(total)", "count(distinct dataid)")
+        .first()
         for name in ("bare", "one", "many")
-    }  # fmt: skip
+    }
     if len(set(counts.values())) != 1:
         raise RuntimeError(f"The ways differ: {counts}")
 
 
-def noop(bench: Bench, report: Report, quick: bool) -> None:
+def noop(bench: Bench, report: Report, setting: Setting) -> None:
     """A chunk of one row, in a session that is warm."""
-    count, warm = (30, 10) if quick else (100, 30)
+    count, warm = setting.noops, setting.warm
     ids = [f"{at:04}" for at in range(count + warm)]
     bench.arrive(ids)
     bench.run(bench.runner("input", lambda chunk, spark: spark.range(1)), len(ids))
@@ -195,9 +231,11 @@ def noop(bench: Bench, report: Report, quick: bool) -> None:
     report.require("no-op chunk", taken, most=300, unit=" ms")
 
 
-def memory(bench: Bench, report: Report, quick: bool) -> None:
-    """What the driver keeps, after 200 chunks and after 1,000."""
-    count, every = (300, 60) if quick else (1000, 200)
+def memory(bench: Bench, report: Report, setting: Setting) -> None:
+    """What the driver keeps at the first look, and at the last."""
+    count, every = setting.looks * setting.every, setting.every
+    if not count:
+        return
     ids = [f"{at:04}" for at in range(count)]
     bench.arrive(ids)
     runner = bench.runner("input", lambda chunk, spark: spark.range(100))
@@ -210,10 +248,12 @@ def memory(bench: Bench, report: Report, quick: bool) -> None:
         pythons.append(python)
         rows.append([f"{done} chunks", f"{heap:.1f}", f"{python:.1f}"])
     report.table("Memory of the driver, MB", ["Java's heap after collection", "Python"], rows)
-    report.require("Java's heap at the end of that at the first look", [heaps[-1] / heaps[0]],
-                   most=1.15)  # fmt: skip
-    report.require("Python at the end of that at the first look", [pythons[-1] / pythons[0]],
-                   most=1.1)  # fmt: skip
+    report.require(
+        "Java's heap at the end of that at the first look", [heaps[-1] / heaps[0]], most=1.15
+    )
+    report.require(
+        "Python at the end of that at the first look", [pythons[-1] / pythons[0]], most=1.1
+    )
 
 
 def used(spark: "SparkSession") -> tuple[float, float]:

@@ -390,6 +390,33 @@ def test_a_master_that_cannot_be_had_is_one_line_and_no_end() -> None:
     assert "plugh" not in done.stderr
 
 
+def test_what_the_system_refuses_is_not_blamed_on_the_master() -> None:
+    done = python(
+        "import os, tempfile\n"
+        "from opendataflow_dagster.dataflow.errors import DataflowError\n"
+        "from opendataflow_dagster.spark.session import spark_session\n"
+        "def start():\n"
+        "    try:\n"
+        "        spark_session({'spark.master': 'local[1]'}, short=True)\n"
+        "    except DataflowError as error:\n"
+        "        print(error)\n"
+        "tempfile.tempdir = '/nowhere'\n"
+        "start()\n"
+        "tempfile.tempdir = None\n"
+        "os.mkdir('gone'); os.chdir('gone'); os.rmdir('../gone')\n"
+        "start()\n",
+    )
+    no_temporary_folder, no_working_folder = done.stdout.splitlines()
+
+    assert no_temporary_folder.startswith(
+        "Spark didn't start: No such file or directory: /nowhere/"
+    )
+    assert no_working_folder == (
+        "Spark didn't start: the working folder of this process no longer exists. "
+        "Change to a folder that exists, then start again."
+    )
+
+
 def test_what_spark_submit_was_told_beats_our_defaults(tmp_path: Path) -> None:
     from pyspark.find_spark_home import _find_spark_home
 

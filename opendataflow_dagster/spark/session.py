@@ -232,6 +232,8 @@ def _launched(wanted: dict[str, str], short: bool) -> "SparkSession":
             return builder.getOrCreate()
     except DataflowError:
         raise
+    except OSError as error:  # of this process or machine: the master is not the cause
+        raise SessionError(f"Spark didn't start: {_system_cause(error)}") from error
     except Exception as error:
         raise SessionError(
             f"Spark didn't start on {wanted[MASTER]}: {_cause(error)}. Correct {MASTER} or what "
@@ -265,6 +267,20 @@ def _cause(error: BaseException) -> str:
     text = str(getattr(error, "java_exception", None) or error).strip() or type(error).__name__
     found = next((line for line in text.splitlines() if line.strip()), "")
     return " ".join(re.sub(r"^[\w.$]+(?:Exception|Error): ", "", found).split()).rstrip(".")[:300]
+
+
+def _system_cause(error: OSError) -> str:
+    """What the operating system refused, and what to do about it."""
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        return (
+            "the working folder of this process no longer exists. Change to a folder that "
+            "exists, then start again."
+        )
+    what = error.strerror or str(error) or type(error).__name__
+    where = f": {error.filename}" if error.filename else ""
+    return f"{what}{where}. Correct that, then run `odf doctor`."
 
 
 def _submitted(wanted: Mapping[str, str], given: Mapping[str, str]) -> "SparkSession":

@@ -1,0 +1,77 @@
+"""What the benchmarks use of the product: all of its imports stand here, and nowhere else.
+
+compare.py runs these programs on other commits, whose modules may lie elsewhere: a name is taken
+from the first of its modules that exists. It is imported when it is first used, so that a client
+which only claims pays for neither Dagster nor Spark.
+"""
+
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any
+
+PACKAGE = "opendataflow_dagster"
+
+MODULES = {
+    "Chunk": ("",),
+    "DataflowResource": ("",),
+    "DataflowTranslator": ("translator", "dagster.translator"),
+    "Evidence": ("spark.evidence",),
+    "Fact": ("dataflow.model", "model"),
+    "Mirror": ("mirror", "dagster.grid"),
+    "READY": ("dataflow.model", "model"),
+    "RunLine": ("cli.runline", "cli.fast_run"),
+    "Scripts": ("dataflow.process", "runner.script"),
+    "SparkRunner": ("spark.runs", "spark.worker"),
+    "StagedRows": ("spark.postgres", "spark.write_table", "spark.postgres_write"),
+    "Store": ("dataflow.store", "store.store"),
+    "Table": ("dataflow.targets", "location"),
+    "add_dataset": ("dataflow.registry", "store.registry"),
+    "add_job": ("dataflow.registry", "store.registry"),
+    "as_spark_job": ("spark.jobs", "spark.job"),
+    "build_definitions": ("",),
+    "dataflow_assets": ("",),
+    "differences": ("reconcile", "dagster.reconcile"),
+    "execute": ("cli.runline", "cli.fast_run"),
+    "hold": ("dataflow.moves", "store.operations"),
+    "looking": ("spark.postgres", "spark.postgres_read"),
+    "new_owner": ("dataflow.store", "store.store"),
+    "new_token": ("dataflow.tokens", "store.items"),
+    "observed": ("spark.evidence",),
+    "open_store": ("dataflow.store", "store.store"),
+    "read_rows": ("spark.postgres", "spark.postgres_read"),
+    "ready": ("dataflow.moves", "store.operations"),
+    "reconcile": ("reconcile", "dagster.reconcile"),
+    "release": ("dataflow.moves", "store.operations"),
+    "rules_of": ("spark.expect", "spark.expectations"),
+    "schema_text": ("spark.evidence",),
+    "spark_job": ("spark.jobs", "spark.job"),
+    "spark_session": ("spark.session",),
+    "truths": ("dataflow.truth", "store.overview"),
+}
+"""In which modules a name may be, below the package."""
+
+WRITING = ("spark.staging", "spark.write")
+"""The module that writes a chunk and takes its evidence meanwhile."""
+
+
+def __getattr__(name: str) -> Any:
+    if name not in MODULES:
+        raise AttributeError(name)
+    for path in MODULES[name]:
+        module = f"{PACKAGE}.{path}".rstrip(".")
+        if _exists(module) and hasattr(found := import_module(module), name):
+            return getattr(found, name)
+    raise ImportError(f"No module of {PACKAGE} has {name}: correct MODULES in {__file__}.")
+
+
+def writing() -> Any:
+    """The module whose `observed` a benchmark replaces."""
+    [path] = [path for path in WRITING if _exists(f"{PACKAGE}.{path}")]
+    return import_module(f"{PACKAGE}.{path}")
+
+
+def _exists(module: str) -> bool:
+    try:
+        return find_spec(module) is not None
+    except ModuleNotFoundError:  # its parent isn't there
+        return False
