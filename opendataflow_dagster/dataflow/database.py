@@ -214,4 +214,3 @@ def _close(connection: Any, opened_by: int) -> None:
 
 
 _INHERITED: list[Any] = []
-
