@@ -113,7 +113,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with tempfile.TemporaryDirectory(prefix="odf-compare-") as folder:
         old = checked_out(given.old, Path(folder, "old"))
         new = checked_out(given.new, Path(folder, "new"))
-        print(f"OLD is {old.commit}, NEW is {new.commit}; {program}.py is of {ROOT}", flush=True)
+        print(
+            f"OLD is {named(old)}, NEW is {named(new)}; {program}.py is this checkout's", flush=True
+        )
         measured = measure(old, new, words, 1 if given.tiny else given.rounds)
     found = changes(measured)
     show(found, judged=not given.tiny)
@@ -145,6 +147,12 @@ def checked_out(commit: str, folder: Path) -> Side:
     if not imported.startswith(str(folder)):
         raise RuntimeError(f"{commit} would be measured with the package of {imported.strip()}")
     return side
+
+
+def named(side: Side) -> str:
+    """The commit as it was asked for, and its hash."""
+    line = ["git", "rev-parse", "--short", side.commit]
+    return f"{side.commit} ({subprocess.check_output(line, cwd=ROOT, text=True).strip()})"
 
 
 def make_environment(side: Side) -> None:
