@@ -96,7 +96,8 @@ def _recorded(
         "fingerprint": known.get("fingerprint"),
         "inputs": inputs,
         **answers_of_chunk(
-            datasetid, maker, [Consumed(each, number) for each, number in inputs.items()],
+            f"{datasetid} is READY, made by {maker}",
+            [Consumed(each, number) for each, number in inputs.items()],
             validated=None if judged is None else bool(judged), checks=known.get("checks"),
             location=known.get("location"),
         ),

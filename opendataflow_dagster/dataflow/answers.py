@@ -30,15 +30,15 @@ def five_answers(state: State) -> list[Answer]:
 
 
 def answers_of_chunk(
-    datasetid: str, maker: str, consumed: Sequence[Consumed], *, validated: bool | None,
-    checks: str | None, location: str | None, safe: str = NOBODY,
+    ready: str, consumed: Sequence[Consumed], *, validated: bool | None, checks: str | None,
+    location: str | None, safe: str = NOBODY,
 ) -> dict[str, str | None]:  # fmt: skip
     """One answer to each question, about one READY chunk of a dataset, from what was recorded."""
     return {
-        "ready": f"{datasetid} is READY, made by {maker}",
+        "ready": ready,
         "right": "; ".join(_consumed_line(*each) for each in consumed) or "unknown",
         "location": location,
-        "validated": checks or _checks_line(validated),
+        "validated": checks or _checks_line(validated, "no checks"),
         "safe": safe,
     }
 
@@ -61,9 +61,9 @@ def _consumed_line(
     return about + (f", fingerprint {fingerprint}" if fingerprint else "")
 
 
-def _checks_line(validated: bool | None) -> str:
+def _checks_line(validated: bool | None, unknown: str = "no checks known") -> str:
     if validated is None:
-        return "no checks known"
+        return unknown
     return "passed its checks" if validated else "didn't pass its checks"
 
 

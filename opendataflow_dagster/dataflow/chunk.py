@@ -83,6 +83,11 @@ class Chunk:
     def attempts(self) -> int:
         return self.claim.attempts
 
+    @property
+    def reads_today(self) -> bool:
+        """Whether the job runs on the current date only."""
+        return bool(self._job and self._job.plan.today)
+
     def password(self, datasetid: str) -> str | None:
         """The password of a dataset, decrypted now: keep it no longer than needed."""
         return self._job.password(datasetid) if self._job else None

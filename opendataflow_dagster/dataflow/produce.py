@@ -188,10 +188,12 @@ def five_answers(produced: Produced, datasetid: str) -> dict[str, str | None]:
     chunk, fact = produced.chunk, next(
         each for each in produced.facts if each.datasetid == datasetid
     )  # fmt: skip
-    inputs = chunk.inputs.values() if chunk else ()
+    inputs = list(chunk.inputs.values()) if chunk else []
+    ready = [f"{each.datasetid} READY" for each in inputs]
+    ready += ["today"] if chunk and chunk.reads_today else []
     claim = produced.claim
     return answers_of_chunk(
-        datasetid, claim.jobid,
+        "; ".join(ready) or "it reads nothing",
         [Consumed(each.datasetid, each.generation, each.rows, each.fingerprint) for each in inputs],
         validated=fact.validated, checks=fact.checks,
         location=place_line(fact.location, chunk.outputs[datasetid].location if chunk else None),
