@@ -326,25 +326,25 @@ def test_many_registered_jobs_are_not_all_named(dataflow: DataflowResource) -> N
 
 
 def test_with_the_database_away_the_pages_open_with_what_was_there(
-    postgres_server: Server, postgres_url: str, caplog: pytest.LogCaptureFixture
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    dataflow = DataflowResource(url=postgres_url)
-    dataflow.store.init()
-    register(dataflow.store, "loadbob", ["bobin"], ["bobout"])
-    before = shown(build_definitions(dataflow, functions={"loadbob": make}))
-    vars(dataflow.store).pop("person").close()
-    dataflow.store.close()
-    postgres_server.stop("immediate")
-    try:
+    # Not the server that all tests share: Dagster may still ask it for the state of definitions.
+    with Server() as server:
+        dataflow = DataflowResource(url=server.url())
+        dataflow.store.init()
+        register(dataflow.store, "loadbob", ["bobin"], ["bobout"])
+        before = shown(build_definitions(dataflow, functions={"loadbob": make}))
+        vars(dataflow.store).pop("person").close()
+        dataflow.store.close()
+        server.stop("immediate")
+
         assert shown(build_definitions(dataflow, functions={"loadbob": make})) == before
         assert "can't be read" in caplog.text
 
-        unseen = DataflowResource(url=postgres_url, schema_="never_seen")
+        unseen = DataflowResource(url=server.url(), schema_="never_seen")
         with pytest.raises(NoDatabase, match=r"Cannot connect .* `odf doctor`"):
             build_definitions(unseen)
-    finally:
         dataflow.patient_store(0.0).close()
-        postgres_server.start()
 
 
 # --- this repository's own location -------------------------------------------------------------

@@ -664,6 +664,7 @@ spark.stop()
 """
 
 
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize("way", ["spark.master", "spark.remote"])
 def test_where_the_files_are_not_there_they_are_sent(
     way: str, made: Made, request: pytest.FixtureRequest
@@ -694,7 +695,7 @@ def test_where_the_files_are_not_there_they_are_sent(
         """,
     ).project.root
     done = subprocess.run([sys.executable, "-c", ELSEWHERE, way, address, str(root)],
-                          capture_output=True, text=True, timeout=110,
+                          capture_output=True, text=True, timeout=200,
                           env=os.environ | {"PYTHONPATH": str(PROJECTS.parents[1])})  # fmt: skip
     assert done.returncode == 0, done.stderr
     cwd, name, rows, items = done.stdout.split()

@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import dagster as dg
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
@@ -26,6 +28,7 @@ from opendataflow_dagster import (
     spark_job,
 )
 from opendataflow_dagster.dataflow.errors import WrongUse
+from opendataflow_dagster.dataflow.folders import chunk_path
 from opendataflow_dagster.dataflow.truth import facts, truths
 from opendataflow_dagster.materializations import elsewhere
 from opendataflow_dagster.spark import watching
@@ -46,18 +49,18 @@ def dataflow(line: Line, sqlite_url: str) -> Iterator[DataflowResource]:
     """
     for name, ins, outs in (("copy", "arrived", "numbers"), ("double", "numbers", "doubled")):
         line.job(name, ins, outs)
-    for at in range(1, 7):
-        line.arrived("arrived", str(at), numbers(line.spark, *range(0 if at == 3 else 1, 4 + at)))
+    for at in range(1, 7):  # by pyarrow: six jobs of Spark would take longer than the test
+        folder = Path(chunk_path(str(line.folder / "arrived"), str(at)))
+        folder.mkdir(parents=True)
+        values = pa.array(range(0 if at == 3 else 1, 4 + at), pa.int64())
+        pq.write_table(pa.table({"n": values}), folder / "part-0.parquet")
+        put(line.store, "arrived", str(at))
     line.run("copy", spark_job(lambda df: df, batch=6))
     line.said.clear()
     made = DataflowResource(url=sqlite_url)
     yield made
     made.store.close()
     made.patient_store(0.0).close()
-
-
-def numbers(spark: SparkSession, *values: int) -> DataFrame:
-    return spark.createDataFrame([(each,) for each in values], "n long")
 
 
 @pytest.fixture
@@ -476,7 +479,7 @@ def test_long_jobs_tell_quietly_how_far_they_are(
 
 @pytest.mark.parametrize("how", [{}, {"batch": 2}])
 def test_a_chunk_past_its_time_limit_is_ended(line: Line, run: Run, how: dict[str, int]) -> None:
-    policy(line.store, "double", time_limit=3)
+    policy(line.store, "double", time_limit=6)
 
     @F.udf("long", useArrow=False)
     def slow(n: int) -> int:
@@ -489,9 +492,9 @@ def test_a_chunk_past_its_time_limit_is_ended(line: Line, run: Run, how: dict[st
     start = time.monotonic()
     ran = run(spark_job(slower, **how), "3", "4")
 
-    assert time.monotonic() - start < 50
+    assert time.monotonic() - start < 59  # a task sleeps for 60
     assert ran.counts["made"] == ran.counts["failed"] == 1
-    assert "3: stopped by its time limit of 3 s" in ran.reason
+    assert "3: stopped by its time limit of 6 s" in ran.reason
     assert line.status("doubled", "3", "double") == "FAILED"
     assert line.status("doubled", "4", "double") == "READY"
     assert line.left() == []
