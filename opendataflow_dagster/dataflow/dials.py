@@ -1,4 +1,4 @@
-"""What a job's dials say to a worker between two chunks: each call reads them anew."""
+"""What a job's dials say to a worker between two chunks."""
 
 from .store import Store
 
@@ -7,9 +7,12 @@ MOST_AT_ONCE = 1000
 
 
 def batch_size(store: Store, jobid: str) -> int | None:
-    """How many chunks of a job a worker claims at once; None: the dial isn't set."""
-    rows, _ = store.db.insist(lambda: store.db.run("dials.batch_size", jobid=jobid))
-    return min(rows[0][0], MOST_AT_ONCE) if rows else None
+    """How many chunks of a job a worker claims at once; None: the dial isn't set.
+
+    It is what the dial said a second ago at most.
+    """
+    found = store.plan(jobid).batch_size
+    return None if found is None else min(found, MOST_AT_ONCE)
 
 
 def held_back(store: Store, jobid: str, waiting: int) -> tuple[int, str]:

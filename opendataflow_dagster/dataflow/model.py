@@ -152,6 +152,7 @@ class Plan(NamedTuple):
     environment: tuple[tuple[str, str], ...]
     rivals: tuple[str, ...]
     limited: bool
+    batch_size: int | None = None
 
     @property
     def reads(self) -> tuple[str, ...]:

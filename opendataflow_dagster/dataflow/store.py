@@ -316,9 +316,9 @@ def _plan(jobid: str, rows: Sequence[tuple]) -> Plan:
         (row[0], row[2] or "") for row in rows if row[0] and row[0] not in ("IN", "OUT")
     )
     rivals = tuple(sorted({row[1] for row in rows if row[0] == "OUT" and row[1] and row[3] > 1}))
-    return Plan(
-        jobid, inputs, outputs, environment, rivals, any(row[4] is not None for row in rows)
-    )
+    limited = any(row[4] is not None for row in rows)
+    batch_size = next((row[5] for row in rows), None)
+    return Plan(jobid, inputs, outputs, environment, rivals, limited, batch_size)
 
 
 def taken_over(claims: Sequence[Claim]) -> StaleClaim:

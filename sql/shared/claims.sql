@@ -23,13 +23,13 @@ update datastatus set status = cast(:status as varchar(20)), modified = current_
 where jobid = :jobid and dataid = :dataid and locktype = 'OUT' and status = :was and generation = :generation;
 
 -- name: plan
--- What a job reads, writes and sets; how many jobs write each dataset; whether its claims are counted.
+-- What a job reads, writes and sets; how many jobs write each dataset; the dials that its claims mind.
 select distinct j.itemtype, j.datasetid, j.itemvalue,
     case when j.itemtype = 'OUT' then (
         select count(distinct o.jobid) from job o where o.itemtype = 'OUT' and o.datasetid = j.datasetid)
     end as producers,
-    (select p.concurrency from jobpolicy p where p.jobid = j.jobid) as concurrency
-from job j where j.jobid = :jobid;
+    p.concurrency, p.batch_size
+from job j left join jobpolicy p on p.jobid = j.jobid where j.jobid = :jobid;
 
 -- name: versions
 -- Which version the tables are of, and which programs may claim: read once per connection.

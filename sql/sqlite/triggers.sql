@@ -98,8 +98,13 @@ when new.locktype = 'OUT'
     and not (coalesce(new.status_before, '') in ('RUNNING', 'READY', 'FAILED')
              and coalesce(new.status_after, '') in ('RUNNING', 'READY', 'FAILED'))
 begin
+    -- A claim's own job has nothing to judge: its chunk leaves the queue.
+    delete from pending
+    where jobid = new.jobid and dataid = new.dataid and (select act from dataflow_context) = 'claim';
     insert into judge (jobid, dataid)
-    select distinct jobid, new.dataid from job where datasetid = new.datasetid and itemtype = 'OUT';
+    select distinct jobid, new.dataid from job
+    where datasetid = new.datasetid and itemtype = 'OUT'
+      and not (jobid is new.jobid and (select act from dataflow_context) = 'claim');
 end;
 
 drop trigger if exists event_for_consumer;
