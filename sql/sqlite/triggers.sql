@@ -38,37 +38,26 @@ create view judge as select null as jobid, null as dataid where false;
 create trigger judge_pair instead of insert on judge begin
     delete from pending where jobid = new.jobid and dataid = new.dataid;
     insert into pending (jobid, dataid, rank)
-    select new.jobid, new.dataid, again.rank
-    from (select case when exists (
-              select 1 from claim_row r
-              where r.jobid = new.jobid and r.dataid = new.dataid and r.effect = 'again') then 0 else 1 end as rank
-         ) as again
+    select new.jobid, new.dataid, 1 - c.again
+    from (select coalesce(max(effect = 'again'), 0) as again,
+                 coalesce(max(effect = 'consumed'), 0) as consumed,
+                 coalesce(max(effect in ('LOCKED', 'HELD', 'ALREADY_DONE', 'DATA_NOT_READY')), 0) as blocked,
+                 coalesce(max(own and itemtype = 'OUT' and locktype is 'OUT'), 0) as own,
+                 count(distinct case when effect = 'available' then datasetid end) as available
+          from claim_row where jobid = new.jobid and dataid = new.dataid) as c
     where new.dataid <> ''
+      -- no row blocks it; what the job has consumed does, unless it is to be made again
+      and not c.blocked and c.again >= c.consumed
+      -- every input is available
+      and c.available = (select count(distinct datasetid) from job
+                         where jobid = new.jobid and itemtype = 'IN' and datasetid <> 'today')
+      -- something says that the chunk exists: an input, or a row of the job's own
+      and (c.own or exists (select 1 from job where jobid = new.jobid and itemtype = 'IN'))
       -- the job writes something, and nothing that it also reads
-      and exists (select 1 from job o where o.jobid = new.jobid and o.itemtype = 'OUT')
+      and exists (select 1 from job where jobid = new.jobid and itemtype = 'OUT')
       and not exists (
           select 1 from job i join job o on o.jobid = i.jobid and o.datasetid = i.datasetid
-          where i.jobid = new.jobid and i.itemtype = 'IN' and o.itemtype = 'OUT')
-      -- no row blocks it; what the job has consumed does, unless it is to be made again
-      and not exists (
-          select 1 from claim_row r
-          where r.jobid = new.jobid and r.dataid = new.dataid
-            and (r.effect in ('LOCKED', 'HELD', 'ALREADY_DONE', 'DATA_NOT_READY')
-                 or (r.effect = 'consumed' and again.rank = 1)))
-      -- every input is available
-      and not exists (
-          select 1 from job i
-          where i.jobid = new.jobid and i.itemtype = 'IN' and i.datasetid <> 'today'
-            and not exists (
-                select 1 from claim_row r
-                where r.jobid = new.jobid and r.dataid = new.dataid and r.datasetid = i.datasetid
-                  and r.effect = 'available'))
-      -- something says that the chunk exists: an input, or a row of the job's own
-      and (exists (select 1 from job i where i.jobid = new.jobid and i.itemtype = 'IN')
-           or exists (
-               select 1 from claim_row r
-               where r.jobid = new.jobid and r.dataid = new.dataid
-                 and r.own and r.itemtype = 'OUT' and r.locktype = 'OUT'));
+          where i.jobid = new.jobid and i.itemtype = 'IN' and o.itemtype = 'OUT');
 end;
 
 -- "insert into rebuild" judges every chunk that a job could know of.
