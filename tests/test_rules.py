@@ -154,7 +154,7 @@ def retry(store: Store, dataid: str, was: str) -> None:
 
 def recover(store: Store, dataid: str, was: str) -> None:
     _standing(store, dataid, was)
-    sql(store, "update datastatus set modified = '2001-01-01 00:00:00'")
+    sql(store, "update dataevent set at = '2001-01-01 00:00:00'")
     moves.recover_abandoned(store, 0)
 
 

@@ -2,45 +2,33 @@
 
 import os
 from functools import cache
-from typing import NamedTuple
 
 _HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 _INSTALLED = os.path.join(_HERE, "sql")
 ROOT = _INSTALLED if os.path.isdir(_INSTALLED) else os.path.join(os.path.dirname(_HERE), "sql")
 
 
-class Migration(NamedTuple):
-    """A file that brings tables of the version before to this one."""
-
-    version: int
-    name: str
-
-    def text(self, dialect: str) -> str:
-        return _read(os.path.join(ROOT, dialect, "migrations", self.name))
-
-
 def schema(dialect: str) -> str:
     """The script that creates the tables of a dialect."""
-    return _read(os.path.join(ROOT, dialect, "schema.sql"))
+    return read(os.path.join(ROOT, dialect, "schema.sql"))
 
 
 def triggers(dialect: str) -> str:
     """The script that creates functions, views and triggers of a dialect."""
-    return _read(os.path.join(ROOT, dialect, "triggers.sql"))
+    return read(os.path.join(ROOT, dialect, "triggers.sql"))
 
 
 @cache
-def migrations(dialect: str) -> tuple[Migration, ...]:
-    """The migrations of a dialect, in order; the first one starts from nothing."""
-    names = sorted(os.listdir(os.path.join(ROOT, dialect, "migrations")))
-    return tuple(
-        Migration(int(name.partition("_")[0]), name) for name in names if name.endswith(".sql")
-    )
+def migrations(dialect: str) -> dict[int, str]:
+    """The migrations of a dialect in order: the version that each makes, and its file."""
+    folder = os.path.join(ROOT, dialect, "migrations")
+    names = sorted(name for name in os.listdir(folder) if name.endswith(".sql"))
+    return {int(name.partition("_")[0]): os.path.join(folder, name) for name in names}
 
 
 def version(dialect: str) -> int:
     """The version of the tables that this program makes: its last migration's."""
-    return migrations(dialect)[-1].version
+    return max(migrations(dialect))
 
 
 def statements(dialect: str, topic: str) -> dict[str, str]:
@@ -49,11 +37,11 @@ def statements(dialect: str, topic: str) -> dict[str, str]:
     for folder in ("shared", dialect):
         path = os.path.join(ROOT, folder, topic + ".sql")
         if os.path.exists(path):
-            found.update(_split(_read(path)))
+            found.update(_split(read(path)))
     return found
 
 
-def _read(path: str) -> str:
+def read(path: str) -> str:
     with open(path, encoding="utf-8") as file:
         return file.read()
 

@@ -107,10 +107,10 @@ def _steps(db: Database, found: Versions) -> Iterator[str]:
 
 def missing_migrations(db: Database, found: Versions, there: set[str]) -> Iterator[str]:
     """What brings tables of an older version here; `there` are those of our tables that exist."""
-    for migration in sqlfiles.migrations(db.dialect):
-        if migration.version > found.version:
-            text = migration.text(db.dialect)
-            is_baseline = migration.version <= BASELINE and db.dialect == "sqlite"
+    for version, path in sqlfiles.migrations(db.dialect).items():
+        if version > found.version:
+            text = sqlfiles.read(path)
+            is_baseline = version <= BASELINE and db.dialect == "sqlite"
             yield _without_known_columns(db, text, there) if is_baseline else text
 
 

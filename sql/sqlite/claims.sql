@@ -42,9 +42,10 @@ returning attempts;
 -- Lock an input chunk for this job: only one that is available, and that nobody rewrites.
 insert into datastatus (datasetid, jobid, dataid, locktype, status, modified, generation)
 select :datasetid, :jobid, :dataid, 'IN', 'RUNNING', strftime('%Y-%m-%d %H:%M:%f', 'now'), max(r.generation)
-from claim_row r
-where r.jobid = :jobid and r.dataid = :dataid and r.datasetid = :datasetid
-  and r.effect in ('available', 'DATA_NOT_READY') and :generation is not null
+from (
+    select dataid, generation, effect from claim_row
+    where jobid = :jobid and dataid = :dataid and datasetid = :datasetid limit -1) as r
+where r.effect in ('available', 'DATA_NOT_READY') and :generation is not null
 group by r.dataid having sum(r.effect <> 'available') = 0
 on conflict (datasetid, jobid, dataid) do update
     set locktype = 'IN', status = 'RUNNING', modified = excluded.modified, generation = excluded.generation

@@ -44,7 +44,8 @@ create trigger judge_pair instead of insert on judge begin
                  coalesce(max(effect in ('LOCKED', 'HELD', 'ALREADY_DONE', 'DATA_NOT_READY')), 0) as blocked,
                  coalesce(max(own and itemtype = 'OUT' and locktype is 'OUT'), 0) as own,
                  count(distinct case when effect = 'available' then datasetid end) as available
-          from claim_row where jobid = new.jobid and dataid = new.dataid) as c
+          -- the limit keeps the rule from being compiled once for each of these columns
+          from (select * from claim_row where jobid = new.jobid and dataid = new.dataid limit -1)) as c
     where new.dataid <> ''
       -- no row blocks it; what the job has consumed does, unless it is to be made again
       and not c.blocked and c.again >= c.consumed
