@@ -13,7 +13,7 @@ import pytest
 
 from opendataflow_dagster.dataflow import waiting
 from opendataflow_dagster.dataflow.runjob import Outcome, run_job
-from opendataflow_dagster.dataflow.store import Store
+from opendataflow_dagster.dataflow.store import PLAN_AGE, Store
 from tests.stores import check, expire, policy, put, register, sql, statuses, take
 from tests.test_run_command import BIN
 
@@ -103,7 +103,7 @@ def test_a_bad_chunk_fails_alone(loadbob: Store, workers: int) -> None:
     assert {key for key, word in outputs(loadbob).items() if word == "FAILED"} == {"1", "6"}
 
 
-def test_the_dial_is_read_at_each_claim(loadbob: Store) -> None:
+def test_a_turn_of_the_dial_counts_from_a_second_later(loadbob: Store) -> None:
     """By other hands, in mid-run: the second claim takes two chunks, the third one."""
     with ThreadPoolExecutor(1) as pool:
         body = "touch began$dataid; while [ ! -e go$dataid ]; do sleep 0.01; done"
@@ -115,6 +115,7 @@ def test_the_dial_is_read_at_each_claim(loadbob: Store) -> None:
             found[number] = live(loadbob)
             if number in sizes:
                 sql(loadbob, "update jobpolicy set batch_size = :k", k=sizes[number])
+                time.sleep(PLAN_AGE + 0.1)
             Path(f"go{number}").touch()
         assert running.result().done == 10
 
