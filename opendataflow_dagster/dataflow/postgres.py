@@ -26,7 +26,6 @@ select set_config('search_path', quote_ident({schema}) || ', pg_temp', false),
 """
 """Our statements go by index: a plan that was made for small tables must not scan large ones."""
 
-TURN = "select pg_advisory_xact_lock(hashtextextended('odf init', 79643));"
 CREATE_SCHEMA = "create schema if not exists {schema};"
 
 READING = """
@@ -149,7 +148,7 @@ class PostgresDatabase(Database):
     @contextmanager
     def upgrading(self) -> Iterator[None]:
         with self.connect().transaction():
-            self.script(TURN)
+            self.script(self.statement("upgrade.turn"))
             self.script(CREATE_SCHEMA.format(schema=_quoted(self.schema)))
             yield
 
@@ -159,7 +158,8 @@ class PostgresDatabase(Database):
     def frame(self) -> tuple[str, str, str]:
         schema = _quoted(self.schema)
         created = CREATE_SCHEMA.format(schema=schema)
-        begin = f"begin;\n{TURN}\n{created}\nset local search_path = {schema}, pg_temp;"
+        turn = self.statement("upgrade.turn")
+        begin = f"begin;\n{turn};\n{created}\nset local search_path = {schema}, pg_temp;"
         return begin, "commit;", "psql -v ON_ERROR_STOP=1 -f FILE"
 
     def tables(self) -> set[str]:

@@ -126,5 +126,5 @@ create table if not exists streamtoken (
 
 create table if not exists dataflow_meta (name text primary key, value text not null);
 
--- Of version 1; its triggers are made anew by triggers.sql.
+-- Of version 1; triggers.sql creates its triggers again.
 drop function if exists datastatus_changed() cascade;
