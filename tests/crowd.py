@@ -4,18 +4,20 @@ Usage: python -m tests.crowd ROLE URL FOLDER NAME SECONDS SEED TOTAL JOB…
 
 Each writes what it did to a file of its own, which the tests count: nothing there is the store's.
 While a chunk is made, a file in `running/` says so: to find it there already is a double claim.
+Every chunk is a file in `data/`, too: one that changes while it is read is a torn read.
 """
 
 import os
 import random
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import SimpleNamespace
 
-from opendataflow_dagster.dataflow.errors import StaleClaim
+from opendataflow_dagster.dataflow.errors import InputsChanged, Refused, StaleClaim
+from opendataflow_dagster.dataflow.forcing import force
 from opendataflow_dagster.dataflow.store import Store, new_owner, open_store
 from tests.java import Java
 from tests.stores import connect
@@ -31,9 +33,18 @@ class Diary:
     def note(self, *words: object) -> None:
         os.write(self.file, ("\t".join(map(str, words)) + "\n").encode())
 
+    def data(self, datasetids: Iterable[str], dataid: str) -> list[str]:
+        """What the chunks of some datasets hold now."""
+        files = [self.folder / "data" / f"{each}~{dataid}" for each in datasetids]
+        return [file.read_text() if file.exists() else "raw" for file in files]
+
     @contextmanager
     def making(self, jobid: str, dataid: str) -> Iterator[None]:
         """Make a chunk, as the only one who does."""
+        written = OUTPUTS.get(jobid, [f"in{jobid.removeprefix('make')}1"])
+        files = [self.folder / "data" / f"{each}~{dataid}" for each in written]
+        for file in files:
+            file.write_text("half written")
         mark = self.folder / "running" / f"{jobid}~{dataid}"
         try:
             os.close(os.open(mark, os.O_CREAT | os.O_EXCL))
@@ -41,7 +52,12 @@ class Diary:
             self.note("double", jobid, dataid)
         self.note("made", jobid, dataid)
         yield
+        for file in files:
+            file.write_text(os.urandom(8).hex())
         mark.unlink(missing_ok=True)
+
+
+OUTPUTS = {"join": ["out1", "out2"], "one": ["out"], "two": ["out"], "three": ["out"]}
 
 
 def over(folder: Path) -> bool:
@@ -66,15 +82,29 @@ def worker(store: Store, diary: Diary, jobs: list[str], dice: random.Random, end
         idle = True
         for jobid in jobs:
             claims = store.claim(jobid, owner=owner, k=dice.choice([1, 1, 1, 3, 10]))
+            reads = store.plan(jobid).reads
+            read = {claim: diary.data(reads, claim.dataid) for claim in claims}
             for claim in claims:
                 with diary.making(jobid, claim.dataid):
                     pass
             if claims:
                 idle = False
+                torn = {
+                    claim.dataid: then
+                    for claim, then in read.items()
+                    if "half written" in then or then != diary.data(reads, claim.dataid)
+                }
                 try:
                     store.finish(claims)
+                except InputsChanged as error:
+                    for dataid in error.dataids:
+                        diary.note("changed", jobid, dataid)
+                        torn.pop(dataid, None)
                 except StaleClaim:
                     diary.note("stale", jobid)
+                    torn = {}
+                for dataid, then in torn.items():
+                    diary.note("torn", jobid, dataid, then)
         if idle:
             time.sleep(0.02)
     diary.note("raced", raced)
@@ -91,6 +121,22 @@ def java(url: str, diary: Diary, jobs: list[str], dice: random.Random, end: floa
                 pass
             program.end(jobid, dataid)
         time.sleep(dice.random() * 0.05)
+
+
+def forcer(store: Store, diary: Diary, jobs: list[str], dice: random.Random, total: int,
+           end: float) -> None:  # fmt: skip
+    """Somebody who has a chunk made again now, whoever reads it."""
+    until = time.time() + (end - time.time()) / 3
+    while time.time() < until and not over(diary.folder):
+        jobid = dice.choice([each for each in jobs if each != "join"])
+        dataid = dice.randrange(total)
+        with suppress(Refused):
+            claim = force(store, jobid, str(dataid), owner=new_owner())
+            with diary.making(jobid, claim.dataid):
+                time.sleep(dice.random() * 0.01)
+            store.finish(claim)
+            diary.note("forced", jobid, dataid)
+        time.sleep(0.02)
 
 
 def person(
@@ -128,6 +174,8 @@ def main(
     try:
         if role == "worker":
             worker(store, diary, list(jobs), dice, end)
+        elif role == "forcer":
+            forcer(store, diary, list(jobs), dice, int(total), end)
         elif role == "java":
             java(url, diary, list(jobs), dice, end)
         elif role == "person":
@@ -145,8 +193,9 @@ def read(folder: Path) -> SimpleNamespace:
     from collections import Counter
 
     told = SimpleNamespace(
-        made=Counter(), back=Counter(), doubles=[], errors=[], raced=0, stale=0, home=0, people=0
-    )
+        made=Counter(), back=Counter(), doubles=[], errors=[], raced=0, stale=0, home=0, people=0,
+        changed=Counter(), forced=0, torn=[],
+    )  # fmt: skip
     for path in folder.glob("*.diary"):
         told.people += 1
         for line in path.read_text().splitlines():
@@ -155,6 +204,12 @@ def read(folder: Path) -> SimpleNamespace:
                 told.made[tuple(rest)] += 1
             elif word == "sent back":
                 told.back[tuple(rest)] += 1
+            elif word == "changed":
+                told.changed[tuple(rest)] += 1
+            elif word == "forced":
+                told.forced += 1
+            elif word == "torn":
+                told.torn.append(tuple(rest))
             elif word == "double":
                 told.doubles.append(tuple(rest))
             elif word == "error":

@@ -179,6 +179,12 @@ def _rank(jobid: str, ins: set[str], outs: set[str], rows: list[tuple]) -> int |
         row[0] in outs and row[3] == "OUT" and row[4] not in ("PENDING", *again) for row in rows
     ):
         return None
+    making = {row[1] for row in rows if row[3] == "OUT" and row[4] == "RUNNING"}
+    if any(
+        row[0] in outs and row[3:] == ("IN", "RUNNING") and row[1] in making - {jobid}
+        for row in rows
+    ):
+        return None  # somebody reads what would be made again
     own = [row for row in rows if row[1] == jobid]
     rank = 1
     if any(row[0] in outs and row[3] == "OUT" and row[4] in again for row in own):

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import dagster as dg
@@ -558,6 +559,7 @@ def test_a_script_that_is_not_there_claims_nothing(
 LOCATION = """
 import time
 from pathlib import Path
+from types import SimpleNamespace
 import dagster as dg
 from opendataflow_dagster import DataflowResource, dataflow_assets, script_assets
 
@@ -722,7 +724,7 @@ def test_what_the_dial_holds_back_waits_for_its_turn(
         if len(looks) == 3:
             store.finish(other)
 
-    monkeypatch.setattr("opendataflow_dagster.chunks.time.sleep", look)
+    monkeypatch.setattr("opendataflow_dagster.chunks.time", SimpleNamespace(sleep=look))
     ran = run(job_of(dataflow), *keys(3))
     assert ran.success
     assert len(looks) >= 3
@@ -857,9 +859,8 @@ def test_a_chunk_that_another_has_in_hand_is_asked_for_again_shortly(
     for key in keys(2):
         put(store, "bobin", key)
     [other] = store.claim("loadbob", owner="somebody else", only=keys(2)[0])
-    monkeypatch.setattr(
-        "opendataflow_dagster.chunks.time.sleep", lambda seconds: store.finish(other)
-    )
+    clock = SimpleNamespace(sleep=lambda seconds: store.finish(other))  # ours, not other threads'
+    monkeypatch.setattr("opendataflow_dagster.chunks.time", clock)
     assert run(job_of(dataflow), *keys(2)).success
     [again] = store.claim("loadbob", owner="somebody else", only=keys(2)[0]) or [None]
     assert again is None

@@ -23,6 +23,7 @@ class Crowd:
         self.seconds = seconds
         self.processes: list[subprocess.Popen[bytes]] = []
         (folder / "running").mkdir(parents=True)
+        (folder / "data").mkdir()
 
     def add(self, role: str, number: int) -> None:
         for _ in range(number):
@@ -41,7 +42,7 @@ class Crowd:
         """Wait until the query `done` says true and no hand is at work, or the time is over."""
         store = open_store(self.url)
         started = time.monotonic()
-        hands = [each for each in self.processes if {"person", "rude"} & {*each.args}]  # type: ignore[operator]
+        hands = [each for each in self.processes if {"person", "rude", "forcer"} & {*each.args}]  # type: ignore[operator]
         while time.monotonic() - started < self.seconds:
             time.sleep(0.1)
             if any(each.poll() for each in self.processes):
@@ -92,8 +93,9 @@ def verdict(store: Store, gathered: Crowd, wanted: int) -> None:
     assert told.home == told.people == len(gathered.processes)
     assert told.doubles == []
     assert told.stale == 0
+    assert told.torn == []
     asked = {(jobid, str(n)): 1 for jobid in gathered.jobs for n in range(gathered.total)}
-    for chunk, times in told.back.items():
+    for chunk, times in (told.back + told.changed).items():
         asked[chunk] += times
     assert {chunk: n for chunk, n in told.made.items() if n != asked.pop(chunk, 0)} == {}
     assert asked == {}
@@ -220,6 +222,44 @@ def test_people_who_send_back_what_is_running_see_no_deadlock(
     assert sql(store, DONE.format(wanted=total * 5)) in ([(True,)], [(1,)])
     check(store)
     close(store)
+
+
+def readers(url: str, tmp_path: Path, seconds: float) -> None:
+    """Chunks are sent back and forced under their readers' hands: no torn read ends READY."""
+    total = 25
+    store, jobs = prepare(url, 2, total)
+    for jobid in jobs:
+        policy(store, jobid, max_attempts=1_000_000)  # however often an input changes
+    gathered = Crowd(url, tmp_path / "crowd", total, jobs, seconds)
+    gathered.add("worker", 12)
+    gathered.add("person", 2)
+    gathered.add("forcer", 2)
+    gathered.wait(DONE.format(wanted=total * 5))
+    told = crowd.read(gathered.folder)
+    print(f"sent back {told.back.total()}, forced {told.forced}, changed {told.changed.total()}")
+    assert told.errors == []
+    assert told.home == told.people == 16
+    assert told.torn == told.doubles == []
+    assert told.forced
+    assert told.changed
+    assert sql(store, DONE.format(wanted=total * 5)) in ([(True,)], [(1,)]), "somebody waits"
+    assert sql(store, "select count(*) from claim") == [(0,)]
+    check(store)
+    close(store)
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "postgres"])
+def test_no_torn_read_ends_ready(kind: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
+    readers(request.getfixturevalue(f"{kind}_url"), tmp_path, 30)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("kind", ["sqlite", "postgres"])
+def test_no_torn_read_ends_ready_for_long(
+    kind: str, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    readers(request.getfixturevalue(f"{kind}_url"), tmp_path, 360)
 
 
 @pytest.mark.soak

@@ -3,6 +3,7 @@
 import re
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import dagster as dg
 import pytest
@@ -124,7 +125,8 @@ def test_news_of_the_last_seconds_are_told_again_and_older_ones_are_not(
     first = mirror.news(0, [KEY])
     assert mirror.news(first.cursor, [KEY]).touched == first.touched
     now = time.time()
-    monkeypatch.setattr("opendataflow_dagster.mirror.time.time", lambda: now + 60)
+    clock = SimpleNamespace(time=lambda: now + 60)
+    monkeypatch.setattr("opendataflow_dagster.mirror.time", clock)
     later = mirror.news(first.cursor, [KEY])
     assert later.touched == first.touched
     assert mirror.news(later.cursor, [KEY]).touched == {}

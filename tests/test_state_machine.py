@@ -15,7 +15,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )  # fmt: skip
 
-from opendataflow_dagster.dataflow.errors import StaleClaim
+from opendataflow_dagster.dataflow.errors import InputsChanged, StaleClaim
 from opendataflow_dagster.dataflow.model import Claim
 from opendataflow_dagster.dataflow.names import natural_key
 from opendataflow_dagster.dataflow.store import MAX_LOSSES, Store, open_store
@@ -76,6 +76,7 @@ class Machine(RuleBasedStateMachine):
         self.jobs = dict(JOBS)
         self.dials: dict[str, dict[str, Any]] = {}
         self.taken: list[Claim] = []
+        self.published: dict[tuple[str, str], set[int]] = {}
         self.last = 0
         self.workers = 0
         for jobid, (ins, outs) in JOBS.items():
@@ -120,6 +121,47 @@ class Machine(RuleBasedStateMachine):
             if mine and (made or (row.status == "RUNNING" and row.generation is not None)):
                 self.rows[key] = Row("OUT", "RESUBMIT")
         self.free_inputs(jobid, dataid)
+
+    def changed(self, claim: Claim) -> bool:
+        """Whether an input of a live claim was published since, or is being made now."""
+        for (datasetid, jobid, dataid), row in self.rows.items():
+            if (jobid, dataid, row.locktype) == (claim.jobid, claim.dataid, "IN"):
+                since = row.generation or claim.generation
+                if any(each > since for each in self.published.get((datasetid, dataid), ())) or any(
+                    (key[0], key[2], other[:2]) == (datasetid, dataid, ("OUT", "RUNNING"))
+                    for key, other in self.rows.items()
+                ):
+                    return True
+        return False
+
+    def lost(self, claim: Claim) -> tuple[str, int]:
+        """What its outputs become when a claim is lost, and how many of them there are."""
+        key = (claim.jobid, claim.dataid)
+        held = self.claims[key]
+        most = self.dial(key[0], "max_attempts") or MAX_LOSSES
+        word = "HOLD" if held.losses + 1 >= most else "RESUBMIT"
+        self.claims[key] = held._replace(owner=None, losses=held.losses + 1)
+        self.free_inputs(*key)
+        return word, self.settle(claim, "RUNNING", word)
+
+    def by_hand(self, key: Key, status: str) -> Row:
+        """What a row becomes that a person gives another status: a new READY gets a number."""
+        before = self.rows.get(key, Row("OUT", "PENDING"))
+        if status == before.status or status in (*AGAIN, "PENDING"):
+            return Row("OUT", status, before.generation if status == before.status else None)
+        known = self.published.setdefault((key[0], key[2]), set())
+        released = before.status == "HOLD" and before.generation in known
+        if status != "READY" or released:
+            return Row("OUT", status, before.generation)
+        [(number,)] = sql(
+            self.store,
+            "select generation from datastatus where datasetid = :d and jobid = :j and dataid = :i",
+            **dict(zip("dji", key, strict=True)),
+        )
+        assert number > self.last
+        self.last = number
+        known.add(number)
+        return Row("OUT", status, number)
 
     def is_live(self, claim: Claim) -> bool:
         held = self.claims.get((claim.jobid, claim.dataid))
@@ -177,10 +219,18 @@ class Machine(RuleBasedStateMachine):
         if not self.is_live(claim):
             self.refused(lambda: self.store.finish(claim))
             return
+        if self.changed(claim):
+            _, settled = self.lost(claim)
+            with pytest.raises(InputsChanged if settled else StaleClaim):
+                self.store.finish(claim)
+            return
         del self.claims[claim.jobid, claim.dataid]
         self.free_inputs(claim.jobid, claim.dataid)
         if self.settle(claim, "RUNNING", "READY"):
             self.store.finish(claim)
+            for key, row in self.rows.items():
+                if key[1:] == (claim.jobid, claim.dataid) and row.generation == claim.generation:
+                    self.published.setdefault((key[0], key[2]), set()).add(claim.generation)
         else:
             with pytest.raises(StaleClaim):
                 self.store.finish(claim)
@@ -193,6 +243,14 @@ class Machine(RuleBasedStateMachine):
             self.refused(lambda: self.store.fail(claim, "no"))
             return
         key = (claim.jobid, claim.dataid)
+        if self.changed(claim):
+            word, settled = self.lost(claim)
+            if settled:
+                assert self.store.fail(claim, "no") == (word, None)
+            else:
+                with pytest.raises(StaleClaim):
+                    self.store.fail(claim, "no")
+            return
         held = self.claims.pop(key)
         delay = self.dial(claim.jobid, "retry_delay") or 0
         again = held.attempts < (self.dial(claim.jobid, "max_attempts") or 1)
@@ -235,11 +293,7 @@ class Machine(RuleBasedStateMachine):
         held = self.claims[key]
         claim = Claim(*key, held.generation, held.owner or "", 1, 1.0, None)
         expire(self.store, claim)
-        most = self.dial(key[0], "max_attempts") or MAX_LOSSES
-        self.claims[key] = held._replace(owner=None, losses=held.losses + 1)
-        self.free_inputs(*key)
-        word = "HOLD" if held.losses + 1 >= most else "RESUBMIT"
-        settled = self.settle(claim, "RUNNING", word)
+        word, settled = self.lost(claim)
         recovered = [(*each[:3],) for each in self.store.recover(key[0])]
         assert recovered == ([(*key, word)] if settled else [])
 
@@ -267,7 +321,7 @@ class Machine(RuleBasedStateMachine):
     )
     def bring_input(self, dataid: str, status: str) -> None:
         put(self.store, "a", dataid, status)
-        self.rows["a", "loader", dataid] = Row("OUT", status)
+        self.rows["a", "loader", dataid] = self.by_hand(("a", "loader", dataid), status)
 
     @precondition(lambda self: any(row.locktype == "OUT" for row in self.rows.values()))
     @rule(data=st.data(), word=st.sampled_from(["RESUBMIT", "RESUBMIT", "RERUN", "HOLD", "READY",
@@ -284,9 +338,7 @@ class Machine(RuleBasedStateMachine):
             del self.rows[key]
         else:
             sql(self.store, f"update datastatus set status = :s {where}", s=word, **named)
-            if word != before.status:
-                back = word in (*AGAIN, "PENDING")
-                self.rows[key] = Row("OUT", word, None if back else before.generation)
+            self.rows[key] = self.by_hand(key, word)
         if key[1] in self.jobs and word != before.status:
             if word in AGAIN and before.status not in AGAIN:
                 self.send_back(*key[1:], again=True)

@@ -147,7 +147,7 @@ def test_a_running_chunk_tells_who_holds_it(line: Store) -> None:
     safe = found.answers[-1]
     assert safe.ok is False
     assert {row["owner"] for row in safe.rows} == {"me@here"}
-    assert explain(line, "fetch", D).answers[-1].ok is True, "a reader is no hindrance"
+    assert explain(line, "fetch", D).answers[-1].ok is False, "what is read isn't made again"
 
 
 def test_a_lease_that_ran_out_is_recovered(line: Store) -> None:

@@ -5,6 +5,7 @@ from typing import Any
 import click
 
 from ..dataflow import moves
+from ..dataflow.errors import WrongUse
 from ..dataflow.model import RESUBMIT, RUNNING
 from ..dataflow.names import check_id, typed
 from ..dataflow.times import parse_duration
@@ -51,10 +52,15 @@ def ready(
 
 
 @click.command()
-@click.argument("jobid")
+@click.argument("jobid", required=False)
 @click.argument("dataids", nargs=-1, metavar="[DATAID]...")
 @click.option(
     "--failed", is_flag=True, help="All chunks that failed, or those of the named that did."
+)
+@click.option(
+    "--stale",
+    is_flag=True,
+    help="READY chunks whose inputs were replaced since; without a JOBID, of all jobs.",
 )
 @click.option("--downstream", is_flag=True, help="And what other jobs made of them, and so on.")
 @_reason
@@ -64,9 +70,10 @@ def ready(
 @click.pass_context
 def resubmit(
     ctx: click.Context,
-    jobid: str,
+    jobid: str | None,
     dataids: tuple[str, ...],
     failed: bool,
+    stale: bool,
     downstream: bool,
     reason: str | None,
     plan: bool,
@@ -78,12 +85,18 @@ def resubmit(
     \b
     Example: odf resubmit loadbob 2026-03-01
     Example: odf resubmit loadbob --failed
+    Example: odf resubmit --stale --plan
     Example: odf resubmit loadbob 2026-03-01 --downstream --plan
     """
-    with knowing_pipelines(store := store_of(ctx), jobid):
-        moved = moves.resubmit(
-            store, jobid, dataids, failed=failed, downstream=downstream, plan=plan, why=reason
+    if stale and (failed or downstream):
+        raise WrongUse(
+            "Use --stale alone. What is made of stale chunks is stale when they are made again."
         )
+    with knowing_pipelines(store := store_of(ctx), jobid or ""):
+        moved = moves.resubmit(
+            store, jobid, dataids, failed=failed, stale=stale, downstream=downstream, plan=plan,
+            why=reason,
+        )  # fmt: skip
     _tell(ctx, moved, "RESUBMIT", "are to be made already", plan, strict, as_json)
 
 

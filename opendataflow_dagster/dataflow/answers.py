@@ -96,7 +96,7 @@ def _right_data(state: State) -> Answer:
         about = _consumed_line(
             row.datasetid, row.generation, fact.get("rows"), fact.get("fingerprint")
         )
-        if made and _made_again(row, then, made):
+        if made and _made_again(state, row, then, made):
             stale = True
             about += f"; the output was made from generation {then or 'unknown'}: it is stale"
         parts.append(about)
@@ -117,10 +117,13 @@ def _consumed(state: State) -> tuple[dict[str, int | None], datetime | None]:
     return {}, None
 
 
-def _made_again(row: Row, then: int | None, made: datetime) -> bool:
-    if row.generation is None and then is None:  # neither was made by a claim: only times can tell
+def _made_again(state: State, row: Row, then: int | None, made: datetime) -> bool:
+    """Whether an input holds other data now, or may do so, than what the output was made from."""
+    if row.generation is None and then is None:  # neither has a number: only times can tell
         return bool(row.since and row.since > made)
-    return row.generation != then
+    before = state.facts.get((row.datasetid, then or 0), {}).get("fingerprint")
+    same = before is not None and before == state.fact(row).get("fingerprint")
+    return row.generation != then and not same
 
 
 def _location(state: State) -> Answer:
@@ -182,6 +185,7 @@ def _validated(state: State) -> Answer:
 def _safe(state: State) -> Answer:
     jobid = state.plan.jobid
     found, holders, beside = [], [], []
+    readers = [row for each in state.plan.outputs for row in state.readers_of(each)]
     for row in state.rows:
         if row.status != RUNNING:
             continue
@@ -192,12 +196,11 @@ def _safe(state: State) -> Answer:
             | {"owner": owner, "started": claim.get("started"), "lease_end": claim.get("lease_end")}
         )
         who = f"{row.jobid}" + (f" ({owner})" if owner else "")
-        if row.locktype == "IN" and row.jobid != jobid:
+        if row.locktype == "IN" and row.jobid != jobid and row not in readers:
             beside.append(f"{who} reads {row.datasetid} too, which is no hindrance")
-        elif row.locktype == "IN":
-            holders.append(f"{who} reads {row.datasetid} since {shown(row.since)}")
         else:
+            does = "reads" if row.locktype == "IN" else "makes"
             until = f" until {shown(claim['lease_end'])}" if claim.get("owner") else ""
-            holders.append(f"{who} makes {row.datasetid} since {shown(row.since)}{until}")
+            holders.append(f"{who} {does} {row.datasetid} since {shown(row.since)}{until}")
     text = "; ".join(holders) or NOBODY
     return Answer("safe", not holders, "; ".join([text, *beside]), found)

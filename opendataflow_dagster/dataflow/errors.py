@@ -3,6 +3,8 @@
 A message states the fact, the cause, and the next command to run.
 """
 
+from collections.abc import Sequence
+
 
 class DataflowError(Exception):
     """The base of every error that this package raises on purpose."""
@@ -52,6 +54,16 @@ class StaleClaim(Refused):
     """The claim was taken over since: whoever holds it must change nothing more."""
 
     code = "STALE_CLAIM"
+
+
+class InputsChanged(StaleClaim):
+    """An input changed while the claim read it: the chunk is sent back, to be made again."""
+
+    code = "DATA_NOT_READY"
+
+    def __init__(self, message: str, dataids: Sequence[str]) -> None:
+        super().__init__(message)
+        self.dataids = dataids
 
 
 class LostRace(DataflowError):

@@ -36,13 +36,13 @@ def _force(store: Store, jobid: str, dataid: str, owner: str, lease: float) -> C
         [(lease, time_limit)] = db.run("forcing.dial", jobid=jobid, lease=lease)
         if holders:  # ours: the connection was lost just after the commit
             [(generation, _, attempts)] = db.run("runjob.live_claim", **chunk)
-            return Claim(jobid, dataid, generation, owner, attempts, float(lease), time_limit)
+            return Claim(jobid, dataid, generation, owner, attempts, float(lease), time_limit, True)
         [(generation,)] = db.run("forcing.number")
         opened = db.run("forcing.claim", generation=generation, owner=owner, lease=lease, **chunk)
         locked = db.change("forcing.lock", generation=generation, **chunk)
         if not opened or locked < len(plan.reads) + len(plan.outputs):
             raise LostRace(f"Chunk {dataid!r} of {jobid!r} was claimed at the same moment.")
-        return Claim(jobid, dataid, generation, owner, opened[0][1], float(lease), time_limit)
+        return Claim(jobid, dataid, generation, owner, opened[0][1], float(lease), time_limit, True)
 
 
 def _locked(store: Store, jobid: str, dataid: str) -> Refused:

@@ -53,6 +53,8 @@ def _output_reasons(state: State) -> Iterator[Reason]:
                     text += f"; it will be tried again at {shown(retry_at)}" if retry_at else ""
                 verb = "release" if read_status(row.status) == HOLD else "resubmit"
                 yield Reason(found, text, f"odf {verb} {typed(row.jobid, dataid)}")
+        for row in state.readers_of(datasetid):
+            yield _locked(state, row)
         for row in state.mine(datasetid):
             found = effect("OUT", True, row.locktype, row.status)
             if row.locktype != "OUT" and found in BLOCKING:
@@ -172,7 +174,8 @@ def _unheard_of(state: State) -> Reason:
 
 def _locked(state: State, row: Row) -> Reason:
     claim = state.claims.get(row.jobid, {})
-    text = f"{row.datasetid!r} is being made by {row.jobid!r} since {shown(row.since)}"
+    how = "made" if row.locktype == "OUT" else "read"
+    text = f"{row.datasetid!r} is being {how} by {row.jobid!r} since {shown(row.since)}"
     if state.at:
         return Reason("LOCKED", text + (f", by {row.who}" if row.who else ""))
     if not claim.get("owner"):

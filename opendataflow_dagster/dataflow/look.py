@@ -50,6 +50,8 @@ def status(store: Store, name: str | None = None) -> list[dict[str, Any]]:
 def summary(store: Store, name: str | None = None) -> list[dict[str, Any]]:
     """A row for each output of each job: what may be claimed now, and the chunks by status.
 
+    `stale` are those READY chunks whose inputs have been replaced since they were made.
+
     The database counts, so that a million chunks are as good as ten.
     """
     today = store.today()
@@ -57,6 +59,7 @@ def summary(store: Store, name: str | None = None) -> list[dict[str, Any]]:
         claimable = dict(store.db.run("look.claimable", which=name, today=today))
         outputs = set(store.db.run("look.outputs", which=name))
         counts = store.db.run("look.counts", which=name)
+        stale = {row[:2]: row[2] for row in store.db.run("look.stale", which=name)}
         policies = {row["jobid"]: _timed(store, row) for row in store.db.records("look.policies")}
         now = from_table(store, datetime.fromtimestamp(store.now()).astimezone())
     found: dict[tuple[str, str], dict[str, int]] = {
@@ -69,6 +72,7 @@ def summary(store: Store, name: str | None = None) -> list[dict[str, Any]]:
         {"jobid": jobid, "datasetid": datasetid}
         | {"claimable": claimable.get(jobid, 0) if (jobid, datasetid) in outputs else 0}
         | {word.lower(): chunks for word, chunks in found[jobid, datasetid].items()}
+        | {"stale": stale.get((jobid, datasetid), 0)}
         | {"note": _note(policies.get(jobid), now)}
         for jobid, datasetid in sorted(found, key=lambda key: (key[0] or "", key[1] or ""))
     ]

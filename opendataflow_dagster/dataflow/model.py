@@ -73,6 +73,11 @@ class Effect(StrEnum):
     """An input is there."""
     MISSING = "missing"
     """A row of an input that isn't there."""
+    READ = "read"
+    """Another job reads what this one would write: LOCKED while that job has an output RUNNING.
+
+    The view `claim_row` tells which of the two it is.
+    """
     LOCKED = "LOCKED"
     HELD = "HELD"
     ALREADY_DONE = "ALREADY_DONE"
@@ -105,7 +110,8 @@ def effect(itemtype: str, own: bool, locktype: str | None, word: str | None) -> 
             if status == RUNNING:
                 return Effect.DATA_NOT_READY
             return Effect.AVAILABLE if status == READY else Effect.MISSING
-        return Effect.FREE  # another job's lock on an input
+        is_reader = itemtype == "OUT" and locktype == "IN" and word == RUNNING
+        return Effect.READ if is_reader else Effect.FREE  # of two readers, neither minds
     if itemtype == locktype == "IN":
         if status == RUNNING:
             return Effect.LOCKED
@@ -127,6 +133,8 @@ class Claim(NamedTuple):
     attempts: int
     lease: float
     time_limit: float | None
+    forced: bool = False
+    """Whether it was claimed whatever the inputs say: they may change, too."""
 
 
 class Fact(NamedTuple):

@@ -27,8 +27,6 @@ from .outputs import (
     Moved,
     as_json,
     carry_out,
-    generations,
-    note,
     outputs_of,
     person,
     produced,
@@ -51,10 +49,11 @@ EXTERNAL = "external"
 
 def resubmit(
     store: Store,
-    jobid: str,
+    jobid: str | None,
     dataids: Sequence[str] = (),
     *,
     failed: bool = False,
+    stale: bool = False,
     downstream: bool = False,
     plan: bool = False,
     who: str | None = None,
@@ -63,8 +62,13 @@ def resubmit(
     """Let a job make chunks again: those named, or with `failed` those that failed.
 
     With `failed`, naming chunks limits it to them. With `downstream`, what other jobs made of them
-    is made again too; what runs there, or is held, is left.
+    is made again too; what runs there, or is held, is left. With `stale`, it is the chunks of the
+    job, or of all jobs, that were made from data which has been replaced since.
     """
+    if stale:
+        return _resubmit_stale(store, jobid, dataids, plan, who, why)
+    if jobid is None:
+        raise WrongUse("Which job? Name it, or use --stale for the stale chunks of all jobs.")
     asked = _asked(jobid, dataids)
     if not asked and not failed:
         raise WrongUse(
@@ -92,6 +96,24 @@ def resubmit(
         return carry_out(store, moves, left=left, asked=chosen, plan=plan)
 
     return through(store, work, who, why or "odf resubmit")
+
+
+def _resubmit_stale(
+    store: Store, jobid: str | None, asked: Sequence[str], plan: bool, who: str | None,
+    why: str | None,
+) -> Moved:  # fmt: skip
+    def work() -> Moved:
+        if jobid is not None:
+            refuse_unknown_job(store, jobid)
+        found: dict[str, list[str]] = {}
+        for job, dataid in store.db.run("moves.stale", jobid=jobid):
+            if not asked or dataid in asked:
+                found.setdefault(job, []).append(dataid)
+        rows = [row for job in sorted(found) for row in outputs_of(store, [job], found[job])]
+        left = [row for row in rows if status(row) == RUNNING]
+        return carry_out(store, _apart(rows, left), left=left, plan=plan)
+
+    return through(store, work, who, why or "odf resubmit --stale")
 
 
 def hold(
@@ -179,12 +201,7 @@ def ready(
         there = {row.dataid for row in rows}
         moves = to(READY, [row for row in rows if row.dataid not in made], "ready")
         new = [Move(EXTERNAL, datasetid, each, None, READY) for each in asked if each not in there]
-        fresh = [] if plan else [dataid for dataid in asked if dataid not in made]
-        numbers = dict(zip(fresh, generations(store, len(fresh)), strict=True))
-        done = carry_out(store, moves, new=new, asked=asked, plan=plan, numbers=numbers)
-        if not plan:
-            note(store, done.moves, numbers)
-        return done
+        return carry_out(store, moves, new=new, asked=asked, plan=plan)
 
     return through(store, work, who, why or "odf ready")
 

@@ -92,15 +92,11 @@ def carry_out(
     left: Sequence[Move] = (),
     asked: Sequence[str] = (),
     plan: bool = False,
-    numbers: dict[str, int] | None = None,
 ) -> Moved:
-    """Move rows that are there, and write the new ones: all of them or none.
-
-    `numbers` are the generations that they get, by dataid. A plan only tells.
-    """
+    """Move rows that are there, and write the new ones: all of them or none. A plan only tells."""
     if not plan:
-        changed = store.db.change("moves.move", rows=as_json(moves, numbers)) if moves else 0
-        if changed + add_rows(store, new, numbers) < len(moves) + len(new):
+        changed = store.db.change("moves.move", rows=as_json(moves)) if moves else 0
+        if changed + add_rows(store, new) < len(moves) + len(new):
             raise LostRace("A row changed under this move.")
     done = _in_order([*moves, *new])
     touched = {move.dataid for move in (*done, *left)}
@@ -110,12 +106,6 @@ def carry_out(
 def add_rows(store: Store, rows: Sequence[Move], numbers: dict[str, int] | None = None) -> int:
     """Write OUT rows that aren't there yet; how many weren't."""
     return store.db.change("moves.add", rows=as_json(rows, numbers)) if rows else 0
-
-
-def note(store: Store, rows: Sequence[Move], numbers: dict[str, int]) -> None:
-    """Keep which generation of chunks that were produced outside came when."""
-    if rows:
-        store.db.change("moves.note", rows=as_json(rows, numbers))
 
 
 def generations(store: Store, count: int) -> list[int]:

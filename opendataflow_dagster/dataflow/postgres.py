@@ -14,7 +14,7 @@ from .database import Database
 from .errors import NoDatabase
 from .model import Claim, Fact, Failure
 from .names import natural_key
-from .store import Store
+from .store import Changed, Settled, Store
 from .versions import no_tables
 
 _PARAMETER = re.compile(r"(?<![:\w]):([a-z_]+)")
@@ -217,7 +217,9 @@ class PostgresStore(Store):
             self._untidy = 0
             self.db.run("claims.tidy")
 
-    def _finish(self, claims: Sequence[Claim], facts: Sequence[Fact]) -> dict[str, int]:
+    def _finish(
+        self, claims: Sequence[Claim], facts: Sequence[Fact], *, accept: bool, why: str
+    ) -> tuple[Settled, Changed]:
         told = None
         if facts:
             import json
@@ -226,9 +228,13 @@ class PostgresStore(Store):
         rows = self.db.run(
             "claims.finish", jobid=claims[0].jobid, owner=claims[0].owner, facts=told,
             dataids=[claim.dataid for claim in claims],
-            generations=[claim.generation for claim in claims],
+            generations=[claim.generation for claim in claims], accept=accept, why=why,
         )  # fmt: skip
-        return dict(rows)
+        changed: Changed = {}
+        for dataid, outputs, datasetid, how in rows:
+            if not outputs:
+                changed.setdefault(dataid, []).append(f"{datasetid!r} {how}")
+        return {row[0]: row[1] for row in rows if row[1]}, changed
 
     def _fail(self, claim: Claim, why: str, may_retry: bool) -> list[Failure]:
         rows = self.db.run(

@@ -6,8 +6,8 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import NamedTuple
 
 from .environment import JobEnvironment, job_environment
-from .errors import DataflowError, StaleClaim, WrongUse
-from .model import FAILED, READY, Claim, Fact, Plan
+from .errors import DataflowError, InputsChanged, StaleClaim, WrongUse
+from .model import FAILED, READY, RESUBMIT, Claim, Fact, Plan
 from .names import printable
 from .process import Ended, Scripts
 from .script import CannotStart, check
@@ -167,7 +167,8 @@ class Runner:
                 status, retry_in = self.store.fail(claim, ended.reason, may_retry=not stopped)
         except StaleClaim as error:
             self.tell(str(error))
-            return Result(ended.code or 1, LOST, None, ended.reason)
+            status = RESUBMIT if isinstance(error, InputsChanged) else LOST
+            return Result(ended.code or 1, status, None, ended.reason)
         return self._settled(claim, environment, Result(ended.code, status, retry_in, ended.reason))
 
     def _tell_end(self, status: str, reason: str = "", trace: Sequence[str] = ()) -> None:

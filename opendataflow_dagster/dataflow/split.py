@@ -10,7 +10,7 @@ from .errors import Refused, WrongUse
 from .model import PENDING, READY
 from .moves import is_registered
 from .names import check_id, check_text, typed
-from .outputs import Move, add_rows, generations, note, person
+from .outputs import Move, add_rows, person
 from .registry import SPLIT
 from .store import Store
 
@@ -144,13 +144,7 @@ def split(
                         Move(jobid or SPLIT, datasetid, chunk.dataid, None, status)
                         for chunk in some
                     ]
-                    if pending:
-                        add_rows(store, rows)
-                    else:
-                        fresh = generations(store, len(rows))
-                        numbers = dict(zip((row.dataid for row in rows), fresh, strict=True))
-                        add_rows(store, rows, numbers)
-                        note(store, rows, numbers)
+                    add_rows(store, rows)
             return Split(list(chunks), new, status)
 
     return store.db.insist(work)[0]

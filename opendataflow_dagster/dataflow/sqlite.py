@@ -10,7 +10,7 @@ from .database import Database
 from .errors import DataflowError, LostRace, NoDatabase
 from .model import FAILED, RESUBMIT, Claim, Fact, Failure, effect
 from .names import natural_key
-from .store import Store
+from .store import Changed, Settled, Store
 from .versions import no_tables
 
 BUSY = 60.0
@@ -202,22 +202,29 @@ class SqliteStore(Store):
                 claims.append(Claim(jobid, dataid, generation, owner, attempts, lease, time_limit))
         return claims
 
-    def _finish(self, claims: Sequence[Claim], facts: Sequence[Fact]) -> dict[str, int]:
+    def _finish(
+        self, claims: Sequence[Claim], facts: Sequence[Fact], *, accept: bool, why: str
+    ) -> tuple[Settled, Changed]:
         db = self.db
         first = claims[0]
         told = {(fact.datasetid, fact.dataid): fact for fact in facts}
-        settled: dict[str, int] = {}
-        with db.transaction(who=first.owner, act="finish"):
+        settled: Settled = {}
+        changed: Changed = {}
+        with db.transaction(who=first.owner, why=why, act="finish"):
             for claim in claims:
                 mine = {
                     "jobid": claim.jobid,
                     "dataid": claim.dataid,
                     "generation": claim.generation,
                 }
+                chunk = {"jobid": claim.jobid, "dataid": claim.dataid}
+                if rows := () if accept else db.run("claims.changed", **chunk):
+                    changed[claim.dataid] = [f"{datasetid!r} {how}" for datasetid, how in rows]
+                    continue
                 if not db.change("claims.close", owner=claim.owner, **mine):
                     continue
-                consumed = db.run("claims.consumed", jobid=claim.jobid, dataid=claim.dataid)[0][0]
-                db.change("claims.release_inputs", jobid=claim.jobid, dataid=claim.dataid)
+                consumed = db.run("claims.consumed", **chunk)[0][0]
+                db.change("claims.release_inputs", **chunk)
                 made = db.run("claims.ready", **mine)
                 for (datasetid,) in made:
                     fact = told.get((datasetid, claim.dataid)) or Fact(datasetid, claim.dataid)
@@ -227,7 +234,7 @@ class SqliteStore(Store):
                     )  # fmt: skip
                 if made:
                     settled[claim.dataid] = len(made)
-        return settled
+        return settled, changed
 
     def _fail(self, claim: Claim, why: str, may_retry: bool) -> list[Failure]:
         db = self.db

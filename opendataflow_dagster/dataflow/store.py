@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from . import sqlfiles
 from .database import Database
-from .errors import DataflowError, LostRace, Refused, StaleClaim
+from .errors import DataflowError, InputsChanged, LostRace, Refused, StaleClaim
 from .model import (
     FAILED,
     READY,
@@ -30,6 +30,12 @@ MAX_LOSSES = 5
 """Lost claims in a row that put a chunk on HOLD, unless the job's policy says otherwise."""
 
 DELAY_OVER = "the retry delay is over"
+
+Settled = dict[str, int]
+"""Of each chunk that was settled, how many outputs it has."""
+
+Changed = dict[str, list[str]]
+"""Of chunks whose inputs changed, what happened to which input."""
 
 PLAN_AGE = 1.0
 """Seconds for which a worker believes what it read of a job's registration and dial."""
@@ -151,18 +157,34 @@ class Store:
     def finish(self, claims: Claim | Sequence[Claim], facts: Sequence[Fact] = ()) -> None:
         """Make the outputs of claims READY; all must be one owner's, of one job.
 
-        Raises `StaleClaim`, naming the chunks that were taken over since; the others are settled.
+        Raises `StaleClaim`, naming the chunks that were taken over since, and `InputsChanged` for
+        those that are sent back since what they read has changed; the others are settled.
         """
         claims = [claims] if isinstance(claims, Claim) else list(claims)
-        settled, lost = self.db.insist(lambda: self._finish(claims, facts))
-        stale = [claim for claim in claims if claim.dataid not in settled]
+        accepted = [claim for claim in claims if claim.forced]
+        why = ""
+        if accepted and (told := self._changed(accepted)):
+            why = f"forced, though {_told(told)}"
+        (settled, changed), lost = self.db.insist(
+            lambda: self._finish(claims, facts, accept=bool(accepted), why=why)
+        )
+        back = self._send_back([claim for claim in claims if claim.dataid in changed], changed)
+        stale = [claim for claim in claims if not (claim.dataid in settled or claim.dataid in back)]
         if stale and lost:
             stale = [claim for claim in stale if self._outcome(claim) != {READY}]
         if stale:
             raise taken_over(stale)
+        if back:
+            raise inputs_changed(claims[0].jobid, {each: changed[each] for each in back})
 
     def fail(self, claim: Claim, why: str, *, may_retry: bool = True) -> Failure:
-        """Settle a claim whose work failed: FAILED, or another attempt if the policy grants one."""
+        """Settle a claim whose work failed: FAILED, or another attempt if the policy grants one.
+
+        Work whose inputs changed under it isn't to blame: its chunk is sent back.
+        """
+        changed = {} if claim.forced else self._changed([claim])
+        if changed and (status := self._send_back([claim], changed, why).get(claim.dataid)):
+            return Failure(status, None)
         settled, lost = self.db.insist(lambda: self._fail(claim, why, may_retry))
         if settled:
             return settled[0]
@@ -176,9 +198,16 @@ class Store:
         return [claim for claim in claims if claim.dataid not in alive]
 
     def confirm(self, claim: Claim) -> None:
-        """Make sure that a claim is ours now, with a whole lease ahead; else raise `StaleClaim`."""
+        """Make sure that a claim is ours now, with a whole lease ahead, and read what is there now.
+
+        Else it raises `StaleClaim`, or `InputsChanged` after it has sent the chunk back.
+        """
         if self.db.insist(lambda: self.heartbeat([claim]))[0]:
             raise taken_over([claim])
+        if changed := {} if claim.forced else self._changed([claim]):
+            if not self._send_back([claim], changed):
+                raise taken_over([claim])
+            raise inputs_changed(claim.jobid, changed)
 
     def recover(self, jobid: str | None = None, *, who: str = "recover") -> list[Recovered]:
         """Settle the claims whose lease ran out, and grant the retries that are due."""
@@ -250,6 +279,35 @@ class Store:
         )
         return moved > 0
 
+    def _changed(self, claims: Sequence[Claim]) -> Changed:
+        """The chunks of one job's claims whose inputs changed since, and what happened to those."""
+
+        def ask() -> Changed:
+            return {
+                claim.dataid: [f"{datasetid!r} {how}" for datasetid, how in rows]
+                for claim in claims
+                if (rows := self.db.run("claims.changed", jobid=claim.jobid, dataid=claim.dataid))
+            }
+
+        return self.db.insist(ask)[0]
+
+    def _send_back(
+        self, claims: Sequence[Claim], changed: Changed, why: str = ""
+    ) -> dict[str, Status]:
+        """Settle claims whose inputs changed as lost: RESUBMIT, or HOLD after too many of them."""
+
+        def work(claim: Claim) -> list[Recovered]:
+            with self.db.transaction(who=claim.owner, act="finish"):
+                rows = self.db.run(
+                    "claims.losses", jobid=claim.jobid, dataid=claim.dataid, owner=claim.owner,
+                    generation=claim.generation, max_losses=MAX_LOSSES,
+                )  # fmt: skip
+                told = _told({claim.dataid: changed[claim.dataid]}) + (f" ({why})" if why else "")
+                return self.settle_lost(map(Lost._make, rows), who=claim.owner, why=told)
+
+        done = [self.db.insist(lambda each=claim: work(each))[0] for claim in claims]
+        return {each.dataid: Status(each.status) for found in done for each in found}
+
     def _adopt(self, jobid: str, owner: str, lease: float) -> list[Claim]:
         rows, _ = self.db.insist(
             lambda: self.db.run("claims.adopt", jobid=jobid, owner=owner, lease=lease)
@@ -279,7 +337,9 @@ class Store:
     ) -> list[Claim]:
         raise NotImplementedError
 
-    def _finish(self, claims: Sequence[Claim], facts: Sequence[Fact]) -> dict[str, int]:
+    def _finish(
+        self, claims: Sequence[Claim], facts: Sequence[Fact], *, accept: bool, why: str
+    ) -> tuple[Settled, Changed]:
         raise NotImplementedError
 
     def _fail(self, claim: Claim, why: str, may_retry: bool) -> list[Failure]:
@@ -328,3 +388,19 @@ def taken_over(claims: Sequence[Claim]) -> StaleClaim:
         f"Chunk {chunks} of {claims[0].jobid!r} was taken over or changed since generation "
         f"{claims[0].generation}: nothing was settled. See `odf history {typed(claims[0].jobid)}`."
     )
+
+
+def inputs_changed(jobid: str, changed: Changed) -> InputsChanged:
+    """What says that chunks of a job were sent back since their inputs changed."""
+    chunks = ", ".join(map(repr, list(changed)[:5]))
+    return InputsChanged(
+        f"{_told(changed)} while {jobid!r} read it: chunk {chunks} of {jobid!r} is sent back, "
+        f"to be made from what is there now. See `odf history {typed(jobid)}`.",
+        list(changed),
+    )
+
+
+def _told(changed: Changed) -> str:
+    """What happened to the inputs of some chunks, each once."""
+    inputs = dict.fromkeys(each for told in changed.values() for each in told)
+    return f"Input {' and '.join(inputs)}"

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from datetime import datetime
 from typing import Any, NamedTuple
 
-from .model import READY, Plan
+from .model import READY, RUNNING, Plan
 from .places import location
 from .store import Store
 from .times import from_table, to_table
@@ -59,9 +59,19 @@ class State(NamedTuple):
     claims: dict[str, dict[str, Any]]
     places: dict[str, str | None]
     producers: dict[str, list[str]]
+    making: frozenset[str] = frozenset()
+    """The jobs that make something of the chunk: what they read they lock."""
 
     def outputs_of(self, datasetid: str) -> list[Row]:
         return [row for row in self.rows if row.datasetid == datasetid and row.locktype == "OUT"]
+
+    def readers_of(self, datasetid: str) -> list[Row]:
+        """The rows of the other jobs that read a chunk, which isn't made again meanwhile."""
+        return [
+            row for row in self.rows
+            if row.datasetid == datasetid and row.jobid != self.plan.jobid
+            and row.locktype == "IN" and row.status == RUNNING and row.jobid in self.making
+        ]  # fmt: skip
 
     def mine(self, datasetid: str) -> list[Row]:
         return [
@@ -104,7 +114,12 @@ def read_state(store: Store, plan: Plan, dataid: str, at: datetime | None = None
     today = at.astimezone(now.tzinfo).strftime("%Y-%m-%d") if at and now else store.today()
     rows = [row for found, _ in chunks for row in found]
     facts = {key: fact for _, known in chunks for key, fact in known.items()}
-    return State(plan, dataid, at, now, today, rows, facts, claims, places, producers)
+    moment = {"now": int(at is None), "at": to_table(store, at)}
+    making = store.db.run("state.making", dataid=dataid, **moment)
+    return State(
+        plan, dataid, at, now, today, rows, facts, claims, places, producers,
+        frozenset(jobid for (jobid,) in making),
+    )  # fmt: skip
 
 
 def _read_chunk(

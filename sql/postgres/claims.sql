@@ -95,20 +95,26 @@ select judge(array_agg(jobid), array_agg(dataid)) from (
 select judge(array[cast(:jobid as text)], array[cast(:dataid as text)]);
 
 -- name: finish
--- End claims well: IN rows go, OUT rows become READY, facts are kept. Only for the claim's own generation.
+-- End claims well: IN rows go, OUT rows become READY, facts are kept. Only for the claim's own generation, and
+-- if no input changed meanwhile: of a claim with such inputs, these are told, and it stays.
 -- It soon gives up on a row that somebody keeps locked, to try again: else a person who sends back this
 -- very chunk could be the victim of a deadlock.
 with stamp as materialized (
     select set_config('dataflow.who', :owner, true) as who, set_config('dataflow.act', 'finish', true) as act,
-           set_config('lock_timeout', '200ms', true) as patience
+           set_config('dataflow.why', :why, true) as why, set_config('lock_timeout', '200ms', true) as patience
 ),
 done as materialized (
     select u.dataid, u.generation
     from stamp, unnest(cast(:dataids as text[]), cast(:generations as bigint[])) as u(dataid, generation)
 ),
+changed as materialized (
+    select i.dataid, i.datasetid, i.how from done join changed_input i on i.dataid = done.dataid
+    where i.jobid = :jobid and not :accept
+),
 closed as (
     delete from claim c using done
     where c.jobid = :jobid and c.dataid = done.dataid and c.generation = done.generation and c.owner = :owner
+      and not exists (select from changed where changed.dataid = done.dataid)
     returning c.dataid, c.generation
 ),
 released as (
@@ -143,7 +149,9 @@ noted as (
     from settled s
         left join told f on f.datasetid = s.datasetid and f.dataid = s.dataid
 )
-select dataid, count(*) from settled group by dataid;
+select dataid, count(*), null, null from settled group by dataid
+union all
+select dataid, 0, datasetid, how from changed;
 
 -- name: fail
 -- End a claim badly: FAILED, or RESUBMIT when the job's policy grants another attempt without delay.
@@ -194,11 +202,16 @@ where c.jobid = :jobid and c.dataid = mine.dataid and c.generation = mine.genera
 returning c.dataid;
 
 -- name: lost_claims
--- Claims whose lease ran out, taken up one by one by whoever recovers them.
+-- Claims whose lease ran out, of a job and of those that read what it writes, taken up one by one by whoever
+-- recovers them.
 with stamp as materialized (select set_config('lock_timeout', '200ms', true) as patience)
 select c.jobid, c.dataid, c.generation, c.owner, c.losses + 1, coalesce(p.max_attempts, :max_losses)
 from stamp cross join claim c left join jobpolicy p on p.jobid = c.jobid
-where c.owner is not null and c.lease_end < now() and (cast(:jobid as text) is null or c.jobid = :jobid)
+where c.owner is not null and c.lease_end < now() and (cast(:jobid as text) is null or c.jobid in (
+    select cast(:jobid as text)
+    union all
+    select i.jobid from job o join job i on i.datasetid = o.datasetid
+    where o.jobid = :jobid and o.itemtype = 'OUT' and i.itemtype = 'IN'))
 order by c.jobid, c.dataid
 for update of c skip locked;
 

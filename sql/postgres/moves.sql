@@ -21,16 +21,16 @@ from json_array_elements_text(cast(:dataids as json)) as k(dataid)
 -- name: move
 -- Move OUT rows from the status that was seen to another: a row that changed since stays as it is.
 with target as materialized (
-    select s.place, k.status_before, k.status_after, k.generation
+    select s.place, k.status_before, k.status_after
     from json_to_recordset(cast(:rows as json)) as k(
-            datasetid text, jobid text, dataid text, status_before text, status_after text, generation bigint)
+            datasetid text, jobid text, dataid text, status_before text, status_after text)
         cross join lateral (
             select d.ctid as place from datastatus d
             where d.datasetid = k.datasetid and d.jobid = k.jobid and d.dataid = k.dataid and d.locktype = 'OUT'
             for update of d) as s
 )
 update datastatus s
-set status = target.status_after, generation = coalesce(target.generation, s.generation)
+set status = target.status_after
 from target
 where s.ctid = target.place and s.status is not distinct from target.status_before;
 
@@ -41,13 +41,6 @@ select k.datasetid, k.jobid, k.dataid, 'OUT', k.status_after, now(), k.generatio
 from json_to_recordset(cast(:rows as json)) as k(
     datasetid text, jobid text, dataid text, status_after text, generation bigint)
 on conflict (datasetid, jobid, dataid) do nothing;
-
--- name: note
--- Keep what is known of chunks that were produced outside: which generation came when.
-insert into chunkfact (datasetid, dataid, generation, jobid)
-select k.datasetid, k.dataid, k.generation, k.jobid
-from json_to_recordset(cast(:rows as json)) as k(datasetid text, jobid text, dataid text, generation bigint)
-on conflict (datasetid, dataid, generation) do nothing;
 
 -- name: generations
 -- As many numbers, as JSON, as no claim has had.

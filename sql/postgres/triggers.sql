@@ -35,6 +35,7 @@ language sql immutable parallel safe as $$
             when word = 'READY' then 'available'
             when word = 'RUNNING' then 'DATA_NOT_READY'
             else 'missing' end
+        when not own and itemtype = 'OUT' and locktype = 'IN' and word = 'RUNNING' then 'read'
         when not own then 'free'
         when itemtype = 'IN' and locktype = 'IN' then case
             when word in ('FAILED', 'ERROR', 'RESUBMIT', 'RERUN') then 'free'
@@ -47,13 +48,58 @@ language sql immutable parallel safe as $$
     end
 $$;
 
--- Every row that matters to a chunk of a job, and what it means for a claim.
+-- Every row that matters to a chunk of a job, and what it means for a claim. Who reads the chunk locks it
+-- only while it makes something of it: the Java program leaves its IN rows behind.
 create or replace view claim_row as
 select cast(i.jobid as text) as jobid, cast(s.dataid as text) as dataid, cast(i.itemtype as text) as itemtype,
        cast(i.datasetid as text) as datasetid, s.jobid = i.jobid as own, cast(s.locktype as text) as locktype,
-       s.generation, claim_effect(i.itemtype, s.jobid = i.jobid, s.locktype, s.status) as effect
+       s.generation,
+       coalesce(nullif(claim_effect(i.itemtype, s.jobid = i.jobid, s.locktype, s.status), 'read'),
+                case when exists (
+                    select 1 from datastatus o
+                    where o.dataid = s.dataid and o.jobid = s.jobid and o.locktype = 'OUT' and o.status = 'RUNNING')
+                then 'LOCKED' else 'free' end) as effect
 from job i join datastatus s on s.datasetid = i.datasetid
 where i.itemtype in ('IN', 'OUT') and i.datasetid <> 'today';
+
+-- Inputs that changed since a job locked them: they were published again with other data (or with data of
+-- which nobody knows whether it is the same), or they are being made again now.
+create or replace view changed_input as
+select s.jobid, s.dataid, s.datasetid,
+       case when exists (
+           select 1 from datastatus o
+           where o.dataid = s.dataid and o.datasetid = s.datasetid and o.locktype = 'OUT' and o.status = 'RUNNING')
+       then 'is being made again' else 'was made again' end as how
+from datastatus s
+where s.locktype = 'IN' and s.status = 'RUNNING' and (
+    exists (
+        select 1 from datastatus o
+        where o.dataid = s.dataid and o.datasetid = s.datasetid and o.locktype = 'OUT' and o.status = 'RUNNING')
+    or exists (
+        select 1 from chunkfact f
+        where f.datasetid = s.datasetid and f.dataid = s.dataid
+          and f.generation > coalesce(s.generation, (
+              select c.generation from claim c where c.jobid = s.jobid and c.dataid = s.dataid))
+          and (f.fingerprint = (
+              select b.fingerprint from chunkfact b
+              where b.datasetid = s.datasetid and b.dataid = s.dataid and b.generation = s.generation)) is not true));
+
+-- Outputs that are READY and were made from an input that was published again since then, with other data or with
+-- data of which nobody knows whether it is the same.
+create or replace view stale_chunk as
+select distinct o.jobid, o.datasetid, o.dataid
+from job j
+    join job w on w.jobid = j.jobid and w.itemtype = 'OUT'
+    join datastatus o on o.jobid = w.jobid and o.datasetid = w.datasetid and o.locktype = 'OUT' and o.status = 'READY'
+    join datastatus i on i.dataid = o.dataid and i.datasetid = j.datasetid and i.locktype = 'OUT' and i.status = 'READY'
+        and i.generation > o.generation and i.jobid <> o.jobid
+where j.itemtype = 'IN' and j.datasetid <> 'today' and ((
+    select new.fingerprint from chunkfact new
+    where new.datasetid = i.datasetid and new.dataid = i.dataid and new.generation = i.generation) = (
+    select read.fingerprint from chunkfact made join chunkfact read
+        on read.datasetid = i.datasetid and read.dataid = made.dataid
+        and read.generation = cast(cast(made.inputs as json) ->> i.datasetid as bigint)
+    where made.datasetid = o.datasetid and made.dataid = o.dataid and made.generation = o.generation)) is not true;
 
 -- Decide again whether each (job, dataid) pair may be claimed. The pending row is written first: it is
 -- the lock that makes two judges of one pair take turns, and the second statement sees what the first
@@ -171,6 +217,24 @@ create or replace function reason() returns text language sql stable as $$
     select nullif(current_setting('dataflow.why', true), '')
 $$;
 
+-- What others declare READY (the Java program, a person) gets a number, so that it can be told from what was
+-- there before. A chunk that was held and is released keeps the number that it was published with.
+create or replace function datastatus_numbered() returns trigger
+language plpgsql security definer
+set search_path from current
+as $$
+begin
+    if new.generation is null or (tg_op = 'UPDATE' and new.generation = old.generation and (
+        old.status in ('PENDING', 'RUNNING', 'FAILED', 'ERROR', 'RESUBMIT', 'RERUN')
+        or not exists (
+            select 1 from chunkfact f
+            where f.datasetid = new.datasetid and f.dataid = new.dataid and f.generation = new.generation)))
+    then
+        new.generation := nextval('generation');
+    end if;
+    return new;
+end $$;
+
 -- Act on what history has just recorded, from first_seq on: judge the pairs that it may allow or forbid.
 create or replace function follow(first_seq bigint) returns void
 language plpgsql security definer
@@ -194,6 +258,13 @@ begin
         if pairs.jobids is not null then
             perform sent_back(pairs.jobids, pairs.dataids, pairs.again);
         end if;
+        -- A reader that is ending sees the chunk READY still, and wakes nobody: wait for its end, then judge.
+        perform 1
+        from dataevent c join datastatus s on s.dataid = c.dataid and s.datasetid = c.datasetid
+        where c.xid = pg_current_xact_id() and c.seq >= first_seq and c.locktype = 'OUT'
+          and c.status_before = 'READY' and s.locktype = 'IN' and s.status = 'RUNNING'
+        order by s.datasetid, s.dataid, s.jobid
+        for share of s;
     end if;
 
     for pairs in
@@ -217,6 +288,24 @@ begin
                        or (act() = '' and exists (
                            select 1 from job j where j.jobid = c.jobid and j.datasetid = c.datasetid
                              and j.itemtype in ('IN', 'OUT') and j.itemtype is distinct from c.locktype)))
+                union
+                -- who reads a chunk locks it: with its end its producers go on, unless the chunk is there
+                select j.jobid, c.dataid
+                from dataevent c join job j on j.datasetid = c.datasetid and j.itemtype = 'OUT'
+                where c.xid = pg_current_xact_id() and c.seq >= first_seq and c.locktype = 'IN'
+                  and j.jobid <> c.jobid and act() <> 'claim' and 'RUNNING' in (c.status_before, c.status_after)
+                  and not exists (
+                      select 1 from datastatus s
+                      where s.dataid = c.dataid and s.datasetid = c.datasetid and s.locktype = 'OUT'
+                        and s.status = 'READY')
+                union
+                select j.jobid, c.dataid
+                from dataevent c
+                    join datastatus i on i.dataid = c.dataid and i.jobid = c.jobid
+                    join job j on j.datasetid = i.datasetid and j.itemtype = 'OUT'
+                where c.xid = pg_current_xact_id() and c.seq >= first_seq and c.locktype = 'OUT' and act() = ''
+                  and 'RUNNING' in (c.status_before, c.status_after)
+                  and i.locktype = 'IN' and i.status = 'RUNNING' and j.jobid <> c.jobid
                 ) as touched
             order by jobid, dataid) as numbered
         group by batch order by batch
@@ -241,6 +330,12 @@ begin
         select datasetid, jobid, dataid, locktype, status, generation, author(), reason() from newrows
         returning seq)
     select min(seq) into first_seq from logged;
+    if act() = '' then
+        insert into chunkfact (datasetid, dataid, generation, jobid)
+        select n.datasetid, n.dataid, n.generation, n.jobid from newrows n
+        where n.locktype = 'OUT' and n.status = 'READY' and n.generation is not null
+        on conflict (datasetid, dataid, generation) do nothing;
+    end if;
     if first_seq is not null and (act() <> 'claim' or exists (
         select 1 from newrows n join job j on j.datasetid = n.datasetid
         where n.locktype = 'OUT' and j.itemtype = 'OUT' and j.jobid <> n.jobid))
@@ -262,7 +357,14 @@ begin
         select datasetid, jobid, dataid, locktype, status, generation, author(), reason() from oldrows
         returning seq)
     select min(seq) into first_seq from logged;
-    if first_seq is not null and act() <> 'finish' then
+    if first_seq is not null and (act() <> 'finish' or exists (
+        select 1 from oldrows o join job j on j.datasetid = o.datasetid
+        where o.locktype = 'IN' and o.status = 'RUNNING' and j.itemtype = 'OUT' and j.jobid <> o.jobid
+          and not exists (
+              select 1 from datastatus s
+              where s.dataid = o.dataid and s.datasetid = o.datasetid and s.locktype = 'OUT'
+                and s.status = 'READY')))
+    then
         perform follow(first_seq);
     end if;
     return null;
@@ -298,6 +400,12 @@ begin
         from newrows n join oldrows o using (datasetid, jobid, dataid)
         where s.datasetid = n.datasetid and s.jobid = n.jobid and s.dataid = n.dataid
           and o.status is distinct from n.status;
+        insert into chunkfact (datasetid, dataid, generation, jobid)
+        select n.datasetid, n.dataid, n.generation, n.jobid
+        from newrows n left join oldrows o using (datasetid, jobid, dataid, locktype)
+        where n.locktype = 'OUT' and n.status = 'READY' and o.status is distinct from 'READY'
+          and n.generation is not null
+        on conflict (datasetid, dataid, generation) do nothing;
     end if;
     if act() not in ('claim', 'finish') or exists (
         select 1 from newrows n join job j on j.datasetid = n.datasetid
@@ -352,6 +460,14 @@ begin
     return null;
 end $$;
 
+create or replace trigger datastatus_added_ready before insert on datastatus for each row
+    when (new.locktype = 'OUT' and new.status = 'READY'
+          and coalesce(current_setting('dataflow.act', true), '') = '')
+    execute function datastatus_numbered();
+create or replace trigger datastatus_became_ready before update of status on datastatus for each row
+    when (new.locktype = 'OUT' and new.status = 'READY' and old.status is distinct from 'READY'
+          and coalesce(current_setting('dataflow.act', true), '') = '')
+    execute function datastatus_numbered();
 create or replace trigger datastatus_inserted after insert on datastatus
     referencing new table as newrows for each statement execute function datastatus_inserted();
 create or replace trigger datastatus_updated after update on datastatus

@@ -34,3 +34,13 @@ from job j left join jobpolicy p on p.jobid = j.jobid where j.jobid = :jobid;
 -- name: versions
 -- Which version the tables are of, and which programs may claim: read once per connection.
 select name, value from dataflow_meta where name in ('version', 'oldest_client', 'schema');
+
+-- name: changed
+-- Which inputs of a chunk changed since the job locked them.
+select datasetid, how from changed_input where jobid = :jobid and dataid = :dataid order by datasetid;
+
+-- name: losses
+-- A claim that is still this generation's and this owner's, as one more that was lost.
+select c.jobid, c.dataid, c.generation, c.owner, c.losses + 1, coalesce(p.max_attempts, :max_losses)
+from claim c left join jobpolicy p on p.jobid = c.jobid
+where c.jobid = :jobid and c.dataid = :dataid and c.generation = :generation and c.owner = :owner;

@@ -11,6 +11,12 @@ from datastatus
 where locktype = 'OUT' and (cast(:which as text) is null or jobid = :which or datasetid = :which)
 group by jobid, datasetid, status;
 
+-- name: stale
+-- How many chunks of each output are READY and made from data that has been replaced since.
+select jobid, datasetid, count(*) as chunks from stale_chunk
+where cast(:which as text) is null or jobid = :which or datasetid = :which
+group by jobid, datasetid;
+
 -- name: outputs
 -- What jobs write, whether or not it has been written yet.
 select distinct jobid, datasetid from job

@@ -3,6 +3,10 @@
 select distinct dataid from datastatus
 where jobid = :jobid and locktype = 'OUT' and status in ('FAILED', 'ERROR');
 
+-- name: stale
+-- The chunks that were made from data that has been replaced since, of a job or of all.
+select distinct jobid, dataid from stale_chunk where cast(:jobid as text) is null or jobid = :jobid;
+
 -- name: edges
 -- Which job reads and writes which dataset.
 select distinct jobid, itemtype, datasetid from job

@@ -34,3 +34,13 @@ select * from dataset where datasetid = :datasetid;
 -- Which jobs write the dataset.
 select distinct jobid from job
 where itemtype = 'OUT' and datasetid = :datasetid and jobid is not null order by jobid;
+
+-- name: making
+-- Which jobs are making something of the chunk, now or at a moment in the past.
+select s.jobid from datastatus s
+where cast(:now as integer) = 1 and s.dataid = :dataid and s.locktype = 'OUT' and s.status = 'RUNNING'
+union
+select e.jobid
+from (select d.*, row_number() over (partition by d.datasetid, d.jobid order by d.seq desc) as nth
+      from dataevent d where cast(:now as integer) = 0 and d.dataid = :dataid and d.at <= :at) as e
+where e.nth = 1 and e.locktype = 'OUT' and e.status_after = 'RUNNING';

@@ -43,9 +43,24 @@ chunk as (
         max(case when own and itemtype = 'OUT' and locktype = 'OUT' then 1 else 0 end) as own,
         count(distinct case when effect = 'available' then datasetid end) as available
     from (select s.dataid, i.itemtype, i.datasetid, s.locktype, s.jobid = :jobid as own,
-                 claim_effect(i.itemtype, s.jobid = :jobid, s.locktype, s.status) as effect
+                 case when s.locktype = 'OUT' or s.jobid = :jobid
+                      then claim_effect(i.itemtype, s.jobid = :jobid, s.locktype, s.status)
+                      else 'LOCKED' end as effect
           from item i join state s on s.datasetid = i.datasetid
-          where i.datasetid <> 'today' and s.dataid <> '' and (s.locktype = 'OUT' or s.jobid = :jobid)) as known
+          where i.datasetid <> 'today' and s.dataid <> ''
+            and (s.locktype = 'OUT' or s.jobid = :jobid
+                 or (claim_effect(i.itemtype, s.jobid = :jobid, s.locktype, s.status) = 'read' and (
+                     exists (select 1 from datastatus o
+                             where cast(:now as integer) = 1 and o.dataid = s.dataid and o.jobid = s.jobid
+                               and o.locktype = 'OUT' and o.status = 'RUNNING')
+                     or exists (
+                         select 1 from dataevent e
+                         where cast(:now as integer) = 0 and e.dataid = s.dataid and e.jobid = s.jobid
+                           and e.locktype = 'OUT' and e.status_after = 'RUNNING' and e.at <= :at
+                           and not exists (
+                               select 1 from dataevent l
+                               where l.dataid = e.dataid and l.datasetid = e.datasetid and l.jobid = e.jobid
+                                 and l.seq > e.seq and l.at <= :at)))))) as known
     group by dataid
 ),
 judged as (

@@ -13,7 +13,7 @@ where s.locktype = 'OUT';
 -- name: move
 -- Move OUT rows from the status that was seen to another: a row that changed since stays as it is.
 update datastatus
-set status = k.value ->> 'status_after', generation = coalesce(k.value ->> 'generation', generation)
+set status = k.value ->> 'status_after'
 from json_each(:rows) as k
 where datasetid = k.value ->> 'datasetid' and jobid = k.value ->> 'jobid' and dataid = k.value ->> 'dataid'
   and locktype = 'OUT' and status is k.value ->> 'status_before';
@@ -25,13 +25,6 @@ select value ->> 'datasetid', value ->> 'jobid', value ->> 'dataid', 'OUT', valu
        strftime('%Y-%m-%d %H:%M:%f', 'now'), value ->> 'generation'
 from json_each(:rows) where true
 on conflict (datasetid, jobid, dataid) do nothing;
-
--- name: note
--- Keep what is known of chunks that were produced outside: which generation came when.
-insert into chunkfact (datasetid, dataid, generation, jobid)
-select value ->> 'datasetid', value ->> 'dataid', value ->> 'generation', value ->> 'jobid'
-from json_each(:rows) where true
-on conflict (datasetid, dataid, generation) do nothing;
 
 -- name: generations
 -- As many numbers, as JSON, as no claim has had.

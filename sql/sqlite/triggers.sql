@@ -5,8 +5,11 @@
 drop view if exists judge;
 drop view if exists rebuild;
 drop view if exists claim_row;
+drop view if exists changed_input;
+drop view if exists stale_chunk;
 
--- Every row that matters to a chunk of a job, and what it means for a claim: the rule of dataflow/model.py.
+-- Every row that matters to a chunk of a job, and what it means for a claim: the rule of dataflow/model.py. Who
+-- reads the chunk locks it only while it makes something of it: the Java program leaves its IN rows behind.
 create view claim_row as
 select i.jobid, s.dataid, i.itemtype, i.datasetid, s.jobid is i.jobid as own, s.locktype, s.generation,
     case
@@ -20,7 +23,11 @@ select i.jobid, s.dataid, i.itemtype, i.datasetid, s.jobid is i.jobid as own, s.
             when s.status = 'READY' then 'available'
             when s.status = 'RUNNING' then 'DATA_NOT_READY'
             else 'missing' end
-        when s.jobid is not i.jobid then 'free'
+        when s.jobid is not i.jobid then case
+            when i.itemtype = 'OUT' and s.locktype is 'IN' and s.status is 'RUNNING' and exists (
+                select 1 from datastatus o
+                where o.dataid = s.dataid and o.jobid = s.jobid and o.locktype = 'OUT' and o.status = 'RUNNING')
+            then 'LOCKED' else 'free' end
         when i.itemtype = 'IN' and s.locktype is 'IN' then case
             when s.status in ('FAILED', 'ERROR', 'RESUBMIT', 'RERUN') then 'free'
             when s.status = 'DONE' then 'consumed'
@@ -32,6 +39,45 @@ select i.jobid, s.dataid, i.itemtype, i.datasetid, s.jobid is i.jobid as own, s.
     end as effect
 from job i join datastatus s on s.datasetid = i.datasetid
 where i.itemtype in ('IN', 'OUT') and i.datasetid <> 'today';
+
+-- Inputs that changed since a job locked them: they were published again with other data (or with data of
+-- which nobody knows whether it is the same), or they are being made again now.
+create view changed_input as
+select s.jobid, s.dataid, s.datasetid,
+       case when exists (
+           select 1 from datastatus o
+           where o.dataid = s.dataid and o.datasetid = s.datasetid and o.locktype = 'OUT' and o.status = 'RUNNING')
+       then 'is being made again' else 'was made again' end as how
+from datastatus s
+where s.locktype = 'IN' and s.status = 'RUNNING' and (
+    exists (
+        select 1 from datastatus o
+        where o.dataid = s.dataid and o.datasetid = s.datasetid and o.locktype = 'OUT' and o.status = 'RUNNING')
+    or exists (
+        select 1 from chunkfact f
+        where f.datasetid = s.datasetid and f.dataid = s.dataid
+          and f.generation > coalesce(s.generation, (
+              select c.generation from claim c where c.jobid = s.jobid and c.dataid = s.dataid))
+          and (f.fingerprint = (
+              select b.fingerprint from chunkfact b
+              where b.datasetid = s.datasetid and b.dataid = s.dataid and b.generation = s.generation)) is not true));
+
+-- Outputs that are READY and were made from an input that was published again since then, with other data or with
+-- data of which nobody knows whether it is the same.
+create view stale_chunk as
+select distinct o.jobid, o.datasetid, o.dataid
+from job j
+    join job w on w.jobid = j.jobid and w.itemtype = 'OUT'
+    join datastatus o on o.jobid = w.jobid and o.datasetid = w.datasetid and o.locktype = 'OUT' and o.status = 'READY'
+    join datastatus i on i.dataid = o.dataid and i.datasetid = j.datasetid and i.locktype = 'OUT' and i.status = 'READY'
+        and i.generation > o.generation and i.jobid <> o.jobid
+where j.itemtype = 'IN' and j.datasetid <> 'today' and ((
+    select new.fingerprint from chunkfact new
+    where new.datasetid = i.datasetid and new.dataid = i.dataid and new.generation = i.generation) = (
+    select read.fingerprint from chunkfact made join chunkfact read
+        on read.datasetid = i.datasetid and read.dataid = made.dataid
+        and read.generation = cast(made.inputs ->> i.datasetid as integer)
+    where made.datasetid = o.datasetid and made.dataid = o.dataid and made.generation = o.generation)) is not true;
 
 -- "insert into judge" decides again whether a (job, dataid) pair may be claimed.
 create view judge as select null as jobid, null as dataid where false;
@@ -97,6 +143,31 @@ begin
       and not (jobid is new.jobid and (select act from dataflow_context) = 'claim');
 end;
 
+-- Who reads a chunk locks it: with its end its producers go on, unless the chunk is there.
+drop trigger if exists event_of_reader;
+create trigger event_of_reader after insert on dataevent
+when new.locktype = 'IN' and (new.status_before is 'RUNNING' or new.status_after is 'RUNNING')
+    and (select act from dataflow_context) <> 'claim'
+begin
+    insert into judge (jobid, dataid)
+    select distinct jobid, new.dataid from job
+    where datasetid = new.datasetid and itemtype = 'OUT' and jobid is not new.jobid
+      and not exists (
+          select 1 from datastatus s
+          where s.dataid = new.dataid and s.datasetid = new.datasetid and s.locktype = 'OUT' and s.status = 'READY');
+end;
+
+drop trigger if exists event_of_foreign_reader;
+create trigger event_of_foreign_reader after insert on dataevent
+when new.locktype = 'OUT' and (new.status_before is 'RUNNING' or new.status_after is 'RUNNING')
+    and (select act from dataflow_context) = ''
+begin
+    insert into judge (jobid, dataid)
+    select distinct j.jobid, new.dataid from datastatus i join job j on j.datasetid = i.datasetid
+    where i.dataid = new.dataid and i.jobid = new.jobid and i.locktype = 'IN' and i.status = 'RUNNING'
+      and j.itemtype = 'OUT' and j.jobid is not new.jobid;
+end;
+
 drop trigger if exists event_for_consumer;
 create trigger event_for_consumer after insert on dataevent
 when (new.locktype = 'IN' and (select act from dataflow_context) not in ('claim', 'finish'))
@@ -105,6 +176,20 @@ when (new.locktype = 'IN' and (select act from dataflow_context) not in ('claim'
           and itemtype in ('IN', 'OUT') and itemtype is not new.locktype))
 begin
     insert into judge (jobid, dataid) values (new.jobid, new.dataid);
+end;
+
+-- What others declare READY (the Java program, a person) gets a number, so that it can be told from what was
+-- there before. A chunk that was held and is released keeps the number that it was published with.
+drop view if exists numbered;
+create view numbered as select null as datasetid, null as jobid, null as dataid where false;
+create trigger numbered_ready instead of insert on numbered begin
+    update generation set last = last + 1;
+    update datastatus set generation = (select last from generation)
+    where datasetid = new.datasetid and jobid = new.jobid and dataid = new.dataid and generation is null;
+    insert into chunkfact (datasetid, dataid, generation, jobid)
+    select datasetid, dataid, generation, jobid from datastatus
+    where datasetid = new.datasetid and jobid = new.jobid and dataid = new.dataid
+    on conflict (datasetid, dataid, generation) do nothing;
 end;
 
 -- "insert or replace" fires no delete trigger: history knows of the row that is gone.
@@ -116,8 +201,14 @@ create trigger datastatus_inserted after insert on datastatus begin
         select max(seq) from dataevent
         where dataid = new.dataid and datasetid = new.datasetid and jobid = new.jobid)
     where c.act = '' and e.status_after is not null;
+    insert into numbered select new.datasetid, new.jobid, new.dataid from dataflow_context
+    where act = '' and new.locktype = 'OUT' and new.status = 'READY';
     insert into dataevent (datasetid, jobid, dataid, locktype, status_after, generation, who, why)
-    select new.datasetid, new.jobid, new.dataid, new.locktype, new.status, new.generation,
+    select new.datasetid, new.jobid, new.dataid, new.locktype, new.status,
+           case when act = '' and new.locktype = 'OUT' then (
+               select generation from datastatus
+               where datasetid = new.datasetid and jobid = new.jobid and dataid = new.dataid)
+           else new.generation end,
            coalesce(who, 'sql'), why from dataflow_context;
 end;
 
@@ -133,10 +224,25 @@ create trigger datastatus_updated after update on datastatus
 when new.status is not old.status and new.datasetid is old.datasetid and new.jobid is old.jobid
     and new.dataid is old.dataid and new.locktype is old.locktype
 begin
+    -- a number that this change didn't bring is an older claim's, unless the chunk was held and is released
+    update datastatus set generation = null
+    where datasetid = new.datasetid and jobid = new.jobid and dataid = new.dataid
+      and new.locktype = 'OUT' and new.status = 'READY' and new.generation is old.generation
+      and (select act from dataflow_context) = ''
+      and (old.status in ('PENDING', 'RUNNING', 'FAILED', 'ERROR', 'RESUBMIT', 'RERUN')
+           or not exists (
+               select 1 from chunkfact f
+               where f.datasetid = new.datasetid and f.dataid = new.dataid and f.generation = new.generation));
+    insert into numbered select new.datasetid, new.jobid, new.dataid from dataflow_context
+    where act = '' and new.locktype = 'OUT' and new.status = 'READY';
     insert into dataevent
         (datasetid, jobid, dataid, locktype, status_before, status_after, generation, who, why)
     select new.datasetid, new.jobid, new.dataid, new.locktype, old.status, new.status,
-           coalesce(new.generation, old.generation), coalesce(who, 'sql'), why from dataflow_context;
+           case when act = '' and new.locktype = 'OUT' and new.status = 'READY' then (
+               select generation from datastatus
+               where datasetid = new.datasetid and jobid = new.jobid and dataid = new.dataid)
+           else coalesce(new.generation, old.generation) end,
+           coalesce(who, 'sql'), why from dataflow_context;
 end;
 
 -- A row that changes its key or its locktype is logged as one lock gone and another come.
@@ -205,8 +311,7 @@ begin
     update datastatus
     set modified = case when new.modified is not old.modified then new.modified
                         else strftime('%Y-%m-%d %H:%M:%f', 'now') end,
-        generation = case when new.status in ('RESUBMIT', 'RERUN', 'PENDING') then null
-                          else new.generation end
+        generation = case when new.status in ('RESUBMIT', 'RERUN', 'PENDING') then null else generation end
     where datasetid = new.datasetid and jobid = new.jobid and dataid = new.dataid;
 end;
 

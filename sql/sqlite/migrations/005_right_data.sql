@@ -1,0 +1,2 @@
+-- Programs of version 3 and 4 work with these tables: they claim and settle as before, and don't look whether an
+-- input has changed.
