@@ -39,13 +39,13 @@ def doom(store: Store, point: str) -> None:
     def wrap(name: str, act: str) -> None:
         work: Callable[..., Any] = getattr(store, name)
 
-        def watched(*args: Any) -> Any:
+        def watched(*args: Any, **more: Any) -> Any:
             nonlocal doing
             doing = act
             if db.dialect == "sqlite":
-                return work(*args)
+                return work(*args, **more)
             with transaction():  # one statement: the transaction that it would have been alone
-                return work(*args)
+                return work(*args, **more)
 
         setattr(store, name, watched)
 

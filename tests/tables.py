@@ -83,7 +83,13 @@ def run_script(url: str, script: str) -> None:
 
 def _cursor(store: Store, text: str) -> Any:
     sql(store, "select 1")
-    return vars(store)["person"].execute(text)
+    person = vars(store)["person"]
+    # Not prepared: an upgrade may give a table another column.
+    return (
+        person.execute(text)
+        if store.db.dialect == "sqlite"
+        else person.execute(text, prepare=False)
+    )
 
 
 def _normal(text: str) -> str:

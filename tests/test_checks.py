@@ -95,7 +95,10 @@ def test_a_chunk_that_fails_a_check_is_failed_and_it_alone(
     [failure] = result.get_step_failure_events()
     told = failure.step_failure_data.user_failure_data.description
     assert "2: NOT_VALIDATED: not_two: two" in told
-    rows = sql(store, "select dataid, validated, checks from chunkfact order by dataid")
+    rows = sql(
+        store,
+        "select dataid, validated, checks from chunkfact where jobid = 'loadbob' order by dataid",
+    )
     assert [(dataid, bool(valid), checks) for dataid, valid, checks in rows] == [
         ("1", True, "not_two passed"),
         ("2", False, "not_two failed: two"),

@@ -229,7 +229,7 @@ def readers(url: str, tmp_path: Path, seconds: float) -> None:
     total = 25
     store, jobs = prepare(url, 2, total)
     for jobid in jobs:
-        policy(store, jobid, max_attempts=1_000_000)  # however often an input changes
+        policy(store, jobid, max_losses=1_000_000)  # however often an input changes
     gathered = Crowd(url, tmp_path / "crowd", total, jobs, seconds)
     gathered.add("worker", 12)
     gathered.add("person", 2)

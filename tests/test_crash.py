@@ -73,7 +73,7 @@ def converged(store: Store, dataids: list[str]) -> None:
         "and status_before = 'RUNNING' and status_after = 'READY'",
     )
     assert Counter(out + dataid for out, dataid in ends) == Counter(outputs.keys())
-    facts = sql(store, "select datasetid, dataid from chunkfact")
+    facts = sql(store, "select datasetid, dataid from chunkfact where jobid = 'job'")
     assert Counter(out + dataid for out, dataid in facts) == Counter(outputs.keys())
     assert sql(store, "select count(*) from claim") == [(0,)]
     check(store)

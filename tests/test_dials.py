@@ -20,7 +20,7 @@ from opendataflow_dagster.dataflow.runjob import run_job
 from opendataflow_dagster.dataflow.store import Store
 from opendataflow_dagster.ingest.limits import Limits
 from opendataflow_dagster.spark.conf import MASTER, spark_conf
-from tests.stores import put, register, sql, take
+from tests.stores import expire, put, register, sql, take
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "opendataflow_dagster"
@@ -35,6 +35,12 @@ def claims_at_once(store: Store) -> int:
 
 def after_a_failure(store: Store) -> Any:
     return store.fail(take(store, "loadbob")[0], "it failed").status
+
+
+def after_a_loss(store: Store) -> Any:
+    take(store, "loadbob")
+    expire(store)
+    return store.recover("loadbob")[0].status
 
 
 def retry_in(store: Store) -> Any:
@@ -81,6 +87,7 @@ Turn = tuple[str, Callable[[Store], Any], Any, Any]
 TURNS: dict[str, Turn] = {
     "concurrency": ("2", claims_at_once, 5, 2),
     "max_attempts": ("2", after_a_failure, "FAILED", "RESUBMIT"),
+    "max_losses": ("1", after_a_loss, "RESUBMIT", "HOLD"),
     "retry_delay": ("60", retry_in, 0.0, 60.0),
     "lease_seconds": ("7", seconds_of_a_lease, 120, 7),
     "batch_size": ("3", most_that_one_run_holds, 1, 3),

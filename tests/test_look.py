@@ -70,7 +70,7 @@ def test_counts_by_status(line: Store) -> None:
     assert list(rows) == [("fetch", "a"), ("load", "b"), ("load", "c")]
     assert rows["fetch", "a"] == {
         "jobid": "fetch", "datasetid": "a", "claimable": 0, "running": 1, "ready": 3, "failed": 3,
-        "resubmit": 1, "hold": 2, "pending": 1, "note": "",
+        "resubmit": 1, "hold": 2, "pending": 1, "stale": 0, "note": "",
     }  # fmt: skip
     assert rows["load", "b"]["claimable"] == 2
     assert [row["jobid"] for row in summary(line, "fetch")] == ["fetch"]

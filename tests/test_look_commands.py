@@ -46,7 +46,7 @@ def test_status_is_a_line_for_each_job(line: Store) -> None:
     lines = odf("status").stdout.splitlines()
     assert lines[0].split() == [
         "jobid", "datasetid", "claimable", "running", "ready", "failed", "resubmit", "hold",
-        "pending", "note",
+        "pending", "stale", "note",
     ]  # fmt: skip
     assert [each.split()[:5] for each in lines[1:]] == [
         ["fetch", "a", "0", "0", "3"],

@@ -318,7 +318,7 @@ def test_a_word_that_was_there_before_history_is_resubmitted(load: Store) -> Non
 
 
 def test_a_poisoned_chunk_is_released_with_its_losses_forgotten(load: Store) -> None:
-    policy(load, "load", max_attempts=1)
+    policy(load, "load", max_losses=1)
     take(load, "load", only="1")
     expire(load)
     assert [each.status for each in load.recover()] == ["HOLD"]

@@ -57,7 +57,7 @@ def facts(store: Store) -> list[tuple]:
     return sql(
         store,
         "select datasetid, dataid, location, rows, bytes, fingerprint, validated, checks "
-        "from chunkfact order by 1, 2",
+        "from chunkfact where jobid <> 'loader' order by 1, 2",
     )
 
 

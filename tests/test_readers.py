@@ -313,7 +313,7 @@ def test_stale_of_an_unknown_job_is_refused(chain: Store) -> None:
 
 
 def test_lost_readers_count_in_the_policy_of_their_job(chain: Store) -> None:
-    policy(chain, "down", max_attempts=1)
+    policy(chain, "down", max_losses=1)
     [reader] = take(chain, "down")
     anew(chain)
     lost(chain, reader)

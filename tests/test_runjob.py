@@ -242,9 +242,9 @@ def test_outputs_are_recorded_with_their_place(loadbob: Store) -> None:
     put(loadbob, "bobin", "1")
     run(loadbob)
 
-    assert sql(loadbob, "select datasetid, dataid, location from chunkfact") == [
-        ("bobout", "1", "h/t")
-    ]
+    assert sql(
+        loadbob, "select datasetid, dataid, location from chunkfact where jobid = 'loadbob'"
+    ) == [("bobout", "1", "h/t")]
 
 
 def test_a_script_past_its_time_limit_is_ended(loadbob: Store) -> None:
@@ -469,7 +469,7 @@ def test_start_and_end_for_another_language(loadbob: Store) -> None:
 
     assert line == "1 rows updated to READY for loadbob and 1 1 IN file-local locks released"
     assert status(loadbob, "bobout", "1", "loadbob") == "READY"
-    assert sql(loadbob, "select location from chunkfact") == [("o",)]
+    assert sql(loadbob, "select location from chunkfact where jobid = 'loadbob'") == [("o",)]
 
 
 def test_end_is_only_for_what_was_started(loadbob: Store) -> None:

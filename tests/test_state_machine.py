@@ -138,7 +138,7 @@ class Machine(RuleBasedStateMachine):
         """What its outputs become when a claim is lost, and how many of them there are."""
         key = (claim.jobid, claim.dataid)
         held = self.claims[key]
-        most = self.dial(key[0], "max_attempts") or MAX_LOSSES
+        most = self.dial(key[0], "max_losses") or MAX_LOSSES
         word = "HOLD" if held.losses + 1 >= most else "RESUBMIT"
         self.claims[key] = held._replace(owner=None, losses=held.losses + 1)
         self.free_inputs(*key)
@@ -354,7 +354,8 @@ class Machine(RuleBasedStateMachine):
 
     @rule(
         jobid=st.sampled_from([*JOBS]), concurrency=st.sampled_from([None, 0, 1, 2]),
-        max_attempts=st.sampled_from([None, 1, 2, 3]), retry_delay=st.sampled_from([None, 0, 3600]),
+        max_attempts=st.sampled_from([None, 1, 2, 3]), max_losses=st.sampled_from([None, 1, 2]),
+        retry_delay=st.sampled_from([None, 0, 3600]),
     )  # fmt: skip
     def turn_dials(self, jobid: str, **dials: int | None) -> None:
         policy(self.store, jobid, **dials)

@@ -273,6 +273,11 @@ def test_the_oracle_reads_the_originals_rows(postgres_url: str) -> None:
     close(store)
 
 
+def without_later_columns(store: Store) -> None:
+    """What came by a migration after the baseline."""
+    sql(store, "alter table jobpolicy drop column max_losses")
+
+
 def test_tables_of_the_first_version_get_the_column_for_schemas(url: str) -> None:
     store = open_store(url)
     store.init()
@@ -280,6 +285,7 @@ def test_tables_of_the_first_version_get_the_column_for_schemas(url: str) -> Non
     put(store, "a", "1")
     store.finish(take(store, "job"), [Fact("b", "1", rows=3)])
     sql(store, "alter table chunkfact drop column schema")
+    without_later_columns(store)
     sql(store, "delete from dataflow_meta where name <> 'schema'")
     sql(store, "update dataflow_meta set value = '1' where name = 'schema'")
 
@@ -302,6 +308,7 @@ def test_tables_of_the_second_version_get_what_pipelines_keep(url: str) -> None:
     for table in ("pipelinestep", "streamitem", "streamkey", "streamtoken"):
         sql(store, f"drop table {table}")
     sql(store, "alter table dataset drop column writemode")
+    without_later_columns(store)
     sql(store, "drop index dataevent_of_failures")
     sql(store, "delete from dataflow_meta where name <> 'schema'")
     sql(store, "update dataflow_meta set value = '2' where name = 'schema'")
@@ -309,7 +316,9 @@ def test_tables_of_the_second_version_get_what_pipelines_keep(url: str) -> None:
     store.init()
     store.init()
 
-    assert sql(store, "select value from dataflow_meta where name = 'schema'") == [("4",)]
+    assert sql(store, "select value from dataflow_meta where name = 'schema'") == [
+        (str(store.version),)
+    ]
     found = sql(store, "select datasetid, domain, writemode from dataset")
     assert found == [("b", "kept", None)]
     assert new_run(store, "job") in {dataid for _, dataid in pending(store)}

@@ -135,7 +135,7 @@ def test_the_claims_of_a_lost_run_are_made_again(job: Store) -> None:
 
 
 def test_a_chunk_that_is_lost_too_often_is_held(job: Store) -> None:
-    policy(job, "job", max_attempts=2)
+    policy(job, "job", max_losses=2)
     for expected in ("RESUBMIT", "HOLD"):
         take(job, "job", "w1", only="1", runid="r1")
         [settled] = settle_run(job, "r1", why="the run failed", canceled=False)

@@ -122,6 +122,8 @@ class PostgresDatabase(Database):
                 return "race"
             if state == "55P03":
                 return "locked"
+            if state == "0A000" and "cached plan" in str(cause):
+                return "gone"  # an upgrade gave a table another column: a new session plans anew
             connection = getattr(self._mine, "connection", None)
             if state[:3] == "57P" or state[:2] == "08" or connection is None or connection.closed:
                 return "gone"

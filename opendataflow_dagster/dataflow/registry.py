@@ -27,8 +27,9 @@ FOREVER = datetime(9999, 1, 1, tzinfo=UTC)
 
 DIALS = {
     "concurrency": (0, "chunks of this job that run at once", "as many as there are workers"),
-    "max_attempts": (1, "attempts before a chunk is FAILED, or on HOLD if its workers are lost",
-                     f"1, and {MAX_LOSSES} losses"),
+    "max_attempts": (1, "attempts before a chunk is FAILED", "1"),
+    "max_losses": (1, "workers lost, or inputs changed, in a row before a chunk is on HOLD",
+                   f"{MAX_LOSSES}"),
     "retry_delay": (0, "seconds before another attempt", "0"),
     "lease_seconds": (1, "seconds without a heartbeat until a worker is lost", f"{LEASE:.0f}"),
     "batch_size": (1, "chunks that a worker claims at once, at most 1000: `odf run --all`, Dagster",

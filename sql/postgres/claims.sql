@@ -205,7 +205,7 @@ returning c.dataid;
 -- Claims whose lease ran out, of a job and of those that read what it writes, taken up one by one by whoever
 -- recovers them.
 with stamp as materialized (select set_config('lock_timeout', '200ms', true) as patience)
-select c.jobid, c.dataid, c.generation, c.owner, c.losses + 1, coalesce(p.max_attempts, :max_losses)
+select c.jobid, c.dataid, c.generation, c.owner, c.losses + 1, coalesce(p.max_losses, :max_losses)
 from stamp cross join claim c left join jobpolicy p on p.jobid = c.jobid
 where c.owner is not null and c.lease_end < now() and (cast(:jobid as text) is null or c.jobid in (
     select cast(:jobid as text)

@@ -32,7 +32,8 @@ create table if not exists jobpolicy (
     time_limit integer check (time_limit >= 1),
     paused_until timestamptz,
     every_minutes integer check (every_minutes >= 1),
-    modified timestamptz not null default now()
+    modified timestamptz not null default now(),
+    max_losses integer check (max_losses >= 1)
 );
 
 create sequence if not exists generation;

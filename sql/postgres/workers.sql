@@ -32,7 +32,7 @@ order by runid;
 -- The live claims of a run, kept from others until they are settled. It soon gives up on a claim that
 -- somebody keeps locked, to try again.
 with stamp as materialized (select set_config('lock_timeout', '200ms', true) as patience)
-select c.jobid, c.dataid, c.generation, c.owner, c.losses + 1, coalesce(p.max_attempts, :max_losses)
+select c.jobid, c.dataid, c.generation, c.owner, c.losses + 1, coalesce(p.max_losses, :max_losses)
 from stamp cross join claim c left join jobpolicy p on p.jobid = c.jobid
 where c.owner is not null and c.runid = :runid
 order by c.jobid, c.dataid

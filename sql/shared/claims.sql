@@ -41,6 +41,6 @@ select datasetid, how from changed_input where jobid = :jobid and dataid = :data
 
 -- name: losses
 -- A claim that is still this generation's and this owner's, as one more that was lost.
-select c.jobid, c.dataid, c.generation, c.owner, c.losses + 1, coalesce(p.max_attempts, :max_losses)
+select c.jobid, c.dataid, c.generation, c.owner, c.losses + 1, coalesce(p.max_losses, :max_losses)
 from claim c left join jobpolicy p on p.jobid = c.jobid
 where c.jobid = :jobid and c.dataid = :dataid and c.generation = :generation and c.owner = :owner;

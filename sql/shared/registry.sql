@@ -72,6 +72,10 @@ update jobpolicy set concurrency = :value, modified = current_timestamp where jo
 -- How often a chunk is tried.
 update jobpolicy set max_attempts = :value, modified = current_timestamp where jobid = :jobid;
 
+-- name: set_max_losses
+-- How often a chunk's worker may be lost.
+update jobpolicy set max_losses = :value, modified = current_timestamp where jobid = :jobid;
+
 -- name: set_retry_delay
 -- How long another attempt waits.
 update jobpolicy set retry_delay = :value, modified = current_timestamp where jobid = :jobid;

@@ -137,7 +137,7 @@ where jobid = :jobid and dataid = :dataid and generation = :generation and owner
 
 -- name: lost_claims
 -- Claims whose lease ran out, of a job and of those that read what it writes.
-select c.jobid, c.dataid, c.generation, c.owner, c.losses + 1, coalesce(p.max_attempts, :max_losses)
+select c.jobid, c.dataid, c.generation, c.owner, c.losses + 1, coalesce(p.max_losses, :max_losses)
 from claim c left join jobpolicy p on p.jobid = c.jobid
 where c.owner is not null and c.lease_end < strftime('%Y-%m-%d %H:%M:%f', 'now')
   and (:jobid is null or c.jobid = :jobid or c.jobid in (

@@ -15,7 +15,7 @@ from json_each(:items);
 
 -- name: policy
 -- The dials of a job.
-select jobid, concurrency, max_attempts, retry_delay, lease_seconds, batch_size, time_limit,
+select jobid, concurrency, max_attempts, max_losses, retry_delay, lease_seconds, batch_size, time_limit,
        case when paused_until >= '9999-01-01' then 'forever'
             else coalesce(strftime('%Y-%m-%dT%H:%M:%SZ', paused_until), paused_until) end as paused_until,
        every_minutes

@@ -27,7 +27,8 @@ create table if not exists jobpolicy (
     time_limit integer check (time_limit >= 1),
     paused_until text,
     every_minutes integer check (every_minutes >= 1),
-    modified text default (strftime('%Y-%m-%d %H:%M:%f', 'now'))
+    modified text default (strftime('%Y-%m-%d %H:%M:%f', 'now')),
+    max_losses integer check (max_losses >= 1)
 );
 
 create table if not exists generation (last integer not null);

@@ -32,7 +32,7 @@ order by runid;
 
 -- name: claims
 -- The live claims of a run.
-select c.jobid, c.dataid, c.generation, c.owner, c.losses + 1, coalesce(p.max_attempts, :max_losses)
+select c.jobid, c.dataid, c.generation, c.owner, c.losses + 1, coalesce(p.max_losses, :max_losses)
 from claim c left join jobpolicy p on p.jobid = c.jobid
 where c.owner is not null and c.runid = :runid
 order by c.jobid, c.dataid;
