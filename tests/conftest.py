@@ -16,6 +16,7 @@ from tests.postgres import Server
 
 pytest_plugins = [
     "tests.stores",
+    "tests.pooler",
     "tests.dagster_fixtures",
     "tests.grids",
     "tests.spark_fixtures",

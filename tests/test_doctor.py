@@ -97,7 +97,7 @@ def test_an_older_version_of_the_tables(store: Store, url: str) -> None:
 
 
 def test_a_trigger_that_is_gone_or_off(store: Store, url: str) -> None:
-    on = "" if store.db.dialect == "sqlite" else " on datastatus"
+    on = "" if store.db.dialect == "sqlite" else " on dataflow.datastatus"
     store.db.execute(f"drop trigger datastatus_inserted{on}", {})
     _, found = doctor(url)
     assert (found["triggers"]["result"], found["triggers"]["action"]) == ("fail", "odf init")

@@ -36,6 +36,8 @@ def _examine(store: Store, environ: Mapping[str, str], deep: bool) -> Iterator[C
     yield server
     if server.result == "fail":
         return
+    if store.db.pooled:
+        yield _tried("pooler", store, lambda: _pooler(store))
     tables = _tried("tables", store, lambda: _tables(store))
     yield tables
     if tables.result == "fail":
@@ -64,6 +66,16 @@ def _server(store: Store) -> Check:
         detail = f"{store.db.where}: PostgreSQL {version} is too old"
         return Check("database", "fail", detail, f"Upgrade to PostgreSQL {OLDEST_SERVER} or newer")
     return Check("database", "ok", f"{store.db.where}, PostgreSQL {version}")
+
+
+def _pooler(store: Store) -> Check:
+    with store.db.transaction():
+        left = ", ".join(name for (name,) in store.db.run("doctor.left_behind"))
+    if left:
+        detail = f"there is one, and another client changed settings of its session: {left}"
+        action = "Upgrade opendataflow-dagster on all hosts that use this pooler, and restart it"
+        return Check("pooler", "warn", detail, action)
+    return Check("pooler", "ok", "there is one; table names are qualified, nothing is prepared")
 
 
 def _tables(store: Store) -> Check:

@@ -27,6 +27,8 @@ class Database:
     dialect = ""
     where = ""
     patience = PATIENCE
+    pooled = False
+    """Whether a pooler is in between, as of the last connection: no session is ours alone."""
     failures: tuple[type[Exception], ...] = ()
     """What the driver raises, for those who run a person's own SQL."""
 

@@ -3,12 +3,14 @@
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from functools import lru_cache
 from typing import Any
 
 import psycopg
 from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict
 
+from . import sqlfiles
 from .config import redact
 from .database import Database
 from .errors import NoDatabase
@@ -19,14 +21,31 @@ from .versions import no_tables
 
 _PARAMETER = re.compile(r"(?<![:\w]):([a-z_]+)")
 
-SESSION = """
-select set_config('search_path', quote_ident({schema}) || ', pg_temp', false),
-       set_config('enable_seqscan', 'off', false), set_config('enable_sort', 'off', false),
-       set_config('jit', 'off', false), set_config('plan_cache_mode', 'force_generic_plan', false);
-"""
-"""Our statements go by index: a plan that was made for small tables must not scan large ones."""
+_OBJECT = re.compile(
+    r"--[^\n]*|nextval\('(?P<sequence>\w+)'\)|'(?:[^']|'')*'|(?P<schema>current_schema\(\))"
+    r"|(?P<lead>\b(?:from|join|into|update|using|table|vacuum \([^)]*\))\s+)"
+    r"(?P<table>\w+)\b(?![.(])"
+    r"|(?<![\w.])(?P<function>\w+)(?=\()",
+    re.IGNORECASE,
+)
+"""Where a statement may name something of our schema: not in comments and literals."""
 
-CREATE_SCHEMA = "create schema if not exists {schema};"
+SESSION = """
+select set_config('enable_seqscan', 'off', false), set_config('enable_sort', 'off', false),
+       set_config('jit', 'off', false), set_config('plan_cache_mode', 'force_generic_plan', false)
+where pg_backend_pid() = {pid};
+"""
+"""Our statements go by index: a plan that was made for small tables must not scan large ones.
+
+Only a session of our own gets these settings. A pooler lends a session to one client after another,
+and tells each client a process id that isn't the session's, because cancel requests go by it.
+"""
+
+SEARCH_PATH = "select set_config('search_path', quote_ident({schema}) || ', pg_temp', true)"
+
+CREATE_SCHEMA = """\
+create schema if not exists {schema};
+set local search_path = {schema}, pg_temp;"""
 
 READING = """
 set transaction isolation level repeatable read, read only;
@@ -86,12 +105,11 @@ class PostgresDatabase(Database):
 
     def _begin_session(self, connection: psycopg.Connection) -> None:
         """Set what our statements need, and look at the tables' version in the same round trip."""
-        session = sql.SQL(SESSION).format(schema=sql.Literal(self.schema)).as_string(connection)
-        if self._unchecked:  # there may be no tables
-            connection.execute(session)  # type: ignore[arg-type]
-            return
+        text = SESSION.format(pid=connection.info.backend_pid)
+        if not self._unchecked:  # else there may be no tables
+            text += _qualified(self.statement("claims.versions"), self.schema)
         try:
-            cursor = connection.execute(session + self.statement("claims.versions"))  # type: ignore[arg-type]
+            cursor = connection.execute(text)  # type: ignore[arg-type]
         except psycopg.errors.UndefinedTable:
             raise NoDatabase(no_tables(self.where)) from None
         except psycopg.errors.InsufficientPrivilege as error:
@@ -99,13 +117,18 @@ class PostgresDatabase(Database):
                 f"The tables in {self.where} can't be read: {_first_line(error)}. Let their owner "
                 "grant select on dataflow_meta, which tells their version."
             ) from None
-        cursor.nextset()
-        self._check(cursor.fetchall())
+        self.pooled = cursor.rowcount == 0
+        if self.pooled:  # what is prepared stays with a session that is another client's next
+            connection.prepare_threshold = None
+        if cursor.nextset():
+            self._check(cursor.fetchall())
 
     def execute(self, text: str, params: dict[str, Any] | None) -> tuple[list[tuple], Any]:
+        # The names are qualified, because a session behind a pooler has no search_path of ours.
+        schema = self.schema if params is None else self.schema.replace("%", "%%")
         connection = self.connect()
         try:
-            cursor = connection.execute(text, params)  # type: ignore[arg-type]
+            cursor = connection.execute(_qualified(text, schema), params)  # type: ignore[arg-type]
             rows = cursor.fetchall() if cursor.pgresult and cursor.pgresult.nfields else []
         except psycopg.errors.UndefinedTable as error:
             raise NoDatabase(no_tables(self.where)) from error
@@ -130,26 +153,43 @@ class PostgresDatabase(Database):
         return super().trouble(error)
 
     @contextmanager
+    def _begun(self) -> Iterator[None]:
+        try:
+            with self.connect().transaction():
+                yield
+        except psycopg.errors.ProtocolViolation as error:
+            if "statement pooling" not in str(error):
+                raise
+            raise NoDatabase(
+                f"The pooler in front of {self.where} refuses transactions: {_first_line(error)}. "
+                "Set pool_mode = transaction for it, and run `odf doctor`."
+            ) from None
+
+    @contextmanager
     def transaction(self, *, who: str = "", why: str = "", act: str = "") -> Iterator[None]:
-        with self.connect().transaction():
+        with self._begun():
             if who or why or act:
                 self.run("context.sign", who=who, why=why, act=act)
             yield
 
     @contextmanager
     def reading(self) -> Iterator[None]:
-        with self.connect().transaction():
-            self.execute(READING, None)
+        with self._begun():
+            self.script(READING)
             yield
 
     def one(self, text: str) -> tuple[list[tuple], Any]:
-        # What is prepared is one statement: no "; commit; delete from …" gets out of a transaction.
-        cursor = self.connect().execute(text, prepare=True)  # type: ignore[arg-type]
+        connection = self.connect()
+        # A pipeline takes one statement at a time: no "; commit; delete from …" gets out of a
+        # transaction.
+        with connection.pipeline():
+            connection.execute(sql.SQL(SEARCH_PATH).format(schema=self.schema), prepare=False)
+            cursor = connection.execute(text, prepare=False)  # type: ignore[arg-type]
         return cursor.fetchall() if cursor.description else [], cursor
 
     @contextmanager
     def upgrading(self) -> Iterator[None]:
-        with self.connect().transaction():
+        with self._begun():
             self.script(self.statement("upgrade.turn"))
             self.script(CREATE_SCHEMA.format(schema=_quoted(self.schema)))
             yield
@@ -158,10 +198,8 @@ class PostgresDatabase(Database):
         self.connect().execute(text)  # type: ignore[arg-type]
 
     def frame(self) -> tuple[str, str, str]:
-        schema = _quoted(self.schema)
-        created = CREATE_SCHEMA.format(schema=schema)
-        turn = self.statement("upgrade.turn")
-        begin = f"begin;\n{turn};\n{created}\nset local search_path = {schema}, pg_temp;"
+        created = CREATE_SCHEMA.format(schema=_quoted(self.schema))
+        begin = f"begin;\n{self.statement('upgrade.turn')};\n{created}"
         return begin, "commit;", "psql -v ON_ERROR_STOP=1 -f FILE"
 
     def tables(self) -> set[str]:
@@ -253,6 +291,27 @@ class PostgresStore(Store):
             generations=[claim.generation for claim in claims],
         )  # fmt: skip
         return {dataid for (dataid,) in rows}
+
+
+@lru_cache(maxsize=1024)
+def _qualified(text: str, schema: str) -> str:
+    """A statement with the schema before each name of ours: whatever the search_path is."""
+    ours = sqlfiles.names("postgres")
+    prefix = _quoted(schema) + "."
+
+    def spelled(found: re.Match[str]) -> str:
+        if found["schema"]:
+            return _literal(schema)
+        if found["sequence"]:
+            return f"nextval({_literal(prefix + found['sequence'])})"
+        name = found["table"] or found["function"]
+        return f"{found['lead'] or ''}{prefix}{name}" if name in ours else found[0]
+
+    return _OBJECT.sub(spelled, text)
+
+
+def _literal(text: str) -> str:
+    return "'" + text.replace("'", "''") + "'"
 
 
 def _quoted(name: str) -> str:

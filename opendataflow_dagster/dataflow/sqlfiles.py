@@ -1,6 +1,7 @@
 """The statements in `sql/`, by dialect and name, and the versions of the tables."""
 
 import os
+import re
 from functools import cache
 
 _HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
@@ -16,6 +17,15 @@ def schema(dialect: str) -> str:
 def triggers(dialect: str) -> str:
     """The script that creates functions, views and triggers of a dialect."""
     return read(os.path.join(ROOT, dialect, "triggers.sql"))
+
+
+@cache
+def names(dialect: str) -> frozenset[str]:
+    """The tables, sequences, views and functions that a dialect's scripts create."""
+    created = (
+        r"(?m)^create (?:or replace )?(?:table|sequence|view|function) (?:if not exists )?(\w+)"
+    )
+    return frozenset(re.findall(created, schema(dialect) + triggers(dialect)))
 
 
 @cache

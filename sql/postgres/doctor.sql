@@ -24,3 +24,10 @@ order by xact_start;
 -- Prepared transactions that nobody has ended.
 select gid, cast(extract(epoch from now() - prepared) as integer) from pg_prepared_xacts
 where prepared < now() - interval '1 minute';
+
+-- name: left_behind
+-- Settings that another client of a pooler left in this session. A pooler sets the excluded ones for each client.
+select name from pg_settings
+where source = 'session' and lower(name) not in (
+    'application_name', 'client_encoding', 'datestyle', 'intervalstyle', 'standard_conforming_strings', 'timezone')
+order by name;
