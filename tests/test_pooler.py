@@ -7,19 +7,28 @@ import time
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import pandas
 import psycopg
 import pytest
 from click.testing import CliRunner
+from psycopg.conninfo import conninfo_to_dict
 
 from opendataflow_dagster.cli.app import app
 from opendataflow_dagster.dataflow import sqlfiles
 from opendataflow_dagster.dataflow.adhoc import change, select
 from opendataflow_dagster.dataflow.errors import DataflowError, NoDatabase
 from opendataflow_dagster.dataflow.store import Store, open_store
+from opendataflow_dagster.dataflow.tables import Rows
+from opendataflow_dagster.dataflow.targets import Table
+from opendataflow_dagster.pipelines.sqltable import TableSource
+from opendataflow_dagster.spark.postgres import StagedRows, leftovers, looking, read_rows
 from tests.pooler import Pooler, needs_pgbouncer
 from tests.stores import close
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 pytestmark = needs_pgbouncer
 Pool = Callable[..., Pooler]
@@ -48,11 +57,13 @@ def stores(url: str) -> list[Store]:
     return found
 
 
-@pytest.mark.parametrize("size", [1, 3])
-def test_each_runner_works_on_its_own_schema(pool: Pool, postgres_url: str, size: int) -> None:
+@pytest.mark.parametrize(("size", "mode"), [(1, "transaction"), (3, "transaction"), (3, "session")])
+def test_each_runner_works_on_its_own_schema(
+    pool: Pool, postgres_url: str, size: int, mode: str
+) -> None:
     for store in stores(postgres_url):
         close(store)
-    through = pool(size).url(postgres_url)
+    through = pool(size, mode=mode).url(postgres_url)
     pooled = [open_store(through, schema=schema) for schema in SCHEMAS]
     drain(pooled)
     assert_each_did_its_own(postgres_url)
@@ -219,6 +230,61 @@ def test_a_pooler_that_refuses_transactions_is_named(pool: Pool, postgres_url: s
         pass
     store.close()
     assert doctor(url)["pooler"]["result"] == "fail"
+
+
+def table(url: str, name: str) -> Table:
+    """A registered table of a database, split by its column `id`."""
+    info = conninfo_to_dict(url)
+    where = f"{info['host']}:{info['port']}"
+    return Table("orders", f"{where}/{name}", "postgres", str(info["dbname"]), where, "public",
+                 name, "id", "postgres")  # fmt: skip
+
+
+@pytest.mark.parametrize("size", [1, 3])
+def test_chunks_of_tables_are_read_and_replaced(pool: Pool, postgres_url: str, size: int) -> None:
+    with psycopg.connect(postgres_url) as person:
+        person.execute("create table mine (id int, n int)")
+        person.execute("create table other (n int, id int)")
+    url = pool(size).url(postgres_url)
+    frames = {
+        name: pandas.DataFrame({"id": [7] * 20, "n": range(20)}, columns=columns)
+        for name, columns in (("mine", ["id", "n"]), ("other", ["n", "id"]))
+    }
+    rows = {name: Rows(table(url, name), "7") for name in frames}
+    for _ in range(3):
+        for name, frame in frames.items():
+            assert rows[name].replace(frame, lambda: None) == 20
+    for name, frame in frames.items():
+        assert rows[name].read().equals(frame)
+
+
+def test_a_select_as_a_source_stays_one_statement(pool: Pool, postgres_url: str) -> None:
+    url = pool(1).url(postgres_url)
+    with psycopg.connect(url, autocommit=True) as other:
+        other.execute("select 2", prepare=True)
+    for _ in range(2):
+        source = TableSource(table(url, "select 1 as id"), lambda: None)
+        assert source.pandas().to_dict() == {"id": {0: 1}}
+        two = TableSource(table(url, "select 1; create table left_over (n int)"), lambda: None)
+        with pytest.raises(DataflowError, match="multiple commands"):
+            two.pandas()
+
+
+def test_spark_reads_and_writes_tables(
+    pool: Pool, postgres_url: str, spark: "SparkSession"
+) -> None:
+    with psycopg.connect(postgres_url) as person:
+        person.execute("create table mine (id int, n bigint)")
+        person.execute("insert into mine select i % 2, i from generate_series(0, 9999) i")
+    mine = table(pool(4).url(postgres_url), "mine")
+    for _ in range(3):
+        with looking():
+            frame = read_rows(spark, mine, "1", parts=2).selectExpr("id", "n + 2 as n")
+            staged = StagedRows.write(frame, mine, "1", None, None, 7)
+        assert staged.show(lambda: None) == 5000
+    total = read_rows(spark, mine).selectExpr("count(*)", "sum(n)").collect()[0]
+    assert tuple(total) == (10_000, sum(range(10_000)) + 3 * 5000 * 2)
+    assert leftovers(mine, None) == []
 
 
 def doctor(url: str) -> dict[str, Any]:

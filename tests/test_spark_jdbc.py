@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,8 @@ from typing import Any
 import psycopg
 import pytest
 from psycopg.conninfo import conninfo_to_dict
+
+from tests.pooler import Pooler, needs_pgbouncer
 
 JAR = Path(os.environ.get("JDBC_JAR", "/usr/share/java/postgresql.jar"))
 ROOT = Path(__file__).resolve().parent.parent
@@ -57,12 +60,12 @@ def refused(work, kind=DataflowError):
 def tell(postgres_url: str, tmp_path: Path) -> Any:
     """Run some lines in such a process; a person's connection to the same database."""
     info = conninfo_to_dict(postgres_url)
-    url = f"jdbc:postgresql://{info['host']}:{info['port']}/{info['dbname']}"
+    direct = f"jdbc:postgresql://{info['host']}:{info['port']}/{info['dbname']}"
     events = tmp_path / "events"
     events.mkdir()
     base = psycopg.connect(postgres_url, autocommit=True)
 
-    def told(lines: str) -> str:
+    def told(lines: str, url: str = direct) -> str:
         done = subprocess.run(
             [sys.executable, "-c", TALE + lines, str(events), url, str(JAR)], input=SECRET,
             text=True, capture_output=True, check=False,
@@ -225,3 +228,24 @@ for each in kin:
 spark.stop()
 """)
     assert base.execute("select relname from pg_class where relname like 'odf%'").fetchall() == []
+
+
+@needs_pgbouncer
+@pytest.mark.parametrize("size", [1, 3])
+def test_a_transaction_pooler_may_be_in_between(
+    tell: Any, pool: Callable[..., Pooler], size: int
+) -> None:
+    told, base = tell
+    base.execute("create table n (id int, at int)")
+    base.execute("insert into n select i % 2, i from generate_series(0, 99) i")
+    lines = """
+place = table("n", "id")
+frame = spark.range(50).selectExpr("1 as id", "cast(id as int) as at")
+for _ in range(4):
+    assert write(frame.repartition(1), place, "1").show(ours) == 50
+    assert read_rows(spark, place, "1", None, password).count() == 50
+    assert read_rows(spark, place, "0", ("0", "2", None), password, parts=2).count() == 100
+assert leftovers(place, password, spark) == []
+"""
+    pooler = pool(size)
+    told(lines, f"jdbc:postgresql://127.0.0.1:{pooler.port}/{base.info.dbname}")

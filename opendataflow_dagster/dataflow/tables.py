@@ -156,7 +156,10 @@ class Rows:
         host, _, port = self.table.host.partition(":")
         told = {"host": host, "port": port, "dbname": self.table.database, "user": self.table.user}
         given: Any = {name: value for name, value in told.items() if value}
-        return psycopg.connect(**given, password=self._password(), connect_timeout=10)
+        # Behind a pooler, what is prepared stays with a session that is another client's next.
+        return psycopg.connect(
+            **given, password=self._password(), connect_timeout=10, prepare_threshold=None
+        )
 
     def _sqlite(self) -> Any:
         import sqlite3

@@ -116,9 +116,9 @@ class WholeTable(Rows):
                 cursor = connection.execute(self._query())
             else:
                 connection.read_only = True
-                # Prepared: a second statement behind the first is refused, whatever it says.
-                cursor = connection.cursor()
-                cursor.execute(self._query().encode(), prepare=True)
+                # A pipeline refuses a second statement behind the first, whatever it says.
+                with connection.pipeline():
+                    cursor = connection.execute(self._query().encode())
             return [column[0] for column in cursor.description], cursor.fetchall()
 
     def write(

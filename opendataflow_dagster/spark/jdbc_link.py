@@ -28,6 +28,9 @@ _SERIALIZABLE = 8
 _TIMESTAMPS = (93, 2014)
 """Java's numbers for a timestamp, without and with its zone."""
 
+_NOT_PREPARED = {"postgresql": {"prepareThreshold": "0"}}
+"""What is prepared behind a pooler stays with a session that is another client's next."""
+
 _TELL_DIGITS = ("postgresql",)
 """The drivers of which it is known that they tell the digits of a second; others say 0."""
 
@@ -70,7 +73,7 @@ class Place:
         told = {
             "url": self.target.host, "dbtable": table, "user": self.target.user,
             "password": password, "driver": DRIVERS.get(self.kind),
-        }  # fmt: skip
+        } | _NOT_PREPARED.get(self.kind, {})  # fmt: skip
         return {name: value for name, value in told.items() if value}
 
     @contextmanager
