@@ -577,9 +577,7 @@ def test_a_user_that_may_not_read_the_version_is_told_what_to_grant(postgres_url
     done = odf(postgres_url.replace("//postgres@", "//worker@"), "status")
     assert done.exit_code == 1
     [line] = done.stderr.splitlines()
-    assert line.endswith(
-        "Let their owner grant select on dataflow_meta, which tells their version."
-    )
+    assert 'run: grant select on "dataflow".dataflow_meta to "worker";' in line
     sql(store, "drop owned by worker")
     sql(store, "drop role worker")
     close(store)

@@ -139,14 +139,17 @@ def _permissions(store: Store) -> Check:
     try:
         with store.db.transaction(who="odf doctor", act="claim"):
             store.db.change("doctor.probe")
+            if store.db.dialect == "postgres":
+                store.db.run("claims.judge", jobid="odf doctor", dataid="odf doctor")
             raise _TakeBack
     except _TakeBack:
         pass
-    if store.db.dialect == "postgres" and store.db.run("doctor.owns_queue") != [(True,)]:
-        detail = "may write, but doesn't own `pending`, so that only autovacuum keeps it small"
-        return Check(
-            "permissions", "warn", detail, "Make the user of the workers the owner of the tables"
+    if store.db.dialect == "postgres" and store.db.run("doctor.may_vacuum") != [(True,)]:
+        detail = "may write, but not vacuum `pending`, so that only autovacuum keeps it small"
+        action = (
+            "On PostgreSQL 17 or newer: grant maintain on pending; else make this user its owner"
         )
+        return Check("permissions", "warn", detail, action)
     return Check("permissions", "ok", "may write datastatus")
 
 

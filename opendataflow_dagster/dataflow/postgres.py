@@ -1,5 +1,6 @@
 """The store on PostgreSQL: a claim is one statement, and no claimer waits for another."""
 
+import os
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -44,8 +45,13 @@ and tells each client a process id that isn't the session's, because cancel requ
 SEARCH_PATH = "select set_config('search_path', quote_ident({schema}) || ', pg_temp', true)"
 
 CREATE_SCHEMA = """\
-create schema if not exists {schema};
+do $odf$ begin
+    if not exists (select from pg_namespace where nspname = {name}) then
+        create schema {schema};
+    end if;
+end $odf$;
 set local search_path = {schema}, pg_temp;"""
+"""`if not exists` would need the right to create schemas, also for one that is there."""
 
 READING = """
 set transaction isolation level repeatable read, read only;
@@ -62,6 +68,10 @@ DEFAULTS = {
     "tcp_user_timeout": "60000",
 }
 """Unless the url says otherwise. A network that is silently dead is noticed in a minute."""
+
+ROLES = os.path.join(sqlfiles.ROOT, "postgres", "roles.sql")
+
+_DENIED = re.compile(r"permission denied for (?P<kind>\w+) (?P<name>\w+)$")
 
 TIDY_EVERY = 10_000
 """Claims of this process after which it clears away the rows that they left dead in the queue."""
@@ -113,10 +123,7 @@ class PostgresDatabase(Database):
         except psycopg.errors.UndefinedTable:
             raise NoDatabase(no_tables(self.where)) from None
         except psycopg.errors.InsufficientPrivilege as error:
-            raise NoDatabase(
-                f"The tables in {self.where} can't be read: {_first_line(error)}. Let their owner "
-                "grant select on dataflow_meta, which tells their version."
-            ) from None
+            raise self._not_granted(error, text, connection) from None
         self.pooled = cursor.rowcount == 0
         if self.pooled:  # what is prepared stays with a session that is another client's next
             connection.prepare_threshold = None
@@ -132,7 +139,31 @@ class PostgresDatabase(Database):
             rows = cursor.fetchall() if cursor.pgresult and cursor.pgresult.nfields else []
         except psycopg.errors.UndefinedTable as error:
             raise NoDatabase(no_tables(self.where)) from error
+        except psycopg.errors.InsufficientPrivilege as error:
+            raise self._not_granted(error, text, connection) from error
         return rows, cursor
+
+    def _not_granted(
+        self, error: Exception, text: str, connection: psycopg.Connection
+    ) -> NoDatabase:
+        """What says which GRANT a statement needs, by what it does with the object of the error."""
+        line = _first_line(error)
+        denied = _DENIED.search(line)
+        if denied is None:
+            advice = "Let their owner "
+        else:
+            kind, name = denied["kind"], denied["name"]
+            place, user = f"{_quoted(self.schema)}.{name}", _quoted(connection.info.user)
+            grant = {
+                "schema": f"usage on schema {_quoted(name)}",
+                "function": f"execute on function {place}",
+                "sequence": f"usage on sequence {place}",
+            }.get(kind) or f"{', '.join(_rights(kind, name, text))} on {place}"
+            advice = f"Let their owner run: grant {grant} to {user}; or "
+        return NoDatabase(
+            f"The tables in {self.where} can't be used: {line}. {advice}"
+            f"run {ROLES} with psql, which grants all that workers and readers need."
+        )
 
     def translate(self, text: str) -> str:
         return _PARAMETER.sub(r"%(\1)s", text.replace("%", "%%"))
@@ -191,15 +222,24 @@ class PostgresDatabase(Database):
     def upgrading(self) -> Iterator[None]:
         with self._begun():
             self.script(self.statement("upgrade.turn"))
-            self.script(CREATE_SCHEMA.format(schema=_quoted(self.schema)))
+            self.script(self._create_schema())
             yield
 
+    def _create_schema(self) -> str:
+        return CREATE_SCHEMA.format(schema=_quoted(self.schema), name=_literal(self.schema))
+
     def script(self, text: str) -> None:
-        self.connect().execute(text)  # type: ignore[arg-type]
+        try:
+            self.connect().execute(text)  # type: ignore[arg-type]
+        except psycopg.errors.InsufficientPrivilege as error:
+            raise NoDatabase(
+                f"Only the owner of the tables in {self.where} may change them: "
+                f"{_first_line(error)}. Run `odf init` as the owner, or let the owner run what "
+                f"`odf init --plan` prints; {ROLES} makes a role for it."
+            ) from error
 
     def frame(self) -> tuple[str, str, str]:
-        created = CREATE_SCHEMA.format(schema=_quoted(self.schema))
-        begin = f"begin;\n{self.statement('upgrade.turn')};\n{created}"
+        begin = f"begin;\n{self.statement('upgrade.turn')};\n{self._create_schema()}"
         return begin, "commit;", "psql -v ON_ERROR_STOP=1 -f FILE"
 
     def tables(self) -> set[str]:
@@ -308,6 +348,17 @@ def _qualified(text: str, schema: str) -> str:
         return f"{found['lead'] or ''}{prefix}{name}" if name in ours else found[0]
 
     return _OBJECT.sub(spelled, text)
+
+
+def _rights(kind: str, name: str, text: str) -> list[str]:
+    """What a statement does with a table or view; locking rows takes the right to update them."""
+    verbs = {"insert": "insert into", "update": "update", "delete": "delete from"}
+    rights = [
+        right for right, verb in verbs.items() if re.search(rf"\b{verb} (\S+\.)?{name}\b", text)
+    ]
+    if kind == "table" and "update" not in rights and re.search(r"\b(for|do) update\b", text):
+        rights.append("update")
+    return ["select", *rights]
 
 
 def _literal(text: str) -> str:

@@ -8,9 +8,12 @@ select t.tgname, t.tgenabled in ('O', 'A')
 from pg_trigger t join pg_class c on c.oid = t.tgrelid
 where not t.tgisinternal and c.relnamespace = cast(current_schema() as regnamespace);
 
--- name: owns_queue
--- Whether we may vacuum `pending`.
-select pg_has_role(c.relowner, 'usage') from pg_class c
+-- name: may_vacuum
+-- Whether we may vacuum `pending`: its owner, and from PostgreSQL 17 on who is granted `maintain`.
+select pg_has_role(c.relowner, 'usage')
+    or case when cast(current_setting('server_version_num') as integer) >= 170000
+            then has_table_privilege(c.oid, 'maintain') else false end
+from pg_class c
 where c.relname = 'pending' and c.relnamespace = cast(current_schema() as regnamespace);
 
 -- name: holding_back

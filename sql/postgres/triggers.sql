@@ -485,3 +485,21 @@ create or replace trigger job_deleted after delete on job
     referencing old table as oldrows for each statement execute function job_changed();
 create or replace trigger job_truncated before truncate on job
     for each statement execute function job_truncated();
+
+-- These act as the owner of the tables: nobody else calls them, or makes them the trigger of another table.
+-- Who may claim may have a chunk judged.
+revoke execute on function
+    judge, rebuild, sent_back, follow, datastatus_inserted, datastatus_updated, datastatus_deleted, datastatus_truncated,
+    job_changed, job_truncated from public;
+do $$
+declare
+    claimer text;
+begin
+    for claimer in
+        select distinct case when grantee = 0 then 'public' else cast(cast(grantee as regrole) as text) end
+        from pg_class c cross join aclexplode(c.relacl)
+        where c.oid = cast('claim' as regclass) and privilege_type = 'INSERT' and grantee <> c.relowner
+    loop
+        execute format('grant execute on function judge to %s', claimer);
+    end loop;
+end $$;
