@@ -18,6 +18,7 @@ from typing import Any
 import psycopg
 import pytest
 from click.testing import CliRunner, Result
+from psycopg.sql import Identifier
 
 from opendataflow_dagster.cli.app import app
 from opendataflow_dagster.dataflow import history, sqlfiles, upgrade
@@ -36,6 +37,7 @@ from tests.tables import catalog, restore, rows, run_script
 from tests.test_upgrade import ROWS
 
 NOW = sqlfiles.version("sqlite")
+ODD = 'My "odd" schema, 100% o\'clock :x'
 
 
 @pytest.fixture(params=["sqlite", "postgres"])
@@ -308,6 +310,44 @@ def test_the_printed_plan_does_what_init_does(urls: tuple[str, str], start: str)
     assert again.stderr == f"Nothing to do: the tables are of version {NOW}.\n"
     close(planned)
     close(done)
+
+
+@pytest.mark.parametrize(("start", "schema"), [
+    ("nothing", "dataflow"), ("version 3", "dataflow"), ("nothing", ODD),
+])  # fmt: skip
+def test_psql_makes_of_the_printed_plan_what_init_makes(
+    postgres_server: Server, tmp_path: Path, start: str, schema: str
+) -> None:
+    """With a file as psql reads it: its variables, its errors, its rights."""
+    plan, dumps = tmp_path / "upgrade.sql", []
+
+    def call(program: str, *words: str) -> str:
+        line = [str(postgres_server._bin / program), *words]
+        done = subprocess.run(line, capture_output=True, text=True, timeout=60)
+        assert done.returncode == 0, done.stderr
+        assert not re.sub(r".*NOTICE: .*skipping\n", "", done.stderr)
+        return done.stdout
+
+    for way in ("init", "plan"):
+        url = postgres_server.create_database(f"by_{way}")
+        try:
+            if start == "version 3":
+                close(restore(url))
+            words = ["init", "--plan"] if way == "plan" else ["init"]
+            env = {"DATAFLOW_URL": url, "DATAFLOW_SCHEMA": schema}
+            done = CliRunner().invoke(app, words, env=env)
+            assert done.exit_code == 0
+            if way == "plan":
+                plan.write_text(done.stdout)
+                call("psql", "-X", "-q", "-v", "ON_ERROR_STOP=1", "-f", str(plan), url)
+            dump = call("pg_dump", "--schema-only", url)
+            dumps.append(re.sub(r"(?m)^\\(un)?restrict .*", "", dump))
+        finally:
+            postgres_server.drop_database(f"by_{way}")
+    assert dumps[0] == dumps[1]
+    assert (
+        f"CREATE SCHEMA {Identifier(schema).as_string() if schema == ODD else schema};" in dumps[0]
+    )
 
 
 def test_a_plan_on_sqlite_makes_no_file(sqlite_url: str, tmp_path: Any) -> None:
