@@ -489,8 +489,8 @@ create or replace trigger job_truncated before truncate on job
 -- These act as the owner of the tables: nobody else calls them, or makes them the trigger of another table.
 -- Who may claim may have a chunk judged.
 revoke execute on function
-    judge, rebuild, sent_back, follow, datastatus_inserted, datastatus_updated, datastatus_deleted, datastatus_truncated,
-    job_changed, job_truncated from public;
+    judge, rebuild, sent_back, follow, datastatus_numbered, datastatus_inserted, datastatus_updated, datastatus_deleted,
+    datastatus_truncated, job_changed, job_truncated from public;
 do $$
 declare
     claimer text;
