@@ -13,6 +13,7 @@ from .dataflow.catalog import Catalog, read_catalog
 from .dataflow.config import Settings, load_settings
 from .dataflow.errors import NoDatabase
 from .dataflow.opening import open_from
+from .dataflow.passkey import hand_on_by_multiprocessing, take_passkey
 from .dataflow.runjob import first_line
 from .dataflow.store import Store
 
@@ -20,6 +21,10 @@ _log = logging.getLogger("opendataflow_dagster")
 _lock = threading.Lock()
 _stores: dict[tuple, Store] = {}
 _kept: dict[str, str] = {}
+
+# A code location loads this before what is written in it, a run before its functions.
+take_passkey()
+hand_on_by_multiprocessing()
 
 
 class DataflowResource(dg.ConfigurableResource):

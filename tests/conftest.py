@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from opendataflow_dagster.dataflow import passkey
 from tests.postgres import Server
 
 pytest_plugins = [
@@ -57,6 +58,7 @@ def isolated(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for name in list(os.environ):
         if name.startswith("DATAFLOW_") or name in ("PASSKEY", "PASSKEY_FILE"):
             monkeypatch.delenv(name)
+    passkey._kept.clear()  # of a test that began to use Dagster with one
     monkeypatch.chdir(tmp_path)
 
 

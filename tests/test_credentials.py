@@ -17,11 +17,11 @@ from opendataflow_dagster.dataflow.credentials import (
     Secret,
     decrypt,
     encrypt,
-    find_passkey,
     for_dataset,
     is_legacy,
 )
 from opendataflow_dagster.dataflow.errors import CredentialError
+from opendataflow_dagster.dataflow.passkey import find_passkey
 
 VECTORS = [
     ("ZpLfE+uTYE2mdmjOPrukol3yu+cpAHBnmL6trHa9PHGj", "plugh"),

@@ -8,6 +8,7 @@ import click
 from ..dataflow import credentials
 from ..dataflow.config import load_settings
 from ..dataflow.errors import CredentialError, WrongUse
+from ..dataflow.passkey import find_passkey
 
 NO_ARGUMENTS = {"ignore_unknown_options": True}
 """So that a password that begins with a dash isn't repeated in a message either."""
@@ -30,7 +31,7 @@ def encrypt(dataset: str | None, stray: tuple[str, ...]) -> None:
     Without --dataset, the value is for `encrypted` of the properties file.
     """
     purpose = _purpose("encrypt", dataset, stray)
-    key = credentials.find_passkey()
+    key = find_passkey()
     if key is None:
         key = _prompt_for_key("PASSKEY", "The passkey")
     click.echo(credentials.encrypt(_text("The text to encrypt", twice=True), key, purpose=purpose))
@@ -45,7 +46,7 @@ def encrypt(dataset: str | None, stray: tuple[str, ...]) -> None:
 def decrypt(dataset: str | None, stray: tuple[str, ...]) -> None:
     """Decrypt a value from standard input, or from a prompt, and print the text."""
     purpose = _purpose("decrypt", dataset, stray)
-    key = credentials.find_passkey()
+    key = find_passkey()
     if key is None:
         key = _prompt_for_key("PASSKEY", "The passkey")
     click.echo(credentials.decrypt(_text("The value to decrypt"), key, purpose=purpose))
@@ -70,8 +71,8 @@ def rotate(ctx: click.Context, stray: tuple[str, ...]) -> None:
         raise WrongUse(
             "`odf rotate` takes no arguments: the keys come from the environment or a prompt."
         )
-    old = credentials.find_passkey() or _prompt_for_key("PASSKEY", "The passkey until now")
-    new = credentials.find_passkey(os.environ, "NEW_PASSKEY") or _prompt_for_key(
+    old = find_passkey() or _prompt_for_key("PASSKEY", "The passkey until now")
+    new = find_passkey(os.environ, "NEW_PASSKEY") or _prompt_for_key(
         "NEW_PASSKEY", "The new passkey", twice=True
     )
     done = rotation.rotate(load_settings(ctx.find_root().obj), old, new)

@@ -3,6 +3,7 @@
 import os
 import sys
 
+from ..dataflow.passkey import take_passkey
 from . import leave
 from .runline import concluded, job_of, narrator
 
@@ -21,6 +22,7 @@ The key comes from PASSKEY, or the file named by PASSKEY_FILE, or else is the fi
 def runjob() -> None:
     """The entry point of `RunJob`."""
     words = _without_key(1, RUN_USAGE)
+    take_passkey()
 
     def work() -> int:
         from ..dataflow.opening import open_configured
@@ -38,6 +40,8 @@ def runjob() -> None:
 def forcejob() -> None:
     """The entry point of `ForceJob`."""
     jobid, *words = _without_key(2, FORCE_USAGE)
+    has_key = _has_key()
+    take_passkey()
 
     def work() -> int:
         from datetime import datetime
@@ -47,7 +51,7 @@ def forcejob() -> None:
 
         store = open_configured()
         try:
-            if not _has_key() and store.plan(jobid).flaw:  # it may be a key: not to be printed
+            if not has_key and store.plan(jobid).flaw:  # it may be a key: not to be printed
                 return _explain(FORCE_USAGE)
             dataid = datetime.now().isoformat()
             return force_job(store, jobid, dataid, words, say=narrator(sys.stdout)).code

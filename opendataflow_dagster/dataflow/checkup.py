@@ -89,7 +89,8 @@ def _folder(settings: Settings) -> Check:
 
 
 def _passkey(settings: Settings, environ: Mapping[str, str]) -> Iterator[Check]:
-    from .credentials import PROPERTIES, decrypt, find_passkey
+    from .credentials import PROPERTIES, decrypt
+    from .passkey import find_passkey, passkey_source
 
     try:
         key = find_passkey(environ)
@@ -106,6 +107,5 @@ def _passkey(settings: Settings, environ: Mapping[str, str]) -> Iterator[Check]:
     except CredentialError as error:
         yield Check("passkey", "fail", str(error), "odf encrypt")
         return
-    source = "PASSKEY" if environ.get("PASSKEY") else "the file that PASSKEY_FILE names"
     also = ", and decrypts `encrypted`" if settings.encrypted else ""
-    yield Check("passkey", "ok", f"it comes from {source}{also}")
+    yield Check("passkey", "ok", f"it comes from {passkey_source(environ)}{also}")

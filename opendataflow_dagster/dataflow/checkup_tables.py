@@ -224,7 +224,8 @@ def _leases(store: Store) -> Check:
 
 
 def _passwords(store: Store, environ: Mapping[str, str]) -> Check:
-    from .credentials import decrypt, find_passkey, for_dataset
+    from .credentials import decrypt, for_dataset
+    from .passkey import find_passkey
 
     values = store.db.run("credentials.values")
     if not values:

@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 from .errors import CredentialError
 from .names import typed
+from .passkey import find_passkey
 
 SALT_BYTES = 16
 IV_BYTES = 12
@@ -60,29 +61,6 @@ def for_dataset(datasetid: str) -> Purpose:
         b"dataset\0" + datasetid.encode("utf-8", "surrogatepass") + b"\0encryptedpass",
         f"`odf encrypt --dataset {typed(datasetid)}`",
     )
-
-
-def find_passkey(environ: Mapping[str, str] = os.environ, variable: str = "PASSKEY") -> str | None:
-    """The passkey from PASSKEY, or from the file that PASSKEY_FILE names."""
-    if passkey := environ.get(variable):
-        return passkey
-    path = environ.get(f"{variable}_FILE")
-    if not path:
-        return None
-    reason = "it is empty"
-    passkey = ""
-    try:
-        with open(path, encoding="utf-8", errors="surrogateescape", newline="") as file:
-            passkey = file.read()
-    except OSError as error:
-        reason = error.strerror or type(error).__name__
-    passkey = passkey.removesuffix("\n").removesuffix("\r")
-    if not passkey:
-        raise CredentialError(
-            f"The passkey file {path!r}, which {variable}_FILE names, can't be used: {reason}. "
-            f"Correct it, or set {variable}, then run `odf doctor`."
-        )
-    return passkey
 
 
 def decrypt(value: str, passkey: str | None, *, purpose: Purpose) -> str:

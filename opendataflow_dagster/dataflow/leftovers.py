@@ -11,7 +11,7 @@ import signal
 import sys
 import time
 from _thread import allocate_lock  # `threading` would cost a cron line milliseconds
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 
 MARKS = ("dataflow_jobid", "dataflow_generation", "dataid")
 
@@ -23,22 +23,29 @@ _SET_CHILD_SUBREAPER, _GET_CHILD_SUBREAPER = 36, 37  # linux/prctl.h
 
 def adopt_orphans(wanted: bool = True) -> bool:
     """Become the parent of descendants that lose theirs, or stop being it; return what it was."""
-    if sys.platform != "linux":
+    if sys.platform != "linux" or not (prctl := libc_function("prctl")):
         return False
-    try:  # the core of ctypes: all of it takes longer to import than the rest of a run
-        from _ctypes import _SimpleCData, byref, call_function, dlopen, dlsym
+    from _ctypes import _SimpleCData, byref
 
-        class Int(_SimpleCData):  # type: ignore[type-arg]
-            _type_ = "i"
+    class Int(_SimpleCData):  # type: ignore[type-arg]
+        _type_ = "i"
 
-        prctl = dlsym(dlopen(None, 0), "prctl")  # type: ignore[arg-type]
-    except (ImportError, OSError):  # a Python without ctypes
-        return False
     before = Int(0)
-    call_function(prctl, (_GET_CHILD_SUBREAPER, byref(before), 0, 0, 0))
+    prctl(_GET_CHILD_SUBREAPER, byref(before), 0, 0, 0)
     if bool(before.value) != wanted:
-        call_function(prctl, (_SET_CHILD_SUBREAPER, int(wanted), 0, 0, 0))
+        prctl(_SET_CHILD_SUBREAPER, int(wanted), 0, 0, 0)
     return bool(before.value)
+
+
+def libc_function(name: str) -> Callable[..., int] | None:
+    """A function of the C library; None in a Python without ctypes."""
+    try:  # the core of ctypes: all of it takes longer to import than the rest of a run
+        from _ctypes import call_function, dlopen, dlsym
+
+        address = dlsym(dlopen(None, 0), name)  # type: ignore[arg-type]
+    except (ImportError, OSError):
+        return None
+    return lambda *arguments: call_function(address, arguments)
 
 
 class Adopting:

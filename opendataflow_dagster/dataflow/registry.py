@@ -92,7 +92,8 @@ def add_dataset(
         )
     check_text("password", password)
     if password:
-        from .credentials import encrypt, find_passkey, for_dataset
+        from .credentials import encrypt, for_dataset
+        from .passkey import find_passkey
 
         columns["encryptedpass"] = encrypt(password, find_passkey(), purpose=for_dataset(datasetid))
     values = {name: columns.get(name) for name in COLUMNS}

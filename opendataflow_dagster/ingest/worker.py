@@ -9,6 +9,7 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 
+from ..dataflow.passkey import handed_on
 from ..dataflow.runjob import Say, first_line
 
 STARTING, READY, RESTARTING, OFF = "starting", "ready", "restarting", "off"
@@ -100,10 +101,11 @@ class WorkerProcess:
         self.state = STARTING if not self.starts else RESTARTING
         self.starts += 1
         # A session of its own: Ctrl-C at the terminal is for the server, which then ends it.
-        process = self._process = await asyncio.create_subprocess_exec(
-            *self._line, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
-            start_new_session=True,
-        )  # fmt: skip
+        with handed_on() as (environ, descriptors):
+            process = self._process = await asyncio.create_subprocess_exec(
+                *self._line, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
+                start_new_session=True, env=environ, pass_fds=descriptors,
+            )  # fmt: skip
         if self._over.is_set() and process.stdin:
             process.stdin.close()
         assert process.stdout is not None
