@@ -19,6 +19,8 @@ from opendataflow_dagster.dataflow.credentials import (
     encrypt,
     for_dataset,
     is_legacy,
+    is_weak,
+    new_key,
 )
 from opendataflow_dagster.dataflow.errors import CredentialError
 from opendataflow_dagster.dataflow.passkey import find_passkey
@@ -97,13 +99,13 @@ def test_the_envelope_has_its_documented_form_and_can_be_opened_by_hand() -> Non
     from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
     version, kdf, cost, salt, box = encrypt(TEXT, PASSKEY, purpose=BOB).split(".")
-    assert (version, kdf, cost) == ("odf1", "scrypt", "15-8-1")
+    assert (version, kdf, cost) == ("odf1", "scrypt", "15-8-3")
 
     def raw(part: str) -> bytes:
         return base64.urlsafe_b64decode(part + "=" * (-len(part) % 4))
 
     key = hashlib.scrypt(
-        PASSKEY.encode(), salt=raw(salt), n=2**15, r=8, p=1, maxmem=2**26, dklen=32
+        PASSKEY.encode(), salt=raw(salt), n=2**15, r=8, p=3, maxmem=2**26, dklen=32
     )
     bound = b"dataset\0bobin\0encryptedpass"
     assert AESGCM(key).decrypt(raw(box)[:12], raw(box)[12:], bound) == TEXT.encode()
@@ -113,12 +115,12 @@ def test_a_value_means_nothing_to_a_shell_sql_or_a_properties_file() -> None:
     assert re.fullmatch(r"[A-Za-z0-9._-]+", ours("quote ' \" $HOME \\ = : #"))
 
 
-def test_no_two_values_share_salt_or_iv() -> None:
+def test_no_two_values_share_their_iv_and_no_two_passkeys_their_salt() -> None:
     one, two = (encrypt(TEXT, PASSKEY, purpose=BOB).split(".") for _ in range(2))
-    assert one[3] != two[3]
-    one, two = (ours().split(".") for _ in range(2))
     assert one[3] == two[3]
     assert one[4][:16] != two[4][:16]
+    other = encrypt(TEXT, "another-" + PASSKEY, purpose=BOB).split(".")
+    assert other[3] != one[3]
 
 
 @settings(deadline=None)
@@ -152,7 +154,7 @@ def test_every_changed_character_of_ours_is_noticed() -> None:
 
 @pytest.mark.parametrize("cost", ["14-8-1", "15-7-1", "15-8-2", "1-1-1"])
 def test_a_changed_cost_is_noticed(cost: str) -> None:
-    damaged = ours().replace("15-8-1", cost)
+    damaged = ours().replace("15-8-3", cost)
     assert "doesn't decrypt" in refused(lambda: decrypt(damaged, PASSKEY, purpose=BOB))
 
 
@@ -183,6 +185,7 @@ def test_a_value_copied_to_another_place_is_refused(
 def derivations(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Grows with each call of scrypt."""
     credentials._derive.cache_clear()
+    credentials._salts.clear()
     calls: list[int] = []
     scrypt = hashlib.scrypt
 
@@ -198,8 +201,114 @@ def test_one_salt_costs_one_derivation_and_two_salts_two(derivations: list[int])
     for number in range(20):
         assert decrypt(ours(str(number)), PASSKEY, purpose=BOB) == str(number)
     assert len(derivations) == 1
-    encrypt(TEXT, PASSKEY, purpose=BOB)
+    other = encrypt(TEXT, PASSKEY, purpose=BOB, salt=b"fedcba9876543210")
     assert len(derivations) == 2
+    assert decrypt(other, PASSKEY, purpose=BOB) == TEXT
+    assert len(derivations) == 2
+
+
+def test_all_that_a_process_writes_costs_one_derivation(derivations: list[int]) -> None:
+    read = ours()
+    derivations.clear()
+    credentials._derive.cache_clear()
+
+    assert decrypt(read, PASSKEY, purpose=BOB) == TEXT
+    for number in range(20):
+        value = encrypt(str(number), PASSKEY, purpose=BOB)
+        assert decrypt(value, PASSKEY, purpose=BOB) == str(number)
+
+    assert derivations == [2**15]
+
+
+def test_a_new_value_has_the_salt_that_most_values_beside_it_have(derivations: list[int]) -> None:
+    passkey = "of-another-process"
+    beside = [
+        encrypt(TEXT, PASSKEY, purpose=BOB, salt=salt) for salt in (b"0" * 16, b"1" * 16, b"1" * 16)
+    ]
+
+    value = encrypt(TEXT, passkey, purpose=BOB, beside=[VECTORS[0][0], "x", *beside])
+
+    assert credentials.salt_of(value) == b"1" * 16
+
+
+# --- a random key ---
+
+
+def test_a_random_key_needs_no_expensive_derivation(derivations: list[int]) -> None:
+    key = new_key()
+    value = encrypt(TEXT, key, purpose=BOB)
+
+    assert decrypt(value, key, purpose=BOB) == TEXT
+    assert derivations == []
+    assert re.fullmatch(r"odf2\.hkdf\.[\w-]+\.[\w-]+", value)
+    assert not is_weak(value)
+    for other in (new_key(), PASSKEY):
+        refused(lambda other=other: decrypt(value, other, purpose=BOB), key, other)
+    refused(lambda: decrypt(value, key, purpose=for_dataset("bobout")), key)
+
+
+def test_the_envelope_of_a_random_key_can_be_opened_by_hand() -> None:
+    import hmac
+
+    from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+    key = new_key()
+    _, _, salt, box = encrypt(TEXT, key, purpose=BOB).split(".")
+
+    def raw(part: str) -> bytes:
+        return base64.urlsafe_b64decode(part + "=" * (-len(part) % 4))
+
+    extracted = hmac.digest(raw(salt), raw(key.removeprefix("odfkey1.")), "sha256")
+    derived = hmac.digest(extracted, b"odf2\x01", "sha256")
+    bound = b"dataset\0bobin\0encryptedpass"
+    assert AESGCM(derived).decrypt(raw(box)[:12], raw(box)[12:], bound) == TEXT.encode()
+
+
+def test_every_changed_character_of_a_random_keys_value_is_noticed() -> None:
+    key = new_key()
+    value = encrypt(TEXT, key, purpose=BOB)
+    for at, old in enumerate(value):
+        for new in {"A", "b", "_", "."} - {old}:
+            with pytest.raises(CredentialError):
+                decrypt(value[:at] + new + value[at + 1 :], key, purpose=BOB)
+    for cut in range(len(value)):
+        with pytest.raises(CredentialError):
+            decrypt(value[:cut], key, purpose=BOB)
+
+
+def test_random_keys_differ_and_have_all_their_bits() -> None:
+    keys = {new_key() for _ in range(100)}
+    assert len(keys) == 100
+    assert all(re.fullmatch(r"odfkey1\.[\w-]{43}", key) for key in keys)
+
+
+@pytest.mark.parametrize("passkey", ["odfkey1.", "odfkey1.short", "odfkey1." + "!" * 43])
+def test_a_passkey_that_only_looks_like_a_random_key_is_a_text(
+    passkey: str, derivations: list[int]
+) -> None:
+    value = encrypt(TEXT, passkey, purpose=BOB)
+    assert value.startswith("odf1.scrypt.")
+    assert decrypt(value, passkey, purpose=BOB) == TEXT
+
+
+def test_a_random_key_reads_what_was_written_by_scrypt() -> None:
+    """As older programs write, which take any key for a text."""
+    key = new_key()
+    from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+    derived = hashlib.scrypt(key.encode(), salt=SALT, n=2**15, r=8, p=1, maxmem=2**26, dklen=32)
+    box = b"i" * 12 + AESGCM(derived).encrypt(b"i" * 12, TEXT.encode(), BOB.bound)
+    salt, sealed = (base64.urlsafe_b64encode(each).decode().rstrip("=") for each in (SALT, box))
+    assert decrypt(f"odf1.scrypt.15-8-1.{salt}.{sealed}", key, purpose=BOB) == TEXT
+
+
+def test_what_is_weaker_than_a_new_value_is_told() -> None:
+    assert [is_weak(value) for value, _ in VECTORS] == [True] * 3
+    assert is_weak(ours().replace("15-8-3", "15-8-1"))
+    assert is_weak(ours().replace("15-8-3", "14-8-3"))
+    assert not is_weak(ours())
+    assert not is_weak(ours().replace("15-8-3", "16-8-2"))
+    assert not is_weak(ours().replace("15-8-3", "17-8-1"))
 
 
 def test_the_keys_kept_in_memory_are_bounded() -> None:
@@ -208,7 +317,7 @@ def test_the_keys_kept_in_memory_are_bounded() -> None:
 
 @pytest.mark.parametrize("cost", ["30-8-1", "99-99-99", "19-8-1", "15-99-1", "15-8-99", "18-8-2"])
 def test_a_hostile_cost_is_refused_before_it_is_paid(cost: str, derivations: list[int]) -> None:
-    hostile = ours().replace("15-8-1", cost)
+    hostile = ours().replace("15-8-3", cost)
     derivations.clear()
     message = refused(lambda: decrypt(hostile, PASSKEY, purpose=BOB))
     assert "too much memory" in message
@@ -216,13 +325,13 @@ def test_a_hostile_cost_is_refused_before_it_is_paid(cost: str, derivations: lis
 
 
 def test_a_cost_that_scrypt_itself_rejects_is_an_error_of_ours() -> None:
-    impossible = ours().replace("15-8-1", "20-1-1")
+    impossible = ours().replace("15-8-3", "20-1-1")
     assert "impossible" in refused(lambda: decrypt(impossible, PASSKEY, purpose=BOB))
 
 
-@pytest.mark.parametrize("cost", ["0-8-1", "015-8-1", "15-8", "15-8-1-1", "-15-8-1", "x-8-1", ""])
+@pytest.mark.parametrize("cost", ["0-8-1", "015-8-3", "15-8", "15-8-3-1", "-15-8-3", "x-8-1", ""])
 def test_a_malformed_cost_is_refused(cost: str) -> None:
-    malformed = ours().replace("15-8-1", cost)
+    malformed = ours().replace("15-8-3", cost)
     assert "isn't an encrypted value" in refused(lambda: decrypt(malformed, PASSKEY, purpose=BOB))
 
 
@@ -295,7 +404,7 @@ def test_a_value_that_was_never_encrypted_is_not_repeated(value: str) -> None:
 
 
 def test_an_envelope_of_a_newer_version_says_to_upgrade() -> None:
-    newer = "odf2" + ours().removeprefix("odf1")
+    newer = "odf3" + ours().removeprefix("odf1")
     assert "pip install --upgrade" in refused(lambda: decrypt(newer, PASSKEY, purpose=BOB))
 
 

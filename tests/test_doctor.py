@@ -150,6 +150,24 @@ def test_passwords_that_the_passkey_does_not_decrypt_are_named(store: Store, url
     assert doctor(url)[1]["passwords"]["action"] == "Set PASSKEY or PASSKEY_FILE"
 
 
+def test_weak_values_are_counted(store: Store, url: str) -> None:
+    legacy = "U3iP2Wxdjmo63GI4YtVBuJIGf0v5nj3r1KpKzsHsGc4gow=="
+    strong = encrypt("hunter2", "plugh", purpose=for_dataset("strong"))
+    for datasetid, value in (("legacy", legacy), ("strong", strong)):
+        store.db.execute(
+            f"insert into dataset (datasetid, encryptedpass) values ('{datasetid}', '{value}')", {}
+        )
+    Path("dataflow.properties").write_text(f"url={url}\nencrypted={legacy}\n")
+
+    found = doctor(None, PASSKEY="plugh")[1]
+
+    assert found["passwords"]["result"] == found["passkey"]["result"] == "warn"
+    assert found["passwords"]["action"] == found["passkey"]["action"] == "odf rotate"
+    assert found["passwords"]["detail"] == (
+        "the passkey decrypts all 2; 1 are in an older, weaker form"
+    )
+
+
 def test_the_passkey_of_the_properties(store: Store, url: str) -> None:
     secret = encrypt("x", "plugh", purpose=PROPERTIES)
     Path("dataflow.properties").write_text(f"url={url}\nencrypted={secret}\nspark.master=local\n")

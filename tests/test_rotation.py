@@ -112,11 +112,34 @@ def test_the_same_key_twice_renews_what_the_original_made(filled: Store) -> None
     assert texts(filled, OLD) == ALL
 
 
+def test_the_same_key_twice_renews_weak_values_and_gives_all_one_salt(
+    filled: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    alone = encrypt("x", OLD, purpose=for_dataset("alone"), salt=b"another salt....")
+    add(filled, "alone", alone)
+    monkeypatch.setattr(credentials, "COST", (4, 8, 2))
+
+    rotation.rotate(load_settings(environ={}), OLD, OLD, {})
+
+    found = [value for _, value in values(filled) if value]
+    assert {value.split(".")[2] for value in found} == {"4-8-2"}
+    assert len({value.split(".")[3] for value in found}) == 1
+    assert texts(filled, OLD) == {**ALL, "alone": "x"}
+
+
+def test_a_random_key_is_printed_and_used(filled: Store, tmp_path: Path) -> None:
+    (tmp_path / "new.key").write_text(odf("key").stdout)
+    done = odf("rotate", env={"PASSKEY": OLD, "NEW_PASSKEY_FILE": str(tmp_path / "new.key")})
+
+    assert done.exit_code == 0, done.output
+    assert texts(filled, (tmp_path / "new.key").read_text().strip()) == ALL
+    assert {value.split(".")[0] for _, value in values(filled) if value} == {"odf2"}
+
+
 def test_half_done_by_an_earlier_rotation(filled: Store) -> None:
     add(filled, "done", by(NEW, "done", "x"))
-    before = dict(values(filled))["done"]
     assert rotate() == (4, True, 1)
-    assert dict(values(filled))["done"] == before
+    assert texts(filled, NEW)["done"] == "x"
 
 
 def test_a_row_changed_meanwhile_is_not_overwritten(

@@ -41,6 +41,7 @@ COMMANDS = {
     "serve": "serve:serve",
     "encrypt": "credentials:encrypt",
     "decrypt": "credentials:decrypt",
+    "key": "credentials:key",
     "rotate": "credentials:rotate",
     "token": "tokens:token",
     "sql": "sql:sql",

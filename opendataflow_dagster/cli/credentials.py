@@ -2,12 +2,13 @@
 
 import os
 import sys
+from contextlib import suppress
 
 import click
 
 from ..dataflow import credentials
 from ..dataflow.config import load_settings
-from ..dataflow.errors import CredentialError, WrongUse
+from ..dataflow.errors import CredentialError, DataflowError, WrongUse
 from ..dataflow.passkey import find_passkey
 
 NO_ARGUMENTS = {"ignore_unknown_options": True}
@@ -25,7 +26,8 @@ stray = click.argument("stray", nargs=-1, type=click.UNPROCESSED, metavar="")
 )
 @for_dataset
 @stray
-def encrypt(dataset: str | None, stray: tuple[str, ...]) -> None:
+@click.pass_context
+def encrypt(ctx: click.Context, dataset: str | None, stray: tuple[str, ...]) -> None:
     """Encrypt a text from standard input, or from a prompt that doesn't show it.
 
     Without --dataset, the value is for `encrypted` of the properties file.
@@ -34,7 +36,8 @@ def encrypt(dataset: str | None, stray: tuple[str, ...]) -> None:
     key = find_passkey()
     if key is None:
         key = _prompt_for_key("PASSKEY", "The passkey")
-    click.echo(credentials.encrypt(_text("The text to encrypt", twice=True), key, purpose=purpose))
+    text = _text("The text to encrypt", twice=True)
+    click.echo(credentials.encrypt(text, key, purpose=purpose, beside=_in_properties(ctx)))
 
 
 @click.command(
@@ -52,6 +55,17 @@ def decrypt(dataset: str | None, stray: tuple[str, ...]) -> None:
     click.echo(credentials.decrypt(_text("The value to decrypt"), key, purpose=purpose))
 
 
+@click.command(epilog="Example: (umask 077; odf key > /etc/odf/passkey)")
+def key() -> None:
+    """Print a new random passkey.
+
+    Nobody can guess it, so a job that needs a password starts without the fifth of a second that
+    a passkey of your own costs. Keep it in a file that PASSKEY_FILE names; to change to it, run
+    `odf rotate`.
+    """
+    click.echo(credentials.new_key())
+
+
 @click.command(
     context_settings=NO_ARGUMENTS,
     epilog="Example: PASSKEY_FILE=old.key NEW_PASSKEY_FILE=new.key odf rotate",
@@ -63,7 +77,8 @@ def rotate(ctx: click.Context, stray: tuple[str, ...]) -> None:
 
     The key until now is that of PASSKEY or PASSKEY_FILE, the new one that of NEW_PASSKEY or
     NEW_PASSKEY_FILE. Killed or refused, it can be run again with the same two keys. When it is
-    through, give the new key to those who run jobs.
+    through, give the new key to those who run jobs. With the same key as both, it renews the values
+    that `odf doctor` calls weak.
     """
     from ..dataflow import rotation
 
@@ -89,6 +104,14 @@ def rotate(ctx: click.Context, stray: tuple[str, ...]) -> None:
     click.echo(
         "Now give the new passkey to all who run jobs, and run `odf doctor` with it.", err=True
     )
+
+
+def _in_properties(ctx: click.Context) -> list[str]:
+    """The value in the properties file, whose salt those of datasets share."""
+    with suppress(DataflowError):
+        if value := load_settings(ctx.find_root().obj).encrypted:
+            return [value]
+    return []
 
 
 def _purpose(command: str, dataset: str | None, stray: tuple[str, ...]) -> credentials.Purpose:

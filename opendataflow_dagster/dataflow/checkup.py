@@ -89,7 +89,7 @@ def _folder(settings: Settings) -> Check:
 
 
 def _passkey(settings: Settings, environ: Mapping[str, str]) -> Iterator[Check]:
-    from .credentials import PROPERTIES, decrypt
+    from .credentials import PROPERTIES, decrypt, is_weak
     from .passkey import find_passkey, passkey_source
 
     try:
@@ -106,6 +106,10 @@ def _passkey(settings: Settings, environ: Mapping[str, str]) -> Iterator[Check]:
             decrypt(settings.encrypted, key, purpose=PROPERTIES)
     except CredentialError as error:
         yield Check("passkey", "fail", str(error), "odf encrypt")
+        return
+    if settings.encrypted and is_weak(settings.encrypted):
+        detail = "it decrypts `encrypted`, which is in an older, weaker form"
+        yield Check("passkey", "warn", detail, "odf rotate")
         return
     also = ", and decrypts `encrypted`" if settings.encrypted else ""
     yield Check("passkey", "ok", f"it comes from {passkey_source(environ)}{also}")

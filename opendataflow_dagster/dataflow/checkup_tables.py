@@ -224,7 +224,7 @@ def _leases(store: Store) -> Check:
 
 
 def _passwords(store: Store, environ: Mapping[str, str]) -> Check:
-    from .credentials import decrypt, for_dataset
+    from .credentials import decrypt, for_dataset, is_weak
     from .passkey import find_passkey
 
     values = store.db.run("credentials.values")
@@ -247,4 +247,8 @@ def _passwords(store: Store, environ: Mapping[str, str]) -> Check:
             f"the passkey doesn't decrypt: {', '.join(bad)}",
             "odf encrypt --dataset ID",
         )
+    weak = sum(is_weak(value) for _, value in values)
+    if weak:
+        detail = f"the passkey decrypts all {len(values)}; {weak} are in an older, weaker form"
+        return Check("passwords", "warn", detail, "odf rotate")
     return Check("passwords", "ok", f"the passkey decrypts all {len(values)}")

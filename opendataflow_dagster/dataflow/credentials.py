@@ -1,17 +1,21 @@
 """Encrypted values: the original's are read, versioned and salted ones are written.
 
-    odf1.scrypt.15-8-1.SALT.BOX
+    odf1.scrypt.15-8-3.SALT.BOX
+    odf2.hkdf.SALT.BOX
 
-The key is scrypt(passkey, SALT) with N=2^15, r=8, p=1; BOX is an IV of 12 bytes and what
-AES-256-GCM makes of the text, with the purpose as associated data; both in unpadded URL-safe
-base64, so that no shell, SQL literal or properties file gives a character a meaning.
+The key is scrypt(passkey, SALT) with N=2^15, r=8, p=3: a passkey that a person has chosen needs a
+derivation that is expensive to repeat. For one that `odf key` has made, the key is HKDF-
+SHA256(its 32 bytes, SALT, "odf2"). BOX is an IV of 12 bytes and what AES-256-GCM makes of the
+text, with the purpose as associated data. Both are in unpadded URL-safe base64, so that no shell,
+SQL literal or properties file gives a character a meaning. The values of a database share their
+salt, so that a process derives one key for all.
 
 Errors are raised outside the `except` that saw the cause: its arguments may hold a secret.
 """
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -22,7 +26,9 @@ from .passkey import find_passkey
 SALT_BYTES = 16
 IV_BYTES = 12
 TAG_BYTES = 16
-COST = (15, 8, 1)  # log2 N, r, p: 32 MiB and about 60 ms
+COST = (15, 8, 3)  # log2 N, r, p: 32 MiB and about 0.2 s; as much as N=2^17, p=1
+RANDOM_KEY = "odfkey1."
+KEY_BYTES = 32
 MOST_WORK = 2**21  # N·r·p that a value may ask for: 256 MiB and half a second
 
 
@@ -68,14 +74,14 @@ def decrypt(value: str, passkey: str | None, *, purpose: Purpose) -> str:
     secret = _bytes_of(passkey, purpose)
     value = value.strip()
     if version := re.match(r"odf([0-9]+)\.", value):
-        key, box = _open_envelope(value, version[1], secret, purpose)
+        key, box = _open_envelope(value, version[1], passkey, secret, purpose)
         bound = purpose.bound
     else:
         key, box, bound = _legacy_key(secret), _legacy_box(value), None
     if box is None or len(box) < IV_BYTES + TAG_BYTES:
         raise CredentialError(
             f"{purpose.label} isn't an encrypted value: it is neither the original's base64 nor "
-            f"a whole odf1 envelope. Make one with {purpose.remake}."
+            f"a whole odf1 or odf2 envelope. Make one with {purpose.remake}."
         )
 
     plain = _unseal(key, box, bound)
@@ -103,8 +109,15 @@ def password_of(
     return decrypt(encrypted, find_passkey(environ), purpose=for_dataset(datasetid))
 
 
-def encrypt(text: str, passkey: str | None, *, purpose: Purpose, salt: bytes | None = None) -> str:
-    """Write a value for `purpose`; many values with one `salt` cost one key derivation."""
+def encrypt(
+    text: str, passkey: str | None, *, purpose: Purpose, salt: bytes | None = None,
+    beside: Iterable[str] = (),
+) -> str:  # fmt: skip
+    """Write a value for `purpose`.
+
+    Its salt is that of this process's other values, else the one that most of the values `beside`
+    have, so that whoever reads them all derives one key.
+    """
     secret = _bytes_of(passkey, purpose)
     plain = _encoded(text, "strict")
     if plain is None:
@@ -112,21 +125,58 @@ def encrypt(text: str, passkey: str | None, *, purpose: Purpose, salt: bytes | N
             f"The text for {purpose.label} isn't valid Unicode, so it can't be encrypted. "
             f"Type it again: {purpose.remake}."
         )
-    salt = os.urandom(SALT_BYTES) if salt is None else salt
+    salt = salt or _salts.get(secret) or common_salt(beside) or os.urandom(SALT_BYTES)
     if len(salt) != SALT_BYTES:
         raise ValueError(f"A salt has {SALT_BYTES} bytes, not {len(salt)}.")
 
     from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
+    random = _random_key(passkey)
+    if random:
+        key, how = _expand(random, salt), ["odf2", "hkdf"]
+    else:
+        key, how = _derive(secret, salt, *COST), ["odf1", "scrypt", "-".join(map(str, COST))]
     iv = os.urandom(IV_BYTES)
-    box = iv + AESGCM(_derive(secret, salt, *COST)).encrypt(iv, plain, purpose.bound)
-    return ".".join(["odf1", "scrypt", "-".join(map(str, COST)), _base64(salt), _base64(box)])
+    box = iv + AESGCM(key).encrypt(iv, plain, purpose.bound)
+    return ".".join([*how, _base64(salt), _base64(box)])
+
+
+def new_key() -> str:
+    """A passkey that nobody can guess, so that deriving a key from it costs nothing."""
+    return RANDOM_KEY + _base64(os.urandom(KEY_BYTES))
 
 
 def is_legacy(value: str) -> bool:
-    """Whether the original made this value, so that `odf rotate` should make it anew."""
+    """Whether the original made this value."""
     box = _legacy_box(value.strip())
     return box is not None and len(box) >= IV_BYTES + TAG_BYTES
+
+
+def is_encrypted(value: str) -> bool:
+    """Whether a value looks like one of the original or of ours."""
+    return re.match(r"odf[12]\.", value) is not None or is_legacy(value)
+
+
+def is_weak(value: str) -> bool:
+    """Whether a passkey is easier to guess from this value than from a new one."""
+    envelope = re.match(_SCRYPT, value.strip())
+    if not envelope:
+        return is_legacy(value)
+    log_n, r, p = (int(envelope[each]) for each in (1, 2, 3))
+    return 2**log_n * r * p < 2 ** COST[0] * COST[1] * COST[2]
+
+
+def salt_of(value: str) -> bytes | None:
+    """The salt of a value; None for one of the original's, and for what isn't whole."""
+    parts = value.strip().split(".")
+    salt = _unbase64(parts[-2], url_safe=True) if re.match(r"odf[12]\.", value.strip()) else None
+    return salt if salt and len(salt) == SALT_BYTES else None
+
+
+def common_salt(values: Iterable[str]) -> bytes | None:
+    """The salt that most of the values have."""
+    salts = sorted(salt for value in values if (salt := salt_of(value)))
+    return max(salts, key=salts.count, default=None)
 
 
 def _bytes_of(passkey: str | None, purpose: Purpose) -> bytes:
@@ -145,21 +195,27 @@ def _bytes_of(passkey: str | None, purpose: Purpose) -> bytes:
     return secret
 
 
+_SCRYPT = r"odf1\.scrypt\.([1-9][0-9]?)-([1-9][0-9]?)-([1-9][0-9]?)\.([\w-]+)\.([\w-]+)\Z"
+_HKDF = r"odf2\.hkdf\.([\w-]+)\.([\w-]+)\Z"
+
+
 def _open_envelope(
-    value: str, version: str, secret: bytes, purpose: Purpose
+    value: str, version: str, passkey: str | None, secret: bytes, purpose: Purpose
 ) -> tuple[bytes, bytes | None]:
     """The key and the box of an envelope; no box when it isn't whole."""
-    if version != "1":
+    if version not in ("1", "2"):
         raise CredentialError(
             f"{purpose.label} was made by a newer version, in an envelope that this one doesn't "
             "know. Run `pip install --upgrade opendataflow_dagster`."
         )
-    parts = re.fullmatch(
-        r"odf1\.scrypt\.([1-9][0-9]?)-([1-9][0-9]?)-([1-9][0-9]?)\.([\w-]+)\.([\w-]+)", value
-    )
-    salt = parts and _unbase64(parts[4], url_safe=True)
-    if not parts or not salt or len(salt) != SALT_BYTES:
+    parts = re.match(_SCRYPT if version == "1" else _HKDF, value)
+    salt = salt_of(value)
+    if not parts or not salt:
         return b"", None
+    box = _unbase64(parts[parts.re.groups], url_safe=True)
+    if version == "2":
+        random = _random_key(passkey) or secret  # of a text, which opens nothing
+        return _expand(random, salt), box
     log_n, r, p = int(parts[1]), int(parts[2]), int(parts[3])
     key = _derived(secret, salt, log_n, r, p) if 2**log_n * r * p <= MOST_WORK else None
     if key is None:
@@ -168,7 +224,7 @@ def _open_envelope(
             "memory or time, or impossible. It was tampered with or made elsewhere. "
             f"Make the value anew with {purpose.remake}."
         )
-    return key, _unbase64(parts[5], url_safe=True)
+    return key, box
 
 
 def _derived(secret: bytes, salt: bytes, log_n: int, r: int, p: int) -> bytes | None:
@@ -178,13 +234,35 @@ def _derived(secret: bytes, salt: bytes, log_n: int, r: int, p: int) -> bytes | 
         return None
 
 
+_salts: dict[bytes, bytes] = {}
+"""Passkey → the salt for what this process writes: the first of which it has derived a key."""
+
+
 @lru_cache(maxsize=64)
 def _derive(secret: bytes, salt: bytes, log_n: int, r: int, p: int) -> bytes:
     from hashlib import scrypt
 
     n = 2**log_n
     room = 128 * r * (n + p + 2) + 2**16  # what OpenSSL asks for, with a margin
-    return scrypt(secret, salt=salt, n=n, r=r, p=p, maxmem=room, dklen=32)
+    key = scrypt(secret, salt=salt, n=n, r=r, p=p, maxmem=room, dklen=32)
+    if (log_n, r, p) == COST:
+        _salts.setdefault(secret, salt)
+    return key
+
+
+def _random_key(passkey: str | None) -> bytes | None:
+    """The bytes of a passkey that `odf key` has made; None for one that a person has chosen."""
+    if not passkey or not passkey.startswith(RANDOM_KEY):
+        return None
+    raw = _unbase64(passkey.removeprefix(RANDOM_KEY), url_safe=True)
+    return raw if raw and len(raw) == KEY_BYTES else None
+
+
+def _expand(random: bytes, salt: bytes) -> bytes:
+    from cryptography.hazmat.primitives.hashes import SHA256
+    from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+
+    return HKDF(SHA256(), KEY_BYTES, salt, b"odf2").derive(random)
 
 
 def _legacy_key(secret: bytes) -> bytes:

@@ -6,10 +6,12 @@ from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
 from .config import redact
+from .credentials import encrypt, for_dataset, is_encrypted
 from .errors import Refused, WrongUse
 from .moves import EXTERNAL, is_registered
 from .names import check_id, check_text, check_variable, typed
 from .outputs import person
+from .passkey import find_passkey
 from .store import LEASE, MAX_LOSSES, Store
 from .times import from_table, parse_duration, parse_time, to_table
 
@@ -85,17 +87,17 @@ def add_dataset(
             f"writemode {mode[:40]!r} isn't known. A pipeline can {' or '.join(WRITE_MODES)}."
         )
     encrypted = columns.get("encryptedpass")
-    if encrypted and not _is_encrypted(encrypted):
+    if encrypted and not is_encrypted(encrypted):
         raise WrongUse(
             f"encryptedpass of dataset {datasetid!r} isn't an encrypted value. Make one with "
             f"`odf encrypt --dataset {typed(datasetid)}`, or use --password."
         )
     check_text("password", password)
     if password:
-        from .credentials import encrypt, for_dataset
-        from .passkey import find_passkey
-
-        columns["encryptedpass"] = encrypt(password, find_passkey(), purpose=for_dataset(datasetid))
+        others = [value for _, value in store.db.run("credentials.values")]
+        columns["encryptedpass"] = encrypt(
+            password, find_passkey(), purpose=for_dataset(datasetid), beside=others
+        )
     values = {name: columns.get(name) for name in COLUMNS}
 
     def work() -> bool:
@@ -308,14 +310,8 @@ def _dial(store: Store, key: str, text: str) -> Any:
     return number
 
 
-def _is_encrypted(value: str) -> bool:
-    from .credentials import is_legacy
-
-    return value.startswith("odf1.") or is_legacy(value)
-
-
 def _shortened(value: str | None) -> str | None:
     """The start of an encrypted value; nothing of a password that somebody stored in the clear."""
     if not value:
         return value
-    return (value[:10] if _is_encrypted(value) else "") + "..."
+    return (value[:10] if is_encrypted(value) else "") + "..."

@@ -1,7 +1,8 @@
 """A new passkey for all that is encrypted: the datasets' passwords, and the properties file's.
 
 The rows change in one transaction, then the file by one rename. Killed anywhere, the same command
-with the same two keys goes on: what the new key decrypts already is left as it is.
+with the same two keys goes on: what the new key decrypts already is left as it is. Only a value in
+an older form is renewed, and one with a salt of its own, which costs each reader a derivation.
 """
 
 import os
@@ -9,7 +10,17 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from .config import Settings, read_properties, replace_property
-from .credentials import PROPERTIES, SALT_BYTES, Purpose, decrypt, encrypt, for_dataset, is_legacy
+from .credentials import (
+    PROPERTIES,
+    SALT_BYTES,
+    Purpose,
+    common_salt,
+    decrypt,
+    encrypt,
+    for_dataset,
+    is_weak,
+    salt_of,
+)
 from .errors import CredentialError, DataflowError
 from .opening import open_from
 from .store import Store
@@ -32,11 +43,13 @@ def rotate(
     """Encrypt all that `old` decrypts by `new`; change nothing if something fits neither."""
     keys = Keys(old, new)
     in_file = _in_file(settings)
-    for_file = keys.anew(in_file, PROPERTIES) if in_file else None
-    if in_file and for_file is None:
-        raise _neither([PROPERTIES.label])
     store = _open(settings, keys, environ)
     try:
+        rows = [value for _, value in store.db.run("credentials.values")]
+        keys.salt = common_salt([*filter(None, [in_file]), *rows]) or keys.salt
+        for_file = keys.anew(in_file, PROPERTIES) if in_file else None
+        if in_file and for_file is None:
+            raise _neither([PROPERTIES.label])
         rows, kept = _rotate_rows(store, keys)
     finally:
         store.close()
@@ -46,11 +59,11 @@ def rotate(
 
 
 class Keys:
-    """The two passkeys, and one salt for every new value, so that a rotation derives few keys."""
+    """The two passkeys, and the one salt of every new value: whoever reads them derives one key."""
 
     def __init__(self, old: str, new: str) -> None:
         self._old, self._new = old, new
-        self._salt = os.urandom(SALT_BYTES)
+        self.salt = os.urandom(SALT_BYTES)
         self._done: dict[tuple[str, str], str | None] = {}
 
     def __repr__(self) -> str:
@@ -73,11 +86,11 @@ class Keys:
             key = self.either(value, purpose)
             if key is None:
                 self._done[known] = None
-            elif key == self._new and not is_legacy(value):
+            elif key == self._new and not is_weak(value) and salt_of(value) == self.salt:
                 self._done[known] = value
             else:
                 text = decrypt(value, key, purpose=purpose)
-                self._done[known] = encrypt(text, self._new, purpose=purpose, salt=self._salt)
+                self._done[known] = encrypt(text, self._new, purpose=purpose, salt=self.salt)
         return self._done[known]
 
 
