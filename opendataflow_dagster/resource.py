@@ -10,7 +10,7 @@ from contextlib import suppress
 import dagster as dg
 
 from .dataflow.catalog import Catalog, read_catalog
-from .dataflow.config import Settings, load_settings
+from .dataflow.config import FOLDER, Settings, load_settings, make_folder
 from .dataflow.errors import NoDatabase
 from .dataflow.opening import open_from
 from .dataflow.passkey import hand_on_by_multiprocessing, take_passkey
@@ -97,7 +97,7 @@ class DataflowResource(dg.ConfigurableResource):
     def _kept_in(self) -> str:
         found = self.settings
         home = os.environ.get("DAGSTER_HOME")
-        folder = os.path.join(home, "opendataflow") if home else ".dataflow"
+        folder = os.path.join(home, "opendataflow") if home else FOLDER
         which = hashlib.sha256(f"{found.url}\n{found.schema}\n{found.user}".encode()).hexdigest()
         return os.path.join(os.path.abspath(folder), f"catalog-{which[:16]}.json")
 
@@ -132,7 +132,7 @@ def _keep(path: str, text: str) -> None:
         return
     temporary = f"{path}.{os.getpid()}.{threading.get_ident()}.tmp"
     try:
-        os.makedirs(os.path.dirname(path), exist_ok=True)
+        make_folder(os.path.dirname(path))
         handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         with open(handle, "w", encoding="utf-8") as file:
             file.write(text)

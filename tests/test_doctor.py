@@ -186,6 +186,39 @@ def test_a_folder_that_cannot_be_written(monkeypatch: pytest.MonkeyPatch, tmp_pa
     assert doctor(f"sqlite:///{tmp_path}/a/b/x.db")[1]["folder"]["detail"].endswith("can be made")
 
 
+@pytest.mark.parametrize("mask", [0o002, 0o022, 0o077])
+def test_the_default_database_is_its_owners_alone(mask: int) -> None:
+    before = os.umask(mask)
+    try:
+        done = CliRunner().invoke(app, ["init"], prog_name="odf")
+        Path("shared").mkdir()
+        elsewhere = "sqlite:///shared/x.db"
+        CliRunner().invoke(app, ["init"], prog_name="odf", env={"DATAFLOW_URL": elsewhere})
+    finally:
+        os.umask(before)
+
+    assert done.exit_code == 0, done.output
+    assert Path(".dataflow").stat().st_mode & 0o777 == 0o700
+    assert Path(".dataflow/dataflow.db").stat().st_mode & 0o777 == 0o600
+    assert doctor(None)[1]["folder"]["result"] == "ok"
+    made = Path("shared/x.db").stat().st_mode & 0o777
+    assert made == 0o644 & ~mask, "what is elsewhere may be shared"
+
+
+def test_a_default_folder_that_others_can_read_is_told() -> None:
+    CliRunner().invoke(app, ["init"], prog_name="odf")
+    Path(".dataflow").chmod(0o755)
+    Path(".dataflow/dataflow.db").chmod(0o644)
+
+    found = doctor(None)[1]["folder"]
+
+    assert found["result"] == "warn"
+    assert found["action"] == f"chmod go= {Path.cwd()}/.dataflow {Path.cwd()}/.dataflow/dataflow.db"
+    assert CliRunner().invoke(app, ["init"], prog_name="odf").exit_code == 0
+    mode = Path(".dataflow").stat().st_mode & 0o777
+    assert mode == 0o755, "it may be shared on purpose"
+
+
 def test_a_clock_that_is_off(store: Store, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Store, "now", lambda self: 0.0)
     found = doctor(url)[1]["clock"]

@@ -5,9 +5,9 @@ import sys
 from collections.abc import Iterator, Mapping
 
 from .checkup_tables import Check, examine_database
-from .config import Settings, load_settings, redact
+from .config import Settings, load_settings, private_folder, redact
 from .errors import CredentialError, DataflowError
-from .names import printable
+from .names import printable, typed
 from .opening import open_from
 from .times import zone_called
 
@@ -83,9 +83,20 @@ def _folder(settings: Settings) -> Check:
         )
     if os.path.exists(path) and not os.access(path, os.W_OK):
         return Check("folder", "fail", f"{path} isn't writable", f"Make {path} writable")
+    ours = private_folder(os.path.abspath(path))
+    shown = [each for each in (ours, os.path.abspath(path)) if ours and each and _is_shown(each)]
+    if shown:
+        return Check(
+            "folder", "warn", f"other users can read {' and '.join(shown)}",
+            f"chmod go= {typed(*shown)}",
+        )  # fmt: skip
     return Check(
         "folder", "ok", f"{folder} is writable" if there == folder else f"{folder} can be made"
     )
+
+
+def _is_shown(path: str) -> bool:
+    return os.path.exists(path) and os.stat(path).st_mode & 0o077 != 0
 
 
 def _passkey(settings: Settings, environ: Mapping[str, str]) -> Iterator[Check]:

@@ -9,7 +9,8 @@ from .errors import DataflowError, WrongUse
 
 FILE_NAME = "dataflow.properties"
 PROJECT = "project.yml"
-DEFAULT_URL = "sqlite:///.dataflow/dataflow.db"
+FOLDER = ".dataflow"
+DEFAULT_URL = f"sqlite:///{FOLDER}/dataflow.db"
 DEFAULT_SCHEMA = "dataflow"
 BUILT_IN = "built-in default"
 ENVIRONMENT = "environment"
@@ -82,6 +83,20 @@ def load_settings(
         path=file,
         values=values,
     )
+
+
+def make_folder(path: str | os.PathLike[str]) -> None:
+    """Make a folder and those above it; `.dataflow` is made for its owner alone."""
+    path = os.path.abspath(path)
+    if ours := private_folder(path):
+        os.makedirs(ours, 0o700, exist_ok=True)
+    os.makedirs(path, exist_ok=True)
+
+
+def private_folder(path: str) -> str | None:
+    """The folder `.dataflow` that an absolute path is in, if it is in one."""
+    above, found, _ = f"{path}{os.sep}".rpartition(f"{os.sep}{FOLDER}{os.sep}")
+    return f"{above}{os.sep}{FOLDER}" if found else None
 
 
 def redact(url: str) -> str:

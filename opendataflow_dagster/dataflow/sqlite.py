@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from .config import make_folder, private_folder
 from .database import Database
 from .errors import DataflowError, LostRace, NoDatabase
 from .model import FAILED, RESUBMIT, Claim, Fact, Failure, effect
@@ -35,8 +36,8 @@ class SqliteDatabase(Database):
         if not create and not os.path.exists(self.path):
             raise NoDatabase(f"There is no database at {self.path}. Run `odf init` to create it.")
         try:
-            if create and os.path.dirname(self.path):
-                os.makedirs(os.path.dirname(self.path), exist_ok=True)
+            if create:
+                self._make_file()
             connection = sqlite3.connect(
                 self.path, timeout=BUSY, isolation_level=None, check_same_thread=False
             )
@@ -57,6 +58,12 @@ class SqliteDatabase(Database):
         self.keep(connection)
         self._met = True
         return connection
+
+    def _make_file(self) -> None:
+        path = os.path.abspath(self.path)
+        make_folder(os.path.dirname(path))
+        if private_folder(path) and not os.path.exists(path):
+            os.close(os.open(path, os.O_WRONLY | os.O_CREAT, 0o600))
 
     def execute(self, text: str, params: dict[str, Any] | None) -> tuple[list[tuple], Any]:
         try:

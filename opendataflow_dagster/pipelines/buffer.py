@@ -8,6 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..dataflow.config import make_folder
 from ..dataflow.errors import DataflowError
 from ..dataflow.files import is_frame
 from .annotation import PANDAS
@@ -55,7 +56,7 @@ class Buffer:
     def write(self, name: str, data: bytes) -> None:
         """Leave something else for the steps that come."""
         try:
-            self.folder.mkdir(parents=True, exist_ok=True)
+            make_folder(self.folder)
             (self.folder / name).write_bytes(data)
         except OSError as error:
             raise DataflowError(
