@@ -22,7 +22,7 @@ pytestmark = pytest.mark.skipif(not JAR.exists(), reason="the machine has no JDB
 
 # A process of its own: Java finds the jar only if it is told before it starts.
 TALE = """
-import sys
+import logging, os, sys
 from opendataflow_dagster.dataflow.errors import DataflowError, Refused, StaleClaim
 from opendataflow_dagster.dataflow.targets import Table
 from opendataflow_dagster.spark.jdbc import StagedRows, drop, leftovers, read_rows
@@ -30,7 +30,10 @@ from opendataflow_dagster.spark.session import spark_session
 folder, url, jar = sys.argv[1:4]
 secret = sys.stdin.read()
 password = lambda: secret
-spark = spark_session({"spark.master": "local[2]", "spark.jars": jar,
+level = os.environ.get("LEVEL", "ERROR")
+if level != "ERROR":
+    logging.basicConfig(level=1)
+spark = spark_session({"spark.master": "local[2]", "spark.jars": jar, "spark.log.level": level,
     "spark.eventLog.enabled": "true", "spark.eventLog.dir": "file://" + folder,
     "spark.eventLog.compress": "false"}, short=True)
 
@@ -65,18 +68,19 @@ def tell(postgres_url: str, tmp_path: Path) -> Any:
     events.mkdir()
     base = psycopg.connect(postgres_url, autocommit=True)
 
-    def told(lines: str, url: str = direct) -> str:
+    def told(lines: str, url: str = direct, **more: str) -> str:
         done = subprocess.run(
             [sys.executable, "-c", TALE + lines, str(events), url, str(JAR)], input=SECRET,
             text=True, capture_output=True, check=False,
-            env=os.environ | {"PYTHONPATH": str(ROOT)},
+            env=os.environ | {"PYTHONPATH": str(ROOT)} | more,
         )  # fmt: skip
         assert done.returncode == 0, done.stderr[-3000:]
         written = b"".join(each.read_bytes() for each in events.rglob("*") if each.is_file())
         assert b"JDBCRelation" in written
-        assert "tr0ub4dor" not in done.stdout + done.stderr
+        shown = [line for line in (done.stdout + done.stderr).splitlines() if "tr0ub4dor" in line]
+        assert shown == []
         assert b"tr0ub4dor" not in written
-        return done.stdout
+        return done.stdout + done.stderr
 
     yield told, base
     base.close()
@@ -139,6 +143,24 @@ print(refused(lambda: read_rows(spark, table("nothing", "id"), "1", None, passwo
 spark.stop()
 """)
     assert base.execute("select relname from pg_class where relname like 'odf%'").fetchall() == []
+
+
+@pytest.mark.parametrize("level", ["DEBUG", "TRACE"])
+def test_no_log_of_java_or_python_has_the_password(tell: Any, level: str) -> None:
+    told, base = tell
+    base.execute("create table n (id int, day text)")
+    base.execute("insert into n select i, 'a' from generate_series(0, 9) i")
+    said = told("""
+where = table("n", "day")
+frame = read_rows(spark, where, "a", None, password)
+assert write(frame.where("id < 5"), where, "a").show(ours) == 5
+assert read_rows(spark, where, "a", None, password).count() == 5
+assert leftovers(where, password, spark) == []
+refused(lambda: read_rows(spark, table("nothing", "id"), "1", None, password))
+spark.stop()
+""", LEVEL=level)  # fmt: skip
+    assert f" {level} " in said, "it was as loud as that"
+    assert "Command to send" in said
 
 
 def test_values_that_a_column_would_round_are_refused_with_their_number(tell: Any) -> None:

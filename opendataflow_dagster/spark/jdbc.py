@@ -46,7 +46,9 @@ def read_rows(
     from pyspark.sql import functions as F
 
     place = Place(table, dataid, bounds, password)
-    reader = spark.read.format("jdbc").options(**place.options(place.table), fetchsize=_AT_ONCE)
+    reader = spark.read.format("jdbc").options(
+        **place.options(spark, place.table), fetchsize=_AT_ONCE
+    )
     try:
         whole = reader.load()
     except Exception as error:
@@ -176,7 +178,7 @@ class StagedRows:
             place.change(connection, "stage", **names)
             digits = place.digits(connection, df.columns)
             connection.commit()
-        options = place.options(names["stage"])
+        options = place.options(self._spark, names["stage"])
         try:
             there = self._spark.read.format("jdbc").options(**options).load().schema
             checked, losses = watched(df, there, digits)

@@ -1,5 +1,6 @@
 """A table behind Java's drivers: its name, its chunk, and a connection to it."""
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
@@ -10,6 +11,8 @@ from ..dataflow.tables import Bounds
 from ..dataflow.targets import Table
 
 if TYPE_CHECKING:
+    from logging import LogRecord
+
     from pyspark.sql import SparkSession
 
 Password = Callable[[], str | None]
@@ -67,9 +70,11 @@ class Place:
         """The name of a table in the same schema."""
         return ".".join(self.quoted(each) for each in (self.target.schema, name) if each)
 
-    def options(self, table: str) -> dict[str, str]:
+    def options(self, spark: "SparkSession", table: str) -> dict[str, str]:
         """What Spark opens a table with; the password is in them."""
         password = self.password() if self.password else None
+        if password:
+            _keep_from_logs(spark)
         told = {
             "url": self.target.host, "dbtable": table, "user": self.target.user,
             "password": password, "driver": DRIVERS.get(self.kind),
@@ -85,7 +90,7 @@ class Place:
         java: Any = spark._jvm
         try:
             jdbc = java.org.apache.spark.sql.execution.datasources.jdbc
-            told = java.PythonUtils.toScalaMap(self.options(self.table))
+            told = java.PythonUtils.toScalaMap(self.options(spark, self.table))
             options = jdbc.JDBCOptions(told)
             dialect = java.org.apache.spark.sql.jdbc.JdbcDialects.get(self.target.host)
             connection = dialect.createConnectionFactory(options).apply(-1)
@@ -172,6 +177,38 @@ class Place:
     def _spelled(self, statement: str, **names: str) -> str:
         found = self._statements.get(f"{statement}_{self.kind}", self._statements[statement])
         return found.partition("\n")[2].strip().format(**names)
+
+
+_PROVIDERS = "org.apache.spark.sql.execution.datasources.jdbc.connection"
+_LOGS_PROPERTIES = (_PROVIDERS, f"{_PROVIDERS}.BasicConnectionProvider")
+"""Spark's loggers that have all properties of a connection at DEBUG, the password among them."""
+
+
+def _keep_from_logs(spark: "SparkSession") -> None:
+    """Keep passwords out of what Spark and py4j log at DEBUG, whoever has set their levels.
+
+    A driver gets its password from Spark's options only: there is no other way for all of them.
+    """
+    import logging
+
+    from .session import is_remote
+
+    if is_remote(spark):
+        return
+    for name in ("py4j.clientserver", "py4j.java_gateway"):
+        logging.getLogger(name).addFilter(_mask_password)  # the same filter is added once
+    java: Any = spark._jvm
+    log4j = java.org.apache.logging.log4j
+    for name in _LOGS_PROPERTIES:
+        if log4j.LogManager.getLogger(name).isDebugEnabled():
+            log4j.core.config.Configurator.setLevel(name, log4j.Level.INFO)
+
+
+def _mask_password(record: "LogRecord") -> bool:
+    """Mask the value of `password` in a command that py4j sends to Java."""
+    if isinstance(record.msg, str):
+        record.msg = re.sub(r"(\nspassword\ns)[^\n]*", r"\1***", record.msg)
+    return True
 
 
 def need_classic(spark: "SparkSession", table: Table) -> None:
