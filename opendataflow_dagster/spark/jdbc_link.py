@@ -1,6 +1,5 @@
 """A table behind Java's drivers: its name, its chunk, and a connection to it."""
 
-import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
@@ -11,8 +10,6 @@ from ..dataflow.tables import Bounds
 from ..dataflow.targets import Table
 
 if TYPE_CHECKING:
-    from logging import LogRecord
-
     from pyspark.sql import SparkSession
 
 Password = Callable[[], str | None]
@@ -185,30 +182,20 @@ _LOGS_PROPERTIES = (_PROVIDERS, f"{_PROVIDERS}.BasicConnectionProvider")
 
 
 def _keep_from_logs(spark: "SparkSession") -> None:
-    """Keep passwords out of what Spark and py4j log at DEBUG, whoever has set their levels.
+    """Keep passwords out of what is logged at DEBUG, whoever has made the session.
 
     A driver gets its password from Spark's options only: there is no other way for all of them.
     """
-    import logging
+    from .session import is_remote, mask_logs
 
-    from .session import is_remote
-
+    mask_logs()
     if is_remote(spark):
         return
-    for name in ("py4j.clientserver", "py4j.java_gateway"):
-        logging.getLogger(name).addFilter(_mask_password)  # the same filter is added once
     java: Any = spark._jvm
     log4j = java.org.apache.logging.log4j
     for name in _LOGS_PROPERTIES:
         if log4j.LogManager.getLogger(name).isDebugEnabled():
             log4j.core.config.Configurator.setLevel(name, log4j.Level.INFO)
-
-
-def _mask_password(record: "LogRecord") -> bool:
-    """Mask the value of `password` in a command that py4j sends to Java."""
-    if isinstance(record.msg, str):
-        record.msg = re.sub(r"(\nspassword\ns)[^\n]*", r"\1***", record.msg)
-    return True
 
 
 def need_classic(spark: "SparkSession", table: Table) -> None:

@@ -146,6 +146,9 @@ class PostgresRows(Rows):
         """What a task needs to connect, the password included."""
         from psycopg.conninfo import make_conninfo
 
+        from .session import mask_logs
+
+        mask_logs()  # it goes into the function that the tasks run
         host, _, port = self.table.host.partition(":")
         table = self.table
         told = {"host": host, "port": port, "dbname": table.database, "user": table.user}

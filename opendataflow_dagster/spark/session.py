@@ -19,7 +19,7 @@ from .start import driver_options, surroundings, warehouse
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["is_remote", "java_home", "spark_conf", "spark_session"]
+__all__ = ["is_remote", "java_home", "mask_logs", "spark_conf", "spark_session"]
 
 PATIENCE = 10.0
 """Seconds that a server may take until it listens."""
@@ -53,6 +53,7 @@ def spark_session(
     """
     with starting:
         _pyspark()
+        mask_logs()
         given = given_conf(settings, conf)
         session = _running()
         if session is not None:
@@ -93,6 +94,31 @@ def _silence_what_is_raised() -> None:
         if logger.level == logging.NOTSET:  # else somebody wants to hear of it
             logger.setLevel(logging.CRITICAL + 1)
     logging.getLogger().addFilter(_is_ours)
+
+
+_SECRETS = re.compile(
+    r"(\nspassword\ns|\nj)[^\n]+"  # of a command for Java: an option, a pickled function
+    r'|(\bcommand: |key: "password"\s+value: )"(?:[^"\\]|\\.)*"'  # of a plan for Spark Connect
+)
+
+
+def mask_logs() -> None:
+    """Keep passwords out of what py4j and the client of Spark Connect log at DEBUG.
+
+    They log all that goes to Java or a server: the password for a driver of Java is among the
+    options of a reader, that for PostgreSQL in the pickled function which the tasks run.
+    """
+    from pyspark.logger import PySparkLogger
+
+    for name in ("py4j.clientserver", "py4j.java_gateway"):
+        logging.getLogger(name).addFilter(_mask)  # the same filter is added once
+    PySparkLogger.getLogger("pyspark.sql.connect.logging").addFilter(_mask)
+
+
+def _mask(record: logging.LogRecord) -> bool:
+    if isinstance(record.msg, str):
+        record.msg = _SECRETS.sub(r"\1\2***", record.msg)
+    return True
 
 
 def _is_ours(record: logging.LogRecord) -> bool:
