@@ -51,7 +51,7 @@ if __name__ == "__main__":
 
 
 class Canary:
-    """What one way of running has shown, in a folder that has its tables, its files and its logs."""
+    """What one way of running has shown, in a folder with its tables, its files and its logs."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.report, self.said = folder, folder / "report", ""
