@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 import dagster as dg
 
 from .checks import ChunkCheck, evaluation
-from .claiming import DIAL_POLL, Claimer, asked, explained, interrupted
+from .claiming import DIAL_POLL, Claimer, asked, explained
 from .dataflow.dials import batch_size
 from .dataflow.errors import DataflowError
 from .dataflow.maker import Maker, make
@@ -157,7 +157,10 @@ class _Run(Claimer):
         """Make chunks one after the other; what the dials then forbid to begin is given back."""
         mine = {claim.generation for claim in claims}
         try:
-            with WaitingClaims(self.store, claims, stopping=lambda: None, say=self.say) as waiting:
+            with WaitingClaims(
+                self.store, claims, stopping=lambda: None, say=self.say,
+                interrupted=self.interrupted,
+            ) as waiting:  # fmt: skip
                 while claim := waiting.next():
                     yield from self._make([claim])
                     while again := [
@@ -172,12 +175,12 @@ class _Run(Claimer):
         keys = dict(self.taken)
         for produced in make(
             self.store, claims, self.environment(), self.maker, checks=self.checks,
-            pulse=self.pulse, interrupted=lambda error: interrupted(self.context, error),
+            pulse=self.pulse, interrupted=self.interrupted,
         ):  # fmt: skip
             _, key = keys[produced.claim.generation]
             self._let_go(produced.claim)
             yield from self._events(produced, key)
-            if produced.status == RESUBMIT:
+            if produced.status == RESUBMIT and not produced.interrupted:
                 self._take(self.claim(produced.claim.dataid), key)
 
     def _let_go(self, claim: Claim) -> None:
@@ -213,7 +216,7 @@ class _Run(Claimer):
         else:
             retry = produced.retry_in
             reason = produced.reason
-            if produced.status == RESUBMIT:
+            if produced.status == RESUBMIT and not produced.interrupted:
                 reason += " (another attempt is granted)"
             elif retry:
                 reason += f" (the next attempt is due in {retry:g} s)"

@@ -7,7 +7,8 @@ import dagster as dg
 
 from .dataflow.environment import JobEnvironment, job_environment
 from .dataflow.errors import DataflowError
-from .dataflow.model import FAILED, PENDING, READY, RESUBMIT, Claim, read_status
+from .dataflow.givingback import interrupt_soon
+from .dataflow.model import FAILED, PENDING, READY, RESUBMIT, Claim, Stop, read_status
 from .dataflow.moves import resubmit
 from .dataflow.names import printable
 from .dataflow.pulse import Pulse, briefly
@@ -27,6 +28,9 @@ GRACE = 60.0
 
 LOCK_PATIENCE = 10.0
 """Seconds for which a chunk is asked for again that somebody else has in hand."""
+
+TERMINATED = dg.DagsterRunStatus.CANCELING, dg.DagsterRunStatus.CANCELED
+"""The run of a process that something else ended becomes FAILURE, and never one of these."""
 
 Context = dg.AssetExecutionContext | dg.OpExecutionContext
 
@@ -135,28 +139,35 @@ class Claimer:
 
     def give_up(self, error: BaseException) -> None:
         """Settle what this worker got without having begun with it."""
-        db = self.store.db
-        db.drop()
+        store = self.store
+        store.db.drop()  # the old connection may have been cut off in mid-word
         try:
-            why = interrupted(self.context, error)
-            for claim in briefly(db, lambda: self.store._adopt(self.jobid, self.owner, 0.0)):
-                briefly(db, lambda claim=claim: self.store._fail(claim, why, False))
+            stop = self.interrupted(error)
+            claims = briefly(store.db, lambda: store._adopt(self.jobid, self.owner, 0.0))
+            interrupt_soon(store, claims, stop)
         except Exception as trouble:
             self.say(f"What was in hand is settled later: {first_line(trouble)}")
+
+    def interrupted(self, error: BaseException) -> Stop:
+        return interrupted(self.context.instance, self.runid, error)
 
     def say(self, message: str) -> None:
         with suppress(Exception):  # Dagster's storage may be away too: the work goes on
             self.context.log.warning(message)
 
 
-def interrupted(context: Context, error: BaseException) -> str:
-    """Whether a person canceled the run of a step, or something else ended its process."""
-    runid, asked = context.run.run_id, False
+def interrupted(instance: dg.DagsterInstance, runid: str, error: BaseException) -> Stop:
+    """Whether a person terminated the run of a step, or something else ended its process."""
     with suppress(Exception):  # Dagster's storage may be away
-        found = context.instance.get_run_by_id(runid)
-        asked = bool(found and found.status == dg.DagsterRunStatus.CANCELING)
-    how = "canceled in Dagster" if asked else "interrupted"
-    return f"run {runid} was {how} ({first_line(error)})"
+        found = instance.get_run_by_id(runid)
+        if found and found.status in TERMINATED:
+            return Stop(terminated(runid), hold=True)
+    return Stop(f"run {runid} was interrupted ({first_line(error)})")
+
+
+def terminated(runid: str) -> str:
+    """Why chunks of a run are on HOLD that was terminated."""
+    return f"terminated by a person in Dagster: run {runid}"
 
 
 def explained(store: Store, error: Exception) -> str | None:

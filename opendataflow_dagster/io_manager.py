@@ -6,6 +6,7 @@ from typing import Any
 
 import dagster as dg
 
+from .claiming import interrupted
 from .dataflow.chunk import Chunk, ChunkFailed, Result
 from .dataflow.environment import job_environment
 from .dataflow.errors import DataflowError, Refused
@@ -176,7 +177,9 @@ class _Output:
                 produced = produce(
                     self.store, claims[0], environment, self._compare, pulse=pulse,
                     publish=lambda chunk: self._write(chunk, obj),
-                    interrupted=lambda error: f"run {runid} was interrupted ({first_line(error)})",
+                    interrupted=lambda error: interrupted(
+                        self.context.step_context.instance, runid, error
+                    ),
                 )  # fmt: skip
                 # An attempt that the policy grants without delay is made at once.
                 claims = self._claim(dataid, owner, runid) if produced.status == RESUBMIT else []

@@ -203,7 +203,7 @@ def publish(context: Context, flow: Flow, handed: Handed) -> None:
         work.settled = True
         produced = produce(
             store, claim, work.environment, lambda chunk: None, publish=show, pulse=work.pulse,
-            interrupted=lambda error: interrupted(context, error),
+            interrupted=lambda error: interrupted(context.instance, context.run.run_id, error),
         )  # fmt: skip
         work.buffer.clear()
         produced = produced._replace(seconds=store.now() - handed["began"])

@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import dagster as dg
 
 from .claiming import Context, explained, interrupted
-from .dataflow.chunk import open_chunk, reason_of, tidy
+from .dataflow.chunk import open_chunk, reason_of
 from .dataflow.environment import JobEnvironment, job_environment
 from .dataflow.errors import StaleClaim
+from .dataflow.givingback import interrupt_soon
 from .dataflow.model import RESUBMIT, Claim
 from .dataflow.names import printable, typed
-from .dataflow.pulse import Pulse, briefly
+from .dataflow.pulse import Pulse
 from .dataflow.runjob import LOST
 from .dataflow.store import Store
 from .pipelines.buffer import Buffer
@@ -198,10 +199,8 @@ def _raise_interrupt(work: Work | None) -> None:
 
 def _cancel(context: Context, store: Store, claim: Claim, error: BaseException) -> None:
     """Settle a chunk whose step was interrupted."""
-    store.db.drop()  # the old connection may have been cut off in mid-word
-    why = tidy(interrupted(context, error))
     with suppress(Exception):  # the sensors settle it too, or else its lease
-        briefly(store.db, lambda: store._fail(claim, why, False))
+        interrupt_soon(store, [claim], interrupted(context.instance, context.run.run_id, error))
 
 
 def _settled(store: Store, claim: Claim, error: Exception) -> dg.Failure:

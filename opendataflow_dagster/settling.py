@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 
 import dagster as dg
 
-from .claiming import CATCH_UP
+from .claiming import CATCH_UP, terminated
 from .dataflow.errors import LostRace
 from .dataflow.model import Recovered
 from .dataflow.store import Store
@@ -27,7 +27,7 @@ SOME = 500
 
 
 def settle_ended_runs(store: Store, instance: dg.DagsterInstance) -> list[Recovered]:
-    """Settle what Dagster runs hold that have ended: of canceled ones FAILED, else made again.
+    """Settle what Dagster runs hold that have ended: of canceled ones HOLD, else made again.
 
     A run that this Dagster doesn't know may be another's: its leases decide.
     """
@@ -66,7 +66,7 @@ def bury_lost_runs(
     forgotten = strangers & set(lost_runs(store, max(grace, silence)) if strangers else ())
     for runid in [each for each in lost if each in known or each in forgotten]:
         canceled = runid in known and known[runid].status == dg.DagsterRunStatus.CANCELED
-        why = f"the workers of run {runid} are gone"
+        why = terminated(runid) if canceled else f"the workers of run {runid} are gone"
         settled += _settled(store, runid, why, canceled)
     for run in _silent(store, instance, silence):
         _end(instance, run, "it has had no worker for too long")
@@ -124,11 +124,10 @@ def _known(instance: dg.DagsterInstance, runids: Iterable[str]) -> list[dg.Dagst
 
 def _settle(store: Store, run: dg.DagsterRun) -> list[Recovered]:
     canceled = run.status == dg.DagsterRunStatus.CANCELED
-    how = {
-        dg.DagsterRunStatus.CANCELED: "was canceled",
-        dg.DagsterRunStatus.FAILURE: "failed",
-    }.get(run.status, "ended without settling it")
-    return _settled(store, run.run_id, f"run {run.run_id} {how}", canceled)
+    failed = run.status == dg.DagsterRunStatus.FAILURE
+    how = "failed" if failed else "ended without settling it"
+    why = terminated(run.run_id) if canceled else f"run {run.run_id} {how}"
+    return _settled(store, run.run_id, why, canceled)
 
 
 def _settled(store: Store, runid: str, why: str, canceled: bool) -> list[Recovered]:

@@ -46,6 +46,7 @@ def connect(store: Store) -> Any:
     return psycopg.connect(
         store.db.url,  # type: ignore[attr-defined]
         autocommit=True,
+        prepare_threshold=None,  # nor does psql: an upgrade may change what `select *` gives
         options="-c search_path=dataflow -c application_name=psql",
     )
 

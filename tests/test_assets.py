@@ -27,6 +27,7 @@ from opendataflow_dagster import (
     script_assets,
 )
 from opendataflow_dagster.dataflow.errors import WrongUse
+from opendataflow_dagster.dataflow.moves import release
 from opendataflow_dagster.dataflow.registry import add_dataset
 from opendataflow_dagster.dataflow.store import Store
 from tests.postgres import Server
@@ -473,7 +474,7 @@ def test_a_claim_that_was_cut_off_is_settled(
 
     monkeypatch.setattr(store, "claim", interrupted)
     assert not run(job_of(dataflow), "1").success
-    assert status(store, "bobout", "1", "loadbob") == "FAILED"
+    assert status(store, "bobout", "1", "loadbob") == "RESUBMIT"
 
 
 def test_specs_are_of_what_jobs_write_and_the_rest_is_external(
@@ -666,11 +667,15 @@ def test_terminating_a_run_settles_its_chunk(
         assert statuses(store) == {
             ("bobin", "loader", "1"): ("OUT", "READY"),
             ("bobin", "loader", "2"): ("OUT", "READY"),
-            ("bobout", "loadbob", "1"): ("OUT", "FAILED"),
+            ("bobout", "loadbob", "1"): ("OUT", "HOLD" if asked else "RESUBMIT"),
         }
-        [(why,)] = sql(store, "select why from dataevent where status_after = 'FAILED'")
-        how = "canceled in Dagster" if asked else "interrupted"
-        assert why.startswith(f"run {found.run_id} was {how} (")
+        [(why,)] = sql(
+            store, "select why from dataevent where status_before = 'RUNNING' and locktype = 'OUT'"
+        )
+        if asked:
+            assert why == f"terminated by a person in Dagster: run {found.run_id}"
+        else:
+            assert why.startswith(f"run {found.run_id} was interrupted (")
         assert sql(store, "select * from worker") == []
         assert (kind == "script") == (tmp_path / "cleaned").exists()
 
@@ -806,7 +811,30 @@ def test_an_interrupt_gives_back_what_a_run_has_claimed_and_not_begun(
         run(job_of(dataflow, work), "1", catch_up="true")
 
     words = {key[2]: word for key, (_, word) in statuses(store).items() if key[0] == "bobout"}
-    assert words == {"1": "READY", "2": "FAILED", "3": "RESUBMIT", "4": "RESUBMIT"}
+    assert words == {"1": "READY", "2": "RESUBMIT", "3": "RESUBMIT", "4": "RESUBMIT"}
+    assert {claim.attempts for claim in take(store, "loadbob", k=4)} == {1}
+
+
+def test_a_person_who_terminates_a_run_holds_what_it_has_claimed(
+    dataflow: DataflowResource, store: Store, run: Callable[..., Ran],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    for number in range(1, 5):
+        put(store, "bobin", str(number))
+    policy(store, "loadbob", batch_size=3)
+
+    def work(chunk: Chunk, context: dg.AssetExecutionContext) -> None:
+        if chunk.dataid == "2":
+            context.instance.report_run_canceling(context.run)
+            raise dg.DagsterExecutionInterruptedError("canceled")
+
+    with suppress(BaseException):
+        run(job_of(dataflow, work), "1", catch_up="true")
+
+    words = {key[2]: word for key, (_, word) in statuses(store).items() if key[0] == "bobout"}
+    assert words == {"1": "READY", "2": "HOLD", "3": "HOLD"}
+    release(store, "loadbob", ["2", "3"])
+    assert [claim.dataid for claim in take(store, "loadbob", k=4)] == ["2", "3", "4"]
 
 
 def test_what_a_function_returns_is_published_as_the_chunk(
@@ -849,7 +877,7 @@ def test_a_run_that_others_have_ended_makes_no_more_chunks(
     ran = run(job_of(dataflow, ended_from_outside), *keys(3))
     assert not ran.success
     assert made == keys(3)[:1]
-    assert {row[1] for row in statuses(store).values()} == {"READY", "FAILED"}
+    assert {row[1] for row in statuses(store).values()} == {"READY", "HOLD"}
 
 
 def test_a_chunk_that_another_has_in_hand_is_asked_for_again_shortly(

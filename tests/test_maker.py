@@ -11,7 +11,8 @@ from opendataflow_dagster.dataflow.chunk import Chunk, ChunkFailed, Result
 from opendataflow_dagster.dataflow.environment import job_environment
 from opendataflow_dagster.dataflow.errors import SessionError
 from opendataflow_dagster.dataflow.maker import Maker, make
-from opendataflow_dagster.dataflow.model import FAILED, READY, RESUBMIT, Claim
+from opendataflow_dagster.dataflow.model import FAILED, READY, RESUBMIT, Claim, Stop
+from opendataflow_dagster.dataflow.moves import release
 from opendataflow_dagster.dataflow.produce import Produced
 from opendataflow_dagster.dataflow.pulse import Pulse
 from opendataflow_dagster.dataflow.runjob import LOST
@@ -88,7 +89,7 @@ def test_a_chunk_that_was_taken_over_is_lost_and_the_others_are_made(
 
 
 @pytest.mark.parametrize("at_once", [1, 2])
-def test_who_is_interrupted_gives_up_what_wasnt_begun(
+def test_who_is_interrupted_gives_back_everything(
     store: Store, claims: list[Claim], at_once: int
 ) -> None:
     class Canceled(BaseException):
@@ -106,11 +107,32 @@ def test_who_is_interrupted_gives_up_what_wasnt_begun(
         made(store, claims, maker)
 
     words = outputs(store)
-    assert words["2"] == FAILED
-    assert set(words.values()) <= {READY, FAILED}
+    assert words["2"] == RESUBMIT
+    assert set(words.values()) <= {READY, RESUBMIT}
     assert words["1"] == READY
-    whys = [why for (why,) in sql(store, "select why from dataevent where status_after = 'FAILED'")]
-    assert all("canceled" in why for why in whys if why)
+    back = sql(store, "select dataid, why from dataevent where status_after = 'RESUBMIT'")
+    assert back
+    assert all("the run was canceled" in why for _, why in back)
+    assert {each.attempts for each in take(store, "loadbob", k=4)} == {1}
+
+
+def test_who_is_terminated_by_a_person_leaves_everything_on_hold(
+    store: Store, claims: list[Claim]
+) -> None:
+    def cancel(chunk: Chunk) -> None:
+        raise KeyboardInterrupt
+
+    environment = job_environment(store, store.read_plan("loadbob"), secrets=False)
+    with Pulse(store, claims[0].owner) as pulse, pytest.raises(KeyboardInterrupt):
+        list(make(
+            store, claims, environment, Maker(cancel), pulse=pulse,
+            interrupted=lambda _: Stop("terminated by a person", hold=True),
+        ))  # fmt: skip
+
+    assert outputs(store) == dict.fromkeys("1234", "HOLD")
+    assert take(store, "loadbob", k=4) == []
+    release(store, "loadbob", list("1234"))
+    assert {each.attempts for each in take(store, "loadbob", k=4)} == {1}
 
 
 def test_who_stops_asking_gives_the_rest_back(store: Store, claims: list[Claim]) -> None:

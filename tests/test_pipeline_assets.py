@@ -254,8 +254,8 @@ def test_an_interrupt_settles_the_chunk_at_once(
 
     monkeypatch.setattr(Engine, "run", interrupted)
     assert not line.materialize("sales").success
-    assert status(line.store, "sales", ONE, "daily") == "FAILED"
-    [(why,)] = sql(line.store, "select why from dataevent where status_after = 'FAILED'")
+    assert status(line.store, "sales", ONE, "daily") == "RESUBMIT"
+    [(why,)] = sql(line.store, "select why from dataevent where status_after = 'RESUBMIT'")
     assert "was interrupted" in why
     assert line.left() == []
 

@@ -759,7 +759,7 @@ def test_killed_in_the_middle_a_run_is_made_again(typed: Shop) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_ctrl_c_fails_what_runs_and_publishes_nothing(typed: Shop, stream: bool) -> None:
+def test_ctrl_c_gives_back_what_runs_and_publishes_nothing(typed: Shop, stream: bool) -> None:
     flag, slug, words = typed.root / "at-work", "daily", []
     if stream:
         slug, words = "signups", ["--stream", "items.csv"]
@@ -778,8 +778,9 @@ def test_ctrl_c_fails_what_runs_and_publishes_nothing(typed: Shop, stream: bool)
 
     assert child.returncode == 130, said
     assert "Traceback" not in said
-    assert set(typed.outs(slug).values()) == {"FAILED"}
+    assert set(typed.outs(slug).values()) == {"RESUBMIT"}
     assert len(typed.outs(slug)) == (2 if stream else 1)
+    assert {row[0] for row in sql(typed.store, "select attempts from claim")} == {0}
     assert "stopped by SIGINT" in said
     assert not (typed.root / "output").exists()
     _, alive = psutil.wait_procs(below, 30)

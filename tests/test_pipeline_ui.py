@@ -94,9 +94,9 @@ def test_an_abort_ends_the_transformation_and_settles_the_chunk(
     wait_for(began.exists, bool, 60, "the transformation is at work")
     client.terminate(run)
     assert client.finished(run, timeout=30) == "CANCELED"
-    wait_for(lambda: status(store, "sales", TWO, "daily"), "FAILED".__eq__, 10, "it is settled")
-    [(why,)] = sql(store, "select why from dataevent where status_after = 'FAILED'")
-    assert "canceled" in why
+    wait_for(lambda: status(store, "sales", TWO, "daily"), "HOLD".__eq__, 10, "it is settled")
+    [(why,)] = sql(store, "select why from dataevent where status_after = 'HOLD'")
+    assert why == f"terminated by a person in Dagster: run {run}"
     [clean, total] = sorted(steps(store, "daily", TWO), key=lambda row: row["step"])
     assert (clean["status"], total["status"]) == ("READY", "FAILED")
     assert not list(shop.root.glob(".dataflow/work/*/*"))

@@ -266,7 +266,7 @@ def test_an_error_of_a_zombie_fails_nothing(store: Store, make: Make) -> None:
     assert status(store, "bobout", "1", "loadbob") == RESUBMIT
 
 
-def test_a_cancellation_is_a_failure_and_goes_on(store: Store, make: Make) -> None:
+def test_an_interruption_is_no_failure_and_goes_on(store: Store, make: Make) -> None:
     policy(store, "loadbob", max_attempts=5)
 
     def compute(_: Chunk) -> None:
@@ -275,9 +275,10 @@ def test_a_cancellation_is_a_failure_and_goes_on(store: Store, make: Make) -> No
     with pytest.raises(KeyboardInterrupt):
         make(compute)
 
-    assert status(store, "bobout", "1", "loadbob") == FAILED
-    [(why,)] = sql(store, "select why from dataevent where status_after = 'FAILED'")
+    assert status(store, "bobout", "1", "loadbob") == RESUBMIT
+    [(why,)] = sql(store, "select why from dataevent where status_after = 'RESUBMIT'")
     assert why == "interrupted: KeyboardInterrupt"
+    assert take(store, "loadbob")[0].attempts == 1
 
 
 def test_a_password_is_decrypted_when_it_is_asked_for(

@@ -10,7 +10,7 @@ from opendataflow_dagster.cli.look import LOOKS
 from opendataflow_dagster.dataflow import moves
 from opendataflow_dagster.dataflow.errors import DataflowError
 from opendataflow_dagster.dataflow.forcing import force
-from opendataflow_dagster.dataflow.givingback import give_back
+from opendataflow_dagster.dataflow.givingback import MAX_INTERRUPTIONS, give_back, interrupt
 from opendataflow_dagster.dataflow.model import (
     ABSENT,
     BLOCKING,
@@ -22,6 +22,7 @@ from opendataflow_dagster.dataflow.model import (
     Claim,
     Effect,
     Status,
+    Stop,
     effect,
     read_status,
 )
@@ -136,6 +137,21 @@ def given_back(store: Store, dataid: str, was: str) -> None:
     give_back(store, [_claimed(store, dataid, was)], "no Java")
 
 
+def interrupted(store: Store, dataid: str, was: str) -> None:
+    interrupt(store, _claimed(store, dataid, was), Stop("stopped by SIGTERM"))
+
+
+def interrupted_too_often(store: Store, dataid: str, was: str) -> None:
+    claim = _claimed(store, dataid, was)
+    sql(store, "update claim set interruptions = :n", n=MAX_INTERRUPTIONS - 1)
+    interrupt(store, claim, Stop("stopped by SIGTERM"))
+
+
+def terminated(store: Store, dataid: str, was: str) -> None:
+    claim = _claimed(store, dataid, was)
+    interrupt(store, claim, Stop("terminated by a person in Dagster", hold=True))
+
+
 def lose(store: Store, dataid: str, was: str) -> None:
     expire(store, _claimed(store, dataid, was))
     store.recover()
@@ -206,6 +222,8 @@ ACTS: dict[str, list[Act]] = {
     "finish": [finish],
     "fail": [fail, fail_with_attempts_left],
     "give back": [given_back],
+    "interrupt": [interrupted, interrupted_too_often],
+    "terminate": [terminated],
     "lose": [lose, lose_too_often],
     "retry": [retry],
     "recover": [recover],

@@ -163,9 +163,13 @@ def test_a_stop_reaches_the_whole_group_and_the_chunk_is_settled(
 
     assert process.wait(60) == 128 + signal.SIGTERM
     assert wait_for("ended") == "bye\n"
-    assert bobout(store) == "FAILED"
-    why = "select distinct why from dataevent where status_after = 'FAILED'"
+    assert bobout(store) == "RESUBMIT"
+    why = "select distinct why from dataevent where status_after = 'RESUBMIT'"
     assert sql(store, why) == [("stopped by SIGTERM",)]
+    assert "was interrupted" in (said := process.communicate()[0])
+    assert "failed" not in said
+    assert odf("run", script("true")).returncode == 0
+    assert bobout(store) == "READY"
 
 
 def test_a_stop_of_all_settles_what_runs_and_claims_no_more(
@@ -181,9 +185,10 @@ def test_a_stop_of_all_settles_what_runs_and_claims_no_more(
 
     output, _ = process.communicate(timeout=60)
     assert process.returncode == 128 + signal.SIGINT
-    assert "done 0, failed 2, stopped by a signal, left 5; next: odf status loadbob" in output
+    assert "done 0, interrupted 2, stopped by a signal, left 7; next: odf status loadbob" in output
     words = "select status, count(*) from datastatus where datasetid = 'bobout' group by status"
-    assert sql(store, words) == [("FAILED", 2)]
+    assert sql(store, words) == [("RESUBMIT", 2)]
+    assert not Path("began3.0").exists()
 
 
 @pytest.mark.parametrize("repair", ["by hand", "by the lease"])

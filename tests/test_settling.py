@@ -82,7 +82,7 @@ def unchanged(store: Store, work: Any) -> bool:
 @pytest.mark.parametrize(
     ("ended", "after", "why"),
     [
-        (State.CANCELED, "FAILED", "run {} was canceled"),
+        (State.CANCELED, "HOLD", "terminated by a person in Dagster: run {}"),
         (State.FAILURE, "RESUBMIT", "run {} failed: w1 lost claim 1 of 5"),
         (State.SUCCESS, "RESUBMIT", "run {} ended without settling it: w1 lost claim 1 of 5"),
     ],
@@ -132,7 +132,8 @@ def test_a_run_that_died_while_it_was_canceled_is_canceled(
     run = begin(job, instance, State.CANCELING)
     lose(job)
     [settled] = bury_lost_runs(job, instance)
-    assert settled.status == "FAILED"
+    assert settled.status == "HOLD"
+    assert settled.reason == f"terminated by a person in Dagster: run {run.run_id}"
     assert state(instance, run) == State.CANCELED
 
 
@@ -225,7 +226,7 @@ def test_the_sensors_settle_at_once_and_say_when_they_cannot(
     run = begin(job, instance, State.CANCELED)
     said: Any = canceled(tell(canceled, instance, run))
     assert said.skip_message == f"Run {run.run_id} was canceled: 1 chunks settled."
-    assert status(job, "b", "1", "job") == "FAILED"
+    assert status(job, "b", "1", "job") == "HOLD"
 
     away, _ = settlement_sensors(DataflowResource(url=f"sqlite:///{tmp_path / 'away.db'}"))
     said = away(tell(away, instance, begin(job, instance, State.FAILURE, owner="w2")))

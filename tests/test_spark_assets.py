@@ -432,10 +432,11 @@ def test_an_interrupted_run_settles_all_that_it_has_in_hand(
     assert "DagsterExecutionInterruptedError" in str(ran.failure.error)
     held = {"batch": 3, "threads": 4}.get(next(iter(how), ""), 1)
     assert [line.status("doubled", each, "double") for each in "123456"] == [
-        *["FAILED"] * held, *[None] * (6 - held)
+        *["RESUBMIT"] * held, *[None] * (6 - held)
     ]  # fmt: skip
-    why = sql(line.store, "select why from dataevent where status_after = 'FAILED'")
+    why = sql(line.store, "select why from dataevent where status_after = 'RESUBMIT'")
     assert all("was interrupted" in each for (each,) in why)
+    assert {attempts for (attempts,) in sql(line.store, "select attempts from claim")} == {0}
     assert sql(line.store, "select * from claim where owner is not null") == []
     jobs = spark.sparkContext.statusTracker().getActiveJobsIds()
     assert jobs == []

@@ -36,6 +36,13 @@ def slow(numbers: DataFrame):
     return numbers.select(wait("n").alias("n"))
 
 
+def deaf(numbers, chunk):
+    open(f"deaf{chunk.dataid}", "w").close()
+    for _ in range(600):
+        time.sleep(0.1)
+    return numbers
+
+
 def deadly(numbers, chunk, spark):
     if chunk.dataid == "1":
         spark.sparkContext._gateway.proc.kill()
@@ -60,7 +67,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "numbers").mkdir()
     sql(store, "insert into dataset (datasetid, hostname) values ('numbers', :h)",
         h=f"{tmp_path}/numbers")  # fmt: skip
-    for jobid in ("double", "slow", "strict", "deadly"):
+    for jobid in ("double", "slow", "strict", "deadly", "deaf"):
         sql(store, "insert into dataset (datasetid, hostname) values (:d, :h)",
             d=f"{jobid}_out", h=f"{tmp_path}/{jobid}_out")  # fmt: skip
         register(store, jobid, ["numbers"], [f"{jobid}_out"])
@@ -264,7 +271,7 @@ def test_a_java_that_is_killed_costs_the_chunk_in_hand_alone(folder: Path, how: 
     assert not (folder / "deadly_out" / "_staging").exists()
 
 
-def test_a_signal_ends_the_job_and_fails_the_chunk(folder: Path) -> None:
+def test_a_signal_ends_the_job_and_gives_the_chunk_back(folder: Path) -> None:
     number = signal.SIGTERM
     child = subprocess.Popen(
         odf("run", "--spark", "jobs.py:slow", "--all"), stderr=subprocess.PIPE, text=True
@@ -283,9 +290,46 @@ def test_a_signal_ends_the_job_and_fails_the_chunk(folder: Path) -> None:
 
     assert child.returncode == 128 + number, said
     assert f"Reason: stopped by {signal.Signals(number).name}" in said
-    assert found(folder)["slow_out", "slow", "1"] == ("OUT", "FAILED")
+    assert found(folder)["slow_out", "slow", "1"] == ("OUT", "RESUBMIT")
     assert ("slow_out", "slow", "2") not in found(folder)
+    assert "failed" not in said.partition("done 0")[2]
     assert not (folder / "slow_out" / "_staging").exists()
+    _, alive = psutil.wait_procs(below, timeout=30)
+    assert alive == []
+
+
+@pytest.mark.parametrize(
+    ("workers", "signals"),
+    [("1", [signal.SIGINT] * 2), ("2", [signal.SIGINT] * 2), ("2", [signal.SIGTERM])],
+)
+def test_a_second_signal_or_the_end_of_the_grace_ends_python_code(
+    folder: Path, workers: str, signals: list[signal.Signals]
+) -> None:
+    child = subprocess.Popen(
+        odf("run", "--spark", "jobs.py:deaf", "--workers", workers), stderr=subprocess.PIPE,
+        text=True,
+    )  # fmt: skip
+    try:
+        until = time.monotonic() + 60
+        while len(list(folder.glob("deaf?"))) < int(workers):
+            assert time.monotonic() < until
+            assert child.poll() is None
+            time.sleep(0.2)
+        below = psutil.Process(child.pid).children(recursive=True)
+        for number in signals:
+            assert child.poll() is None
+            child.send_signal(number)
+            time.sleep(1)
+        _, said = child.communicate(timeout=30)
+    finally:
+        child.kill()
+
+    assert child.returncode == 128 + signals[0], said
+    assert "Stopped at once" in said
+    assert "Traceback" not in said
+    there = found(folder)
+    words = [there.get(("deaf_out", "deaf", dataid), ("", ""))[1] for dataid in "12"]
+    assert words == (["RESUBMIT", ""] if workers == "1" else ["RESUBMIT", "RESUBMIT"])
     _, alive = psutil.wait_procs(below, timeout=30)
     assert alive == []
 

@@ -202,19 +202,19 @@ def test_a_run_that_is_terminated_settles_all_that_it_has_in_hand(
     began = time.monotonic()
     client.terminate(run)
     wait_for(
-        lambda: list(lake.status(way).values()).count("FAILED"), held.__eq__, MOST_TO_SETTLE,
+        lambda: list(lake.status(way).values()).count("HOLD"), held.__eq__, MOST_TO_SETTLE,
         "all are settled",
     )  # fmt: skip
 
     assert time.monotonic() - began < MOST_TO_SETTLE
     assert client.finished(run) == "CANCELED"
-    assert sorted(map(str, lake.status(way).values())) == [*["FAILED"] * held, "None", "None"]
+    assert sorted(map(str, lake.status(way).values())) == [*["HOLD"] * held, "None", "None"]
     why = sql(
         lake.store,
-        "select why from dataevent where datasetid = :d and status_after = 'FAILED'",
+        "select why from dataevent where datasetid = :d and status_after = 'HOLD'",
         d=f"by_{way}",
     )
-    assert all(f"run {run} was canceled in Dagster" in each for (each,) in why)
+    assert {each for (each,) in why} == {f"terminated by a person in Dagster: run {run}"}
     assert not list((lake.folder / f"by_{way}").glob("dataid=*"))
     wait_for(lake.dagster.run_workers, lambda found: not found, what="its process is gone")
     assert lake.left(way) == []

@@ -276,6 +276,7 @@ def test_the_oracle_reads_the_originals_rows(postgres_url: str) -> None:
 def without_later_columns(store: Store) -> None:
     """What came by a migration after the baseline."""
     sql(store, "alter table jobpolicy drop column max_losses")
+    sql(store, "alter table claim drop column interruptions")
 
 
 def test_tables_of_the_first_version_get_the_column_for_schemas(url: str) -> None:

@@ -66,14 +66,14 @@ def stamp(store: Store, **numbers: int) -> None:
         )
 
 
-LATER = ("max_losses",)
+LATER = ("max_losses", "interruptions")
 """Columns that version 3 didn't have."""
 
 
 def kept(found: dict[str, list[dict[str, Any]]]) -> dict[str, list[dict[str, Any]]]:
     """The rows that no upgrade may change; and of the queue, what it promises.
 
-    Columns that came since hold nothing.
+    Columns that came since hold nothing yet.
     """
     found = {name: of_table for name, of_table in found.items() if name != "dataflow_meta"}
     queue = [{**row, "sortkey": None} for row in found["pending"]]

@@ -10,6 +10,7 @@ import pytest
 
 from opendataflow_dagster.dataflow.errors import StaleClaim
 from opendataflow_dagster.dataflow.model import Recovered
+from opendataflow_dagster.dataflow.moves import release
 from opendataflow_dagster.dataflow.store import Store
 from opendataflow_dagster.dataflow.workers import (
     Worker,
@@ -143,20 +144,22 @@ def test_a_chunk_that_is_lost_too_often_is_held(job: Store) -> None:
     check(job)
 
 
-def test_the_claims_of_a_canceled_run_fail_whatever_the_policy_grants(job: Store) -> None:
+def test_the_claims_of_a_canceled_run_are_held_until_release(job: Store) -> None:
     policy(job, "job", max_attempts=5)
     take(job, "job", "w1", k=2, runid="r1")
     begin_work(job, "w1", "r1", "job", 60)
     settled = settle_run(job, "r1", why="the run was canceled", canceled=True)
-    assert settled == [Recovered("job", each, "FAILED", "the run was canceled") for each in "12"]
+    assert settled == [Recovered("job", each, "HOLD", "the run was canceled") for each in "12"]
     assert sql(job, "select * from claim") == [] == workers(job)
     assert {row for _, row in statuses(job).items() if row[0] == "IN"} == set()
     told = sql(
         job, "select distinct who, why, status_after from dataevent where status_before = 'RUNNING'"
         " and locktype = 'OUT'",
     )  # fmt: skip
-    assert told == [("dagster", "the run was canceled", "FAILED")]
+    assert told == [("dagster", "the run was canceled", "HOLD")]
     assert [claim.dataid for claim in take(job, "job", "w2", k=9)] == ["3", "4"]
+    release(job, "job", ["1", "2"])
+    assert [claim.dataid for claim in take(job, "job", "w3", k=9)] == ["1", "2"]
     check(job)
 
 
@@ -219,7 +222,7 @@ def test_settling_beside_finishers_and_heartbeats_loses_and_doubles_nothing(
     assert finished | one | two == {claim.dataid for claim in claims}
     assert not (finished & (one | two))
     assert not (one & two)
-    after = "FAILED" if canceled else "RESUBMIT"
+    after = "HOLD" if canceled else "RESUBMIT"
     for claim in claims:
         expected = "READY" if claim.dataid in finished else after
         for datasetid in "bc":

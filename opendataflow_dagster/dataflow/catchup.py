@@ -4,7 +4,8 @@ import threading
 import time
 from contextlib import closing
 
-from .model import READY
+from .givingback import interrupt_soon
+from .model import READY, Stop
 from .names import typed
 from .process import Scripts
 from .runjob import GIVEN_BACK, LOST, NOTHING, Outcome, Result, Runner, Tell, stop_code
@@ -39,8 +40,9 @@ class _Crew:
     ) -> None:
         self.runner, self.scripts, self.workers, self.progress = runner, scripts, workers, progress
         self.done = 0
-        self.lost = 0
+        self.lost = self.interrupted = 0
         self.failed: set[str] = set()
+        self._owners: list[str] = []
         self._ended = 0
         self._busy = workers
         self._over = False
@@ -51,21 +53,30 @@ class _Crew:
         if self.workers == 1:
             self._work()
             return
-        threads = [threading.Thread(target=self._guarded) for _ in range(self.workers)]
+        # Daemons: a second Ctrl-C waits for none of them, nor does the end of Python.
+        threads = [threading.Thread(target=self._guarded, daemon=True) for _ in range(self.workers)]
         for thread in threads:
             thread.start()
         try:
             for thread in threads:
                 thread.join()
-        finally:  # also when something unforeseen ends the wait: no chunk is left unsettled
+        except BaseException as error:
             self._over = True
-            for thread in threads:
-                thread.join()
+            if isinstance(error, KeyboardInterrupt) and self.scripts.stopping is not None:
+                self._leave()
+            else:  # something unforeseen: no chunk is left unsettled
+                for thread in threads:
+                    thread.join()
+            raise
         if self._error is not None:
             raise self._error
 
     def summary(self) -> str:
-        parts = [f"done {self.done}", f"failed {len(self.failed)}"]
+        parts = [f"done {self.done}"]
+        if self.failed or not self.interrupted:
+            parts.append(f"failed {len(self.failed)}")
+        if self.interrupted:
+            parts.append(f"interrupted {self.interrupted}")
         if self.lost:
             parts.append(f"taken over by others {self.lost}")
         if self.scripts.stopping is not None:
@@ -76,6 +87,13 @@ class _Crew:
             parts.append(f"left {left}")
         following = f"; next: odf status {typed(jobid)}" if self.failed or self.lost or left else ""
         return ", ".join(parts) + following
+
+    def _leave(self) -> None:
+        """Give back what the workers have in hand, without waiting for them."""
+        store, jobid = self.runner.store, self.runner.jobid
+        stop = Stop(self.scripts.why_stopping() or "stopped")
+        for owner in self._owners:
+            interrupt_soon(store, store._adopt(jobid, owner, 0.0), stop)
 
     def _guarded(self) -> None:
         """A worker's thread; an error of one ends all, each after its chunk."""
@@ -91,6 +109,7 @@ class _Crew:
 
     def _work(self) -> None:
         owner = new_owner()
+        self._owners.append(owner)
         while not self._over and self.scripts.stopping is None:
             ended = self._ended
             taken = self.runner.claim(owner, self.runner.at_once())
@@ -114,6 +133,8 @@ class _Crew:
                 self.done += 1
             elif result.status == LOST:
                 self.lost += 1
+            elif result.interrupted:
+                self.interrupted += 1
             else:
                 self.failed.add(dataid)
                 if result.reason.startswith(NO_START):

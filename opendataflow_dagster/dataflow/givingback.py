@@ -1,11 +1,14 @@
-"""Claims that are given back since nothing was begun with them, or no chunk can be made now."""
+"""Claims that end without a result: nothing was begun with them, or the work was interrupted."""
 
 from collections.abc import Callable, Sequence
 
 from .chunk import tidy
-from .model import RESUBMIT, Claim
+from .model import HOLD, RESUBMIT, Claim, Status, Stop
 from .pulse import briefly
-from .store import Store
+from .store import Store, taken_over
+
+MAX_INTERRUPTIONS = 5
+"""Interruptions in a row that put a chunk on HOLD: it may take longer than its machine lives."""
 
 GiveBack = Callable[[Store, Sequence[Claim], str], None]
 
@@ -33,3 +36,41 @@ def try_to_give_back(store: Store, claims: Sequence[Claim], why: str) -> None:
         with db.transaction(who=claim.owner, why=tidy(why), act="finish"):
             if db.change("claims.give_back", owner=claim.owner, **mine):
                 store.settle_outputs(claim, RESUBMIT)
+
+
+def interrupt(store: Store, claim: Claim, stop: Stop) -> Status:
+    """Settle a claim whose work was interrupted; return the chunk's status now.
+
+    It is RESUBMIT, and counts as no attempt; HOLD if a person has terminated the work, or after
+    `MAX_INTERRUPTIONS` in a row. Raises `StaleClaim` if the chunk was taken over.
+    """
+    status = store.db.insist(lambda: _interrupt(store, claim, stop))[0]
+    if status is None:
+        raise taken_over([claim])
+    return status
+
+
+def interrupt_soon(store: Store, claims: Sequence[Claim], stop: Stop) -> None:
+    """Settle interrupted claims by a new connection; within seconds, or else it raises.
+
+    A claim that was taken over meanwhile is left alone.
+    """
+    if claims:
+        store.db.drop()  # the old one may have been cut off in mid-word
+    for claim in claims:
+        briefly(store.db, lambda claim=claim: _interrupt(store, claim, stop))
+
+
+def _interrupt(store: Store, claim: Claim, stop: Stop) -> Status | None:
+    db = store.db
+    mine = {"jobid": claim.jobid, "dataid": claim.dataid, "generation": claim.generation}
+    with db.transaction(who=claim.owner, act="finish"):
+        rows = db.run("claims.interrupt", owner=claim.owner, **mine)
+        if not rows:
+            return None
+        [(count,)] = rows
+        why, status = stop.why, HOLD if stop.hold else RESUBMIT
+        if count >= MAX_INTERRUPTIONS and not stop.hold:
+            why, status = f"{why}: interruption {count} in a row, so it is on HOLD", HOLD
+        db.run("context.sign", who=claim.owner, why=tidy(why), act="finish")
+        return status if store.settle_outputs(claim, status) else None

@@ -4,13 +4,13 @@ from collections.abc import Callable, Collection, Generator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from contextlib import suppress
 
-from .chunk import Chunk, open_chunk, tidy
+from .chunk import Chunk, open_chunk
 from .environment import JobEnvironment
-from .errors import SessionError, StaleClaim
-from .givingback import GiveBack, give_back, give_back_soon
-from .model import Claim
-from .produce import Check, Compute, Produced, Publish, produce
-from .pulse import Pulse, briefly
+from .errors import SessionError
+from .givingback import GiveBack, give_back, give_back_soon, interrupt_soon
+from .model import Claim, Stop
+from .produce import Check, Compute, Produced, Publish, by_error, produce
+from .pulse import Pulse
 from .runjob import first_line
 from .store import Store
 
@@ -60,12 +60,14 @@ class Maker:
 def make(
     store: Store, claims: Sequence[Claim], environment: JobEnvironment, maker: Maker, *,
     checks: Sequence[Check] = (), pulse: Pulse,
-    interrupted: Callable[[BaseException], str] = lambda error: f"interrupted: {first_line(error)}",
+    interrupted: Callable[[BaseException], Stop] = by_error,
+    stopping: Callable[[], object] = lambda: None,
 ) -> Generator[Produced]:  # fmt: skip
     """Make claimed chunks as `produce` does, and settle them one by one.
 
     An error, a maker that is to stop, and a caller who stops asking for the next one end it: those
-    whose turn didn't come are given back. A cancellation settles them as interrupted.
+    whose turn didn't come are given back. So they are after a cancellation, or held if a person
+    wanted it.
     """
     left = {claim.generation: claim for claim in claims}
     for claim in claims:
@@ -76,6 +78,7 @@ def make(
             return produce(
                 store, claim, environment, maker.compute, checks=[*maker.checks, *checks],
                 publish=maker.publish, pulse=pulse, interrupted=interrupted,
+                stopping=lambda: stopping() or maker.why_stopping(),
             )  # fmt: skip
         finally:
             left.pop(claim.generation, None)
@@ -140,11 +143,12 @@ def _return(
     how(store, list(claims), why)
 
 
-def _give_up(store: Store, claims: Sequence[Claim], maker: Maker, why: str) -> None:
+def _give_up(store: Store, claims: Sequence[Claim], maker: Maker, stop: Stop) -> None:
     """Settle chunks that weren't begun; what can't be settled now, its lease does."""
-    if claims:
-        store.db.drop()  # the old connection may have been cut off in mid-word
-    for claim in claims:
-        maker.forget(claim)
-        with suppress(StaleClaim, Exception):
-            briefly(store.db, lambda claim=claim: store._fail(claim, tidy(why), False))
+    with suppress(Exception):
+        if stop.hold:
+            for claim in claims:
+                maker.forget(claim)
+            interrupt_soon(store, claims, stop)
+        else:
+            _return(store, claims, maker, stop.why, give_back_soon)

@@ -10,12 +10,12 @@ from .chunk import WARN
 from .dials import batch_size
 from .environment import JobEnvironment
 from .maker import Maker, make
-from .model import READY, Claim
+from .model import READY, Claim, Stop
 from .names import printable
 from .process import Scripts
 from .produce import Produced
 from .pulse import Pulse
-from .runjob import LOST, Result, Runner
+from .runjob import COMPLETE, FAILED, INTERRUPTED, LOST, Result, Runner, first_line
 from .waiting import WaitingClaims
 
 M = TypeVar("M", bound=Maker)
@@ -36,7 +36,7 @@ class MakerRunner(Runner, Generic[M]):
         stdin_null: bool = False,
     ) -> Generator[tuple[Claim, Result]]:  # fmt: skip
         """Make each claimed chunk, and settle it; what isn't begun is given back."""
-        self.scripts = scripts
+        self.scripts, scripts.works_here = scripts, True
         with Pulse(self.store, claims[0].owner, say=self.tell) as pulse:
             if len(claims) == 1 or self.work.works_together:
                 yield from self._make(claims, environment, pulse)
@@ -52,7 +52,10 @@ class MakerRunner(Runner, Generic[M]):
     ) -> Generator[tuple[Claim, Result]]:
         for claim in claims:
             self.tell(f"Launching {self.argv[0]} with dataid {printable(claim.dataid)}")
-        making = make(self.store, claims, environment, self.work, pulse=pulse)
+        making = make(
+            self.store, claims, environment, self.work, pulse=pulse,
+            interrupted=self.interruption, stopping=self.stopping,
+        )  # fmt: skip
         with closing(making):
             for produced in making:
                 yield produced.claim, self._told(produced, environment)
@@ -61,6 +64,11 @@ class MakerRunner(Runner, Generic[M]):
         """The signal that is to end the run, if there was one."""
         number = self.scripts.stopping if self.scripts else None
         return None if number is None else signal.Signals(number).name
+
+    def interruption(self, error: BaseException) -> Stop:
+        """Why the work in hand was interrupted: the signal, or else the error."""
+        why = self.scripts.why_stopping() if self.scripts else None
+        return Stop(why or f"interrupted: {first_line(error)}")
 
     def _check(self) -> None:
         """What runs was loaded already."""
@@ -71,13 +79,15 @@ class MakerRunner(Runner, Generic[M]):
             self.tell(reason)
             return Result(1, LOST, None, reason)
         trace: list[str] = []
-        if produced.error and status != READY:
+        if produced.error and status != READY and not produced.interrupted:
             trace = "".join(traceback.format_exception(produced.error)).splitlines()
-        self._tell_end(status, reason, trace)
+        how = COMPLETE if status == READY else INTERRUPTED if produced.interrupted else FAILED
+        self._tell_end(how, reason, trace)
         for checked in produced.checks:
             if not checked.passed and checked.severity == WARN:
                 self.tell(f"Warning: {checked.name}: {printable(checked.message)}")
         code = 0 if status == READY else 1
         return self._settled(
-            produced.claim, environment, Result(code, status, produced.retry_in, reason)
-        )
+            produced.claim, environment,
+            Result(code, status, produced.retry_in, reason, produced.interrupted),
+        )  # fmt: skip

@@ -38,6 +38,8 @@ TRANSITIONS: dict[str, dict[str, tuple[str, ...]]] = {
     "finish": {READY: (RUNNING,)},
     "fail": {FAILED: (RUNNING,), RESUBMIT: (RUNNING,)},
     "give back": {RESUBMIT: (RUNNING,)},
+    "interrupt": {RESUBMIT: (RUNNING,), HOLD: (RUNNING,)},
+    "terminate": {HOLD: (RUNNING,)},
     "lose": {RESUBMIT: (RUNNING,), HOLD: (RUNNING,)},
     "retry": {RESUBMIT: (FAILED,)},
     "recover": {RESUBMIT: (RUNNING,)},
@@ -191,6 +193,13 @@ class Failure(NamedTuple):
 
     status: str
     retry_in: float | None
+
+
+class Stop(NamedTuple):
+    """Why work was interrupted; with `hold`, a person wants it not to start again by itself."""
+
+    why: str
+    hold: bool = False
 
 
 class Recovered(NamedTuple):

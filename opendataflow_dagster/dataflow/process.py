@@ -35,7 +35,11 @@ class Scripts:
     Inside the `with`, TERM, INT and HUP go to every running script's group, and `stopping` is
     set, so that loops start nothing more; a second one kills. A script that ignores the first
     is killed after `stop_grace` seconds. Outside of the main thread no handler is installed.
+    With `works_here` the work is Python code of this process: the second signal, or the end of the
+    grace, raises KeyboardInterrupt in the main thread.
     """
+
+    works_here = False
 
     def __init__(self, *, stop_grace: float = 10.0) -> None:
         self.stopping: int | None = None
@@ -54,6 +58,8 @@ class Scripts:
                 # What is ignored stays so: `nohup`, and INT in a shell's background job.
                 if signal.getsignal(number) != signal.SIG_IGN:
                     self._handlers[number] = signal.signal(number, self._stop)
+            if signal.getsignal(signal.SIGALRM) == signal.SIG_DFL:  # the end of the grace
+                self._handlers[signal.SIGALRM] = signal.signal(signal.SIGALRM, self._end_grace)
             if signal.getsignal(signal.SIGCHLD) == signal.SIG_IGN:  # it would lose exit codes
                 self._handlers[signal.SIGCHLD] = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         except ValueError:  # not the main thread
@@ -65,6 +71,8 @@ class Scripts:
             self._stop(signal.SIGTERM)
         while self._running:
             time.sleep(0.01)
+        if signal.SIGALRM in self._handlers:
+            signal.setitimer(signal.ITIMER_REAL, 0)
         for number, handler in self._handlers.items():
             if handler is not None:  # None: it was installed by C code, which alone can restore it
                 signal.signal(number, handler)
@@ -170,17 +178,25 @@ class Scripts:
             return 1, "exit code unknown: something else in this process has waited for it"
         killed_by = max(-script.code, 0)
         code = 128 + killed_by if killed_by else script.code
+        if code - 128 in STOP_SIGNALS and not (why or script.terminal):
+            self._await_same_stop()
         if script.terminal and code == 128 + signal.SIGINT and self.stopping is None:
             self._stop(signal.SIGINT)
             script.terminal.pass_on_interrupt()
             return code, _stopped_by(signal.SIGINT)
         if why:
             return 128 + (script.sent or signal.SIGTERM), why
-        if self.stopping is not None and script.sent:
+        if self.stopping is not None and (script.sent or code):
             return code or 128 + script.sent, _stopped_by(self.stopping)
         if killed_by:
             return code, f"killed by {_name(killed_by)}"
         return code, f"exit code {code}" if code else ""
+
+    def _await_same_stop(self) -> None:
+        """Wait for the stop that ended a script: service managers signal all processes at once."""
+        until = time.monotonic() + SAME_STOP
+        while self.stopping is None and time.monotonic() < until:
+            time.sleep(0.01)
 
     def _stop(self, number: int, _frame: object = None) -> None:
         """Take a stop signal: the first is passed on to the scripts, a second kills them."""
@@ -191,9 +207,17 @@ class Scripts:
             os.write(self._alarm, b".")  # never read: it wakes up every thread
             for script in list(self._running.values()):
                 self._tell(script)
+            if self.works_here and signal.SIGALRM in self._handlers:
+                signal.setitimer(signal.ITIMER_REAL, self.stop_grace)
         elif now - self._stopped_at > SAME_STOP:
             for script in list(self._running.values()):
                 script.send(signal.SIGKILL)
+            if self.works_here:
+                raise KeyboardInterrupt
+
+    def _end_grace(self, number: int, _frame: object = None) -> None:
+        if self.stopping is not None:
+            self._stop(number)
 
     def _tell(self, script: Script) -> None:
         """Pass the stop signal on, once, whichever thread comes first."""

@@ -22,9 +22,9 @@ from .chunk import (
 )
 from .environment import JobEnvironment
 from .errors import DataflowError, SessionError, StaleClaim
-from .givingback import give_back
-from .model import READY, Claim, Fact
-from .pulse import Pulse, briefly
+from .givingback import give_back, interrupt, interrupt_soon
+from .model import READY, Claim, Fact, Stop
+from .pulse import Pulse
 from .runjob import LOST, first_line
 from .store import Store, taken_over
 
@@ -51,18 +51,26 @@ class Produced(NamedTuple):
     retry_in: float | None = None
     chunk: Chunk | None = None
     error: BaseException | None = None
+    interrupted: bool = False
+
+
+def by_error(error: BaseException) -> Stop:
+    """The interruption that an error tells of, without knowing more."""
+    return Stop(f"interrupted: {first_line(error)}")
 
 
 def produce(
     store: Store, claim: Claim, environment: JobEnvironment, compute: Compute, *,
     checks: Sequence[Check] = (), publish: Publish | None = None, pulse: Pulse,
-    interrupted: Callable[[BaseException], str] = lambda error: f"interrupted: {first_line(error)}",
+    interrupted: Callable[[BaseException], Stop] = by_error,
+    stopping: Callable[[], object] = lambda: None,
 ) -> Produced:  # fmt: skip
     """Make a claimed chunk: compute, check, publish, and settle the claim.
 
-    What the work raises fails the chunk. What isn't an `Exception` (a cancellation) does so too,
-    for the reason that `interrupted` tells, and is raised again. Errors of the tables are raised as
-    they are; so is a `SessionError`, for which the claim is given back.
+    What the work raises fails the chunk; while we are `stopping` it has interrupted the chunk. What
+    isn't an `Exception` (a cancellation) interrupts it too, and is raised again. `interrupted`
+    tells why. Errors of the tables are raised as they are; so is a `SessionError`, for which the
+    claim is given back.
     """
     started = time.monotonic()
     made = _Work(store, claim, environment, pulse)
@@ -79,6 +87,9 @@ def produce(
             if store.db.trouble(error) and made.in_tables:
                 raise
             made.failed(error)
+            if stopping():
+                made.stop = interrupted(error)
+                made.reason = made.stop.why
         status, retry_in = made.settle()
     except StaleClaim as error:
         return made.produced(LOST, started, reason=str(error))
@@ -103,6 +114,7 @@ class _Work:
         self.checks: list[Checked] = []
         self.reason = ""
         self.error: BaseException | None = None
+        self.stop: Stop | None = None
         self.in_tables = False
         """Whether it was us who asked the tables, not the user's code."""
 
@@ -142,16 +154,17 @@ class _Work:
         if not self.reason:
             self.store.finish(self.claim, self.facts())
             return READY, None
+        if self.stop:
+            return interrupt(self.store, self.claim, self.stop), None
         status, retry_in = self.store.fail(self.claim, self.reason)
         if any(not each.passed for each in self.checks):
             self.store.db.insist(self._note)
         return status, retry_in
 
-    def cancel(self, why: str) -> None:
-        """Settle as FAILED by a new connection: the old one may have been cut off in mid-word."""
-        self.store.db.drop()
+    def cancel(self, stop: Stop) -> None:
+        """Settle the claim as interrupted, as far as the database can be reached now."""
         with suppress(Exception):  # who looks after ended runs settles it too, or else its lease
-            briefly(self.store.db, lambda: self.store._fail(self.claim, tidy(why), False))
+            interrupt_soon(self.store, [self.claim], stop)
 
     def facts(self) -> list[Fact]:
         return [
@@ -171,7 +184,7 @@ class _Work:
     ) -> Produced:
         return Produced(
             self.claim, status, reason or self.reason, time.monotonic() - started, self.facts(),
-            self.results, self.checks, retry_in, self.chunk, self.error,
+            self.results, self.checks, retry_in, self.chunk, self.error, self.stop is not None,
         )  # fmt: skip
 
     def _note(self) -> None:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from .environment import JobEnvironment, job_environment
 from .errors import DataflowError, InputsChanged, StaleClaim, WrongUse
-from .model import FAILED, READY, RESUBMIT, Claim, Fact, Plan
+from .model import READY, RESUBMIT, Claim, Fact, Plan, Stop
 from .names import printable
 from .process import Ended, Scripts
 from .script import CannotStart, check
@@ -22,6 +22,9 @@ LOST = "LOST"
 GIVEN_BACK = "GIVEN BACK"
 """How a chunk ended with which nothing was begun: others may claim it."""
 
+COMPLETE, FAILED, INTERRUPTED = "is complete", "has failed", "was interrupted"
+"""How the work on a chunk ended, in the words that are said of it."""
+
 NOTHING = "no suitable data available for job. Not running it"
 
 
@@ -32,6 +35,8 @@ class Result(NamedTuple):
     status: str
     retry_in: float | None = None
     reason: str = ""
+    interrupted: bool = False
+    """Whether the work was ended from outside: that is no failure."""
 
 
 class Outcome(NamedTuple):
@@ -134,7 +139,7 @@ class Runner:
         try:
             env = environment.for_chunk(claim)
         except DataflowError as error:
-            return self.settle(claim, environment, Ended(1, str(error), 0.0), stopped=False)
+            return self.settle(claim, environment, Ended(1, str(error), 0.0))
         self.tell(f"Launching {self.argv[0]} with dataid {printable(claim.dataid)}")
         try:
             ended = scripts.run(
@@ -142,9 +147,15 @@ class Runner:
                 beat_every=claim.lease / 3, stdin_null=stdin_null,
             )  # fmt: skip
         except BaseException as error:
-            self.store.fail(claim, f"{type(error).__name__} in odf itself", may_retry=False)
+            why = f"{type(error).__name__} in odf itself"
+            if isinstance(error, Exception):
+                self.store.fail(claim, why, may_retry=False)
+            else:
+                from .givingback import interrupt_soon
+
+                interrupt_soon(self.store, [claim], Stop(why))
             raise
-        stopped = scripts.stopping is not None
+        stopped = bool(ended.reason) and ended.reason == scripts.why_stopping()
         if stopped and not ended.began:
             from .givingback import give_back
 
@@ -153,31 +164,37 @@ class Runner:
         return self.settle(claim, environment, ended, stopped=stopped)
 
     def settle(
-        self, claim: Claim, environment: JobEnvironment, ended: Ended, *, stopped: bool
+        self, claim: Claim, environment: JobEnvironment, ended: Ended, *, stopped: bool = False
     ) -> Result:
         """Write how a script ended; a chunk that was taken over meanwhile is left alone."""
         retry_in = None
         try:
-            if ended.code == 0:
-                self._tell_end(READY)
+            if stopped:
+                from .givingback import interrupt
+
+                self._tell_end(INTERRUPTED, ended.reason)
+                status = interrupt(self.store, claim, Stop(ended.reason))
+            elif ended.code == 0:
+                self._tell_end(COMPLETE)
                 status = READY
                 self.store.finish(claim, facts(claim, environment))
             else:
                 self._tell_end(FAILED, ended.reason)
-                status, retry_in = self.store.fail(claim, ended.reason, may_retry=not stopped)
+                status, retry_in = self.store.fail(claim, ended.reason)
         except StaleClaim as error:
             self.tell(str(error))
             status = RESUBMIT if isinstance(error, InputsChanged) else LOST
             return Result(ended.code or 1, status, None, ended.reason)
-        return self._settled(claim, environment, Result(ended.code, status, retry_in, ended.reason))
+        return self._settled(
+            claim, environment, Result(ended.code, status, retry_in, ended.reason, stopped)
+        )
 
-    def _tell_end(self, status: str, reason: str = "", trace: Sequence[str] = ()) -> None:
+    def _tell_end(self, how: str, reason: str = "", trace: Sequence[str] = ()) -> None:
         """Say how the work on a chunk has ended, in the original's words."""
-        how = "is complete" if status == READY else "has failed"
         self.tell(f"Job {self.argv[0]} {how}. Updating status")
         for line in trace:
             self._say(line)
-        if status != READY:
+        if reason:
             self.tell(f"Reason: {printable(reason)}")
 
     def _settled(self, claim: Claim, environment: JobEnvironment, result: Result) -> Result:
@@ -228,16 +245,28 @@ def run_chunks(
 ) -> Outcome:
     """Let a runner work on the next chunk, or with `all_chunks` until nothing is left."""
     with Scripts() as scripts:
-        if all_chunks or workers > 1:
-            from .catchup import catch_up
-
-            return catch_up(runner, scripts, workers=workers, progress=progress)
-        taken = runner.claim(new_owner())
-        if taken is None:
-            runner.tell(NOTHING)
+        try:
+            return _run_chunks(runner, scripts, all_chunks, workers, progress)
+        except KeyboardInterrupt:
+            if scripts.stopping is None:
+                raise
+            runner.tell("Stopped at once: what was in hand is given back")
             return Outcome(stop_code(scripts))
-        results = [result for _, result in runner.run(*taken, scripts)]
-        return _outcome(results[0], scripts) if results else Outcome(stop_code(scripts))
+
+
+def _run_chunks(
+    runner: Runner, scripts: Scripts, all_chunks: bool, workers: int, progress: Tell | None
+) -> Outcome:
+    if all_chunks or workers > 1:
+        from .catchup import catch_up
+
+        return catch_up(runner, scripts, workers=workers, progress=progress)
+    taken = runner.claim(new_owner())
+    if taken is None:
+        runner.tell(NOTHING)
+        return Outcome(stop_code(scripts))
+    results = [result for _, result in runner.run(*taken, scripts)]
+    return _outcome(results[0], scripts) if results else Outcome(stop_code(scripts))
 
 
 def force_job(
@@ -289,6 +318,6 @@ def first_line(error: BaseException) -> str:
 def _outcome(result: Result, scripts: Scripts) -> Outcome:
     if result.status == READY:
         return Outcome(0, done=1)
-    if result.status == GIVEN_BACK:
+    if result.status == GIVEN_BACK or result.interrupted:
         return Outcome(stop_code(scripts))
     return Outcome(stop_code(scripts) or result.code or 1, failed=1)

@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from threading import Condition, Thread
 
 from .dials import held_back
-from .givingback import GiveBack, give_back_soon, try_to_give_back
-from .model import Claim
+from .givingback import GiveBack, give_back_soon, interrupt_soon, try_to_give_back
+from .model import Claim, Stop
 from .pulse import BRIEFLY
 from .runjob import Say, first_line
 from .store import Store
@@ -31,12 +31,14 @@ class WaitingClaims:
         claims: Claims of one owner and one job, in the order of their turns.
         stopping: Tells what ends the work, if something does.
         say: Is told what was given back.
+        interrupted: Tells what a cancellation means; claims that a person wants on HOLD go there.
     """
 
     def __init__(
         self, store: Store, claims: Sequence[Claim], *, stopping: Callable[[], str | None],
-        say: Say,
+        say: Say, interrupted: Callable[[BaseException], Stop] | None = None,
     ) -> None:  # fmt: skip
+        self._interrupted = interrupted
         self.store, self._stopping, self._say = store, stopping, say
         self._jobid = claims[0].jobid
         self._waiting = deque(claims)
@@ -59,6 +61,8 @@ class WaitingClaims:
         self._take_back(len(self._waiting))
         why = self._stopping() or "the run ended before their turn"
         try:
+            if self._interrupted and error and not isinstance(error, Exception | GeneratorExit):
+                self._hold(self._interrupted(error))
             self._give_back(why, give_back_soon)
         except Exception as trouble:
             count = _counted(len(self._returning))
@@ -126,6 +130,12 @@ class WaitingClaims:
         with self._changed:
             for _ in range(min(number, len(self._waiting))):
                 self._returning.append(self._waiting.pop())
+
+    def _hold(self, stop: Stop) -> None:
+        """Put the claims that go back on HOLD, if a person has terminated the work."""
+        if stop.hold:
+            interrupt_soon(self.store, self._returning, stop)
+            self._returning = []
 
     def _give_back(self, why: str, how: GiveBack = try_to_give_back) -> None:
         with self._changed:

@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from .model import FAILED, Lost, Recovered
+from .model import HOLD, Lost, Recovered
 from .store import LEASE, MAX_LOSSES, Store
 
 RACES = 10
@@ -62,7 +62,7 @@ def settle_run(
 ) -> list[Recovered]:  # fmt: skip
     """Settle now what a run that is over still holds, and forget its workers.
 
-    Claims of a canceled run are FAILED; others are lost claims, which are made again, or held after
+    Claims of a canceled run are held; others are lost claims, which are made again, or held after
     too many losses. What finished meanwhile, or was taken over, isn't the run's and is left alone.
     Without `blame_together` only a claim that is lost alone is held: it has ended the run itself.
     """
@@ -85,8 +85,8 @@ def _settle(
             for claim in held:
                 key = {"jobid": claim.jobid, "dataid": claim.dataid}
                 db.change("workers.close", generation=claim.generation, **key)
-                if store.settle_outputs(claim, FAILED):
-                    done.append(Recovered(claim.jobid, claim.dataid, FAILED, why))
+                if store.settle_outputs(claim, HOLD):
+                    done.append(Recovered(claim.jobid, claim.dataid, HOLD, why))
         else:
             to_blame = blame_together or len(held) == 1
             done = store.settle_lost(held, who=who, why=why, may_hold=to_blame)

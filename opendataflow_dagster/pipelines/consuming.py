@@ -14,9 +14,9 @@ from ..dataflow.errors import (
     StaleClaim,
     WrongUse,
 )
-from ..dataflow.givingback import give_back
+from ..dataflow.givingback import give_back, interrupt_soon
 from ..dataflow.items import cleaned_away, payloads
-from ..dataflow.model import Claim, Fact
+from ..dataflow.model import Claim, Fact, Stop
 from ..dataflow.pulse import Pulse
 from ..dataflow.runjob import Say, first_line
 from ..dataflow.steps import Step, record
@@ -92,7 +92,7 @@ class Consumer:
             if claims:
                 self._work(pipeline, claims, left, pace)
         except Stopped as error:
-            give_back(self.store, list(left.values()), str(error))
+            interrupt_soon(self.store, list(left.values()), Stop(str(error)))
             raise
         except EngineGone:  # one of them may have ended it: what is left is settled as lost
             self.stopping = True

@@ -14,13 +14,14 @@ from typing import TYPE_CHECKING, Any
 from ..dataflow.chunk import Result, open_chunk, reason_of
 from ..dataflow.environment import JobEnvironment
 from ..dataflow.errors import DataflowError, Refused, StaleClaim, WrongUse
+from ..dataflow.givingback import interrupt_soon
 from ..dataflow.model import Claim, Fact
 from ..dataflow.names import printable, typed
 from ..dataflow.offers import NOTHING, offer
 from ..dataflow.process import Scripts
 from ..dataflow.pulse import Pulse, briefly
 from ..dataflow.reading import failing
-from ..dataflow.runjob import Outcome, first_line, stop_code
+from ..dataflow.runjob import Outcome, stop_code
 from ..dataflow.steps import Step, record
 from ..dataflow.store import new_owner
 from .destinations import publish_with_output
@@ -48,7 +49,7 @@ def run_stream(runner: "PipelineRunner", file: Path) -> Outcome:
         return Outcome(0)
     work.refuse_loss()
     with Scripts() as scripts:
-        runner.scripts = scripts
+        runner.scripts, scripts.works_here = scripts, True
         environment = runner.environment()
         if (why := offer(store, slug).obstacle) not in ("", NOTHING):
             raise Refused(
@@ -64,9 +65,12 @@ def run_stream(runner: "PipelineRunner", file: Path) -> Outcome:
                 made.run(items)
             except BaseException as error:
                 made.give_up(error)
-                if not isinstance(error, Exception) or store.db.trouble(error):
+                if not isinstance(error, Exception):
+                    if not isinstance(error, KeyboardInterrupt) or scripts.stopping is None:
+                        raise
+                elif store.db.trouble(error):
                     raise
-                if not isinstance(error, DataflowError):
+                if not (isinstance(error, DataflowError) or made.interrupted):
                     for line in "".join(traceback.format_exception(error)).splitlines():
                         runner._say(line)
             return made.outcome(scripts)
@@ -86,7 +90,7 @@ class _Stream:
         """The items that went well, and how many rows there were then."""
         self.bad: dict[Claim, str] = {}
         self.settled: set[Claim] = set()
-        self.done = 0
+        self.done = self.interrupted = 0
         self.error: BaseException | None = None
 
     def run(self, items: Sequence[dict[str, Any]]) -> None:
@@ -101,19 +105,24 @@ class _Stream:
     def give_up(self, error: BaseException) -> None:
         """Settle what isn't settled yet: nothing of it was published."""
         self.error = error
-        name = self.runner.stopping()
-        reason = f"stopped by {name}" if name else reason_of(error)
-        if not isinstance(error, Exception):
-            self.store.db.drop()  # the old connection may have been cut off in mid-word
-            reason = f"interrupted: {first_line(error)}"
+        left = [claim for claim in self.claims if claim not in self.settled]
+        if self.runner.stopping() or not isinstance(error, Exception):
+            stop = self.runner.interruption(error)
+            self.runner.tell(f"Reason: {printable(stop.why)}")
+            self.interrupted = len(left)
+            with suppress(Exception):  # their leases settle what can't be settled now
+                interrupt_soon(self.store, left, stop)
+            self._let_go(left)
+            return
+        reason = reason_of(error)
         self.runner.tell(f"Reason: {printable(reason)}")
-        for claim in self.claims:
-            if claim not in self.settled:
-                self._fail(claim, self.bad.get(claim, reason))
+        for claim in left:
+            self._fail(claim, self.bad.get(claim, reason))
 
     def outcome(self, scripts: Scripts) -> Outcome:
-        lost = len(self.claims) - self.done
-        self.runner.tell(f"done {self.done}, failed {lost}")
+        lost = len(self.claims) - self.done - self.interrupted
+        more = f", interrupted {self.interrupted}" if self.interrupted else ""
+        self.runner.tell(f"done {self.done}, failed {lost}{more}")
         return Outcome(stop_code(scripts) or int(bool(lost)), self.done, lost)
 
     def _transform(self, items: Sequence[dict[str, Any]]) -> Any:

@@ -167,7 +167,7 @@ verdict as materialized (
     for update of c
 ),
 retried as (
-    update claim c set owner = null, lease_end = null, heartbeat = null,
+    update claim c set owner = null, lease_end = null, heartbeat = null, interruptions = 0,
                        retry_at = case when v.delay > 0 then now() + v.delay * interval '1 second' end
     from verdict v where c.jobid = v.jobid and c.dataid = v.dataid and v.again
 ),

@@ -43,6 +43,7 @@ create table if not exists claim (
     jobid text not null, dataid text not null, generation bigint not null,
     owner text, runid text, started timestamptz, heartbeat timestamptz, lease_end timestamptz,
     attempts integer not null default 1, losses integer not null default 0, retry_at timestamptz,
+    interruptions integer not null default 0,
     primary key (jobid, dataid)
 );
 

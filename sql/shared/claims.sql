@@ -1,12 +1,20 @@
 -- name: disown
 -- Void a claim but remember its attempts and losses.
-update claim set owner = null, lease_end = null, heartbeat = null, retry_at = null, losses = :losses
+update claim set owner = null, lease_end = null, heartbeat = null, retry_at = null,
+    losses = :losses, interruptions = 0
 where jobid = :jobid and dataid = :dataid;
 
 -- name: give_back
 -- Void a claim with which nothing was begun, if it is still this generation's and this owner's.
 update claim set owner = null, lease_end = null, heartbeat = null, retry_at = null, attempts = attempts - 1
 where jobid = :jobid and dataid = :dataid and generation = :generation and owner = :owner;
+
+-- name: interrupt
+-- Void a claim whose work was interrupted, if it is still ours: how often that happened in a row.
+update claim set owner = null, lease_end = null, heartbeat = null, retry_at = null,
+    attempts = attempts - 1, interruptions = interruptions + 1
+where jobid = :jobid and dataid = :dataid and generation = :generation and owner = :owner
+returning interruptions;
 
 -- name: retried
 -- A delayed retry has been granted.

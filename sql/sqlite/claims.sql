@@ -120,7 +120,7 @@ where c.jobid = :jobid and c.dataid = :dataid and c.generation = :generation and
 
 -- name: retry
 -- Remember the attempts of a chunk that will be tried again.
-update claim set owner = null, lease_end = null, heartbeat = null,
+update claim set owner = null, lease_end = null, heartbeat = null, interruptions = 0,
     retry_at = case when :delay > 0 then strftime('%Y-%m-%d %H:%M:%f', 'now', :delay || ' seconds') end
 where jobid = :jobid and dataid = :dataid and generation = :generation;
 

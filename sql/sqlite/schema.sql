@@ -38,6 +38,7 @@ create table if not exists claim (
     jobid text not null, dataid text not null, generation integer not null,
     owner text, runid text, started text, heartbeat text, lease_end text,
     attempts integer not null default 1, losses integer not null default 0, retry_at text,
+    interruptions integer not null default 0,
     primary key (jobid, dataid)
 );
 

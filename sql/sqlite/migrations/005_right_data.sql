@@ -1,3 +1,8 @@
 -- Programs of version 3 and 4 work with these tables: they claim and settle as before, and don't look whether an
 -- input has changed.
+
+-- Workers lost, or inputs changed, in a row before a chunk is on HOLD.
 alter table jobpolicy add column max_losses integer check (max_losses >= 1);
+
+-- Interruptions in a row of a chunk's work: after five it is on HOLD.
+alter table claim add column interruptions integer not null default 0;
