@@ -1,17 +1,35 @@
-"""A job's function, by the name that a command line gives it."""
+"""A job's function: loaded by the name that a command line gives it, and sent to the executors."""
 
+import atexit
+import hashlib
 import importlib
 import inspect
+import io
 import os
+import shutil
+import sys
+import sysconfig
+import tempfile
 import traceback
-from collections.abc import Callable
-from typing import Any
+import zipfile
+from collections.abc import Callable, Iterable, Iterator
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from ..dataflow.chunk import reason_of
 from ..dataflow.errors import DataflowError, WrongUse
 from ..dataflow.modules import import_beside, module_of_file
 from .jobs import FUNCTION, SparkJob, as_spark_job
 from .troubles import in_a_line
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+MOST = 32 * 2**20
+"""Bytes of Python files that are sent; of a larger folder, only those that are imported already."""
+
+NEVER = {"__pycache__", "node_modules", "site-packages", "dist-packages"}
 
 
 def load_job(named: str, begin: Callable[[], Any] | None = None) -> tuple[SparkJob, str]:
@@ -108,3 +126,89 @@ def _where(error: BaseException) -> str:
     ]
     last = (theirs or frames)[-1]
     return f"{os.path.relpath(last.filename)}:{last.lineno}"
+
+
+def send_modules(session: "SparkSession", function: Any) -> None:
+    """Let executors import the Python files of a job's folder, and what it has imported of others.
+
+    A function of rows (`udf`) goes there by its name; its module and helpers are only here. To send
+    the same files again does nothing. Installed packages aren't sent.
+    """
+    module = sys.modules.get(getattr(inspect.unwrap(function), "__module__", None) or "")
+    file = getattr(module, "__file__", None)
+    if module is None or not file or _is_installed(path := Path(file).resolve()):
+        return
+    depth = 0 if module.__name__ == "__main__" else len(module.__name__.split(".")) - 1
+    root = path.parents[depth + (path.name == "__init__.py")]
+    folder = root / path.relative_to(root).parts[0] if depth else path.parent
+    imported = {
+        file
+        for each in list(sys.modules.values())
+        if (file := _file_of(each)) and file.is_relative_to(root)
+    }
+    packed = _packed(root, {*_python_files(folder), *imported})
+    if len(packed) > MOST:
+        packed = _packed(root, imported)
+    name = f"odf-modules-{hashlib.sha256(packed).hexdigest()[:32]}.zip"
+    archive = os.path.join(_outbox(), name)
+    if not os.path.exists(archive):
+        Path(archive).write_bytes(packed)
+    session.addArtifacts(archive, pyfile=True)
+    # A classic session would also import from it here, where the files themselves are.
+    sys.path[:] = [each for each in sys.path if os.path.basename(each) != name]
+
+
+def _file_of(module: Any) -> Path | None:
+    """The Python file of a module that isn't installed."""
+    file = getattr(module, "__file__", None)
+    if not isinstance(file, str) or not file.endswith(".py"):
+        return None
+    return None if _is_installed(path := Path(file).resolve()) else path
+
+
+def _is_installed(path: Path) -> bool:
+    """Whether executors have a file of their own: Python's, a package's, or ours."""
+    ours = Path(__file__).resolve().parents[1]
+    stdlib = sysconfig.get_paths()["stdlib"]
+    return bool(NEVER & set(path.parts)) or any(map(path.is_relative_to, (ours, stdlib)))
+
+
+def _python_files(folder: Path) -> Iterator[Path]:
+    """The modules in a folder and in its packages; other folders may hold a million files."""
+    for where, folders, names in os.walk(folder):
+        found = [Path(where, name) for name in names if name.endswith(".py")]
+        is_package = found and "pyvenv.cfg" not in names
+        if where != str(folder) and not is_package:
+            folders.clear()
+            continue
+        yield from found
+        folders[:] = [each for each in folders if each.isidentifier() and each not in NEVER]
+
+
+def _packed(root: Path, files: Iterable[Path]) -> bytes:
+    """A zip of files, always the same of the same files."""
+    names = {file.relative_to(root): file for file in files if file.is_file()}
+    # Python before 3.13 finds a package without __init__.py only by an entry of its folder.
+    folders = {parent for name in names for parent in name.parents} - {Path()}
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
+        for name in sorted(folders):
+            archive.writestr(zipfile.ZipInfo(f"{name.as_posix()}/"), b"")
+        for name in sorted(names):
+            info = zipfile.ZipInfo(name.as_posix())
+            info.compress_type = zipfile.ZIP_DEFLATED
+            archive.writestr(info, names[name].read_bytes())
+    return packed.getvalue()
+
+
+@cache
+def _outbox() -> str:
+    """A folder from which Spark serves files as long as this process lives."""
+    folder, owner = tempfile.mkdtemp(prefix="odf-modules-"), os.getpid()
+
+    def remove() -> None:
+        if os.getpid() == owner:  # not a process that was forked from this one
+            shutil.rmtree(folder, ignore_errors=True)
+
+    atexit.register(remove)
+    return folder

@@ -4,6 +4,7 @@ import logging
 import os
 import re
 import signal
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -23,6 +24,8 @@ __all__ = ["is_remote", "java_home", "mask_logs", "spark_conf", "spark_session"]
 
 PATIENCE = 10.0
 """Seconds that a server may take until it listens."""
+
+DEPLOY_MODE = "spark.submit.deployMode"
 
 _MASTERS = re.compile("yarn$|spark|k8s|local")
 """How a master begins, as spark-submit has it."""
@@ -242,6 +245,11 @@ def _launched(wanted: dict[str, str], short: bool) -> "SparkSession":
             f"spark://HOST:PORT, yarn or k8s://https://HOST:PORT. Correct {MASTER}, then run "
             "`odf doctor`."
         )
+    if wanted.get(DEPLOY_MODE, "client").lower() != "client":
+        raise SessionError(
+            f"{DEPLOY_MODE} is {wanted[DEPLOY_MODE]}, but odf is the driver and runs here. Leave "
+            "it out, or set it to client; the executors are on the cluster all the same."
+        )
     _wait_for(wanted[MASTER], MASTER)
     # What a session of Spark Connect has left, now that it is over.
     os.environ.pop("SPARK_CONNECT_MODE_ENABLED", None)
@@ -314,6 +322,7 @@ def _submitted(wanted: Mapping[str, str], given: Mapping[str, str]) -> "SparkSes
     from pyspark import SparkConf, SparkContext
     from pyspark.sql import SparkSession
 
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # as without spark-submit; else python3
     SparkContext._ensure_initialized()
     submitted = dict(SparkConf(_jvm=SparkContext._jvm).getAll())
     ours = {key: value for key, value in wanted.items() if key in given or key not in submitted}

@@ -25,6 +25,7 @@ from .frames import TABLE_FORMATS, read_chunk_frame
 from .jobs import CHUNK, CONTEXT, FRAME, INPUTS, SESSION, SparkJob
 from .last import Last
 from .living import ENDED, ended_meanwhile
+from .loading import send_modules
 from .postgres_read import looking
 from .publishing import is_frame
 from .returned import Unmixed, outputs_of
@@ -74,6 +75,7 @@ class SparkWork(Maker):
         self._swept: set[str] = set()
         self._lock = threading.Lock()
         self._none: SessionError | None = None
+        self._sent_to: SparkSession | None = None
 
     def spark(self) -> "SparkSession":
         """The session; `SessionError` if there is none, which no chunk is to blame for."""
@@ -81,7 +83,11 @@ class SparkWork(Maker):
             if self._none:  # who waited for it needn't try again
                 raise self._none
             try:
-                return self._session()
+                session = self._session()
+                if session is not self._sent_to:
+                    send_modules(session, self.job.fn)
+                    self._sent_to = session
+                return session
             except (ChunkFailed, StaleClaim):
                 raise
             except Exception as error:
