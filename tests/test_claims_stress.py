@@ -4,12 +4,14 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from opendataflow_dagster.dataflow.store import Store, open_store
 from tests import crowd
+from tests.pooler import Pooler, needs_pgbouncer
 from tests.stores import check, close, connect, policy, register, sql
 
 ROOT = Path(__file__).parents[1]
@@ -25,11 +27,19 @@ class Crowd:
         (folder / "running").mkdir(parents=True)
         (folder / "data").mkdir()
 
-    def add(self, role: str, number: int) -> None:
+    def add(self, role: str, number: int, url: str = "") -> None:
         for _ in range(number):
             name = f"{role}-{len(self.processes)}"
             numbers = map(str, (self.seconds, len(self.processes), self.total))
-            line = [sys.executable, "-m", "tests.crowd", role, self.url, str(self.folder), name]
+            line = [
+                sys.executable,
+                "-m",
+                "tests.crowd",
+                role,
+                url or self.url,
+                str(self.folder),
+                name,
+            ]
             line += [*numbers, *self.jobs]
             with (self.folder / f"{name}.err").open("wb") as err:
                 self.processes.append(
@@ -224,16 +234,19 @@ def test_people_who_send_back_what_is_running_see_no_deadlock(
     close(store)
 
 
-def readers(url: str, tmp_path: Path, seconds: float) -> None:
-    """Chunks are sent back and forced under their readers' hands: no torn read ends READY."""
+def readers(url: str, tmp_path: Path, seconds: float, pooled: str = "") -> None:
+    """Chunks are sent back and forced under their readers' hands: no torn read ends READY.
+
+    `pooled` is the way of our programs, if it isn't a person's.
+    """
     total = 25
     store, jobs = prepare(url, 2, total)
     for jobid in jobs:
         policy(store, jobid, max_losses=1_000_000)  # however often an input changes
     gathered = Crowd(url, tmp_path / "crowd", total, jobs, seconds)
-    gathered.add("worker", 12)
+    gathered.add("worker", 12, pooled)
     gathered.add("person", 2)
-    gathered.add("forcer", 2)
+    gathered.add("forcer", 2, pooled)
     gathered.wait(DONE.format(wanted=total * 5))
     told = crowd.read(gathered.folder)
     print(f"sent back {told.back.total()}, forced {told.forced}, changed {told.changed.total()}")
@@ -251,6 +264,22 @@ def readers(url: str, tmp_path: Path, seconds: float) -> None:
 @pytest.mark.parametrize("kind", ["sqlite", "postgres"])
 def test_no_torn_read_ends_ready(kind: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
     readers(request.getfixturevalue(f"{kind}_url"), tmp_path, 30)
+
+
+@needs_pgbouncer
+def test_no_torn_read_ends_ready_through_a_pooler(
+    postgres_url: str, tmp_path: Path, pool: Callable[..., Pooler]
+) -> None:
+    readers(postgres_url, tmp_path, 30, pool(3).url(postgres_url))
+
+
+@needs_pgbouncer
+@pytest.mark.soak
+@pytest.mark.timeout(1800)
+def test_no_torn_read_ends_ready_through_a_pooler_for_long(
+    postgres_url: str, tmp_path: Path, pool: Callable[..., Pooler]
+) -> None:
+    readers(postgres_url, tmp_path, 360, pool(3).url(postgres_url))
 
 
 @pytest.mark.soak
