@@ -357,6 +357,62 @@ def test_all_waits_for_retries_that_are_due(loadbob: Store) -> None:
     assert run(loadbob, body, all_chunks=True, workers=2) == Outcome(0, done=3)
 
 
+@pytest.mark.parametrize("how", ["others", "lease", "reader"])
+def test_all_waits_for_what_others_have_in_hand(
+    loadbob: Store, how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("opendataflow_dagster.dataflow.catchup.LOOK_AGAIN", 0.1)
+    policy(loadbob, "loadbob", concurrency=2)
+    for number in range(3):
+        put(loadbob, "bobin", str(number))
+    if how == "reader":
+        register(loadbob, "report", ["bobout"], ["reports"])
+        put(loadbob, "bobout", "0", "READY", jobid="loadbob")
+        [held] = take(loadbob, "report")
+        put(loadbob, "bobout", "0", "RESUBMIT", jobid="loadbob")
+    else:
+        [held] = take(loadbob, "loadbob", "somebody else")
+    said: list[str] = []
+    with ThreadPoolExecutor(1) as pool:
+        running = pool.submit(
+            elsewhere, loadbob, "echo $dataid >> ran", say=said.append, all_chunks=True, workers=2
+        )
+        wait_for(lambda: any("Waiting for chunks" in line for line in said))
+        assert len(ran()) == 2
+        if how == "lease":
+            expire(loadbob, held)
+        else:
+            loadbob.finish(held)
+        outcome = running.result()
+
+    done = 2 if how == "others" else 3
+    assert outcome == Outcome(0, done=done)
+    assert len(ran()) == done
+    assert "left" not in said[-1]
+
+
+@pytest.mark.parametrize("dial", ["concurrency", "paused_until"])
+def test_all_ends_with_3_behind_a_dial_that_somebody_has_to_turn(loadbob: Store, dial: str) -> None:
+    for number in range(3):
+        put(loadbob, "bobin", str(number))
+    turned = {"concurrency": 0, "paused_until": "2999-01-01 00:00:00"}
+    policy(loadbob, "loadbob", **{dial: turned[dial]})
+    said: list[str] = []
+    assert run(loadbob, say=said.append, all_chunks=True) == Outcome(3)
+    assert re.search(r"done 0, failed 0, left 3: .*, and --wait isn't given", said[-1])
+
+    with ThreadPoolExecutor(1) as pool:
+        running = pool.submit(
+            elsewhere, loadbob, say=said.append, all_chunks=True, workers=2, wait=True
+        )
+        wait_for(lambda: any(line.endswith("3 left") for line in said))
+        policy(loadbob, "loadbob", **{dial: None})
+        assert running.result() == Outcome(0, done=3)
+
+    policy(loadbob, "loadbob", **{dial: turned[dial]})
+    assert run(loadbob, all_chunks=True) == IDLE, "nothing is left that it could hold back"
+
+
 def test_all_with_nothing_to_do_says_so(loadbob: Store) -> None:
     said: list[str] = []
     assert run(loadbob, say=said.append, all_chunks=True, workers=2) == IDLE

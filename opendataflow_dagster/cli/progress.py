@@ -5,6 +5,7 @@ import threading
 import time
 from typing import TextIO
 
+from ..dataflow.dials import chunks_left
 from ..dataflow.store import Store
 
 REDRAW, RECOUNT = 0.1, 5.0
@@ -48,7 +49,7 @@ class Progress:
 
     def _count(self, ended: int) -> None:
         try:
-            [(self._left,)] = self._store.db.run("runjob.left", jobid=self._jobid)
+            self._left = chunks_left(self._store, self._jobid)
             self._ended = ended
         except Exception:  # the run itself waits for the database to come back, not its picture
             return

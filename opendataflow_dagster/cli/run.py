@@ -18,6 +18,7 @@ SCRIPT_LINE = {"allow_interspersed_args": False, "ignore_unknown_options": False
 @click.option(
     "--workers", type=click.IntRange(min=1), default=1, help="So many at once; implies --all."
 )
+@click.option("--wait", is_flag=True, help="With --all: wait for the end of a pause, too.")
 @click.option("--strict", is_flag=True, help="Exit with 3 if there was nothing to do.")
 @click.option("--config", metavar="FILE", help="The properties file; else ./dataflow.properties.")
 @click.option(
@@ -33,8 +34,8 @@ SCRIPT_LINE = {"allow_interspersed_args": False, "ignore_unknown_options": False
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="[ARG]...")
 @click.pass_context
 def run(
-    ctx: click.Context, job: str | None, all_chunks: bool, workers: int, strict: bool,
-    config: str | None, spark: str | None, batch: int | None, script: str | None,
+    ctx: click.Context, job: str | None, all_chunks: bool, workers: int, wait: bool,
+    strict: bool, config: str | None, spark: str | None, batch: int | None, script: str | None,
     arguments: tuple[str, ...],
 ) -> None:  # fmt: skip
     """Claim the next chunk that is ready, run SCRIPT for it, and settle it.
@@ -49,12 +50,14 @@ def run(
             raise click.UsageError("Name a SCRIPT, or --spark MODULE:FUNCTION.")
         if batch is not None:
             raise click.UsageError("--batch is for --spark: a script makes one chunk.")
-        ctx.exit(execute(RunLine(script, arguments, job, all_chunks, workers, strict, config)))
+        ctx.exit(
+            execute(RunLine(script, arguments, job, all_chunks, workers, strict, config, wait))
+        )
     if script is not None:
         raise click.UsageError(f"Give either --spark or the script {script!r}, not both.")
     from .sparkline import execute_spark
 
-    line = RunLine(spark, (), job, all_chunks or workers > 1, workers, strict, config)
+    line = RunLine(spark, (), job, all_chunks or workers > 1, workers, strict, config, wait)
     ctx.exit(execute_spark(line, batch))
 
 

@@ -35,6 +35,7 @@ class RunLine(NamedTuple):
     workers: int = 1
     strict: bool = False
     config: str | None = None
+    wait: bool = False
 
 
 def parse(words: list[str]) -> RunLine | None:
@@ -45,7 +46,7 @@ def parse(words: list[str]) -> RunLine | None:
     while at < len(words) and words[at].startswith("-"):
         name, equals, value = words[at].partition("=")
         at += 1
-        if name in ("--all", "--strict") and not equals:
+        if name in ("--all", "--strict", "--wait") and not equals:
             flags.add(name)
         elif name in ("--job", "--workers", "--config") and (equals or at < len(words)):
             given[name] = value if equals else words[at]
@@ -57,7 +58,7 @@ def parse(words: list[str]) -> RunLine | None:
         return None
     return RunLine(
         words[at], tuple(words[at + 1 :]), given.get("--job"), "--all" in flags, int(workers),
-        "--strict" in flags, given.get("--config"),
+        "--strict" in flags, given.get("--config"), "--wait" in flags,
     )  # fmt: skip
 
 
@@ -72,7 +73,7 @@ def execute(line: RunLine) -> int:
     try:
         outcome = run_job(
             store, jobid, [line.script, *line.arguments], say=say,
-            all_chunks=many, workers=line.workers, progress=progress,
+            all_chunks=many, workers=line.workers, wait=line.wait, progress=progress,
         )  # fmt: skip
         if progress:
             progress.end()

@@ -46,7 +46,8 @@ def _execute(
         progress, say = narration(store, jobid, line.all_chunks)
         outcome = run_spark_job(
             store, jobid, line.script, job, settings, say=say, environ=os.environ,
-            all_chunks=line.all_chunks, workers=line.workers, batch=batch, progress=progress,
+            all_chunks=line.all_chunks, workers=line.workers, batch=batch, wait=line.wait,
+            progress=progress,
         )  # fmt: skip
         if progress:
             progress.end()

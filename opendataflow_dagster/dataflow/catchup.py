@@ -4,6 +4,7 @@ import threading
 import time
 from contextlib import closing
 
+from .dials import chunks_left, dial_at_zero
 from .givingback import interrupt_soon
 from .model import READY, Stop
 from .names import typed
@@ -13,22 +14,31 @@ from .script import NO_START
 from .store import new_owner
 
 LOOK_AGAIN = 5.0
-"""Seconds after which an idle worker looks for new chunks while another one still works."""
+"""Seconds after which an idle worker looks for new chunks while somebody still works."""
+
+HELD_BACK = 3
+"""The exit code when a pause, or a concurrency of 0, keeps a job from claiming what is left."""
 
 NAP = 0.2
 """Seconds in which a signal is noticed by who waits."""
 
 
 def catch_up(runner: Runner, scripts: Scripts, *, workers: int, progress: Tell | None) -> Outcome:
-    """Claim and run until nothing is left or a signal comes; failures don't stop the others."""
+    """Claim and run until nothing is left or a signal comes; failures don't stop the others.
+
+    What others have in hand is waited for, and retries; a pause, or a concurrency of 0, only if the
+    runner `waits`.
+    """
     runner.environment()  # what forbids to claim is said once, not by each worker
     crew = _Crew(runner, scripts, workers, progress)
     crew.work()
-    if not (crew.done or crew.failed or crew.lost or scripts.stopping):
+    if not (crew.done or crew.failed or crew.lost or crew.held or scripts.stopping):
         runner.tell(NOTHING)
         return Outcome(stop_code(scripts))
     runner.tell(crew.summary())
     code = stop_code(scripts) or int(bool(crew.failed or crew.lost))
+    if crew.held and not code:
+        code = HELD_BACK
     return Outcome(code, crew.done, len(crew.failed) + crew.lost)
 
 
@@ -43,8 +53,11 @@ class _Crew:
         self.lost = self.interrupted = 0
         self.failed: set[str] = set()
         self._owners: list[str] = []
+        self.held = ""
+        """The dial that ended the run, if one did."""
         self._ended = 0
         self._busy = workers
+        self._told = ""
         self._over = False
         self._error: BaseException | None = None
         self._changed = threading.Condition()
@@ -81,10 +94,9 @@ class _Crew:
             parts.append(f"taken over by others {self.lost}")
         if self.scripts.stopping is not None:
             parts.append("stopped by a signal")
-        db, jobid = self.runner.store.db, self.runner.jobid
-        left = db.insist(lambda: db.run("runjob.left", jobid=jobid))[0][0][0]
-        if left:
-            parts.append(f"left {left}")
+        jobid = self.runner.jobid
+        if left := chunks_left(self.runner.store, jobid):
+            parts.append(f"left {left}" + (f": {self.held}" if self.held else ""))
         following = f"; next: odf status {typed(jobid)}" if self.failed or self.lost or left else ""
         return ", ".join(parts) + following
 
@@ -147,10 +159,10 @@ class _Crew:
         """Wait until a claim may succeed again; False: nothing is left."""
         with self._changed:
             self._busy -= 1
-            if not self._busy and retry_in is None and ended == self._ended:
+            if not self._busy and ended == self._ended and not self._is_worth_waiting(retry_in):
                 self._over = True
                 self._changed.notify_all()
-            patience = LOOK_AGAIN if self._busy else float("inf")
+            patience = LOOK_AGAIN
             if retry_in is not None:
                 patience = min(patience, max(retry_in, NAP / 4))
             until = time.monotonic() + patience
@@ -161,3 +173,36 @@ class _Crew:
                 self._changed.wait(min(left, NAP))
             self._busy += 1
             return not self._over
+
+    def _is_worth_waiting(self, retry_in: float | None) -> bool:
+        """Whether a chunk may become claimable that none of us works on; it says why, once."""
+        store, jobid = self.runner.store, self.runner.jobid
+        if dial := dial_at_zero(store, jobid):
+            left = chunks_left(store, jobid)
+            if not left and retry_in is None:
+                return False
+            if not self.runner.waits:
+                self.held = f"{dial}, and --wait isn't given"
+                return False
+            self._tell(f"Waiting: {dial}, {left} left")
+            return True
+        if not self.runner.awaits_others:
+            return retry_in is not None
+        [(taken, retries, read)] = store.db.insist(
+            lambda: store.db.run("runjob.awaited", jobid=jobid)
+        )[0]
+        parts = [
+            f"{count} {what}"
+            for count, what in (
+                (taken, "in other hands"), (retries, "to be retried"), (read, "being read"),
+            )
+            if count
+        ]  # fmt: skip
+        if parts:
+            self._tell(f"Waiting for chunks: {', '.join(parts)}")
+        return bool(parts)
+
+    def _tell(self, message: str) -> None:
+        if message != self._told:
+            self._told = message
+            self.runner.tell(message)

@@ -15,6 +15,24 @@ def batch_size(store: Store, jobid: str) -> int | None:
     return None if found is None else min(found, MOST_AT_ONCE)
 
 
+def chunks_left(store: Store, jobid: str) -> int:
+    """How many chunks of a job could be claimed, if its dials let them."""
+    today = store.today() if store.plan(jobid).today else None
+    rows, _ = store.db.insist(lambda: store.db.run("runjob.left", jobid=jobid, today=today))
+    return rows[0][0]
+
+
+def dial_at_zero(store: Store, jobid: str) -> str:
+    """The dial that keeps a job from claiming anything until somebody turns it, in words."""
+    rows, _ = store.db.insist(lambda: store.db.run("dials.stopped", jobid=jobid))
+    for paused, concurrency in rows:
+        if paused:
+            return "the job is paused"
+        if concurrency == 0:
+            return "its concurrency is 0"
+    return ""
+
+
 def held_back(store: Store, jobid: str, waiting: int) -> tuple[int, str]:
     """How many of the claims that wait for their turn have to be given back now, and why."""
     rows = store.db.run("dials.held_back", jobid=jobid)

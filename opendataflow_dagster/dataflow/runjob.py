@@ -58,6 +58,12 @@ class Runner:
     secrets = True
     """Whether what it runs finds the passwords in its environment."""
 
+    awaits_others = True
+    """Whether a run of all chunks waits for those that other workers have in hand."""
+
+    waits = False
+    """Whether a run of all chunks waits for the end of a pause, too."""
+
     def __init__(
         self, store: Store, jobid: str, argv: list[str], *, say: Say,
         environ: Mapping[str, str] = os.environ,
@@ -230,13 +236,15 @@ class Runner:
 
 def run_job(
     store: Store, jobid: str, argv: list[str], *, say: Say, environ: Mapping[str, str] = os.environ,
-    all_chunks: bool = False, workers: int = 1, progress: Tell | None = None,
+    all_chunks: bool = False, workers: int = 1, wait: bool = False, progress: Tell | None = None,
 ) -> Outcome:  # fmt: skip
     """Run a script for the next chunk of a job, or with `all_chunks` until nothing is left.
 
-    `progress` is told how many chunks are done and how many failed, after each.
+    With `wait`, a pause or a concurrency of 0 doesn't end it. `progress` is told how many chunks
+    are done and how many failed, after each.
     """
     runner = Runner(store, jobid, argv, say=say, environ=environ)
+    runner.waits = wait
     return run_chunks(runner, all_chunks=all_chunks, workers=workers, progress=progress)
 
 

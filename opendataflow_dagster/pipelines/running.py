@@ -115,6 +115,8 @@ class PipelineWork(Maker):
 class PipelineRunner(MakerRunner[PipelineWork]):
     """Runs one pipeline: what waits for it, or a new run of one that waits for nobody."""
 
+    awaits_others = False  # items in hand are `odf serve`'s
+
     def __init__(
         self, store: Store, project: Project, plans: Mapping[str, Plan], slug: str,
         session: Callable[[], "SparkSession"], *, say: Say, environ: Mapping[str, str],

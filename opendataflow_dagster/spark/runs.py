@@ -37,7 +37,7 @@ class SparkRunner(MakerRunner[SparkWork]):
 def run_spark_job(
     store: Store, jobid: str, named: str, job: SparkJob, settings: Settings, *, say: Say,
     environ: Mapping[str, str], all_chunks: bool = False, workers: int = 1,
-    batch: int | None = None, progress: Tell | None = None,
+    batch: int | None = None, wait: bool = False, progress: Tell | None = None,
     session: Callable[[], "SparkSession"] | None = None,
 ) -> Outcome:  # fmt: skip
     """Run a function for the next chunk of a job, or with `all_chunks` until nothing is left.
@@ -68,6 +68,7 @@ def run_spark_job(
     runner = SparkRunner(
         store, jobid, named, job, session or own_session, say=say, environ=environ, batch=batch
     )
+    runner.waits = wait
     try:
         return run_chunks(
             runner, all_chunks=all_chunks, workers=workers if all_chunks else 1, progress=progress
