@@ -73,6 +73,8 @@ def hand_on_by_multiprocessing() -> None:
     What is in `_config` of a process is pickled for its children, as its `authkey` is: it goes
     through the pipe by which they get their work.
     """
+    if not _kept:
+        return
     from multiprocessing.process import current_process
 
     current_process()._config["opendataflow_passkey"] = HandedOn()  # type: ignore[attr-defined]
