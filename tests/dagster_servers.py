@@ -173,8 +173,11 @@ class Dagster:
             Dagster.alive.remove(self)
         if hasattr(self, "client"):
             self.client.close()
+        for process in self._processes.values():
+            process.kill()  # the mark of one that has a passkey can't be read
         kill_marked(self.folder.name)
-        self._reap()
+        for process in self._processes.values():
+            process.wait(10)
         if hasattr(self, "instance"):
             self.instance.dispose()
         self._guard.kill()
