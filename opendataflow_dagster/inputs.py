@@ -57,7 +57,7 @@ def _spark(reading: Reading, target: Folder | Remote | Table, session: Callable[
     fact = reading.fact
     place = Place(
         reading.datasetid, reading.columns, fact.get("location"), reading.generation,
-        fact.get("rows"), fact.get("fingerprint"),
+        fact.get("rows"), fact.get("fingerprint"), store=reading.store,
     )  # fmt: skip
     return read_chunk_frame(
         session(), place, reading.dataid, reading.password, lambda: reading.bounds,

@@ -138,7 +138,8 @@ def test_a_chunk_of_many_files_becomes_one_and_stays_the_chunk(line: Store) -> N
     for dataid in ODD:
         assert same(content(line, dataid).combine_chunks(), before[dataid].combine_chunks())
     [one] = data_of(path)
-    assert folders.read_note(path) == {**note, "bytes": os.path.getsize(one)}
+    size = os.path.getsize(one)
+    assert folders.read_note(path) == {**note, "bytes": size, "store": line.id}
     [(size,)] = sql(line, "select bytes from chunkfact where datasetid = 'out' and dataid = '1'")
     assert size == os.path.getsize(one)
     assert "_staging" not in os.listdir("out")

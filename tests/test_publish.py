@@ -24,9 +24,11 @@ from pandas.testing import assert_frame_equal
 
 from opendataflow_dagster.dataflow import files, folders, locks
 from opendataflow_dagster.dataflow.chunk import Chunk, ChunkFailed, Result, open_chunk
+from opendataflow_dagster.dataflow.compacting import compact
 from opendataflow_dagster.dataflow.environment import job_environment
 from opendataflow_dagster.dataflow.errors import DataflowError, Refused, StaleClaim, WrongUse
 from opendataflow_dagster.dataflow.model import Fact
+from opendataflow_dagster.dataflow.moves import ready
 from opendataflow_dagster.dataflow.publish import publish, read
 from opendataflow_dagster.dataflow.reading import ask, read_chunk
 from opendataflow_dagster.dataflow.registry import add_dataset
@@ -58,6 +60,96 @@ def filled(text: str) -> Callable[[str], dict[str, Any]]:
 
 def texts(path: str) -> list[str]:
     return [Path(each).read_text() for each in files.data_files(path)]
+
+
+# --- two stores, one folder ---
+
+
+@pytest.fixture
+def stores(tmp_path: Path) -> Iterator[tuple[Store, Store]]:
+    """Two stores with the same dataset: `load` of the first makes it, `use` of the second reads."""
+    made = [open_store(f"sqlite:///{tmp_path}/{name}.db") for name in ("first", "second")]
+    for store in made:
+        store.init()
+        add_dataset(store, "shared", hostname=str(tmp_path / "shared"), format="csv")
+        add_dataset(store, "mine", hostname=str(tmp_path / "mine"), format="csv")
+    register(made[0], "load", [], ["shared"])
+    register(made[1], "use", ["shared"], ["mine"])
+    yield made[0], made[1]
+    for store in made:
+        close(store)
+
+
+def load_one(store: Store, value: int, job: str = "load") -> Chunk:
+    """Make chunk 1 of `shared` again, and settle it."""
+    put(store, "shared", "1", "RESUBMIT", jobid=job)
+    chunk = claim_one(store, job)
+    told = publish(store, chunk.outputs["shared"], chunk, pd.DataFrame({"n": [value]}))
+    store.finish(chunk.claim, [Fact("shared", "1", location=told.location)])
+    return chunk
+
+
+def claim_one(store: Store, job: str) -> Chunk:
+    [claim] = take(store, job)
+    return open_chunk(store, claim, job_environment(store, store.read_plan(job), secrets=False))
+
+
+def value_read(store: Store) -> int:
+    def of(found: Any) -> Any:
+        return read(found, found.target("csv"))
+
+    return read_chunk(store, "shared", "1", of, format="csv")[0]["n"][0]
+
+
+def test_a_second_store_reads_what_the_first_has_published(stores: tuple[Store, Store]) -> None:
+    first, second = stores
+    for number in range(6):
+        load_one(first, number)
+    ready(second, "shared", ["1"])
+    assert value_read(second) == 5
+    load_one(first, 7)
+    assert value_read(second) == value_read(first) == 7
+
+
+def test_what_a_store_itself_has_published_is_compared_as_ever(stores: tuple[Store, Store]) -> None:
+    first, _ = stores
+    load_one(first, 1)
+    put(first, "shared", "1", "RESUBMIT", jobid="load")
+    chunk = claim_one(first, "load")
+    publish(first, chunk.outputs["shared"], chunk, pd.DataFrame({"n": [2]}))
+    sql(first, "update datastatus set status = 'READY', generation = 1 where datasetid = 'shared'")
+    with pytest.raises(Refused, match="of generation 2, and the tables tell of 1"):
+        value_read(first)
+
+
+def test_a_chunk_of_another_store_is_replaced_and_not_compacted(
+    stores: tuple[Store, Store],
+) -> None:
+    first, second = stores
+    for number in range(6):
+        load_one(first, number)
+    register(second, "load", [], ["shared"])
+    chunk = load_one(second, 9)
+    assert value_read(second) == 9
+    note = folders.read_note(f"{chunk.outputs['shared'].columns['hostname']}/dataid=1")
+    assert (note["store"], note["generation"]) == (second.id, chunk.generation)
+    assert second.id != first.id
+    assert chunk.generation < 6
+    load_one(first, 7)
+    [data] = Path("shared", "dataid=1").glob("*.csv")
+    (data.parent / f"again-{data.name}").write_bytes(data.read_bytes())
+    [found] = compact(second, "shared")
+    assert found.left == "another store has published it"
+
+
+def test_a_note_without_a_store_is_taken_for_our_own(stores: tuple[Store, Store]) -> None:
+    _, second = stores
+    root = target_of("shared", {"hostname": str(Path.cwd() / "shared"), "format": "csv"}, "csv")
+    assert isinstance(root, Folder)
+    folders.put(root.root, "1", 6, filled("n\n1\n"), confirm=nothing)
+    ready(second, "shared", ["1"])
+    with pytest.raises(Refused, match="of generation 6, and the tables tell of 1"):
+        value_read(second)
 
 
 # --- directories ---

@@ -96,7 +96,7 @@ def test_the_migrations_give_the_tables_of_the_schema(urls: tuple[str, str]) -> 
     found, wanted = rows(summed), rows(whole)
     for seeded in ("generation", "dataflow_context"):
         assert found.get(seeded) == wanted.get(seeded)
-    stamps = [row for row in wanted["dataflow_meta"] if row["name"] not in ("version", "schema")]
+    stamps = [row for row in wanted["dataflow_meta"] if row["name"] == "oldest_client"]
     assert found["dataflow_meta"] == stamps
     close(whole)
     close(summed)
@@ -122,8 +122,9 @@ def test_an_upgrade_of_version_3_keeps_every_row(urls: tuple[str, str]) -> None:
     after = rows(old)
     assert kept(after) == kept(before)
     assert {row["name"]: row["value"] for row in after["dataflow_meta"]} == {
-        "version": str(NOW), "schema": str(NOW), "oldest_client": "3",
+        "version": str(NOW), "schema": str(NOW), "oldest_client": "3", "store": old.id,
     }  # fmt: skip
+    assert len(old.id) == 32
     fresh.init()
     assert catalog(old) == catalog(fresh)
     check(old)
@@ -303,6 +304,9 @@ def test_the_printed_plan_does_what_init_does(urls: tuple[str, str], start: str)
                 row.pop("modified")  # written just now
         for name in table:
             table[name] = sorted(table[name], key=repr)
+        for row in table["dataflow_meta"]:
+            if row["name"] == "store":
+                assert len(row.pop("value")) == 32  # each has its own
     assert found == wanted
     check(planned)
     again = odf(urls[0], "init", "--plan")

@@ -31,6 +31,8 @@ class Place(NamedTuple):
     rows: int | None = None
     fingerprint: str | None = None
     validated: bool | None = None
+    store: str = ""
+    """Which store tells of the generation."""
 
 
 class Result(NamedTuple):
@@ -117,6 +119,7 @@ def open_chunk(
         inputs[each] = Place(
             each, environment.columns.get(each, {}), location or environment.locations.get(each),
             generation, count, fingerprint, None if validated is None else bool(validated),
+            store.id,
         )  # fmt: skip
     outputs = {
         each: Place(each, environment.columns.get(each, {}), environment.locations.get(each))

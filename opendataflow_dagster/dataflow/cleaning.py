@@ -172,7 +172,7 @@ def _of_packs(
             if not is_packed(chunk.location):
                 continue
             path = folders.chunk_path(root, chunk.dataid)
-            if os.path.isdir(path) and folders.generation_of(path) <= chunk.generation:
+            if os.path.isdir(path) and folders.is_outdated(path, chunk.generation, store.id):
                 entry = _entry(each, chunk.dataid, chunk.generation, PACKED, path)
                 yield entry, lambda chunk=chunk: _remove_directory(store, root, chunk)
 
@@ -187,7 +187,7 @@ def _remove_pack(store: Store, root: str, sharing: Sequence[str], path: str) -> 
 
 def _remove_directory(store: Store, root: str, chunk: Standing) -> bool:
     now = standing(store, chunk.datasetid, chunk.dataid).get(chunk.dataid)
-    aside = set_aside(root, chunk) if now == chunk else None
+    aside = set_aside(root, chunk, store.id) if now == chunk else None
     if aside is not None:
         folders.discard(aside)
     return aside is not None

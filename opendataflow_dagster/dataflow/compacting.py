@@ -207,10 +207,12 @@ def _rewrite(
 ) -> tuple[folders.Staged, int, int]:
     """Write a chunk's rows anew and put them in the place of the old: what it was; files; bytes."""
     note = folders.read_note(path)
+    if folders.is_foreign(note, store.id):
+        raise Unfit("another store has published it")
     if note.get("generation", chunk.generation) != chunk.generation:
         raise Unfit("its directory is of another generation than the tables tell")
     paths = files.data_files(path)
-    staged = folders.Staged(folder.root, chunk.dataid, chunk.generation)
+    staged = folders.Staged(folder.root, chunk.dataid, chunk.generation, store.id)
     try:
         merge(paths, staged.path, kind, target)
         written = files.data_files(staged.path)

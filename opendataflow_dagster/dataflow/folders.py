@@ -32,7 +32,7 @@ PACKING = "_pack-"
 """How a directory begins in which a pack is written."""
 
 NOTE = "_odf.json"
-"""The file in a chunk's directory that tells its generation, rows, format and columns."""
+"""The file in a chunk's directory that tells its store, generation, rows, format and columns."""
 
 LONGEST = 255
 """Bytes of a name in a file system."""
@@ -116,16 +116,24 @@ def read_note(path: str) -> dict[str, Any]:
     return note if isinstance(note, dict) else {}
 
 
+def is_foreign(note: Mapping[str, Any], store: str) -> bool:
+    """Whether another store wrote a note: its generations can't be compared with ours.
+
+    A note without a store is of an earlier version, and taken for our own.
+    """
+    return bool(store) and note.get("store", store) != store
+
+
 def put(
     root: str, dataid: str, generation: int, write: Callable[[str], Mapping[str, Any]], *,
-    confirm: Callable[[], None],
+    confirm: Callable[[], None], store: str = "",
 ) -> str:  # fmt: skip
     """Publish a chunk: `write` fills an empty directory and tells of it; a reader sees old or new.
 
     `confirm` raises if the claim isn't ours any more; it is asked right before the chunk appears.
     What a killed process left behind is cleared by the next publish of the same chunk.
     """
-    staged = Staged(root, dataid, generation)
+    staged = Staged(root, dataid, generation, store)
     try:
         staged.tell(write(staged.path))
         return staged.show(confirm)
@@ -136,8 +144,9 @@ def put(
 class Staged:
     """A chunk on its way: an empty directory to write to, which nobody reads until it is shown."""
 
-    def __init__(self, root: str, dataid: str, generation: int) -> None:
+    def __init__(self, root: str, dataid: str, generation: int, store: str = "") -> None:
         self.root, self.dataid, self.generation = root, dataid, generation
+        self.store = store
         self.final = chunk_path(root, dataid)
         self._staging = os.path.join(root, STAGING, directory(dataid))
         self.path = begin(self._staging, generation)
@@ -146,6 +155,8 @@ class Staged:
     def tell(self, told: Mapping[str, Any]) -> None:
         """Write the note of what was written, and have all of it on the disk."""
         note = {"dataid": self.dataid, "generation": self.generation, **told}
+        if self.store:
+            note["store"] = self.store
         with open(os.path.join(self.path, NOTE), "w", encoding="utf-8") as file:
             json.dump(note, file, ensure_ascii=True)
         sync(self.path)
@@ -159,7 +170,7 @@ class Staged:
     def replace(self, confirm: Callable[[], None]) -> None:
         """Show it, and keep what was in its place until `discard`."""
         with turn(self._staging):
-            _show(self.path, self.final, self.generation, confirm)
+            _show(self.path, self.final, self.generation, confirm, self.store)
             sync_one(self.root)
 
     def discard(self) -> None:
@@ -199,9 +210,9 @@ def _unwritable(staging: str, error: OSError) -> Unreachable:
     )
 
 
-def _show(mine: str, final: str, generation: int, confirm: Callable[[], None]) -> None:
+def _show(mine: str, final: str, generation: int, confirm: Callable[[], None], store: str) -> None:
     """Make a written chunk visible in one step; the old one is in its place then."""
-    there = generation_of(final)
+    there = generation_of(final, store)
     confirm()
     if there > generation:
         raise _newer(final, there, generation)
@@ -214,7 +225,7 @@ def _show(mine: str, final: str, generation: int, confirm: Callable[[], None]) -
         confirm()  # a newer claim has cleared away what this one wrote
         raise
     # Where the file system has no locks, a newer one may have come since we looked.
-    if (there := generation_of(mine)) > generation:
+    if (there := generation_of(mine, store)) > generation:
         _swap(mine, final)
         confirm()
         raise _newer(final, there, generation)
@@ -280,10 +291,16 @@ def remove_staged(path: str) -> None:
         remove(gone)
 
 
-def generation_of(path: str) -> int:
-    """Which claim made a chunk's directory; 0 if it doesn't say."""
-    found = read_note(path).get("generation")
+def generation_of(path: str, store: str = "") -> int:
+    """Which claim of a store made a chunk's directory; 0 if it doesn't say, or is another's."""
+    note = read_note(path)
+    found = 0 if is_foreign(note, store) else note.get("generation")
     return found if isinstance(found, int) else 0
+
+
+def is_outdated(path: str, generation: int, store: str) -> bool:
+    """Whether a store's own chunk in a directory is no newer than a generation."""
+    return not is_foreign(read_note(path), store) and generation_of(path) <= generation
 
 
 def sync(folder: str) -> None:

@@ -53,7 +53,7 @@ from .targets import Folder
 MOST = 2000
 """Chunks in one pack, whose footer tells of each: who reads one of them reads all of it."""
 
-_OWN = ("dataid", "generation", "rows", "bytes", "jobid", "fingerprint")
+_OWN = ("dataid", "generation", "store", "rows", "bytes", "jobid", "fingerprint")
 """What a note tells of its chunk; the rest is the same for all chunks of a pack."""
 
 
@@ -81,10 +81,10 @@ def pack(
         if not plan:
             # A packer may have been killed before it was done.
             packed = [chunk for chunk in wanted if is_packed(chunk.location)]
-            _remove_later([set_aside(folder.root, chunk) for chunk in packed])
+            _remove_later([set_aside(folder.root, chunk, store.id) for chunk in packed])
         alike: dict[tuple, list[Member]] = {}
         for chunk in wanted:
-            member = _member(folder, chunk, target)
+            member = _member(folder, chunk, target, store.id)
             if isinstance(member, Compacted):
                 yield member
             elif member is not None:
@@ -95,7 +95,7 @@ def pack(
                     yield from _planned(some) if plan else _pack(store, folder, some)
 
 
-def set_aside(root: str, chunk: Standing) -> str | None:
+def set_aside(root: str, chunk: Standing, store: str) -> str | None:
     """Take away the directory of a chunk that its fact says is in a pack; where it is then."""
     final = folders.chunk_path(root, chunk.dataid)
     if not os.path.isdir(final) or not chunk.location or not is_there(chunk.location):
@@ -104,9 +104,9 @@ def set_aside(root: str, chunk: Standing) -> str | None:
     mine = folders.begin(staging, chunk.generation)
     try:
         with turn(staging):
-            if os.path.isdir(final) and folders.generation_of(final) <= chunk.generation:
+            if os.path.isdir(final) and folders.is_outdated(final, chunk.generation, store):
                 os.rename(final, mine)
-                if folders.generation_of(mine) <= chunk.generation:
+                if folders.is_outdated(mine, chunk.generation, store):
                     return mine
                 os.rename(mine, final)  # without locks, a newer one has come in between
     except BaseException:
@@ -124,7 +124,7 @@ def _remove_later(paths: Sequence[str | None]) -> None:
         folders.discard(path)
 
 
-def _member(folder: Folder, chunk: Standing, target: int) -> Member | Compacted | None:
+def _member(folder: Folder, chunk: Standing, target: int, store: str) -> Member | Compacted | None:
     if is_packed(chunk.location) or (path := own_directory(folder, chunk)) is None:
         return None
     paths = files.data_files(path)
@@ -137,6 +137,8 @@ def _member(folder: Folder, chunk: Standing, target: int) -> Member | Compacted 
     left = why_left(path, paths, "parquet") or ("" if paths else "it has no files")
     if not chunk.told or not chunk.generation:
         left = "the tables know no place of it that could be changed: it was made by hand"
+    elif folders.is_foreign(note, store):
+        left = "another store has published it"
     elif note.get("generation", chunk.generation) != chunk.generation:
         left = "its directory is of another generation than the tables tell"
     elif not left:
@@ -207,7 +209,7 @@ def _pack(store: Store, folder: Folder, members: Sequence[Member]) -> Iterator[C
         os.unlink(final)
     places = {each: location_in(final, each) for each in moved}
     _remove_later([
-        set_aside(folder.root, each.chunk._replace(location=places[each.chunk.dataid]))
+        set_aside(folder.root, each.chunk._replace(location=places[each.chunk.dataid]), store.id)
         for each in members
         if each.chunk.dataid in moved
     ])  # fmt: skip

@@ -33,7 +33,7 @@ def publish(
         if isinstance(target, Folder):
             if target.format not in FORMATS:
                 raise _spark_only(target, "written")
-            return _to_folder(target, chunk, obj, confirm)
+            return _to_folder(target, chunk, obj, confirm, store.id)
         if isinstance(target, Remote) or target.dialect == JDBC:
             raise _spark_only(target, "written")
         bounds = bounds_of(store, place.datasetid, chunk.dataid)
@@ -108,14 +108,14 @@ def read(found: Reading, target: Any, kind: str = "pandas") -> Any:
     return way(path, format, note.get("columns"))
 
 
-def _to_folder(target: Folder, chunk: Chunk, obj: Any, confirm: Any) -> Result:
+def _to_folder(target: Folder, chunk: Chunk, obj: Any, confirm: Any, store: str) -> Result:
     told: dict[str, Any] = {}
 
     def write(folder: str) -> dict[str, Any]:
         told.update(files.write(obj, folder, target.format))
         return {"jobid": chunk.jobid, **told}
 
-    path = put(target.root, chunk.dataid, chunk.generation, write, confirm=confirm)
+    path = put(target.root, chunk.dataid, chunk.generation, write, confirm=confirm, store=store)
     return Result(told.get("rows"), told["bytes"], location=path)
 
 

@@ -9,7 +9,7 @@ from .answers import five_answers
 from .chunk import ChunkFailed
 from .errors import DataflowError, Refused, StaleClaim
 from .files import data_files
-from .folders import alike, find, read_note
+from .folders import alike, find, is_foreign, read_note
 from .hindrances import advice, hindrances
 from .model import Plan
 from .names import check_id, typed
@@ -44,6 +44,7 @@ class Reading(NamedTuple):
     maker: str = ""
     fact: Mapping[str, Any] = {}
     bounds: tuple[str, str | None, int | None] | None = None
+    store: str = ""
 
     def insist(self) -> None:
         """Raise the first refusal, if there is any."""
@@ -65,15 +66,18 @@ class Reading(NamedTuple):
     def located(self, folder: Folder) -> tuple[str, dict[str, Any]]:
         """The file or directory that the chunk is, as the tables tell, and its note."""
         again = f"odf resubmit {typed(self.maker, self.dataid)}"
-        return located(folder, self.dataid, self.fact.get("location"), self.generation, again)
+        where = self.fact.get("location")
+        return located(folder, self.dataid, where, self.generation, again, store=self.store)
 
 
 def located(
-    folder: Folder, dataid: str, produced: str | None, generation: int | None, again: str = ""
-) -> tuple[str, dict[str, Any]]:
+    folder: Folder, dataid: str, produced: str | None, generation: int | None, again: str = "", *,
+    store: str = "",
+) -> tuple[str, dict[str, Any]]:  # fmt: skip
     """Where a READY chunk of a folder is, and its note; refused if it isn't what the tables tell.
 
-    `again` is the command that has it made anew.
+    `again` is the command that has it made anew. What another store has published isn't compared
+    with the tables of this one: `odf ready` has said that it is there.
     """
     if produced and is_packed(produced):
         if not is_there(produced):
@@ -93,7 +97,7 @@ def located(
         text = f"{folder.datasetid!r} is READY, but the files of chunk {dataid!r} are gone"
         raise refusal("INVALID_LOCATION", f"{text} from {found}", again)
     there = note.get("generation")
-    if generation and there and there > generation:
+    if generation and there and there > generation and not is_foreign(note, store):
         text = f"{found} is of generation {there}, and the tables tell of {generation}"
         raise refusal("DATA_NOT_READY", f"{text}: it was published and not settled", again)
     return found, note
@@ -125,10 +129,11 @@ def ask(store: Store, datasetid: str, dataid: str, format: str) -> Reading:
     """Ask the five questions about one chunk of a dataset, for whoever reads it now."""
     check_id("datasetid", datasetid)
     check_id("dataid", dataid)
+    mine = store.id
 
     def work() -> Reading:
         with store.db.reading():
-            return _ask(store, datasetid, dataid, format)
+            return _ask(store, datasetid, dataid, format)._replace(store=mine)
 
     return store.db.insist(work)[0]
 

@@ -49,11 +49,20 @@ class Store:
         self.timezone = timezone
         self._plans: dict[str, tuple[float, Plan]] = {}
         self._idle: set[tuple[str, str]] = set()
+        self._id = ""
 
     @property
     def version(self) -> int:
         """The version of the tables that this program makes."""
         return sqlfiles.version(self.db.dialect)
+
+    @property
+    def id(self) -> str:
+        """Which store this is, in what it writes beside the data; `odf init` has made it once."""
+        if not self._id:
+            rows, _ = self.db.insist(lambda: self.db.run("claims.store"))
+            self._id = rows[0][0] if rows else ""
+        return self._id
 
     def init(self) -> Versions:
         """Create the tables, or upgrade in place older ones; what they were before.

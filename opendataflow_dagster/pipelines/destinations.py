@@ -237,7 +237,9 @@ class ChunkDestination(Destination):
             told.update(files.write(frame, folder, where.format))
             return {"jobid": claim.jobid, **told}
 
-        path = put(where.root, claim.dataid, claim.generation, write, confirm=confirm)
+        path = put(
+            where.root, claim.dataid, claim.generation, write, confirm=confirm, store=self._store.id
+        )
         return Result(told["rows"], told["bytes"], location=path)
 
 

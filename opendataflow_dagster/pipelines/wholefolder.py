@@ -41,8 +41,9 @@ class FolderSource(Source):
         columns = {"hostname": self._where.root, "format": self._where.format}
         frames = [
             read_chunk_frame(
-                spark, Place(self._where.datasetid, columns, location, generation), dataid,
-                lambda: None, lambda: None,
+                spark,
+                Place(self._where.datasetid, columns, location, generation, store=self._store.id),
+                dataid, lambda: None, lambda: None,
             )
             for dataid, generation, location in chunks
         ]  # fmt: skip

@@ -140,7 +140,7 @@ class Batch:
         work = self.work
         place = chunk.outputs[datasetid]
         target = self._folder(chunk, datasetid)
-        staged = StagedFolder(work.spark(), chunk, target, None)
+        staged = StagedFolder(work.spark(), chunk, target, None, store=work.store.id)
         try:
             for name in os.listdir(path):
                 os.rename(os.path.join(path, name), os.path.join(staged.path, name))
@@ -169,7 +169,9 @@ class Batch:
             return None
         if place.location and is_packed(place.location):
             return None
-        path, note = located(target, chunk.dataid, place.location, place.generation)
+        path, note = located(
+            target, chunk.dataid, place.location, place.generation, store=place.store
+        )
         schema = schema_of(note)
         root, name = os.path.split(path.rstrip("/"))
         if schema is None or name != directory(chunk.dataid) or own_key(schema.names):

@@ -103,6 +103,6 @@ def _correct(store: Store, files: Files, chunk: Standing, path: str) -> bool:
     if now != chunk or chunk.location is None:
         return False
     version = chunk.location.rpartition("/")[2]
-    told = {"version": version, "generation": chunk.generation}
+    told = {"version": version, "generation": chunk.generation, "store": store.id}
     files.write(address(path), text_of(told))
     return True

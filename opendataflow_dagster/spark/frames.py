@@ -46,7 +46,7 @@ def read_chunk_frame(
         return read_version(spark, target, dataid, place.location)
     if place.location and is_packed(place.location):
         return read_packed(spark, place.location)
-    path, note = located(target, dataid, place.location, place.generation)
+    path, note = located(target, dataid, place.location, place.generation, store=place.store)
     return read_files(spark, path, note, target.format)
 
 

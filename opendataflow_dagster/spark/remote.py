@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..dataflow.chunk import Chunk
 from ..dataflow.errors import DataflowError, Refused
-from ..dataflow.folders import NOTE, directory, unescaped
+from ..dataflow.folders import NOTE, directory, is_foreign, unescaped
 from ..dataflow.targets import Remote, address
 from . import utf8
 from .csvlines import answered, asked
@@ -46,8 +46,9 @@ class StagedRemote:
 
     def __init__(
         self, spark: "SparkSession | None", target: Remote, dataid: str, generation: int,
-        files: Files | None = None,
+        files: Files | None = None, store: str = "",
     ) -> None:  # fmt: skip
+        self._store = store
         self._spark, self._target, self.generation = spark, target, generation
         self._files = files or files_of(spark, target)
         self.chunk = f"{target.root}/{directory(dataid)}"
@@ -60,12 +61,12 @@ class StagedRemote:
     @classmethod
     def write(
         cls, spark: "SparkSession", chunk: Chunk, target: Remote, df: "DataFrame",
-        extra: Sequence[str] = (),
+        extra: Sequence[str] = (), *, store: str = "",
     ) -> "StagedRemote":  # fmt: skip
         """Write a frame as a version of a chunk, and verify it."""
         from .staging import write_files
 
-        staged = cls(spark, target, chunk.dataid, chunk.generation)
+        staged = cls(spark, target, chunk.dataid, chunk.generation, store=store)
         try:
             texts = utf8.asked(df.schema, target.format)
             frame, taken = observed(df, [*extra, *asked(df.schema, target.format), *texts])
@@ -94,6 +95,7 @@ class StagedRemote:
         self.bytes = sum(each.bytes for each in data)
         self._note = {
             "dataid": self._dataid, "generation": self.generation, "bytes": self.bytes, **told,
+            **({"store": self._store} if self._store else {}),
         }  # fmt: skip
         self._files.write(f"{self.path}/{NOTE}", text_of(self._note))
 
@@ -116,7 +118,7 @@ class StagedRemote:
 
     def point(self) -> bool:
         """Name this version to those who don't ask the tables, unless a newer one is named."""
-        return point(self._files, self.chunk, self.location, self.generation)
+        return point(self._files, self.chunk, self.location, self.generation, self._store)
 
     def discard(self) -> None:
         """Remove what wasn't shown; what was replaced, `odf clean` removes after its grace."""
@@ -156,19 +158,20 @@ def chunk_version(
     return chunk if files.below(address(chunk)) else None
 
 
-def point(files: Files, chunk: str, location: str, generation: int) -> bool:
-    """Let a chunk's pointer name a version, unless it names one of a newer generation.
+def point(files: Files, chunk: str, location: str, generation: int, store: str = "") -> bool:
+    """Let a chunk's pointer name a version, unless it names one of a newer generation of ours.
 
     Between the look and the write a newer one can come, for the time until the next publish or
     `odf clean`: who goes by the tables isn't concerned.
     """
     path = f"{address(chunk)}/{NOTE}"
     there = loads(files.read(path))
-    if there.get("generation", 0) > generation:
+    if there.get("generation", 0) > generation and not is_foreign(there, store):
         return False
     version = location.rpartition("/")[2]
     if there.get("version") != version:
-        files.write(path, text_of({"version": version, "generation": generation}))
+        named = {"version": version, "generation": generation}
+        files.write(path, text_of(named | ({"store": store} if store else {})))
     return True
 
 

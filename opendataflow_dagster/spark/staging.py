@@ -62,10 +62,10 @@ def stage(
     if target.format in TABLE_FORMATS:
         return StagedLake(spark, chunk, place, target, df, extra)
     if isinstance(target, Folder):
-        return StagedFolder(spark, chunk, target, df, extra)
+        return StagedFolder(spark, chunk, target, df, extra, store=store.id)
     from .remote import StagedRemote
 
-    return StagedRemote.write(spark, chunk, target, df, extra)
+    return StagedRemote.write(spark, chunk, target, df, extra, store=store.id)
 
 
 def result_of(staged: StagedFrame, location: str | None = None) -> Result:
@@ -79,10 +79,10 @@ class StagedFolder:
 
     def __init__(
         self, spark: "SparkSession", chunk: Chunk, target: Folder, df: "DataFrame | None",
-        extra: Sequence[str] = (),
+        extra: Sequence[str] = (), *, store: str,
     ) -> None:  # fmt: skip
         self._spark, self._target, self._jobid = spark, target, chunk.jobid
-        self._staged = Staged(target.root, chunk.dataid, chunk.generation)
+        self._staged = Staged(target.root, chunk.dataid, chunk.generation, store)
         self.path = self._staged.path
         self.bytes: int | None = None
         self._lines: Mapping[str, Any] = {}

@@ -50,7 +50,9 @@ def _seen(chunk: Chunk, datasetid: str, format: str) -> Any:
         target = target_of(datasetid, place.columns, format)
         if not isinstance(target, Folder) or target.format in TABLE_FORMATS:
             return None
-        path, note = located(target, chunk.dataid, place.location, place.generation)
+        path, note = located(
+            target, chunk.dataid, place.location, place.generation, store=place.store
+        )
         return note.get("generation"), None if is_packed(path) else os.stat(path).st_ino
     except (Refused, FileNotFoundError):
         return None

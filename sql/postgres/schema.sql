@@ -119,3 +119,6 @@ create table if not exists streamtoken (
 -- that another number than `version` tells that an older program has rewritten functions and triggers.
 create table if not exists dataflow_meta (name text primary key, value text not null);
 insert into dataflow_meta (name, value) values ('oldest_client', '3') on conflict (name) do nothing;
+-- Which store it is: what it writes beside the data says so. Made once.
+insert into dataflow_meta (name, value) values ('store', replace(cast(gen_random_uuid() as text), '-', ''))
+on conflict (name) do nothing;

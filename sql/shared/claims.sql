@@ -43,6 +43,10 @@ from job j left join jobpolicy p on p.jobid = j.jobid where j.jobid = :jobid;
 -- Which version the tables are of, and which programs may claim: read once per connection.
 select name, value from dataflow_meta where name in ('version', 'oldest_client', 'schema');
 
+-- name: store
+-- Which store this is.
+select value from dataflow_meta where name = 'store';
+
 -- name: changed
 -- Which inputs of a chunk changed since the job locked them.
 select datasetid, how from changed_input where jobid = :jobid and dataid = :dataid order by datasetid;

@@ -113,6 +113,8 @@ create table if not exists streamtoken (
 -- that another number than `version` tells that an older program has rewritten functions and triggers.
 create table if not exists dataflow_meta (name text primary key, value text not null);
 insert into dataflow_meta (name, value) values ('oldest_client', '3') on conflict (name) do nothing;
+-- Which store it is: what it writes beside the data says so. Made once.
+insert into dataflow_meta (name, value) values ('store', lower(hex(randomblob(16)))) on conflict (name) do nothing;
 
 -- Who is writing and why: set at the start of each of our transactions and cleared at its end.
 create table if not exists dataflow_context (act text not null, who text, why text);
