@@ -10,7 +10,6 @@ import dagster as dg
 
 from .claiming import DIAL_POLL, Claimer, Context, asked, interrupted
 from .dataflow.chunk import Chunk, Result
-from .dataflow.errors import DataflowError
 from .dataflow.model import READY, Claim
 from .dataflow.names import printable
 from .dataflow.periodic import live_generations, next_runs, offer_run
@@ -26,8 +25,9 @@ from .pipelines.buffer import Buffer, InBuffer
 from .pipelines.destinations import (
     Destination,
     destination_of,
-    publish_with_output,
+    publish_result,
     refuse_loss,
+    refuse_older,
 )
 from .pipelines.once import Once
 from .pipelines.plans import is_read, register, takes_items
@@ -138,7 +138,9 @@ def transform(context: Context, flow: Flow, number: int, name: str, handed: Hand
         item = stepping.item()
         if number == 1 and item is None:
             with failing():
-                refuse_loss(flow.project, flow.pipeline, _destination(work.store, flow))
+                destination = _destination(work.store, flow)
+                refuse_older(work.store, destination, work.chunk)
+                refuse_loss(flow.project, flow.pipeline, destination)
         if number > 1:
             frames[:1] = [work.buffer.frame(number - 1, work.session)]
         try:
@@ -184,21 +186,12 @@ def publish(context: Context, flow: Flow, handed: Handed) -> None:
         last = len(flow.pipeline.transformations)
 
         def show(chunk: Chunk) -> Result:
-            def confirm() -> None:
-                store.confirm(claim)
-
             with failing():
-                place = _destination(store, flow)
-                frame = work.buffer.frame(last, work.session)
-                if not is_item:
-                    return publish_with_output(
-                        flow.project, flow.pipeline, place, frame, chunk, confirm,
-                        context.log.warning,
-                    )  # fmt: skip
-                [verdict] = place.append([(claim, frame)], confirm)
-                if isinstance(verdict, DataflowError):
-                    raise verdict
-                return verdict
+                return publish_result(
+                    store, flow.project, flow.pipeline, _destination(store, flow),
+                    work.buffer.frame(last, work.session), chunk,
+                    is_item=is_item, say=context.log.warning,
+                )  # fmt: skip
 
         work.settled = True
         produced = produce(

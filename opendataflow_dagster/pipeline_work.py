@@ -13,9 +13,9 @@ import dagster as dg
 from .claiming import Context, explained, interrupted
 from .dataflow.chunk import open_chunk, reason_of
 from .dataflow.environment import JobEnvironment, job_environment
-from .dataflow.errors import StaleClaim
-from .dataflow.givingback import interrupt_soon
-from .dataflow.model import RESUBMIT, Claim
+from .dataflow.errors import Overtaken, StaleClaim
+from .dataflow.givingback import interrupt, interrupt_soon
+from .dataflow.model import FAILED, RESUBMIT, Claim, Stop
 from .dataflow.names import printable, typed
 from .dataflow.pulse import Pulse
 from .dataflow.runjob import LOST
@@ -76,7 +76,7 @@ def failure(claim: Claim, status: str, reason: str, retry_in: float | None) -> d
         told += " (another attempt is granted: the next run makes it)"
     elif retry_in:
         told += f" (the next attempt is due in {retry_in:g} s)"
-    elif not reason.endswith(CLEANED):
+    elif status == FAILED and not reason.endswith(CLEANED):
         told = told.rstrip(".") + f". Then run: odf resubmit {typed(claim.jobid, claim.dataid)}"
     return dg.Failure(
         told, allow_retries=False,
@@ -207,6 +207,8 @@ def _settled(store: Store, claim: Claim, error: Exception) -> dg.Failure:
     """Settle a chunk whose work failed; what to tell of it."""
     reason = reason_of(error)
     try:
+        if isinstance(error, Overtaken):
+            return failure(claim, interrupt(store, claim, Stop(reason, hold=True)), reason, None)
         status, retry_in = store.fail(claim, reason)
     except StaleClaim as stale:
         return dg.Failure(str(stale), allow_retries=False)

@@ -12,11 +12,14 @@ from textwrap import dedent
 from threading import Event, Thread
 from typing import TYPE_CHECKING, Any
 
+import pandas as pd
 import psycopg
 import pytest
 from psycopg.conninfo import conninfo_to_dict
 
+from opendataflow_dagster.dataflow.errors import Refused
 from opendataflow_dagster.dataflow.items import Post, accept, backlog, new_run, payloads
+from opendataflow_dagster.dataflow.model import Fact
 from opendataflow_dagster.dataflow.moves import resubmit
 from opendataflow_dagster.dataflow.pulse import Pulse
 from opendataflow_dagster.dataflow.registry import add_dataset
@@ -556,6 +559,44 @@ def test_items_go_to_a_registered_table(lite: Shop, tmp_path: Path) -> None:
     with closing(sqlite3.connect(file)) as connection:
         rows = connection.execute("select name, total from sold order by name").fetchall()
     assert rows == [("a", 3.0), ("c", 3.0)]
+
+
+def test_an_item_takes_no_place_of_a_newer_one(shop: Shop) -> None:
+    file = shop.root / "live.csv"
+    add_dataset(shop.store, "live", hostname=str(file), writemode="replace")
+    first, bad, last = shop.send("first", "bad", "last")
+    shop.consume()
+    assert shop.status() == ["READY", "FAILED", "READY"]
+    for older in (first, bad):
+        with pytest.raises(Refused, match=f"holds the newer chunk '{last}'"):
+            resubmit(shop.store, "live", [older])
+    sql(shop.store, "update datastatus set status = 'RESUBMIT' where dataid = :d", d=first)
+    [newest] = shop.send("newest")
+    shop.consume()
+
+    assert shop.status() == ["HOLD", "FAILED", "READY", "READY"]
+    assert pd.read_csv(file)["name"].tolist() == ["newest"]
+    resubmit(shop.store, "live", [newest])
+    shop.consume()
+    assert shop.status() == ["HOLD", "FAILED", "READY", "READY"]
+    check(shop.store)
+
+
+@pytest.mark.parametrize("written", ["the run", "the item"])
+def test_a_run_and_an_item_are_compared_by_when_they_began(shop: Shop, written: str) -> None:
+    """A run is called by a date, an item by a number: which is newer doesn't follow from that."""
+    add_dataset(shop.store, "live", hostname=str(shop.root / "live.csv"), writemode="replace")
+    run = new_run(shop.store, "live")
+    [item] = shop.send("item")
+    for dataid in (run, item) if written == "the item" else (item, run):
+        [claim] = take(shop.store, "live", only=dataid)
+        shop.store.finish(claim, [Fact("live", dataid, "live.csv", replaces=True)])
+
+    if written == "the item":
+        with pytest.raises(Refused, match=f"holds the newer chunk '{item}'"):
+            resubmit(shop.store, "live", [run])
+    else:  # which came before, but the item is the newer one
+        resubmit(shop.store, "live", [item])
 
 
 def test_what_was_appended_before_is_read_once(

@@ -218,6 +218,25 @@ def test_a_run_that_would_lose_items_ends_before_its_transformations(line: Line)
     assert line.output("signups") == before
 
 
+def test_an_older_run_is_held_before_its_transformations(line: Line) -> None:
+    newer = "2026-11-18T200000.000Z"
+    for key in (ONE, newer):
+        assert line.materialize("sales", "report", key=key).success
+    before = line.output("report")
+
+    ran = line.materialize("report", resubmit="true")
+    assert f"holds the newer chunk '{newer}'" in ran.reason
+    assert status(line.store, "report", ONE, "report") == "READY"
+
+    put(line.store, "report", ONE, "RESUBMIT", jobid="report")
+    ran = line.materialize("report")
+    assert f"{ONE} of pipeline 'report' is HOLD: " in ran.reason
+    assert f"odf hold report {newer}" in ran.reason
+    assert status(line.store, "report", ONE, "report") == "HOLD"
+    assert line.outcomes() == {"report.begin": "success", "report.summary": "failure"}
+    assert line.output("report") == before
+
+
 @one_store
 def test_a_claim_that_was_taken_over_ends_the_run_in_a_line(
     line: Line, monkeypatch: pytest.MonkeyPatch

@@ -11,11 +11,13 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 from textwrap import dedent
 from typing import Any
 
+import pandas as pd
 import psutil
 import pytest
 from click.testing import CliRunner
@@ -26,7 +28,7 @@ from opendataflow_dagster.dataflow.config import Settings
 from opendataflow_dagster.dataflow.errors import Refused, WrongUse
 from opendataflow_dagster.dataflow.items import Post, accept
 from opendataflow_dagster.dataflow.model import Fact
-from opendataflow_dagster.dataflow.moves import resubmit
+from opendataflow_dagster.dataflow.moves import hold, resubmit
 from opendataflow_dagster.dataflow.registry import add_dataset
 from opendataflow_dagster.dataflow.runjob import Outcome
 from opendataflow_dagster.dataflow.steps import clean, steps
@@ -97,6 +99,7 @@ class Shop:
     def __init__(self, root: Path, store: Store, spark: SparkSession | None) -> None:
         self.root, self.store, self.spark = root, store, spark
         self.said: list[str] = []
+        self.place = ""
         self.write("project.yml", SHOP)
         for slug, name, text in (
             ("daily", "clean", CLEAN), ("daily", "total", TOTAL), ("report", "summary", SUMMARY),
@@ -241,6 +244,169 @@ def test_a_downstream_pipeline_waits_and_then_runs_with_the_same_dataid(shop: Sh
         d=second,
     )  # fmt: skip
     assert json.loads(inputs) == {"sales": made}
+
+
+# --- one state: a file, or a table that is replaced ---
+
+
+ONE_PIPELINE = """
+pipelines:
+  - {slug: daily, sources: [orders, products], destination: sales, transformations: [clean, total]}
+"""
+ONE_STATE = {
+    "the file for people": None,
+    "a file": {"hostname": "./sales.csv"},
+    "a file that is replaced": {"hostname": "./sales.csv", "writemode": "replace"},
+    "a table that is replaced": {
+        "format": "sqlite", "hostname": "./shop.db", "tablename": "sales", "writemode": "replace",
+    },
+}  # fmt: skip
+
+
+@pytest.fixture(params=ONE_STATE)
+def one(shop: Shop, request: pytest.FixtureRequest) -> Shop:
+    """A pipeline whose destination holds the rows of one run, which has run twice."""
+    shop.write("project.yml", ONE_PIPELINE)
+    if columns := ONE_STATE[request.param]:
+        add_dataset(shop.store, "sales", **columns)
+    shop.place = request.param
+    shop.run("daily")
+    shop.write("sources/orders.csv", "product,qty\nA,3\n")
+    shop.run("daily")
+    assert held(shop) == [3]
+    return shop
+
+
+def held(shop: Shop) -> list[int]:
+    """The quantities that the destination has now."""
+    if "table" in shop.place:
+        with closing(sqlite3.connect(shop.root / "shop.db")) as connection:
+            return [row[0] for row in connection.execute("select qty from sales order by qty")]
+    file = "output/daily.csv" if shop.place == "the file for people" else "sales.csv"
+    return sorted(pd.read_csv(shop.root / file)["qty"])
+
+
+def test_an_older_run_is_not_sent_back_where_a_newer_one_stands(one: Shop) -> None:
+    first, second = one.outs("daily")
+
+    for more in ({}, {"plan": True}, {"downstream": True}):
+        with pytest.raises(Refused) as refused:
+            resubmit(one.store, "daily", [first], **more)
+        assert refused.value.code == "NEWER_THERE"
+        assert f"holds the newer chunk '{second}'" in str(refused.value)
+        assert f"odf hold daily {second}" in str(refused.value)
+    with pytest.raises(Refused):
+        resubmit(one.store, "daily", [first, second])
+    assert set(one.outs("daily").values()) == {"READY"}
+
+    resubmit(one.store, "daily", [second])
+    one.write("sources/orders.csv", "product,qty\nA,4\n")
+    assert one.run("daily") == Outcome(0, done=1)
+    assert held(one) == [4]
+    with pytest.raises(Refused, match=second):
+        resubmit(one.store, "daily", [first])
+
+
+def test_an_older_run_that_sql_sends_back_is_held_before_anything_is_published(one: Shop) -> None:
+    first, second = one.outs("daily")
+    one.write("sources/orders.csv", "product,qty\nB,9\n")
+    sql(one.store, "update datastatus set status = 'RESUBMIT' where dataid = :d", d=first)
+
+    assert one.run("daily", all_chunks=True).failed == 1
+
+    assert one.outs("daily") == {first: "HOLD", second: "READY"}
+    assert held(one) == [3]
+    [(why,)] = sql(one.store, "select why from dataevent where status_after = 'HOLD'")
+    assert f"holds the newer chunk '{second}'" in why
+    assert "nothing was published" in why
+    assert (one.root / "output" / "daily.csv").read_text().endswith("\nA,3,10,30\n")
+    ran = [each for each in steps(one.store, "daily", first) if each["transformation"]]
+    assert len(ran) == 2  # those of its first run: it isn't even begun
+
+
+def test_a_failed_run_is_not_made_after_a_newer_one(own: Shop) -> None:
+    own.write("project.yml", ONE_PIPELINE)
+    own.write("pipelines/daily/total.py", "def run(df):\n    return df['nothing']\n")
+    own.run("daily")
+    own.write("pipelines/daily/total.py", TOTAL)
+    own.run("daily")
+    first, second = own.outs("daily")
+
+    with pytest.raises(Refused, match=f"holds the newer chunk '{second}'"):
+        resubmit(own.store, "daily", [first])
+    moved = resubmit(own.store, "daily", failed=True)
+    assert [row.dataid for row in moved.left] == [first]
+    assert moved.moves == []
+    assert own.outs("daily") == {first: "FAILED", second: "READY"}
+
+    # What isn't the state that is wanted is held, and then an older one may take its place.
+    hold(own.store, "daily", [second])
+    resubmit(own.store, "daily", failed=True)
+    assert own.run("daily") == Outcome(0, done=1)
+    assert own.outs("daily") == {first: "READY", second: "HOLD"}
+    resubmit(own.store, "daily", [second])
+    assert own.run("daily") == Outcome(0, done=1)
+    with pytest.raises(Refused, match=second):
+        resubmit(own.store, "daily", [first])
+
+
+def test_a_run_that_is_overtaken_while_it_works_publishes_nothing(own: Shop) -> None:
+    """It began first, and is slower than the run that began after it."""
+    own.write("project.yml", ONE_PIPELINE)
+    own.write(
+        "pipelines/daily/total.py",
+        f"""
+        import pathlib, time
+
+        def run(df):
+            if df["qty"].max() == 1:
+                pathlib.Path({str(own.root / "begun")!r}).touch()
+                while not pathlib.Path({str(own.root / "go")!r}).exists():
+                    time.sleep(0.05)
+            df["total"] = 0
+            return df
+        """,
+    )
+    own.write("sources/orders.csv", "product,qty\nA,1\n")
+    with ThreadPoolExecutor(1) as pool:
+        slow = pool.submit(own.run, "daily")
+        try:
+            while not (own.root / "begun").exists():
+                assert not slow.done()
+                time.sleep(0.05)
+            own.write("sources/orders.csv", "product,qty\nA,2\n")
+            assert own.run("daily") == Outcome(0, done=1)
+        finally:
+            (own.root / "go").touch()
+        assert slow.result(60).failed == 1
+    assert list(own.outs("daily").values()) == ["HOLD", "READY"]
+    assert own.output("daily") == "product,qty,price,total\nA,2,10,0\n"
+
+
+def test_tables_of_before_the_upgrade_keep_the_newer_run_too(one: Shop) -> None:
+    """Their facts don't say yet that a run has replaced all that was there."""
+    first, second = one.outs("daily")
+    sql(one.store, "update chunkfact set replaces = null")
+    sql(one.store, "update datastatus set status = 'RESUBMIT' where dataid = :d", d=first)
+
+    assert one.run("daily", all_chunks=True).failed == 1
+    assert one.outs("daily") == {first: "HOLD", second: "READY"}
+    assert held(one) == [3]
+
+
+def test_where_rows_are_appended_any_run_is_made_again(own: Shop) -> None:
+    own.write("project.yml", ONE_PIPELINE)
+    add_dataset(own.store, "sales", hostname="./sales.csv", writemode="append")
+    own.run("daily")
+    own.write("sources/orders.csv", "product,qty\nA,3\n")
+    own.run("daily")
+    first, second = own.outs("daily")
+
+    own.write("sources/orders.csv", "product,qty\nA,5\n")
+    resubmit(own.store, "daily", [first])
+    assert own.run("daily") == Outcome(0, done=1)
+    assert own.outs("daily") == {first: "READY", second: "READY"}
+    assert sorted(pd.read_csv(own.root / "sales.csv")["qty"]) == [3, 5]
 
 
 def test_with_all_a_pipeline_that_waits_for_nobody_runs_once(shop: Shop) -> None:

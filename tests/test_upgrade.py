@@ -277,6 +277,9 @@ def without_later_columns(store: Store) -> None:
     """What came by a migration after the baseline."""
     sql(store, "alter table jobpolicy drop column max_losses")
     sql(store, "alter table claim drop column interruptions")
+    sql(store, "drop index chunkfact_replacing")
+    sql(store, "alter table chunkfact drop column replaces")
+    sql(store, "alter table dataset drop column options")
 
 
 def test_tables_of_the_first_version_get_the_column_for_schemas(url: str) -> None:

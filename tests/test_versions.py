@@ -66,7 +66,7 @@ def stamp(store: Store, **numbers: int) -> None:
         )
 
 
-LATER = ("max_losses", "interruptions")
+LATER = ("max_losses", "interruptions", "options", "replaces")
 """Columns that version 3 didn't have."""
 
 

@@ -200,6 +200,8 @@ def _tell_where(store: "Store", project: "Project", slug: str, failed: int) -> N
     say(f"What failed: {there}odf history --pipeline {named}")
     ended = runs(store, jobid=slug, limit=failed)
     last = [row["dataid"] for row in ended if row["status"] == FAILED]
+    if not last:  # on HOLD, for a reason that says what to run
+        return
     if len(last) == failed and cleaned_away(store, slug, last).issuperset(last):
         say("Post it again: what was cleaned away can't be made from here.")
         return

@@ -6,7 +6,7 @@ import click
 
 from ..dataflow import moves
 from ..dataflow.errors import WrongUse
-from ..dataflow.model import RESUBMIT, RUNNING
+from ..dataflow.model import HOLD, RESUBMIT, RUNNING, read_status
 from ..dataflow.names import check_id, typed
 from ..dataflow.times import parse_duration
 from .output import as_json, count_of, knowing_pipelines, show, store_of
@@ -81,6 +81,8 @@ def resubmit(
     as_json: bool,
 ) -> None:
     """Let a job make chunks again that are READY, FAILED or held.
+
+    A chunk of a pipeline is refused where the file or table holds the rows of a newer one.
 
     \b
     Example: odf resubmit loadbob 2026-03-01
@@ -261,4 +263,6 @@ def _cure(row: moves.Move) -> str:
     chunk = typed(row.jobid, row.dataid)
     if row.status_before == RUNNING:
         return f"When it is done: `odf resubmit {chunk}`."
+    if read_status(row.status_before or None) != HOLD:
+        return f"Its place holds a newer chunk: `odf resubmit {chunk}` tells which."
     return f"If it isn't needed as it was: `odf resubmit {chunk}`."

@@ -44,6 +44,8 @@ class Result(NamedTuple):
     location: str | None = None
     metadata: Mapping[str, Any] = {}
     schema: str | None = None
+    replaces: bool | None = None
+    """Whether the chunk is now in the place of all others of its dataset."""
 
 
 class Checked(NamedTuple):

@@ -19,8 +19,8 @@ PASSWORDS = ("password", SECRET)
 
 KNOWN = (
     "datasetid", "hostname", "database", "schemaname", "tablename", "username", "encryptedpass",
-    "format", "chunkcolumn", "domain", "writemode", "itemtype", "password", "chunklower",
-    "chunkupper",
+    "format", "chunkcolumn", "domain", "writemode", "options", "itemtype", "password",
+    "chunklower", "chunkupper",
 )  # fmt: skip
 """What we call the properties of a dataset: none of them makes a dangerous name."""
 

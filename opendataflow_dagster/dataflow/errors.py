@@ -50,6 +50,12 @@ class SessionError(DataflowError):
     """What the work is done with (a session of Spark) can't be had: no chunk is to blame."""
 
 
+class Overtaken(Refused):
+    """The place of a chunk holds a newer one: publishing this one would bring back old data."""
+
+    code = "NEWER_THERE"
+
+
 class StaleClaim(Refused):
     """The claim was taken over since: whoever holds it must change nothing more."""
 

@@ -35,6 +35,7 @@ from .outputs import (
     through,
     to,
 )
+from .precedence import overtaken, refuse_overtaken
 from .refusals import locked, refuse_held, refuse_running, refuse_unknown, refuse_unknown_job
 from .store import DELAY_OVER, Store
 
@@ -63,7 +64,8 @@ def resubmit(
 
     With `failed`, naming chunks limits it to them. With `downstream`, what other jobs made of them
     is made again too; what runs there, or is held, is left. With `stale`, it is the chunks of the
-    job, or of all jobs, that were made from data which has been replaced since.
+    job, or of all jobs, that were made from data which has been replaced since. A chunk isn't made
+    again whose place holds a newer one: it is refused, or but for named ones left.
     """
     if stale:
         return _resubmit_stale(store, jobid, dataids, plan, who, why)
@@ -85,12 +87,18 @@ def resubmit(
             refuse_unknown(store, jobid, chosen, rows)
             refuse_running(store, rows)
         left = [row for row in rows if status(row) == RUNNING]
+        old = overtaken(store, [row for row in rows if row not in left])
+        if not failed:
+            refuse_overtaken(old)
+        left += [row for row, _ in old]
         moves = _apart(rows, left)
         if downstream:
             busy = {row.dataid for row in left}
             free = [dataid for dataid in chosen if dataid not in busy]
             below = outputs_of(store, _readers(store, jobid), free)
             stays = [row for row in below if status(row) in (RUNNING, HOLD)]
+            free_below = [row for row in below if row not in stays]
+            stays += [row for row, _ in overtaken(store, free_below)]
             moves += _apart(below, stays)
             left += stays
         return carry_out(store, moves, left=left, asked=chosen, plan=plan)
@@ -111,6 +119,7 @@ def _resubmit_stale(
                 found.setdefault(job, []).append(dataid)
         rows = [row for job in sorted(found) for row in outputs_of(store, [job], found[job])]
         left = [row for row in rows if status(row) == RUNNING]
+        left += [row for row, _ in overtaken(store, [row for row in rows if row not in left])]
         return carry_out(store, _apart(rows, left), left=left, plan=plan)
 
     return through(store, work, who, why or "odf resubmit --stale")

@@ -21,7 +21,7 @@ from .chunk import (
     tidy,
 )
 from .environment import JobEnvironment
-from .errors import DataflowError, SessionError, StaleClaim
+from .errors import DataflowError, Overtaken, SessionError, StaleClaim
 from .givingback import give_back, interrupt, interrupt_soon
 from .model import READY, Claim, Fact, Stop
 from .pulse import Pulse
@@ -39,7 +39,7 @@ Publish = Callable[[Chunk], Result | Mapping[str, Result | None] | None]
 
 
 class Produced(NamedTuple):
-    """How a chunk ended: READY, FAILED, RESUBMIT, or LOST to somebody else."""
+    """How a chunk ended: READY, FAILED, RESUBMIT, HOLD, or LOST to somebody else."""
 
     claim: Claim
     status: str
@@ -115,6 +115,7 @@ class _Work:
         self.reason = ""
         self.error: BaseException | None = None
         self.stop: Stop | None = None
+        self.overtaken = False
         self.in_tables = False
         """Whether it was us who asked the tables, not the user's code."""
 
@@ -144,6 +145,7 @@ class _Work:
         if isinstance(error, StaleClaim) or not self.alive():
             raise error if isinstance(error, StaleClaim) else taken_over([self.claim])
         self.reason = reason_of(error)
+        self.overtaken = isinstance(error, Overtaken)
         cause = error.__cause__ if isinstance(error, ChunkFailed) else error
         self.error = None if isinstance(cause, DataflowError) else cause
 
@@ -156,6 +158,8 @@ class _Work:
             return READY, None
         if self.stop:
             return interrupt(self.store, self.claim, self.stop), None
+        if self.overtaken:
+            return interrupt(self.store, self.claim, Stop(self.reason, hold=True)), None
         status, retry_in = self.store.fail(self.claim, self.reason)
         if any(not each.passed for each in self.checks):
             self.store.db.insist(self._note)
@@ -175,6 +179,7 @@ class _Work:
                 *self.results.get(datasetid, Result())[:3],
                 *_judged([each for each in self.checks if each.datasetid == datasetid]),
                 self.results.get(datasetid, Result()).schema,
+                self.results.get(datasetid, Result()).replaces,
             )
             for datasetid in self.environment.plan.outputs
         ]  # fmt: skip

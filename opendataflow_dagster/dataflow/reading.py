@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from .answers import five_answers
 from .chunk import ChunkFailed
-from .errors import DataflowError, Refused, StaleClaim
+from .errors import DataflowError, Overtaken, Refused, StaleClaim
 from .files import data_files
 from .folders import alike, find, is_foreign, read_note
 from .hindrances import advice, hindrances
@@ -119,7 +119,7 @@ def failing() -> Iterator[None]:
     """Turn an error that tells a person what to do into the reason of a chunk's failure."""
     try:
         yield
-    except (StaleClaim, ChunkFailed):
+    except (StaleClaim, Overtaken, ChunkFailed):
         raise
     except DataflowError as error:
         raise ChunkFailed(with_code(error)) from error

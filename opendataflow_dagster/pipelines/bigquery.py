@@ -86,6 +86,9 @@ class BigQueryDestination(Destination):
         self._table, self._password, self._mode = table, password, mode
         self.location = table.location
 
+    def replaces(self, *, items: bool = False) -> bool:
+        return self._mode == REPLACE
+
     def publish(self, frame: Any, chunk: Chunk, confirm: Confirm) -> Result:
         return one(self.append([(chunk.claim, frame)], confirm))
 
@@ -107,7 +110,7 @@ class BigQueryDestination(Destination):
         with _opened(self._table, self._password) as client:
             confirm()
             groups = [[at] for at in good]
-            if self._mode != REPLACE and len(good) > 1:
+            if not self.replaces() and len(good) > 1:
                 together = _together([tables[at] for at in good])
                 told = self._loaded(client, [parts[at][0] for at in good], together)
                 groups = [] if told is None else groups
@@ -129,7 +132,7 @@ class BigQueryDestination(Destination):
             return fault(error, table.to_pandas(), self.location)
         lists = bigquery.ParquetOptions()
         lists.enable_list_inference = True
-        how = "WRITE_TRUNCATE" if self._mode == REPLACE else "WRITE_APPEND"
+        how = "WRITE_TRUNCATE" if self.replaces() else "WRITE_APPEND"
         config = bigquery.LoadJobConfig(
             source_format="PARQUET", write_disposition=how, create_disposition="CREATE_IF_NEEDED"
         )

@@ -3,6 +3,7 @@
 import json
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 from ..dataflow.chunk import reason_of, tidy
@@ -10,13 +11,15 @@ from ..dataflow.errors import (
     CredentialError,
     DataflowError,
     NoDatabase,
+    Overtaken,
     Refused,
     StaleClaim,
     WrongUse,
 )
-from ..dataflow.givingback import give_back, interrupt_soon
+from ..dataflow.givingback import give_back, interrupt, interrupt_soon
 from ..dataflow.items import cleaned_away, payloads
 from ..dataflow.model import Claim, Fact, Stop
+from ..dataflow.precedence import refuse_older
 from ..dataflow.pulse import Pulse
 from ..dataflow.runjob import Say, first_line
 from ..dataflow.steps import Step, record
@@ -193,11 +196,15 @@ class Consumer:
             good.pop(claim)
             left.pop(claim.generation, None)
         destination = self._destination(pipeline)
+        [output] = self.current.plans[pipeline.slug].outputs
 
         def confirm() -> None:
             if lost := store.heartbeat(list(good)):
                 raise taken_over(lost)
 
+        replaces = destination.replaces(items=True) or None
+        if replaces:
+            self._hold_back_older(output, good, left)
         verdicts: Sequence[Verdict] = ()
         if good:
             try:
@@ -210,7 +217,6 @@ class Consumer:
                         self._publish(pipeline, [each], left)
                     return
                 verdicts = [DataflowError(reason_of(error))]
-        [output] = self.current.plans[pipeline.slug].outputs
         facts, finished = [], []
         reasons = {each.claim: _reason(each) for each in done if each.claim not in good}
         for claim, verdict in zip(good, verdicts, strict=True):
@@ -220,9 +226,21 @@ class Consumer:
             finished.append(claim)
             facts.append(Fact(
                 output, claim.dataid, verdict.location or destination.location, verdict.rows,
-                verdict.bytes, verdict.fingerprint, schema=verdict.schema,
+                verdict.bytes, verdict.fingerprint, schema=verdict.schema, replaces=replaces,
             ))  # fmt: skip
         self._settle(finished, facts, reasons, left)
+
+    def _hold_back_older(self, output: str, good: dict[Claim, Any], left: dict[int, Claim]) -> None:
+        """Put those items on HOLD that would take the place of a newer one."""
+        for claim in list(good):
+            try:
+                refuse_older(self.store, output, claim.jobid, claim.dataid)
+            except Overtaken as error:
+                good.pop(claim)
+                left.pop(claim.generation, None)
+                with suppress(StaleClaim):
+                    interrupt(self.store, claim, Stop(str(error), hold=True))
+                self._say(f"{claim.jobid}: item {claim.dataid} is held: {error}")
 
     def _is_nobodys_fault(self, error: Exception) -> bool:
         """Whether what kept items from being published is no item: then they wait."""

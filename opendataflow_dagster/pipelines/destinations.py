@@ -5,7 +5,7 @@ from collections.abc import Callable, Container, Sequence
 from contextlib import ExitStack
 from typing import Any
 
-from ..dataflow import files
+from ..dataflow import files, precedence
 from ..dataflow.chunk import Chunk, Place, Result, reason_of
 from ..dataflow.csvcolumns import headed
 from ..dataflow.errors import DataflowError, Refused
@@ -24,7 +24,10 @@ from .registered import REPLACE, BigTable, CsvFile, Row, is_select, registered, 
 from .sqltypes import only_once
 from .verdicts import Verdict, judged
 
-__all__ = ["Destination", "destination_of", "publish_with_output", "write_output"]
+__all__ = [
+    "Destination", "destination_of", "publish_result", "publish_with_output", "refuse_older",
+    "write_output",
+]  # fmt: skip
 
 Confirm = Callable[[], None]
 Parts = Sequence[tuple[Claim, Any]]
@@ -38,6 +41,10 @@ class Destination:
 
     def refuse_loss(self) -> None:
         """Refuse a batch run that would take away what items have made."""
+
+    def replaces(self, *, items: bool = False) -> bool:
+        """Whether a run, or each of some items, takes the place of all that is there."""
+        return False
 
     def publish(self, frame: Any, chunk: Chunk, confirm: Confirm) -> Result:
         """Publish what a batch run has made. `confirm` raises if the claim isn't ours any more."""
@@ -92,6 +99,34 @@ def write_output(project: Project, slug: str, frame: Any) -> str:
     path = output_file(project, slug)
     csvfile.replace(path, as_pandas(frame), instead=_moved(path))
     return path
+
+
+def publish_result(
+    store: Store, project: Project, pipeline: Pipeline, destination: Destination, frame: Any,
+    chunk: Chunk, *, is_item: bool, say: Callable[[str], Any] = lambda line: None,
+) -> Result:  # fmt: skip
+    """Publish what a run or an item has made; an older one than what is there is refused."""
+
+    def confirm() -> None:
+        # Here the place is locked: a newer run can't come in between.
+        store.confirm(chunk.claim)
+        refuse_older(store, destination, chunk, is_item=is_item)
+
+    if is_item:
+        confirm()
+        result = one(destination.append([(chunk.claim, frame)], confirm))
+    else:
+        result = publish_with_output(project, pipeline, destination, frame, chunk, confirm, say)
+    return result._replace(replaces=destination.replaces(items=is_item) or None)
+
+
+def refuse_older(
+    store: Store, destination: Destination, chunk: Chunk, *, is_item: bool = False
+) -> None:
+    """Refuse a chunk that would take the place of a newer one."""
+    if destination.replaces(items=is_item):
+        for datasetid in chunk.outputs:
+            precedence.refuse_older(store, datasetid, chunk.jobid, chunk.dataid)
 
 
 def publish_with_output(
@@ -166,15 +201,18 @@ class CsvDestination(Destination):
         if self._instead:
             csvparts.refuse_loss(self.location, self._instead)
 
+    def replaces(self, *, items: bool = False) -> bool:
+        return self._mode == REPLACE or not (self._mode or items)
+
     def publish(self, frame: Any, chunk: Chunk, confirm: Confirm) -> Result:
         frame = as_pandas(frame)
         with csvfile.told(self.location):
-            if self._mode in ("", REPLACE):
+            if self.replaces():
                 return csvfile.replace(self.location, frame, confirm, instead=self._instead)
             return one(self.appender.append([(chunk.claim, frame)], confirm))
 
     def append(self, parts: Parts, confirm: Confirm) -> list[Verdict]:
-        if self._mode != REPLACE:
+        if not self.replaces(items=True):
             return self.appender.append([(claim, as_pandas(f)) for claim, f in parts], confirm)
         return [self._instead_of_all(as_pandas(frame), confirm) for _, frame in parts]
 

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 from ..dataflow.chunk import Chunk, Result
 from ..dataflow.config import Settings
 from ..dataflow.environment import JobEnvironment
-from ..dataflow.errors import DataflowError
 from ..dataflow.items import new_run
 from ..dataflow.maker import Maker
 from ..dataflow.makerrun import MakerRunner
@@ -19,7 +18,7 @@ from ..dataflow.offers import NOTHING, offer
 from ..dataflow.reading import failing
 from ..dataflow.runjob import Outcome, Say, run_chunks
 from ..dataflow.store import Store
-from .destinations import destination_of, publish_with_output, refuse_loss
+from .destinations import destination_of, publish_result, refuse_loss, refuse_older
 from .engines import Engine
 from .plans import is_read, output_of, register
 from .project import Pipeline, Project
@@ -73,6 +72,7 @@ class PipelineWork(Maker):
         item = stepping.item()
         if item is None:
             with failing():
+                refuse_older(self.store, self.destination, chunk)
                 self.refuse_loss()
         sources = open_sources(self.store, self.project, self.pipeline, chunk)
         frame = stepping.run(sources) if item is None else stepping.run_item(sources, item)
@@ -87,18 +87,11 @@ class PipelineWork(Maker):
         """Write the destination, and of a run that isn't an item's the output for people."""
         frame, is_item = self._made[chunk.generation]
 
-        def confirm() -> None:
-            self.store.confirm(chunk.claim)
-
         with failing():
-            if is_item:
-                [told] = self.destination.append([(chunk.claim, frame)], confirm)
-                if isinstance(told, DataflowError):
-                    raise told
-                return told
-            return publish_with_output(
-                self.project, self.pipeline, self.destination, frame, chunk, confirm, self.say
-            )
+            return publish_result(
+                self.store, self.project, self.pipeline, self.destination, frame, chunk,
+                is_item=is_item, say=self.say,
+            )  # fmt: skip
 
     def forget(self, claim: Claim) -> None:
         self._made.pop(claim.generation, None)

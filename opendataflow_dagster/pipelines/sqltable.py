@@ -65,6 +65,9 @@ class TableDestination(Destination):
         self._items = WholeTable(table, password, may_make=True, items=True)
         self._mode, self.location = mode, table.location
 
+    def replaces(self, *, items: bool = False) -> bool:
+        return self._mode == REPLACE
+
     def publish(self, frame: Any, chunk: Chunk, confirm: Confirm) -> Result:
         return one(self._write(self._rows, [(chunk.claim, self._pandas(frame))], confirm))
 
@@ -77,7 +80,7 @@ class TableDestination(Destination):
         return self._write(self._items, made, confirm)
 
     def _write(self, rows: "WholeTable", parts: Parts, confirm: Confirm) -> list[Verdict]:
-        return rows.write(parts, confirm, replace=self._mode == REPLACE)
+        return rows.write(parts, confirm, replace=self.replaces())
 
 
 class WholeTable(Rows):

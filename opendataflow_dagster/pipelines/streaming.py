@@ -24,7 +24,7 @@ from ..dataflow.reading import failing
 from ..dataflow.runjob import Outcome, stop_code
 from ..dataflow.steps import Step, record
 from ..dataflow.store import new_owner
-from .destinations import publish_with_output
+from .destinations import publish_result
 from .plans import takes_items, why_no_items
 from .stepping import reason_of_item, steps_of
 from .streamfile import claim_items, pages, read_items
@@ -160,14 +160,11 @@ class _Stream:
         last = list(self.rows)[-1]
         chunk = open_chunk(self.store, last, self.environment, self.pulse)
 
-        def confirm() -> None:
-            self.store.confirm(last)
-
         with failing():
             work = self.work
-            return publish_with_output(
-                work.project, work.pipeline, work.destination, frame, chunk, confirm,
-                self.runner.tell,
+            return publish_result(
+                self.store, work.project, work.pipeline, work.destination, frame, chunk,
+                is_item=False, say=self.runner.tell,
             )  # fmt: skip
 
     def _finish(self, result: Result) -> None:
@@ -180,7 +177,7 @@ class _Stream:
                 if claim is not last
                 else Fact(
                     output, claim.dataid, location, result.rows, result.bytes, result.fingerprint,
-                    schema=result.schema,
+                    schema=result.schema, replaces=result.replaces,
                 )
                 for claim in some
             ]  # fmt: skip

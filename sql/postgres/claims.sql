@@ -138,14 +138,14 @@ consumed as materialized (
 told as (
     select * from json_to_recordset(cast(:facts as json)) as f(
         datasetid text, dataid text, location text, rows bigint, bytes bigint, fingerprint text,
-        validated boolean, checks text, schema text)
+        validated boolean, checks text, schema text, replaces boolean)
 ),
 noted as (
     insert into chunkfact (datasetid, dataid, generation, jobid, inputs, location, rows, bytes, fingerprint,
-                           validated, checks, schema)
+                           validated, checks, schema, replaces)
     select s.datasetid, s.dataid, s.generation, :jobid,
            (select inputs_of from consumed) ->> cast(s.dataid as text), f.location, f.rows, f.bytes, f.fingerprint,
-           f.validated, f.checks, f.schema
+           f.validated, f.checks, f.schema, f.replaces
     from settled s
         left join told f on f.datasetid = s.datasetid and f.dataid = s.dataid
 )

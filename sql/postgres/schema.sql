@@ -5,7 +5,7 @@
 create table if not exists dataset (
     datasetid varchar, hostname varchar, database varchar, schemaname varchar,
     tablename varchar, username varchar, encryptedpass varchar, format varchar, chunkcolumn varchar,
-    domain varchar, writemode varchar
+    domain varchar, writemode varchar, options varchar
 );
 create index if not exists x_dataset on dataset (datasetid);
 
@@ -56,9 +56,10 @@ create table if not exists worker (
 create table if not exists chunkfact (
     datasetid text not null, dataid text not null, generation bigint not null,
     location text, rows bigint, bytes bigint, fingerprint text, validated boolean, checks text,
-    at timestamptz not null default now(), jobid text, inputs text, schema text,
+    at timestamptz not null default now(), jobid text, inputs text, schema text, replaces boolean,
     primary key (datasetid, dataid, generation)
 );
+create index if not exists chunkfact_replacing on chunkfact (datasetid, generation) where replaces;
 
 -- A chunk's rows: lower_bound <= column < upper_bound; column = lower_bound without an upper bound; column
 -- modulo modulus = lower_bound with a modulus.

@@ -107,9 +107,9 @@ returning datasetid;
 -- name: note
 -- What is known of a produced chunk.
 insert into chunkfact (datasetid, dataid, generation, jobid, inputs, location, rows, bytes, fingerprint,
-                       validated, checks, schema)
+                       validated, checks, schema, replaces)
 values (:datasetid, :dataid, :generation, :jobid, :inputs, :location, :rows, :bytes, :fingerprint,
-        :validated, :checks, :schema)
+        :validated, :checks, :schema, :replaces)
 on conflict (datasetid, dataid, generation) do nothing;
 
 -- name: verdict

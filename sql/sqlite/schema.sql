@@ -3,7 +3,8 @@
 
 create table if not exists dataset (
     datasetid text, hostname text, database text, schemaname text, tablename text, username text,
-    encryptedpass text, format text, chunkcolumn text, domain text, writemode text
+    encryptedpass text, format text, chunkcolumn text, domain text, writemode text,
+    options text
 );
 create index if not exists x_dataset on dataset (datasetid);
 
@@ -52,8 +53,10 @@ create table if not exists chunkfact (
     datasetid text not null, dataid text not null, generation integer not null,
     location text, rows integer, bytes integer, fingerprint text, validated integer, checks text,
     at text not null default (strftime('%Y-%m-%d %H:%M:%f', 'now')), jobid text, inputs text, schema text,
+    replaces integer,
     primary key (datasetid, dataid, generation)
 ) without rowid;
+create index if not exists chunkfact_replacing on chunkfact (datasetid, generation) where replaces;
 
 -- A chunk's rows: lower_bound <= column < upper_bound; column = lower_bound without an upper bound; column
 -- modulo modulus = lower_bound with a modulus.

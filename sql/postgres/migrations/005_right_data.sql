@@ -6,3 +6,8 @@ alter table jobpolicy add column if not exists max_losses integer check (max_los
 
 -- Interruptions in a row of a chunk's work: after five it is on HOLD.
 alter table claim add column interruptions integer not null default 0;
+
+-- How CSV files of others are written, as JSON; whether a chunk has replaced all others of its dataset.
+alter table dataset add column options varchar;
+alter table chunkfact add column replaces boolean;
+create index chunkfact_replacing on chunkfact (datasetid, generation) where replaces;
