@@ -789,7 +789,7 @@ def test_a_slug_without_a_registration_is_a_file_of_the_project(
     [
         (b"", "is empty: it has no line with the names of its columns. Correct the file."),
         (b"a,b\n1,2\n1,2,3\n", "can't be read as CSV: Error tokenizing data."),
-        (b"a\n\xff\n", "can't be read as CSV: 'utf-8' codec can't decode byte 0xff"),
+        (b"a\n\xff\n", "isn't utf-8 at line 2, column 1: the byte 0xff"),
     ],
 )
 def test_a_file_that_is_no_csv_is_told_of_in_a_line(
@@ -991,6 +991,31 @@ def test_a_folder_as_it_stands_is_its_ready_chunks(
     assert [each.n for each in found.spark(spark).orderBy("n").collect()] == [9, 10]
     assert found.version() not in (None, empty)
     assert found.version() == source_of(store, project, "sums").version()
+
+
+@pytest.mark.parametrize("whole", [64 * 2**20, 1])
+def test_a_source_is_read_as_it_is_declared(
+    store: Store, project: Project, spark: "SparkSession", monkeypatch: pytest.MonkeyPatch,
+    whole: int,
+) -> None:  # fmt: skip
+    """By pandas, and by Spark's own tasks if it is large."""
+    monkeypatch.setattr(csvspark, "WHOLE", whole)
+    monkeypatch.setattr("opendataflow_dagster.pipelines.sources.WHOLE", whole)
+    file = project.root / "sources" / "orders.csv"
+    file.write_bytes("id;zip;name\n1;007;Müller\n2;NA;-\n".encode("cp1252"))
+    with pytest.raises(Refused, match="isn't utf-8 at line 2, column 8: the byte 0xfc"):
+        source_of(store, project, "orders").pandas()
+    options = '{"delimiter": ";", "encoding": "cp1252", "strings": ["zip"], "null": "-"}'
+    add_dataset(store, "orders", hostname=str(file), options=options)
+
+    source = source_of(store, project, "orders")
+
+    assert source.pandas().astype(object).values.tolist()[0] == [1, "007", "Müller"]
+    rows = [(1, "007", "Müller"), (2, "NA", None)]
+    assert [tuple(row) for row in source.spark(spark).collect()] == rows
+    add_dataset(store, "sums", hostname="./sums.csv", options=options)
+    with pytest.raises(Refused, match="a pipeline writes commas and UTF-8"):
+        to(store, project)
 
 
 def test_a_large_csv_file_has_the_types_of_pandas_in_spark(

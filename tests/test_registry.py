@@ -31,7 +31,7 @@ def test_a_dataset_is_registered_then_changed(store: Store) -> None:
     [row] = registry.datasets(store)
     assert list(row) == [
         "datasetid", "hostname", "database", "schemaname", "tablename", "username", "encryptedpass",
-        "format", "chunkcolumn", "domain", "writemode",
+        "format", "chunkcolumn", "domain", "writemode", "options",
     ]  # fmt: skip
     assert (row["hostname"], row["tablename"], row["schemaname"]) == ("db2", "bob", None)
 

@@ -1272,8 +1272,8 @@ NESTED = (
 def test_what_a_format_can_hold_comes_back_with_its_collation(
     through: Line, spark: SparkSession, format: str, more: str
 ) -> None:
-    df = spark.sql("select 1 as id, 'a' collate UNICODE_CI as `c.d`, '\\0' as nul"
-                   + (more and f", {more}"))  # fmt: skip
+    df = spark.sql("select 1 as id, 'a' collate UNICODE_CI as `c.d`"
+                   + (more and f", '\\0' as nul, {more}"))  # fmt: skip
     copied_as(through, format, df)
 
     assert through.status("more", "1", "again") == "READY", through.said

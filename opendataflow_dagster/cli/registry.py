@@ -50,6 +50,11 @@ def dataset() -> None:
     "--writemode", metavar="append|replace",
     help="Whether a pipeline's run adds its rows to a file or table, or puts them in place of all.",
 )  # fmt: skip
+@click.option(
+    "--options", metavar="JSON",
+    help="How its CSV files are written that others make: delimiter, quote, header, encoding, "
+    "null, and schema (column and type) or strings (true, or columns).",
+)  # fmt: skip
 @click.pass_context
 def dataset_add(ctx: click.Context, datasetid: str, password: bool, **columns: str | None) -> None:
     """Register a dataset, or change what is told of it.
@@ -58,6 +63,7 @@ def dataset_add(ctx: click.Context, datasetid: str, password: bool, **columns: s
 
     \b
     Example: odf dataset add bobout --host db1 --database sales --table bob --user etl --password
+    Example: odf dataset add bobin --format csv --options '{"delimiter": ";", "strings": ["zip"]}'
     """
     secret = _password(datasetid) if password else None
     new = registry.add_dataset(store_of(ctx), datasetid, password=secret, **columns)

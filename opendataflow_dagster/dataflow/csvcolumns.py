@@ -34,6 +34,21 @@ def as_written(frame: Any) -> tuple[Any, dict[str, str]]:
     return changed, told
 
 
+def refuse_nul(table: Any) -> None:
+    """Refuse an Arrow table with a text that no reader of CSV gives back."""
+    import pyarrow
+    from pyarrow import compute as module
+
+    compute: Any = module
+    for name, column in zip(table.column_names, table.columns, strict=True):
+        is_text = pyarrow.types.is_string(column.type) or pyarrow.types.is_large_string(column.type)
+        if is_text and compute.any(compute.match_substring(column, "\0")).as_py():
+            raise WrongUse(
+                f"Column {name!r} has a NUL character, which CSV can't hold. Remove it, or "
+                "register the dataset with --format parquet."
+            )
+
+
 def headed(frame: Any) -> Any:
     """A frame with the names that `read_csv` gives its columns, once `to_csv` has written it.
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from . import csvcolumns
+from .csvoptions import UNDECLARED, CsvOptions, read_pandas, refuse_undecodable
 from .errors import Refused, WrongUse
 from .folders import FORMATS
 
@@ -36,6 +37,8 @@ def write(obj: Any, folder: str, format: str) -> dict[str, Any]:
         if is_frame(obj) and format == "csv":
             obj, told["columns"] = csvcolumns.as_written(flat(obj))
         table = as_table(obj)
+        if format == "csv":
+            csvcolumns.refuse_nul(table)
         told["rows"] = table.num_rows
         _WRITERS[format](table, path)
         found = count(path, format)
@@ -103,10 +106,16 @@ def data_files(path: str) -> list[str]:
     return sorted(found)
 
 
-def read_frame(path: str, format: str, columns: Mapping[str, str] | None = None) -> Any:
-    """The frame that a chunk's files are; its columns have the dtypes told, if any are."""
+def read_frame(
+    path: str, format: str, columns: Mapping[str, str] | None = None,
+    options: CsvOptions = UNDECLARED,
+) -> Any:  # fmt: skip
+    """The frame that a chunk's files are; its columns have the dtypes told, if any are.
+
+    `options` tell how CSV is written that isn't ours.
+    """
     pandas, columns = need("pandas"), columns or {}
-    frames = [_read(pandas, each, SUFFIXES.get(_suffix(each), format), columns)
+    frames = [_read(pandas, each, SUFFIXES.get(_suffix(each), format), columns, options)
               for each in data_files(path)]  # fmt: skip
     if frames:
         frame = frames[0] if len(frames) == 1 else pandas.concat(frames, ignore_index=True)
@@ -126,10 +135,15 @@ def typed_as(frame: Any, columns: Mapping[str, str]) -> Any:
     return frame
 
 
-def read_table(path: str, format: str, columns: Mapping[str, str] | None = None) -> Any:
+def read_table(
+    path: str, format: str, columns: Mapping[str, str] | None = None,
+    options: CsvOptions = UNDECLARED,
+) -> Any:  # fmt: skip
     """The same as an Arrow table."""
     pyarrow = need("pyarrow")
-    return pyarrow.Table.from_pandas(read_frame(path, format, columns), preserve_index=False)
+    return pyarrow.Table.from_pandas(
+        read_frame(path, format, columns, options), preserve_index=False
+    )
 
 
 def read_bytes(path: str) -> bytes:
@@ -211,7 +225,9 @@ _WRITERS = {"parquet": _write_parquet, "csv": _write_csv, "json": _write_json}
 assert set(_WRITERS) == set(FORMATS)
 
 
-def _read(pandas: Any, path: str, format: str, columns: Mapping[str, str]) -> Any:
+def _read(
+    pandas: Any, path: str, format: str, columns: Mapping[str, str], options: CsvOptions
+) -> Any:  # fmt: skip
     if format == "parquet":
         import pyarrow.parquet
 
@@ -223,7 +239,9 @@ def _read(pandas: Any, path: str, format: str, columns: Mapping[str, str]) -> An
     if format == "csv":
         if columns:
             return csvcolumns.read(path, columns)
-        return pandas.read_csv(path, encoding="utf-8")
+        return read_pandas(path, options)
+    if not columns:
+        refuse_undecodable(path, "utf-8")
     with open(path, encoding="utf-8") as file:
         frame = pandas.DataFrame([json.loads(line) for line in file], dtype=object)
     return frame if columns else frame.infer_objects()

@@ -5,6 +5,7 @@ from typing import Any
 
 from . import files, sparkfiles
 from .chunk import Chunk, Place, Result
+from .csvoptions import csv_options
 from .errors import Refused
 from .folders import FORMATS, put
 from .packs import is_packed, packed_source, read_packed
@@ -105,7 +106,8 @@ def read(found: Reading, target: Any, kind: str = "pandas") -> Any:
     if isinstance(schema := note.get("schema"), dict):  # Spark wrote it
         return _as(kind, sparkfiles.read(path, format, schema))
     way = files.read_table if kind == "arrow" else files.read_frame
-    return way(path, format, note.get("columns"))
+    options = csv_options(found.datasetid, target.options)
+    return way(path, format, note.get("columns"), options)
 
 
 def _to_folder(target: Folder, chunk: Chunk, obj: Any, confirm: Any, store: str) -> Result:

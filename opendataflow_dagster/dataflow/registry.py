@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from .config import redact
 from .credentials import encrypt, for_dataset, is_encrypted
+from .csvoptions import csv_options
 from .errors import Refused, WrongUse
 from .moves import EXTERNAL, is_registered
 from .names import check_id, check_text, check_variable, typed
@@ -20,7 +21,7 @@ SPLIT = "split"
 
 COLUMNS = (
     "hostname", "database", "schemaname", "tablename", "username", "encryptedpass", "format",
-    "chunkcolumn", "domain", "writemode",
+    "chunkcolumn", "domain", "writemode", "options",
 )  # fmt: skip
 
 WRITE_MODES = ("append", "replace")
@@ -86,6 +87,8 @@ def add_dataset(
         raise WrongUse(
             f"writemode {mode[:40]!r} isn't known. A pipeline can {' or '.join(WRITE_MODES)}."
         )
+    if options := columns.get("options"):
+        csv_options(datasetid, options)
     encrypted = columns.get("encryptedpass")
     if encrypted and not is_encrypted(encrypted):
         raise WrongUse(

@@ -35,6 +35,8 @@ class Folder(NamedTuple):
     datasetid: str
     root: str
     format: str
+    options: str = ""
+    """What is declared of files that others put there."""
 
 
 class Remote(NamedTuple):
@@ -91,7 +93,7 @@ def target_of(
         root = path_of(place)
         if root is None:
             raise _no_path(datasetid, place)
-        return Folder(datasetid, os.path.abspath(root), kind or format)
+        return Folder(datasetid, os.path.abspath(root), kind or format, told.get("options", ""))
     if not told.get("tablename"):
         raise Refused(
             f"{datasetid!r} is in a database, and registered without a table. "

@@ -4,7 +4,9 @@ import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from ..dataflow.csvoptions import CsvOptions
 from ..spark.csvlines import WHOLE
+from ..spark.foreign import declared
 from ..spark.frames import CSV, NO_VALUE, literal
 from .converting import arrow, sent
 
@@ -15,14 +17,16 @@ ROWS = 200_000
 """Rows that are looked at at once, to find the types of a large file."""
 
 
-def read_csv(spark: "SparkSession", path: str, by_pandas: Callable[[], Any]) -> "DataFrame":
+def read_csv(
+    spark: "SparkSession", path: str, by_pandas: Callable[[], Any], options: CsvOptions
+) -> "DataFrame":
     """The frame that pandas reads, as one of Spark; a large file is read by Spark's own tasks."""
     if os.path.getsize(path) <= WHOLE:
         return from_pandas(spark, by_pandas())
-    types = _types(path)
+    types = _types(path, options)
     if types is None:
         return from_pandas(spark, by_pandas())
-    return _large(spark, path, *types)
+    return _large(spark, path, *types, options)
 
 
 def from_pandas(spark: "SparkSession", frame: Any) -> "DataFrame":
@@ -39,13 +43,15 @@ def from_pandas(spark: "SparkSession", frame: Any) -> "DataFrame":
     return sent(spark, [str(each) for each in frame.columns], columns, len(frame))
 
 
-def _types(path: str) -> tuple[dict[str, str], bool] | None:
+def _types(path: str, options: CsvOptions) -> tuple[dict[str, str], bool] | None:
     """Column → type, and whether some values have several lines; None: it isn't a plain table."""
     import pandas
 
     seen: dict[str, set[str]] = {}
     rows = 0
-    with pandas.read_csv(path, chunksize=ROWS) as parts:
+    options.checked(path)
+    reader: Any = pandas.read_csv(path, chunksize=ROWS, **options.for_pandas())
+    with reader as parts:
         for part in parts:
             if not isinstance(part.index, pandas.RangeIndex):  # its lines are longer than the first
                 return None
@@ -56,7 +62,8 @@ def _types(path: str) -> tuple[dict[str, str], bool] | None:
                     kinds.add(_kind(column))
     with open(path, "rb") as file:
         lines = sum(bool(line.strip()) for line in file)
-    return {name: _type(kinds) for name, kinds in seen.items()}, lines != rows + 1
+    kinds = {name: _type(kinds) for name, kinds in seen.items()}
+    return kinds | options.kinds(kinds), lines != rows + options.header
 
 
 def _kind(column: Any) -> str:
@@ -76,7 +83,9 @@ def _type(kinds: set[str]) -> str:
     return "boolean" if kinds == {"bool"} else "string"
 
 
-def _large(spark: "SparkSession", path: str, types: dict[str, str], lines: bool) -> "DataFrame":
+def _large(
+    spark: "SparkSession", path: str, types: dict[str, str], lines: bool, options: CsvOptions
+) -> "DataFrame":
     """The file by Spark: read as texts, of which pandas' words for nothing are NULL."""
     from pandas._libs.parsers import STR_NA_VALUES
     from pyspark.sql import functions as F
@@ -85,10 +94,12 @@ def _large(spark: "SparkSession", path: str, types: dict[str, str], lines: bool)
     schema = StructType()
     for at in range(len(types)):
         schema.add(f"c{at}", StringType())
-    options = {**CSV, "nullValue": NO_VALUE, "multiLine": str(lines).lower()}
-    texts = spark.read.options(**options).schema(schema).csv(literal(path))
+    told = {**CSV, "nullValue": NO_VALUE, "multiLine": str(lines).lower()}
+    told |= declared(spark, options)
+    nothing = ["", *filter(None, [options.null])] if options.typed else STR_NA_VALUES
+    texts = spark.read.options(**told).schema(schema).csv(literal(path))
     found = []
     for at, (name, kind) in enumerate(types.items()):
-        value = F.when(~F.col(f"c{at}").isin(*STR_NA_VALUES), F.col(f"c{at}"))
+        value = F.when(~F.col(f"c{at}").isin(*nothing), F.col(f"c{at}"))
         found.append(value.cast(kind).alias(name))
     return texts.select(*found)

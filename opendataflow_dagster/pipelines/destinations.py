@@ -8,6 +8,7 @@ from typing import Any
 from ..dataflow import files, precedence
 from ..dataflow.chunk import Chunk, Place, Result, reason_of
 from ..dataflow.csvcolumns import headed
+from ..dataflow.csvoptions import csv_options
 from ..dataflow.errors import DataflowError, Refused
 from ..dataflow.folders import put
 from ..dataflow.model import Claim, Plan
@@ -82,6 +83,13 @@ def destination_of(
             code="INVALID_LOCATION",
         )
     if isinstance(where, CsvFile):
+        if csv_options(slug, where.options).declared:
+            raise Refused(
+                f"{slug!r} has options, which tell how others write its file; a pipeline writes "
+                "commas and UTF-8. Register another dataset as the destination, or run: "
+                f"odf dataset add {typed(slug)} --options ''",
+                code="INVALID_LOCATION",
+            )
         return CsvDestination(where.path, mode, typed(slug))
     if isinstance(where, BigTable):
         from .bigquery import BigQueryDestination

@@ -41,6 +41,7 @@ class CsvFile(NamedTuple):
 
     datasetid: str
     path: str
+    options: str = ""
 
 
 class BigTable(NamedTuple):
@@ -84,7 +85,7 @@ def target(row: Row) -> Target:
     if not name and kind in ("", "csv") and (path := path_of(place or "")):
         there = os.path.isfile(path) or path.lower().endswith(".csv")
         if there and not os.path.isdir(path):
-            return CsvFile(row.datasetid, os.path.abspath(path))
+            return CsvFile(row.datasetid, os.path.abspath(path), row.told("options"))
     if not name and kind in ("", "csv") and not path_of(place or "") and _is_bare_file(place):
         raise Refused(
             f"{row.datasetid!r} is registered at {place}, which is the name of a host and not a "

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..dataflow import files
 from ..dataflow.chunk import Place
+from ..dataflow.csvoptions import CsvOptions, csv_options, read_pandas
 from ..dataflow.errors import Refused
 from ..dataflow.names import typed
 from ..dataflow.places import is_relative
@@ -63,7 +64,7 @@ def source_of(
     if place is not None and place.location and is_relative(place.location):
         place = place._replace(location=os.path.normpath(project.root / place.location))
     if isinstance(where, CsvFile):
-        return CsvSource(where.path, slug)
+        return CsvSource(where.path, slug, csv_options(slug, where.options))
     if isinstance(where, BigTable):
         from .bigquery import BigQuerySource
 
@@ -110,8 +111,9 @@ def _of_project(
 class CsvSource(Source):
     """A CSV file, read as pandas reads it by default."""
 
-    def __init__(self, path: str, slug: str) -> None:
+    def __init__(self, path: str, slug: str, options: CsvOptions | None = None) -> None:
         self.location, self._slug = path, slug
+        self._options = options or CsvOptions(slug)
 
     def pandas(self) -> "PandasFrame":
         from .csvfile import whole
@@ -119,7 +121,7 @@ class CsvSource(Source):
         pandas = files.need("pandas")
         try:
             with whole(self.location):
-                return pandas.read_csv(self.location)
+                return read_pandas(self.location, self._options)
         except FileNotFoundError:
             raise self._missing() from None
         except pandas.errors.EmptyDataError:
@@ -133,7 +135,7 @@ class CsvSource(Source):
 
         if not os.path.isfile(self.location):
             raise self._missing()
-        return read_csv(spark, self.location, self.pandas)
+        return read_csv(spark, self.location, self.pandas, self._options)
 
     def version(self) -> str | None:
         try:

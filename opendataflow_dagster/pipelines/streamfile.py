@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from ..dataflow import files
+from ..dataflow.csvoptions import UNDECLARED, read_pandas
 from ..dataflow.errors import WrongUse
 from ..dataflow.model import RUNNING, Claim
 from ..dataflow.names import printable
@@ -22,10 +23,10 @@ PAGE = 1000
 
 def read_items(file: Path) -> list[dict[str, Any]]:
     """The rows of a CSV file as JSON would bring them: what is missing is None."""
-    pandas = files.need("pandas")
+    files.need("pandas")
     shown = printable(str(file))
     try:
-        frame = pandas.read_csv(file)
+        frame = read_pandas(str(file), UNDECLARED)
     except FileNotFoundError:
         raise WrongUse(f"There is no file {shown}. Name a CSV file with a row per item.") from None
     except (OSError, ValueError) as error:  # of pandas' own, and of Unicode, too

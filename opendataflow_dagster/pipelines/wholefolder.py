@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..dataflow import files
 from ..dataflow.chunk import Place
+from ..dataflow.csvoptions import CsvOptions, csv_options
 from ..dataflow.errors import Refused
 from ..dataflow.names import natural_key, typed
 from ..dataflow.publish import read
@@ -30,15 +31,18 @@ class FolderSource(Source):
     def pandas(self) -> "PandasFrame":
         chunks = self._chunks()
         if chunks is None:
-            return files.read_frame(self._there(), self._where.format)
+            return files.read_frame(self._there(), self._where.format, None, self._options())
         frames = [read(self._reading(*each), self._where) for each in chunks]
         return files.need("pandas").concat(frames, ignore_index=True)
 
     def spark(self, spark: "SparkSession") -> "DataFrame":
         chunks = self._chunks()
         if chunks is None:
-            return read_files(spark, self._there(), {}, self._where.format)
-        columns = {"hostname": self._where.root, "format": self._where.format}
+            return read_files(
+                spark, self._there(), {}, self._where.format, self._options()
+            )  # fmt: skip
+        where = self._where
+        columns = {"hostname": where.root, "format": where.format, "options": where.options}
         frames = [
             read_chunk_frame(
                 spark,
@@ -72,6 +76,9 @@ class FolderSource(Source):
     def _reading(self, dataid: str, generation: int | None, location: str | None) -> Reading:
         fact: dict[str, Any] = {"location": location}
         return Reading(self._where.datasetid, dataid, {}, None, [], [], [], generation, fact=fact)
+
+    def _options(self) -> CsvOptions:
+        return csv_options(self._where.datasetid, self._where.options)
 
     def _there(self) -> str:
         if not os.path.exists(self.location):

@@ -7,12 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 from ..dataflow import csvcolumns, files
 from ..dataflow.chunk import Place
+from ..dataflow.csvoptions import UNDECLARED, CsvOptions, csv_options
 from ..dataflow.errors import Refused
 from ..dataflow.packs import is_packed, packed_source
 from ..dataflow.reading import located
 from ..dataflow.tables import Bounds, Rows
 from ..dataflow.targets import DEFAULT_FORMAT, JDBC, SQLITE, Folder, Remote, Table, target_of
 from .csvlines import in_one_piece
+from .foreign import Known, of_others
 from .formats import plain, restored
 from .hashing import quoted
 
@@ -33,8 +35,9 @@ Password = Callable[[], str | None]
 def read_chunk_frame(
     spark: "SparkSession", place: Place, dataid: str, password: Password,
     bounds: Callable[[], Bounds | None], format: str = DEFAULT_FORMAT,
+    known: Known | None = None,
 ) -> "DataFrame":  # fmt: skip
-    """The rows of a READY chunk."""
+    """The rows of a READY chunk; `known` tells the columns of files that are no chunks of ours."""
     target = target_of(place.datasetid, place.columns, format)
     if isinstance(target, Table):
         return read_table(spark, target, dataid, bounds(), password)
@@ -47,7 +50,8 @@ def read_chunk_frame(
     if place.location and is_packed(place.location):
         return read_packed(spark, place.location)
     path, note = located(target, dataid, place.location, place.generation, store=place.store)
-    return read_files(spark, path, note, target.format)
+    options = csv_options(target.datasetid, target.options)
+    return read_files(spark, path, note, target.format, options, known)
 
 
 def read_table(
@@ -67,8 +71,9 @@ def read_table(
 
 
 def read_files(
-    spark: "SparkSession", path: str, note: Mapping[str, Any], format: str
-) -> "DataFrame":
+    spark: "SparkSession", path: str, note: Mapping[str, Any], format: str,
+    options: CsvOptions = UNDECLARED, known: Known | None = None,
+) -> "DataFrame":  # fmt: skip
     """The files of one chunk: with the schema that its note tells, or as Spark finds it."""
     kind = note.get("format") or files.SUFFIXES.get(os.path.splitext(path)[1].lower(), format)
     reader = spark.read.format(kind).options(**_options(kind, path, note))
@@ -88,33 +93,8 @@ def read_files(
             return spark.createDataFrame(rows, schema)  # pyright: ignore
         reader = reader.schema(schema)
     elif kind in ("csv", "json"):
-        return _of_others(reader.options(mode="FAILFAST", columnPruning="false"), path, kind)
+        return of_others(spark, reader, path, literal(path), kind, options, known)
     return reader.load(literal(path))
-
-
-def _of_others(reader: Any, path: str, kind: str) -> "DataFrame":
-    """Texts of which nothing is told: a row that isn't like the others is an error, not NULL.
-
-    Of CSV that is seen when the rows are read, of JSON now.
-    """
-    try:
-        frame = reader.load(literal(path))
-        columns = frame.columns
-    except Exception as error:
-        if "MALFORMED_RECORD" in str(error) or "INVALID_JSON_RECORD_TYPE" in str(error):
-            raise Refused(
-                f"{path} has a line that isn't an object of JSON: each line has to be one whole "
-                "row. Correct the file.",
-                code="INVALID_LOCATION",
-            ) from error
-        raise
-    if not columns:
-        what = "a first line with the names of its columns" if kind == "csv" else "rows"
-        raise Refused(
-            f"{path} is empty, so there is nothing to tell its columns by. Give it {what}.",
-            code="INVALID_LOCATION",
-        )
-    return frame
 
 
 def _has_empty_lines(path: str) -> bool:

@@ -14,7 +14,7 @@ from ..dataflow.chunk import Chunk
 from ..dataflow.errors import DataflowError, Refused
 from ..dataflow.folders import NOTE, directory, is_foreign, unescaped
 from ..dataflow.targets import Remote, address
-from . import utf8
+from . import unholdable
 from .csvlines import answered, asked
 from .evidence import Evidence, observed
 from .frames import read_files, schema_of
@@ -68,11 +68,11 @@ class StagedRemote:
 
         staged = cls(spark, target, chunk.dataid, chunk.generation, store=store)
         try:
-            texts = utf8.asked(df.schema, target.format)
+            texts = unholdable.asked(df.schema, target.format)
             frame, taken = observed(df, [*extra, *asked(df.schema, target.format), *texts])
             write_files(frame, staged.path, target.format)
             staged.evidence = taken()
-            utf8.refuse(staged.evidence, df, target.format)
+            unholdable.refuse(staged.evidence, df, target.format)
             staged.tell({
                 "jobid": chunk.jobid, "format": target.format, "rows": staged.evidence.rows,
                 "fingerprint": staged.evidence.fingerprint, "schema": df.schema.jsonValue(),

@@ -11,7 +11,7 @@ from ..dataflow.errors import DataflowError
 from ..dataflow.folders import Staged
 from ..dataflow.store import Store
 from ..dataflow.targets import DEFAULT_FORMAT, Folder, Table, target_of
-from . import utf8
+from . import unholdable
 from .csvlines import WHOLE, answered, asked
 from .evidence import Evidence, Unseen, observed, of_frame
 from .formats import check, storable
@@ -96,7 +96,7 @@ class StagedFolder:
 
     def _write(self, df: "DataFrame", extra: Sequence[str]) -> None:
         format = self._target.format
-        texts = utf8.asked(df.schema, format)
+        texts = unholdable.asked(df.schema, format)
         extra = [*extra, *asked(df.schema, format), *texts]
         frame, taken = observed(df, extra)
         write_files(frame, self.path, format)
@@ -106,13 +106,13 @@ class StagedFolder:
         except Unseen:  # tasks were done again: what is there tells
             if texts or (format == "csv" and len(df.columns) == 1):  # or the format has lost some
                 seen = of_frame(df, extra)
-                utf8.refuse(seen, df, format)
+                unholdable.refuse(seen, df, format)
                 answered(seen, df.schema, format)
             note = {"format": format, "schema": schema}
             evidence = of_frame(read_files(self._spark, self.path, note, ""), extra)
             if rows not in (None, evidence.rows):
                 raise _short(self.path, evidence.rows, rows) from None
-        utf8.refuse(evidence, df, format)
+        unholdable.refuse(evidence, df, format)
         self._lines = answered(evidence, df.schema, format)
         self._tell(evidence, schema)
 

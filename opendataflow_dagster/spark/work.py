@@ -21,8 +21,9 @@ from .batches import Batch, keyed, sweep
 from .evidence import Evidence
 from .expect import Rule, rules_of
 from .fitting import confirm, fit
+from .foreign import Known
 from .frames import TABLE_FORMATS, read_chunk_frame
-from .jobs import CHUNK, CONTEXT, FRAME, INPUTS, SESSION, SparkJob
+from .jobs import ANY, CHUNK, CONTEXT, FRAME, INPUTS, MERGE, SESSION, SparkJob
 from .last import Last
 from .living import ENDED, ended_meanwhile
 from .loading import send_modules
@@ -305,7 +306,15 @@ class SparkWork(Maker):
         return read_chunk_frame(
             spark, chunk.inputs[datasetid], chunk.dataid, lambda: chunk.password(datasetid),
             lambda: bounds_of(self.store, datasetid, chunk.dataid), self.format,
+            self._known(chunk, datasetid),
         )  # fmt: skip
+
+    def _known(self, chunk: Chunk, datasetid: str) -> Known | None:
+        """What is known of an input's schema, unless the job takes each chunk's own."""
+        if self.job.schema in (MERGE, ANY):
+            return None
+        generation = chunk.inputs[datasetid].generation
+        return Known(self.store, datasetid, chunk.dataid, generation)
 
     def _judge(self, at: int, staged: StagedFrame, chunk: Chunk) -> Checked:
         rule = self.rules[at]

@@ -23,6 +23,21 @@ insert into chunkfact (datasetid, dataid, generation, jobid, location, rows, byt
 values (:datasetid, :dataid, :generation, :jobid, :location, :rows, :bytes, :fingerprint, :validated, :checks, :schema)
 on conflict (datasetid, dataid, generation) do nothing;
 
+-- name: note_schema
+-- Remember with which schema a chunk was read that others have put there.
+insert into chunkfact (datasetid, dataid, generation, schema)
+values (:datasetid, :dataid, :generation, :schema)
+on conflict (datasetid, dataid, generation) do update set schema = excluded.schema where chunkfact.schema is null;
+
+-- name: known_schema
+-- The schema of the chunk of a dataset that was published or read last, without this one.
+select f.dataid, f.schema from chunkfact f
+    join datastatus s
+        on s.datasetid = f.datasetid and s.dataid = f.dataid and coalesce(s.generation, 0) = f.generation
+where f.datasetid = :datasetid and f.dataid <> :dataid and f.schema is not null
+  and s.locktype = 'OUT' and s.status = 'READY'
+order by f.generation desc, f.at desc limit 1;
+
 -- name: last_rows
 -- How many rows the chunks of a dataset had that were published last, without this one.
 select f.dataid, f.rows from chunkfact f

@@ -1,18 +1,19 @@
 -- name: datasets
 -- Every dataset.
 select datasetid, hostname, database, schemaname, tablename, username, encryptedpass, format, chunkcolumn,
-       domain, writemode
+       domain, writemode, options
 from dataset order by datasetid;
 
 -- name: add_dataset
 -- Register a dataset.
 insert into dataset (datasetid, hostname, database, schemaname, tablename, username, encryptedpass, format,
-                     chunkcolumn, domain, writemode)
+                     chunkcolumn, domain, writemode, options)
 values (:datasetid, nullif(cast(:hostname as text), ''), nullif(cast(:database as text), ''),
         nullif(cast(:schemaname as text), ''), nullif(cast(:tablename as text), ''),
         nullif(cast(:username as text), ''), nullif(cast(:encryptedpass as text), ''),
         nullif(cast(:format as text), ''), nullif(cast(:chunkcolumn as text), ''),
-        nullif(cast(:domain as text), ''), nullif(cast(:writemode as text), ''));
+        nullif(cast(:domain as text), ''), nullif(cast(:writemode as text), ''),
+        nullif(cast(:options as text), ''));
 
 -- name: change_dataset
 -- Change what is told of a dataset: a value that is given, and only that; an empty one clears.
@@ -34,7 +35,9 @@ update dataset set
                        else nullif(cast(:chunkcolumn as text), '') end,
     domain = case when cast(:domain as text) is null then domain else nullif(cast(:domain as text), '') end,
     writemode = case when cast(:writemode as text) is null then writemode
-                     else nullif(cast(:writemode as text), '') end
+                     else nullif(cast(:writemode as text), '') end,
+    options = case when cast(:options as text) is null then options
+                   else nullif(cast(:options as text), '') end
 where datasetid = :datasetid;
 
 -- name: items
