@@ -1,9 +1,10 @@
-"""What chunks cost on Spark: `python benchmarks/spark.py [--quick] [--only files|noop|memory]`.
+"""What chunks cost on Spark: `python benchmarks/spark.py [--quick] [--only NAME]`.
 
 files: 140 chunks of 50,000 rows from Parquet to Parquet: bare PySpark, our whole path (claim,
 evidence, publish, settle) one by one, and in micro-batches, in turns of 20 chunks. noop: a chunk of
-one row in a warm session, end to end. memory: of the driver over 600 chunks. The status tables
-are on PostgreSQL. Exit code 0 if every target is met.
+one row in a warm session, end to end. memory: of the driver over 600 chunks. result:
+of the driver while a pipeline writes a large result into one CSV file. The status tables are on
+PostgreSQL. Exit code 0 if every target is met.
 """
 
 import contextlib
@@ -12,6 +13,7 @@ import os
 import statistics
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -24,6 +26,7 @@ import psutil  # noqa: E402
 from measure import Samples, concluded, progress  # noqa: E402
 from product import (  # noqa: E402
     Scripts,
+    Settings,
     SparkRunner,
     Store,
     add_dataset,
@@ -31,7 +34,9 @@ from product import (  # noqa: E402
     as_spark_job,
     new_owner,
     open_store,
+    read_project,
     ready,
+    run_pipeline,
     spark_job,
     spark_session,
 )
@@ -61,12 +66,15 @@ class Setting(NamedTuple):
     every: int
     """Chunks between two looks."""
 
+    result: int
+    """Rows of a pipeline's result, of 120 characters each."""
+
 
 SETTINGS = {
-    FULL: Setting(7, 20, 50_000, 100, 30, 5, 120),
-    QUICK: Setting(3, 20, 50_000, 30, 10, 5, 60),
-    SLICE: Setting(3, 10, 50_000, 30, 10, 0, 0),
-    TINY: Setting(1, 2, 50, 2, 1, 2, 2),
+    FULL: Setting(7, 20, 50_000, 100, 30, 5, 120, 5_000_000),
+    QUICK: Setting(3, 20, 50_000, 30, 10, 5, 60, 2_000_000),
+    SLICE: Setting(3, 10, 50_000, 30, 10, 0, 0, 0),
+    TINY: Setting(1, 2, 50, 2, 1, 2, 2, 20_000),
 }
 COLUMNS = (
     "id",
@@ -261,6 +269,54 @@ def memory(bench: Bench, report: Report, setting: Setting) -> None:
     )
 
 
+RUN = """
+from pyspark.sql import DataFrame
+
+def run(df: DataFrame) -> DataFrame:
+    rows = df.sparkSession.range(0, {rows}, 1, 8)
+    return rows.selectExpr("id", "repeat(sha1(string(id)), 3) as text")
+"""
+
+
+def result(bench: Bench, report: Report, setting: Setting) -> None:
+    """What the driver takes at most while a pipeline writes a result that is larger than that."""
+    if not setting.result:
+        return
+    root = bench.folder / "project"
+    (root / "pipelines" / "big").mkdir(parents=True)
+    (root / "project.yml").write_text("pipelines:\n  - {slug: big, transformations: [make]}\n")
+    (root / "pipelines" / "big" / "make.py").write_text(RUN.format(rows=setting.result))
+    before, peak, over = psutil.Process().memory_info().rss, 0, threading.Event()
+
+    def watch() -> None:
+        nonlocal peak
+        while not over.wait(0.05):
+            peak = max(peak, psutil.Process().memory_info().rss)
+
+    progress(f"result: {setting.result:,} rows")
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    start = time.monotonic()
+    try:
+        outcome = run_pipeline(
+            bench.store, read_project(root), "big", Settings(""), say=lambda line: None,
+            environ=os.environ, session=lambda: bench.spark,
+        )  # fmt: skip
+    finally:
+        over.set()
+        watcher.join()
+    if outcome.done != 1:
+        raise RuntimeError("The pipeline's run failed")
+    size = (root / "output" / "big.csv").stat().st_size / 2**20
+    grown = max(0, peak - before) / 2**20
+    report.table(
+        f"A pipeline's result of {setting.result:,} rows into one CSV file, Java with 1 GB",
+        ["MB of CSV", "s", "MB that Python grew by"],
+        [["native Spark", f"{size:.0f}", f"{time.monotonic() - start:.1f}", f"{grown:.0f}"]],
+    )
+    report.require("Python's growth while a large result is written", [grown], most=200, unit=" MB")
+
+
 def used(spark: "SparkSession") -> tuple[float, float]:
     """MB that Java's heap holds after collection, and of this process."""
     gc.collect()
@@ -273,7 +329,7 @@ def used(spark: "SparkSession") -> tuple[float, float]:
     return heap, psutil.Process().memory_info().rss / 2**20
 
 
-MEASURES = {"files": files, "noop": noop, "memory": memory}
+MEASURES = {"files": files, "noop": noop, "memory": memory, "result": result}
 
 if __name__ == "__main__":
     sys.exit(concluded(main))

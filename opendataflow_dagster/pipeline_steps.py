@@ -186,7 +186,7 @@ def publish(context: Context, flow: Flow, handed: Handed) -> None:
         last = len(flow.pipeline.transformations)
 
         def show(chunk: Chunk) -> Result:
-            with failing():
+            with failing(), work.engine.telling():
                 return publish_result(
                     store, flow.project, flow.pipeline, _destination(store, flow),
                     work.buffer.frame(last, work.session), chunk,

@@ -90,7 +90,8 @@ class BigQueryDestination(Destination):
         return self._mode == REPLACE
 
     def publish(self, frame: Any, chunk: Chunk, confirm: Confirm) -> Result:
-        return one(self.append([(chunk.claim, frame)], confirm))
+        with self.rows(frame, chunk) as rows:
+            return one(self.append([(chunk.claim, rows)], confirm))
 
     def append(self, parts: Parts, confirm: Confirm) -> list[Verdict]:
         """All in one load, which counts against a table's quota; if it fails, one by one."""

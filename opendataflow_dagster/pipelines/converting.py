@@ -38,8 +38,11 @@ def as_pandas(frame: Any) -> Any:
     return frame.pandas()
 
 
-def as_spark(frame: Any, spark: "SparkSession") -> Any:
-    """A frame of Spark; an index isn't a column, and is left out."""
+def as_spark(frame: Any, spark: Any = None) -> Any:
+    """A frame of Spark; an index isn't a column, and is left out.
+
+    One that isn't Spark's already needs the session.
+    """
     kind = kind_of(frame)
     if kind == SPARK:
         return frame

@@ -1,7 +1,7 @@
 """One CSV file as a destination: replaced whole, or appended to, each chunk once."""
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from hashlib import sha256
 from typing import Any
@@ -10,7 +10,7 @@ from ..dataflow.chunk import Result
 from ..dataflow.errors import DataflowError, Refused
 from ..dataflow.model import Claim
 from .csvjournal import Batch, Journal, Part, digest, path_of, sync_folder, write_at
-from .csvlines import Head, head_of, lines_of
+from .csvlines import Head, all_lines_of, head_of
 from .csvparts import NEAR, mend, part_of, refuse_to_lose, shifted, where
 from .verdicts import fault
 
@@ -29,10 +29,10 @@ def replace(path: str, frame: Any, confirm: Confirm = lambda: None, *, instead: 
 @contextmanager
 def written_aside(path: str, frame: Any, *, instead: str = "") -> Iterator[Callable[..., Result]]:
     """Write a frame beside the file, in whose place the function that this gives puts it."""
-    data = lines_of(frame, list(frame.columns), header=True)
     path = os.path.realpath(path)
     os.makedirs(os.path.dirname(path), exist_ok=True)
-    with _aside(path, [data]) as rename:
+    seen = _Seen(all_lines_of(frame))
+    with _aside(path, seen) as rename:
 
         def show(confirm: Confirm = lambda: None) -> Result:
             journal = Journal(path)
@@ -44,10 +44,23 @@ def written_aside(path: str, frame: Any, *, instead: str = "") -> Iterator[Calla
                     journal.rewrite()
                 rename()
                 journal.remove()
-            fingerprint = f"sha256:{sha256(data).hexdigest()}"
-            return Result(len(frame), len(data), fingerprint, location=path)
+            fingerprint = f"sha256:{seen.digest.hexdigest()}"
+            return Result(len(frame), seen.bytes, fingerprint, location=path)
 
         yield show
+
+
+class _Seen:
+    """Pieces of a file, and what is known of those that were asked for."""
+
+    def __init__(self, pieces: Iterable[bytes]) -> None:
+        self._pieces, self.digest, self.bytes = pieces, sha256(), 0
+
+    def __iter__(self) -> Iterator[bytes]:
+        for piece in self._pieces:
+            self.digest.update(piece)
+            self.bytes += len(piece)
+            yield piece
 
 
 @contextmanager
@@ -198,7 +211,7 @@ class CsvAppender:
 
 
 @contextmanager
-def _aside(path: str, pieces: Sequence[bytes]) -> Iterator[Callable[[], None]]:
+def _aside(path: str, pieces: Iterable[bytes]) -> Iterator[Callable[[], None]]:
     """Write a file that isn't seen until the function is called: it takes the place of `path`."""
     aside = os.path.join(os.path.dirname(path), f".{os.path.basename(path)}-{os.urandom(4).hex()}")
     try:

@@ -2,12 +2,13 @@
 
 import csv
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from io import StringIO
 from typing import Any, NamedTuple
 
 from ..dataflow.errors import Refused
+from .spill import Spill
 from .verdicts import column_to_blame
 
 
@@ -86,6 +87,21 @@ def _only_once(names: Sequence[str]) -> None:
             f"The frame has two columns called {twice!r}. Rename one of them.",
             code="NOT_VALIDATED",
         )
+
+
+def all_lines_of(frame: Any) -> Iterator[bytes]:
+    """A frame, or a spill piece by piece, as CSV with its header."""
+    if not isinstance(frame, Spill):
+        yield lines_of(frame, list(frame.columns), header=True)
+        return
+    times = frame.times()
+    yield lines_of(frame.typical().iloc[:0], frame.columns, header=True)
+    for piece in frame.pieces():
+        for at, digits in times.items():
+            pattern = "%Y-%m-%d" + " %H:%M:%S" * (digits >= 0) + ".%f" * (digits > 0)
+            texts = piece.iloc[:, at].dt.strftime(pattern)
+            piece.isetitem(at, texts.str[:-3] if digits == 3 else texts)
+        yield lines_of(piece, frame.columns, header=False)
 
 
 def lines_of(frame: Any, columns: Sequence[Any], *, header: bool, ending: str = "\n") -> bytes:

@@ -1,8 +1,8 @@
 """Where a pipeline's result goes: a CSV file, a chunk of a folder or table, rows, BigQuery."""
 
 import os
-from collections.abc import Callable, Container, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Container, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from ..dataflow import files, precedence
@@ -19,7 +19,10 @@ from ..dataflow.store import Store
 from ..dataflow.tables import Rows
 from ..dataflow.targets import JDBC, Folder, Table
 from ..spark.publishing import is_frame, publish_frame
-from . import converting, csvfile, csvparts
+from . import converting, csvfile, csvparts, spill
+from .annotation import ON_SPARK, SPARK
+from .buffer import FOLDER
+from .converting import as_spark, kind_of
 from .project import Pipeline, Project
 from .registered import REPLACE, BigTable, CsvFile, Row, is_select, registered, target, write_mode
 from .sqltypes import only_once
@@ -39,6 +42,22 @@ class Destination:
 
     location = ""
     """Where it is, for people."""
+    work = ""
+    """A folder for what is on its way, which Spark's executors share with this process."""
+
+    @contextmanager
+    def rows(self, frame: Any, chunk: Chunk, moments: Container[str] = ()) -> Iterator[Any]:
+        """A frame in memory, as one of pandas; a large one of Spark as a `Spill`."""
+        if kind_of(frame) == ON_SPARK and len(frame) > spill.LARGE:
+            frame = as_spark(frame)
+        if not is_frame(frame):
+            yield as_pandas(frame)
+        elif spill.is_large(frame):
+            folder = os.path.join(self.work, str(chunk.generation), "publish.parquet")
+            with spill.spilled(frame, folder, moments) as found:
+                yield found
+        else:
+            yield from_spark(frame, moments)
 
     def refuse_loss(self) -> None:
         """Refuse a batch run that would take away what items have made."""
@@ -67,6 +86,14 @@ def destination_of(
     `read_by_others` says that another pipeline reads it: without a registration, it is a folder of
     chunks then.
     """
+    found = _destination_of(store, project, pipeline, plan, read_by_others)
+    found.work = str(project.root / FOLDER / pipeline.slug)
+    return found
+
+
+def _destination_of(
+    store: Store, project: Project, pipeline: Pipeline, plan: Plan, read_by_others: bool
+) -> Destination:
     [slug] = plan.outputs
     row = registered(store, slug, project.root)
     if row is None:
@@ -152,15 +179,33 @@ def publish_with_output(
         return destination.publish(frame, chunk, confirm)
     with ExitStack() as stack:
         with csvfile.told(path):
-            show = stack.enter_context(
-                csvfile.written_aside(path, as_pandas(frame), instead=_moved(path))
-            )
+            shown, told = _for_people(frame, path, destination)
+            show = stack.enter_context(csvfile.written_aside(path, shown, instead=_moved(path)))
         result = destination.publish(frame, chunk, confirm)
         try:
             show()
         except (OSError, DataflowError) as error:
             say(f"Warning: {path} has the run before this one: {reason_of(error)}")
+        else:
+            if told:
+                say(told)
     return result
+
+
+def _for_people(frame: Any, path: str, destination: Destination) -> tuple[Any, str]:
+    """What is shown of a frame: of a large one of Spark the first rows, and the line that says so.
+
+    No more of it has to pass Java and this process than what fits.
+    """
+    kind = kind_of(frame)
+    if kind not in (SPARK, ON_SPARK):
+        return as_pandas(frame), ""
+    rows = len(frame) if kind == ON_SPARK else frame.count()
+    if rows <= spill.LARGE:
+        return as_pandas(frame), ""
+    head = frame.head(spill.LARGE) if kind == ON_SPARK else frame.limit(spill.LARGE)
+    told = f"{path} has the first {spill.LARGE:,} of {rows:,} rows; all are in "
+    return as_pandas(head), told + f"{destination.location}"
 
 
 def refuse_loss(project: Project, pipeline: Pipeline, destination: Destination) -> None:
@@ -213,11 +258,10 @@ class CsvDestination(Destination):
         return self._mode == REPLACE or not (self._mode or items)
 
     def publish(self, frame: Any, chunk: Chunk, confirm: Confirm) -> Result:
-        frame = as_pandas(frame)
-        with csvfile.told(self.location):
+        with self.rows(frame, chunk) as rows, csvfile.told(self.location):
             if self.replaces():
-                return csvfile.replace(self.location, frame, confirm, instead=self._instead)
-            return one(self.appender.append([(chunk.claim, frame)], confirm))
+                return csvfile.replace(self.location, rows, confirm, instead=self._instead)
+            return one(self.appender.append([(chunk.claim, as_pandas(rows))], confirm))
 
     def append(self, parts: Parts, confirm: Confirm) -> list[Verdict]:
         if not self.replaces(items=True):
@@ -299,13 +343,7 @@ def from_spark(frame: Any, moments: Container[str] = ()) -> Any:
 
     Times are those that the session's clock shows, but the columns `moments` have a zone.
     """
-    pandas, pyarrow = files.need("pandas"), files.need("pyarrow")
-    table = converting.by_the_clock(frame, moments).toArrow()
-    whole = {
-        pyarrow.int8(): pandas.Int8Dtype(), pyarrow.int16(): pandas.Int16Dtype(),
-        pyarrow.int32(): pandas.Int32Dtype(), pyarrow.int64(): pandas.Int64Dtype(),
-    }  # fmt: skip
-    return table.to_pandas(types_mapper=whole.get)
+    return spill.as_frame(converting.by_the_clock(frame, moments).toArrow())
 
 
 def one(verdicts: list[Verdict]) -> Result:

@@ -8,6 +8,7 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from ..dataflow.errors import DataflowError
+from ..spark.living import has_ended, how_ended
 from ..spark.troubles import in_a_line
 from ..spark.watching import Watch
 from .annotation import ON_SPARK, PANDAS, engine_of
@@ -60,6 +61,7 @@ class Engine:
         self.project, self._session = project, session
         self._watch = Watch(say, stopping)
         self._lock = threading.RLock()
+        self._spark: SparkSession | None = None
         self._loads: Loads | None = None
         self._homes: Homes | None = None
         self._kept: dict[int, tuple[Any, Callable[[], Any]]] = {}
@@ -97,7 +99,7 @@ class Engine:
             try:
                 frame, rows = self._computed(frame, engine)
             except Exception as error:
-                if self._ended(due) or (reason := in_a_line(error)) is None:
+                if self._ended(due) or (reason := self._reason(error)) is None:
                     raise
                 trace = str(error) if "Traceback" in str(error) else ""
                 raise TransformationError(reason, trace=trace, printed=printed) from error
@@ -192,11 +194,16 @@ class Engine:
         """The session, whose jobs can be ended from outside; what ended them is told in a line."""
         self._refuse_when_over()
         with self._lock:
-            spark = self._session()
+            spark = self._spark = self._session()
         try:
             with self._watch.block(spark, which, lambda: self._ended(due)):
                 self._refuse_when_over()
                 yield spark
+        except TransformationError as error:
+            if has_ended(spark):  # whatever its code has met then
+                told = how_ended(spark)
+                raise TransformationError(told, trace=error.trace, printed=error.printed) from error
+            raise
         except DataflowError:
             raise
         except Exception as error:
@@ -209,12 +216,30 @@ class Engine:
                     f"The process that ran {which} ended in the middle of it: it took more "
                     "memory than there is, or ended itself."
                 ) from error
-            if (reason := in_a_line(error)) is None:
+            if (reason := self._reason(error)) is None:
                 raise
             raise DataflowError(reason) from error
         finally:
             if self._watch.idle and self._loads is not None:
                 self._loads.tidy()
+
+    @contextmanager
+    def telling(self) -> Iterator[None]:
+        """Tell in a line what Spark fails of while its frames are published."""
+        try:
+            yield
+        except DataflowError:
+            raise
+        except Exception as error:
+            if (reason := self._reason(error)) is None:
+                raise
+            raise DataflowError(reason) from error
+
+    def _reason(self, error: Exception) -> str | None:
+        """What an error of Spark's says, in a line; if Java is gone, how that came."""
+        if self._spark is not None and has_ended(self._spark):
+            return how_ended(self._spark)
+        return in_a_line(error)
 
     def _ended(self, due: float) -> bool:
         return self._watch.ended() is not None or time.monotonic() > due

@@ -15,9 +15,11 @@ from ..dataflow.makerrun import MakerRunner
 from ..dataflow.model import Claim, Plan
 from ..dataflow.names import printable, typed
 from ..dataflow.offers import NOTHING, offer
+from ..dataflow.periodic import live_generations
 from ..dataflow.reading import failing
 from ..dataflow.runjob import Outcome, Say, run_chunks
 from ..dataflow.store import Store
+from .buffer import Buffer
 from .destinations import destination_of, publish_result, refuse_loss, refuse_older
 from .engines import Engine
 from .plans import is_read, output_of, register
@@ -68,6 +70,8 @@ class PipelineWork(Maker):
     def compute(self, chunk: Chunk) -> Result:
         """Run the transformations of a chunk, and keep what the last one returned."""
         self.begin(chunk)
+        buffer = Buffer(self.project, self.pipeline.slug, chunk.generation)
+        buffer.sweep(live_generations(self.store, self.pipeline.slug))
         stepping = Stepping(self.store, chunk.claim, self.engine, self.pipeline, say=self.say)
         item = stepping.item()
         if item is None:
@@ -87,7 +91,7 @@ class PipelineWork(Maker):
         """Write the destination, and of a run that isn't an item's the output for people."""
         frame, is_item = self._made[chunk.generation]
 
-        with failing():
+        with failing(), self.engine.telling():
             return publish_result(
                 self.store, self.project, self.pipeline, self.destination, frame, chunk,
                 is_item=is_item, say=self.say,
@@ -177,6 +181,7 @@ def run_pipeline(
     With a `stream_file`, for each row of that CSV file as an item. Without a `session`, one is
     started with the first transformation, and ended.
     """
+    from ..spark.living import let_go
     from ..spark.session import spark_session
 
     plans = register(store, project, slug)
@@ -202,7 +207,7 @@ def run_pipeline(
     finally:
         runner.work.close()
         for each in started:
-            each.stop()
+            let_go(each)
 
 
 def check(store: Store, project: Project, pipeline: Pipeline, plan: Plan) -> None:

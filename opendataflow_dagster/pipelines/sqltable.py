@@ -17,9 +17,10 @@ from ..dataflow.tables import Rows
 from ..dataflow.targets import JDBC, POSTGRES, SQLITE, Table
 from ..spark.publishing import is_frame
 from .csvspark import from_pandas
-from .destinations import Confirm, Destination, Parts, as_pandas, from_spark, one
+from .destinations import Confirm, Destination, Parts, as_pandas, one
 from .registered import REPLACE, is_select
 from .sources import Source
+from .spill import Spill, pieces_of
 from .sqltypes import columns_for, only_once, writable
 from .verdicts import Verdict, fault, is_to_blame
 
@@ -69,11 +70,10 @@ class TableDestination(Destination):
         return self._mode == REPLACE
 
     def publish(self, frame: Any, chunk: Chunk, confirm: Confirm) -> Result:
-        return one(self._write(self._rows, [(chunk.claim, self._pandas(frame))], confirm))
-
-    def _pandas(self, frame: Any) -> Any:
-        """A frame of pandas; the moments of Spark stay moments where the table has a place."""
-        return from_spark(frame, self._rows.moments()) if is_frame(frame) else as_pandas(frame)
+        # The moments of Spark stay moments where the table has a place.
+        moments = self._rows.moments() if is_frame(frame) else ()
+        with self.rows(frame, chunk, moments) as rows:
+            return one(self._write(self._rows, [(chunk.claim, rows)], confirm))
 
     def append(self, parts: Parts, confirm: Confirm) -> list[Verdict]:
         made = [(claim, as_pandas(frame)) for claim, frame in parts]
@@ -174,7 +174,8 @@ class WholeTable(Rows):
     def _told(self, error: Exception, frame: Any) -> DataflowError:
         if isinstance(error, _drivers()):
             return DataflowError(f"{self.table.location}: {first_line(error)}")
-        return fault(error, frame, self.table.location)
+        seen = frame.typical() if isinstance(frame, Spill) else frame
+        return fault(error, seen, self.table.location)
 
     def _insert(self, connection: Any, columns: dict[str, int], frame: Any) -> None:
         names = [str(each) for each in frame.columns]
@@ -195,18 +196,19 @@ class WholeTable(Rows):
             # Without parameters: nothing takes the second of two % away.
             statement = self._statement("copy", columns=told).replace("%%", "%")
             with connection.cursor().copy(statement) as copy:
-                for row in writable(frame, kinds):
-                    copy.write_row(row)
+                for piece in pieces_of(frame):
+                    for row in writable(piece, kinds):
+                        copy.write_row(row)
             return
-        marks = ", ".join("?" * len(names))
-        connection.executemany(
-            self._statement("insert", columns=told, values=marks), writable(frame, None)
-        )
+        insert = self._statement("insert", columns=told, values=", ".join("?" * len(names)))
+        for piece in pieces_of(frame):
+            connection.executemany(insert, writable(piece, None))
 
     def _made(self, connection: Any, frame: Any) -> dict[str, int]:
         """The table's columns, once it is made as a frame needs it; one without makes nothing."""
         if len(frame.columns) and not self._is_there(connection):
-            kinds = columns_for(frame, self.table.dialect, items=self._of_items)
+            seen = frame.typical() if isinstance(frame, Spill) else frame
+            kinds = columns_for(seen, self.table.dialect, items=self._of_items)
             columns = ", ".join(f"{self._quoted(name)} {kind}" for name, kind in kinds.items())
             connection.execute(self._statement("create", columns=columns), self._known)
         return self._columns(connection)

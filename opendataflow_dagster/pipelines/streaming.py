@@ -160,7 +160,7 @@ class _Stream:
         last = list(self.rows)[-1]
         chunk = open_chunk(self.store, last, self.environment, self.pulse)
 
-        with failing():
+        with failing(), self.work.engine.telling():
             work = self.work
             return publish_result(
                 self.store, work.project, work.pipeline, work.destination, frame, chunk,

@@ -1,5 +1,6 @@
 """Whether a session of Spark still lives, and letting go of one that doesn't."""
 
+import signal
 import threading
 import warnings
 from contextlib import suppress
@@ -13,7 +14,39 @@ if TYPE_CHECKING:
 starting = threading.RLock()
 """Held by whoever makes the session of this process, or lets go of it."""
 
-ENDED = "Spark has ended in mid-work: Java was killed or out of memory, or its server is away"
+ENDED = "Spark has ended in mid-work"
+
+
+MEMORY = (
+    "Give it more: spark.driver.memory in dataflow.properties (on a cluster spark.executor.memory, "
+    "too), such as 4g; or collect fewer rows at once"
+)
+
+_OUT_OF_MEMORY = 52
+"""The exit code by which Spark ends Java then."""
+
+
+def how_ended(session: Any) -> str:
+    """In a line, what ended the Java of a session, and what helps."""
+    from pyspark import SparkContext
+
+    gateway: Any = SparkContext._gateway
+    java = None if is_remote(session) else getattr(gateway, "proc", None)
+    code = None
+    if java is not None:
+        with suppress(Exception):  # it ends a moment after it stops to answer
+            code = java.wait(5)
+    if code == _OUT_OF_MEMORY:
+        return f"{ENDED}: Java ran out of memory. {MEMORY}"
+    if code == -signal.SIGKILL:
+        return (
+            f"{ENDED}: Java was killed, as the system does when memory is short. Give the machine "
+            "more, or Java less: spark.driver.memory in dataflow.properties"
+        )
+    why = f"Java ended with exit code {code}" if code else (
+        "Java was killed or out of memory, or its server is away"
+    )  # fmt: skip
+    return f"{ENDED}: {why}. If it lacked memory, raise spark.driver.memory in dataflow.properties"
 
 
 def is_remote(session: "SparkSession") -> bool:
@@ -32,12 +65,13 @@ def has_ended(session: Any) -> bool:
         return True
 
 
-def ended_meanwhile(session: Any) -> bool:
-    """Whether it is the session's end that made a call fail; then it is let go of."""
+def ended_meanwhile(session: Any) -> str:
+    """How the session has ended, if that made a call fail; then it is let go of."""
     if not (has_ended(session) or (is_remote(session) and _is_gone(session))):
-        return False
+        return ""
+    told = how_ended(session)
     let_go(session)
-    return True
+    return told
 
 
 def let_go(session: Any) -> None:

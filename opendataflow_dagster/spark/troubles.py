@@ -4,6 +4,7 @@ import re
 from itertools import takewhile
 
 from ..dataflow.chunk import in_one
+from .living import MEMORY
 
 _TRACE = "Traceback (most recent call last):"
 _RAISED = re.compile(r"^[A-Za-z_][\w.]*(?::|$)")
@@ -18,6 +19,8 @@ def in_a_line(error: BaseException) -> str | None:
     if package not in ("pyspark", "py4j", "grpc"):
         return None
     text = str(error).strip()
+    if "java.lang.OutOfMemoryError" in text:
+        return f"Java ran out of memory. {MEMORY}"
     if _TRACE in text:  # of a function of the user's, in a worker: what it raised comes last
         lines = text.rpartition(_TRACE)[2].splitlines()
         raised = next((at for at, line in enumerate(lines) if _RAISED.match(line)), None)

@@ -25,7 +25,7 @@ from .foreign import Known
 from .frames import TABLE_FORMATS, read_chunk_frame
 from .jobs import ANY, CHUNK, CONTEXT, FRAME, INPUTS, MERGE, SESSION, SparkJob
 from .last import Last
-from .living import ENDED, ended_meanwhile
+from .living import ended_meanwhile
 from .loading import send_modules
 from .postgres_read import looking
 from .publishing import is_frame
@@ -202,8 +202,8 @@ class SparkWork(Maker):
                 raise Interrupted(str(error).partition("\n")[0]) from error
             if told := self._watch.ended() or over():
                 raise ChunkFailed(told) from None
-            if ended_meanwhile(spark):
-                raise ChunkFailed(ENDED) from None
+            if told := ended_meanwhile(spark):
+                raise ChunkFailed(told) from None
             if (reason := in_a_line(error)) is None:
                 raise
             raise ChunkFailed(reason) from error
