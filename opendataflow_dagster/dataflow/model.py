@@ -151,6 +151,8 @@ class Fact(NamedTuple):
     validated: bool | None = None
     checks: str | None = None
     schema: str | None = None
+    replaces: bool | None = None
+    """Whether the chunk is in the place of all others of its dataset."""
 
 
 class Plan(NamedTuple):
