@@ -161,7 +161,7 @@ def test_a_chunk_is_claimed_made_and_told(
     assert (told["rows"], told["bytes"], told["fingerprint"]) == (5, 10, "abc")
     assert told["dagster/row_count"] == 5
     assert told["location"] == "there/sums"
-    assert told["inputs"] == {"bobin": None}
+    assert told["inputs"] == {"bobin": 1}
     assert told["mood"] == "good"
     assert told["seconds"] >= 0
     assert told["ready"] == "bobin READY"
@@ -240,10 +240,11 @@ def test_what_is_ready_is_shown_as_such_and_made_again_only_by_the_tag(
     assert "opendataflow/resubmit" in why
 
 
-def test_a_ready_row_of_other_hands_has_generation_0(
+def test_a_ready_row_of_before_the_triggers_has_generation_0(
     dataflow: DataflowResource, store: Store, run: Callable[..., Ran]
 ) -> None:
     put(store, "bobout", "1", jobid="external")
+    sql(store, "update datastatus set generation = null")
     ran = run(job_of(dataflow), "1")
     assert ran.success
     assert ran.made["bobout", "1"].tags["dagster/data_version"] == "0"

@@ -454,7 +454,7 @@ def test_nobody_fails_of_the_end_of_spark(lite: Shop) -> None:
 
 
 def test_what_was_lost_in_company_is_never_held(shop: Shop) -> None:
-    policy(shop.store, "live", max_attempts=1)
+    policy(shop.store, "live", max_losses=1)
     shop.send("a", "b")
     shop.consumer._claim("live", heads(shop.store, "live", 2))
     settle_lost(shop.store, RUNID, "the worker ended", say=shop.said.append)
