@@ -165,7 +165,7 @@ def test_a_chunk_is_claimed_made_and_told(
     assert told["mood"] == "good"
     assert told["seconds"] >= 0
     assert told["ready"] == "bobin READY"
-    assert told["right"] == "bobin: generation unknown"
+    assert told["right"] == "bobin: generation 1"
     assert told["validated"] == "no checks"
     assert "attempt 1" in told["safe"]
     assert told["log"] == f"/runs/{ran.result.run_id}"
