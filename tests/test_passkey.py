@@ -72,9 +72,10 @@ def bob(sqlite_url: str) -> Store:
 def run(
     store: Store, *words: str, code: int = 0, passkey: str | None = CANARY, **more: str
 ) -> subprocess.CompletedProcess[str]:
-    env = os.environ | {"DATAFLOW_URL": f"sqlite:///{store.db.path}"} | more  # type: ignore[attr-defined]
+    env = os.environ | {"DATAFLOW_URL": f"sqlite:///{store.db.path}"}  # type: ignore[attr-defined]
     if passkey is not None:
         env["PASSKEY"] = passkey
+    env |= more
     done = subprocess.run(words, env=env, capture_output=True, text=True, timeout=60)
     assert done.returncode == code, done.stderr
     return done
@@ -123,6 +124,16 @@ def test_a_script_cannot_read_the_memory_of_its_parent(bob: Store, way: str) -> 
 
     assert Path("read").read_text() == ""
     assert Path("refused").read_text().count("ermission denied") == 3
+
+
+def test_the_rest_of_the_environment_stays_as_it_was(bob: Store) -> None:
+    program = script(
+        f"#!{sys.executable}\nimport os, psutil\n"
+        "print(psutil.Process(os.getppid()).environ()['LAST'])\n"
+    )
+    done = run(bob, odf(), "run", program, LAST="of all")
+
+    assert done.stdout == "of all\n"
 
 
 def test_a_run_without_a_passkey_can_be_looked_at(bob: Store) -> None:

@@ -144,7 +144,10 @@ def _without_newline(text: str) -> str:
 
 
 def _erase(starts: tuple[bytes, ...]) -> None:
-    """Overwrite variables in the block of memory that /proc/PID/environ shows."""
+    """Overwrite variables in the block of memory that /proc/PID/environ shows.
+
+    Not by NUL: two of them end the block for psutil and others.
+    """
     if sys.platform != "linux":
         return
     try:
@@ -164,7 +167,7 @@ def _erase(starts: tuple[bytes, ...]) -> None:
         for start in starts:
             if address and entry.startswith(start):
                 for at in range(len(start), len(entry)):
-                    Byte.from_address(address + at).value = b"\0"
+                    Byte.from_address(address + at).value = b"*"
         address += len(entry) + 1 if address else 0
 
 
