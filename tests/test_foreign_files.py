@@ -377,6 +377,26 @@ def test_what_is_refused_names_the_column(
     assert line.left() == []
 
 
+def test_the_same_is_refused_in_a_batch(line: Line, spark: SparkSession) -> None:
+    """The chunk that has such a value fails alone."""
+    line.job("write", "seed", "written")
+    line.job("many", "written", "batched")
+    sql(line.store, "update dataset set format = 'orc' where datasetid = 'batched'")
+    times = {"1": "1969-12-31 23:59:58.5", "2": "1969-12-31 23:59:59.5", "3": "2026-01-01"}
+    for dataid in times:
+        put(line.store, "seed", dataid)
+    line.run("write", lambda chunk, spark: spark.sql(
+        f"select timestamp_ntz'{times[chunk.dataid]}' as at"
+    ))  # fmt: skip
+
+    line.run("many", spark_job(lambda written: written, batch=3))
+
+    assert {each: line.status("batched", each, "many") for each in times} == {
+        "1": "READY", "2": "FAILED", "3": "READY",
+    }  # fmt: skip
+    assert "Column 'at' has 1 row with a time within the last second before 1970" in line.reason()
+
+
 def test_the_same_is_refused_of_a_frame_of_pandas(tmp_path: Path) -> None:
     with pytest.raises(WrongUse, match="Column 't' has a NUL character"):
         files.write(pd.DataFrame({"t": ["a\0b"]}), str(tmp_path), "csv")

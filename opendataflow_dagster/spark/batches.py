@@ -14,7 +14,8 @@ from ..dataflow.reading import located
 from ..dataflow.store import Store
 from ..dataflow.tables import Bounds
 from ..dataflow.targets import Folder, Table, target_of
-from .evidence import of_groups
+from . import unholdable
+from .evidence import ROWS, observed, of_groups
 from .frames import TABLE_FORMATS, literal, schema_of
 from .hashing import quoted
 from .jobs import ANY, CHUNK
@@ -101,7 +102,8 @@ class Batch:
         path = begin(target.root, [each.generation for each in chunks])
         try:
             df = self._fitted(datasetid, chunks[0].dataid, df)
-            write_files(df, path, target.format, by=COLUMN)
+            seen = Holdable(df, target.format)
+            write_files(seen.frame, path, target.format, by=COLUMN)
             schema = {"type": "struct", "fields": [
                 each for each in df.schema.jsonValue()["fields"] if each["name"] != COLUMN
             ]}  # fmt: skip
@@ -115,6 +117,7 @@ class Batch:
             written = spark.read.format(target.format).schema(typed).load(literal(path))
             extra = work.extra(datasetid, df.drop(COLUMN))
             evidence = of_groups(written, COLUMN, extra) if there else {}
+            seen.check(sum(each.rows for each in evidence.values()))
             for name in there:  # an empty chunk has no directory: it is made alone
                 self._stage(mine[name], datasetid, os.path.join(path, name), evidence, schema)
         finally:
@@ -188,6 +191,21 @@ class Batch:
         target = target_of(datasetid, chunk.outputs[datasetid].columns, self.work.format)
         assert isinstance(target, Folder)
         return target
+
+
+class Holdable:
+    """The rows of a batch, in whose files a value that the format changes wouldn't be seen."""
+
+    def __init__(self, df: "DataFrame", format: str) -> None:
+        self.frame, self._taken = df, None
+        if asked := unholdable.asked(df.schema, format):
+            self.frame, self._taken = observed(df, asked)
+
+    def check(self, rows: int) -> None:
+        """Raise if there is such a value, or if Spark can't tell of so many rows."""
+        told = self._taken.told() if self._taken else {}
+        if self._taken and (told.get(ROWS) != rows or told.get(unholdable.BROKEN)):
+            raise ChunkFailed("a value may be one that its format can't hold")
 
 
 def own_key(names: Sequence[str]) -> str | None:
