@@ -953,9 +953,8 @@ def test_the_note_tells_the_schema_also_of_a_batch(copied: Line) -> None:
     for each in (copied.folder / "batched").iterdir():
         note = json.loads(Path(each, NOTE).read_text())
         assert note["schema"]["fields"][0]["name"] == "n"
-        assert sorted(note) == sorted(
-            ["dataid", "generation", "jobid", "format", "rows", "bytes", "fingerprint", "schema"]
-        )
+        told = ["jobid", "format", "rows", "bytes", "fingerprint", "schema"]
+        assert sorted(note) == sorted(["dataid", "generation", "store", *told])
         assert os.path.basename(each) == f"dataid={note['dataid']}"
 
 
