@@ -9,6 +9,7 @@ import pytest
 
 from opendataflow_dagster.dataflow.model import Claim
 from opendataflow_dagster.dataflow.store import Store, open_store
+from opendataflow_dagster.dataflow.targets import keeps_versions
 
 TABLES = (
     "dataset", "job", "datastatus", "jobpolicy", "claim", "chunkfact", "chunkrange", "pending",
@@ -157,11 +158,18 @@ def claimable(store: Store) -> dict[tuple[str, str], int]:
     chunks: dict[str, list[tuple]] = {}
     for row in sql(store, "select datasetid, jobid, dataid, locktype, status from datastatus"):
         chunks.setdefault(row[2], []).append(row)
+    versioned = {
+        row[0]
+        for row in sql(store, "select datasetid, hostname, database, format from dataset")
+        if keeps_versions(dict(zip(("hostname", "database", "format"), row[1:], strict=True)))
+    }
     found = {}
     for jobid, items in jobs.items():
         if "today" not in items["IN"]:
             for dataid, rows in chunks.items():
-                rank = _rank(jobid, items["IN"], items["OUT"], rows)
+                mine = [row for row in rows if row[0] not in versioned or row[3] != "IN"
+                        or row[1] == jobid]  # fmt: skip
+                rank = _rank(jobid, items["IN"], items["OUT"], mine)
                 if dataid and rank is not None:
                     found[jobid, dataid] = rank
     return found

@@ -2,7 +2,7 @@
 
 import pytest
 
-from opendataflow_dagster.dataflow import moves
+from opendataflow_dagster.dataflow import moves, targets
 from opendataflow_dagster.dataflow.errors import InputsChanged, Refused
 from opendataflow_dagster.dataflow.forcing import force
 from opendataflow_dagster.dataflow.givingback import give_back
@@ -320,3 +320,48 @@ def test_lost_readers_count_in_the_policy_of_their_job(chain: Store) -> None:
     assert status(chain, "b", "1", "down") == HOLD
     assert FAILED not in {row[0] for row in sql(chain, "select status_after from dataevent")}
     assert status(chain, "a", "1", "up") != RUNNING
+
+
+# Places that keep a version for their readers
+
+
+def test_where_the_place_keeps_versions_nobody_waits(chain: Store) -> None:
+    sql(chain, "insert into dataset (datasetid, hostname) values ('a', 's3a://bucket/a')")
+    [reader] = take(chain, "down")
+    moves.resubmit(chain, "up", ["1"])
+    check(chain)
+    found = explain(chain, "up", "1")
+    assert found.may_run
+    assert found.answers[-1].ok is True
+    assert explain(chain, "up").may_run
+    make(chain, "up", "two")
+    chain.confirm(reader)
+    chain.finish(reader)
+    assert status(chain, "b", "1", "down") == READY
+    [[stale]] = sql(chain, "select count(*) from stale_chunk")
+    assert stale == 1
+    check(chain)
+
+
+def test_which_places_keep_versions_is_told_alike(store: Store) -> None:
+    places = ["/data", "s3://b", "postgres", "", "remote+file:///mnt", "file:///x", "S3A://b"]
+    places += [f"{scheme}://b/x" for scheme in targets._REMOTE_SCHEMES]
+    for number, place in enumerate(places):
+        for format in ("", "parquet", "delta", "iceberg"):
+            sql(
+                store,
+                "insert into dataset (datasetid, hostname, database, format) "
+                "values (:d, :h, :b, :f)",
+                d=f"{number}{format}", h=place if number % 2 else "", f=format,
+                b="" if number % 2 else place,
+            )  # fmt: skip
+    rows = sql(store, "select datasetid, hostname, database, format from dataset")
+    kept = {
+        row[0]
+        for row in rows
+        if targets.keeps_versions(
+            dict(zip(("hostname", "database", "format"), row[1:], strict=True))
+        )
+    }
+    assert {row[0] for row in sql(store, "select datasetid from versioned_dataset")} == kept
+    assert len(kept) == 2 * (len(targets._REMOTE_SCHEMES) + 2)

@@ -137,6 +137,15 @@ def is_remote(place: str) -> bool:
     return place.startswith((REMOTE, *(f"{scheme}://" for scheme in _REMOTE_SCHEMES)))
 
 
+def keeps_versions(columns: Mapping[str, str | None]) -> bool:
+    """Whether a place keeps a chunk's version for whoever reads it: it may be made again meanwhile.
+
+    The view `versioned_dataset` tells the same in the tables.
+    """
+    kind = (columns.get("format") or "").lower()
+    return is_remote(location(columns) or "") and kind not in ("delta", "iceberg")
+
+
 def address(place: str) -> str:
     """The URL by which Spark and Hadoop know a place."""
     return place.removeprefix(REMOTE)

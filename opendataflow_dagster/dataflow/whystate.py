@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 from .model import READY, RUNNING, Plan
 from .places import location
 from .store import Store
+from .targets import keeps_versions
 from .times import from_table, to_table
 
 TIMES = ("started", "heartbeat", "lease_end", "retry_at")
@@ -61,12 +62,16 @@ class State(NamedTuple):
     producers: dict[str, list[str]]
     making: frozenset[str] = frozenset()
     """The jobs that make something of the chunk: what they read they lock."""
+    versioned: frozenset[str] = frozenset()
+    """The datasets whose places keep a version for their readers."""
 
     def outputs_of(self, datasetid: str) -> list[Row]:
         return [row for row in self.rows if row.datasetid == datasetid and row.locktype == "OUT"]
 
     def readers_of(self, datasetid: str) -> list[Row]:
         """The rows of the other jobs that read a chunk, which isn't made again meanwhile."""
+        if datasetid in self.versioned:
+            return []
         return [
             row for row in self.rows
             if row.datasetid == datasetid and row.jobid != self.plan.jobid
@@ -103,10 +108,12 @@ def read_state(store: Store, plan: Plan, dataid: str, at: datetime | None = None
         claim["jobid"]: claim | {name: from_table(store, claim[name]) for name in TIMES}
         for claim in store.db.records("state.claims", dataid=dataid)
     }  # fmt: skip
-    places, producers = {}, {}
+    places, producers, versioned = {}, {}, set()
     for datasetid in datasets:
         for row in store.db.records("state.dataset", datasetid=datasetid):
             places[datasetid] = location(row)
+            if keeps_versions(row):
+                versioned.add(datasetid)
         makers = store.db.run("state.producers", datasetid=datasetid)
         if makers:
             producers[datasetid] = [jobid for (jobid,) in makers]
@@ -118,7 +125,7 @@ def read_state(store: Store, plan: Plan, dataid: str, at: datetime | None = None
     making = store.db.run("state.making", dataid=dataid, **moment)
     return State(
         plan, dataid, at, now, today, rows, facts, claims, places, producers,
-        frozenset(jobid for (jobid,) in making),
+        frozenset(jobid for (jobid,) in making), frozenset(versioned),
     )  # fmt: skip
 
 

@@ -27,11 +27,13 @@ def replace(path: str, frame: Any, confirm: Confirm = lambda: None, *, instead: 
 
 
 @contextmanager
-def written_aside(path: str, frame: Any, *, instead: str = "") -> Iterator[Callable[..., Result]]:
+def written_aside(
+    path: str, frame: Any, *, instead: str = "", for_people: bool = False
+) -> Iterator[Callable[..., Result]]:
     """Write a frame beside the file, in whose place the function that this gives puts it."""
     path = os.path.realpath(path)
     os.makedirs(os.path.dirname(path), exist_ok=True)
-    seen = _Seen(all_lines_of(frame))
+    seen = _Seen(all_lines_of(frame, for_people=for_people))
     with _aside(path, seen) as rename:
 
         def show(confirm: Confirm = lambda: None) -> Result:

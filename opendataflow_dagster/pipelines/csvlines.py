@@ -89,10 +89,11 @@ def _only_once(names: Sequence[str]) -> None:
         )
 
 
-def all_lines_of(frame: Any) -> Iterator[bytes]:
+def all_lines_of(frame: Any, *, for_people: bool = False) -> Iterator[bytes]:
     """A frame, or a spill piece by piece, as CSV with its header."""
+    nul = {"nul": for_people}
     if not isinstance(frame, Spill):
-        yield lines_of(frame, list(frame.columns), header=True)
+        yield lines_of(frame, list(frame.columns), header=True, **nul)
         return
     times = frame.times()
     yield lines_of(frame.typical().iloc[:0], frame.columns, header=True)
@@ -101,18 +102,32 @@ def all_lines_of(frame: Any) -> Iterator[bytes]:
             pattern = "%Y-%m-%d" + " %H:%M:%S" * (digits >= 0) + ".%f" * (digits > 0)
             texts = piece.iloc[:, at].dt.strftime(pattern)
             piece.isetitem(at, texts.str[:-3] if digits == 3 else texts)
-        yield lines_of(piece, frame.columns, header=False)
+        yield lines_of(piece, frame.columns, header=False, **nul)
 
 
-def lines_of(frame: Any, columns: Sequence[Any], *, header: bool, ending: str = "\n") -> bytes:
-    """A frame as CSV, without its index."""
+def lines_of(
+    frame: Any, columns: Sequence[Any], *, header: bool, ending: str = "\n", nul: bool = False
+) -> bytes:
+    """A frame as CSV, without its index; with NUL characters, which no reader gives back, if so."""
     if not len(columns):
         return b""
     try:
-        return frame.to_csv(index=False, header=header, lineterminator=ending).encode()
+        text = frame.to_csv(index=False, header=header, lineterminator=ending).encode()
+        if b"\0" in text and not nul:
+            raise Refused(f"{_with_nul(frame)} has a NUL character, which CSV can't hold. "
+                          "Remove it.", code="NOT_VALIDATED")  # fmt: skip
+        return text
     except UnicodeEncodeError as error:
         found = column_to_blame(error, frame) or "the frame has a text that isn't Unicode"
         raise Refused(
             f"{found[0].upper()}{found[1:]}, so it can't be written as UTF-8. Correct it.",
             code="NOT_VALIDATED",
         ) from None
+
+
+def _with_nul(frame: Any) -> str:
+    """The column whose text has a NUL character, or its name."""
+    for at, name in enumerate(frame.columns):
+        if any("\0" in str(value) for value in frame.iloc[:, at]):
+            return f"Column {name!r}"
+    return "The name of a column"

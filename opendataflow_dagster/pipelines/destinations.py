@@ -180,7 +180,9 @@ def publish_with_output(
     with ExitStack() as stack:
         with csvfile.told(path):
             shown, told = _for_people(frame, path, destination)
-            show = stack.enter_context(csvfile.written_aside(path, shown, instead=_moved(path)))
+            show = stack.enter_context(
+                csvfile.written_aside(path, shown, instead=_moved(path), for_people=True)
+            )
         result = destination.publish(frame, chunk, confirm)
         try:
             show()

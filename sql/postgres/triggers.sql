@@ -48,6 +48,18 @@ language sql immutable parallel safe as $$
     end
 $$;
 
+-- Datasets whose place keeps a version of a chunk for whoever reads it: where a publish is another version, as
+-- spark/remote.py writes it. Which places these are is told by `is_remote` in dataflow/targets.py.
+create or replace view versioned_dataset as
+select datasetid from (
+    select datasetid, coalesce(nullif(hostname, ''), database) as place from dataset
+    where coalesce(format, '') not in ('delta', 'iceberg')) as d
+where
+    place like 'remote+%' or place like 's3a://%' or place like 's3://%' or place like 's3n://%'
+        or place like 'gs://%' or place like 'abfss://%' or place like 'abfs://%' or place like 'wasbs://%'
+        or place like 'wasb://%' or place like 'adl://%' or place like 'oss://%' or place like 'cosn://%'
+        or place like 'obs://%' or place like 'hdfs://%' or place like 'webhdfs://%' or place like 'viewfs://%';
+
 -- Every row that matters to a chunk of a job, and what it means for a claim. Who reads the chunk locks it
 -- only while it makes something of it: the Java program leaves its IN rows behind.
 create or replace view claim_row as
@@ -58,12 +70,14 @@ select cast(i.jobid as text) as jobid, cast(s.dataid as text) as dataid, cast(i.
                 case when exists (
                     select 1 from datastatus o
                     where o.dataid = s.dataid and o.jobid = s.jobid and o.locktype = 'OUT' and o.status = 'RUNNING')
+                    and not exists (select 1 from versioned_dataset v where v.datasetid = s.datasetid)
                 then 'LOCKED' else 'free' end) as effect
 from job i join datastatus s on s.datasetid = i.datasetid
 where i.itemtype in ('IN', 'OUT') and i.datasetid <> 'today';
 
 -- Inputs that changed since a job locked them: they were published again with other data (or with data of
--- which nobody knows whether it is the same), or they are being made again now.
+-- which nobody knows whether it is the same), or they are being made again now. Not those of which the place keeps
+-- the version that is read.
 create or replace view changed_input as
 select s.jobid, s.dataid, s.datasetid,
        case when exists (
@@ -71,7 +85,7 @@ select s.jobid, s.dataid, s.datasetid,
            where o.dataid = s.dataid and o.datasetid = s.datasetid and o.locktype = 'OUT' and o.status = 'RUNNING')
        then 'is being made again' else 'was made again' end as how
 from datastatus s
-where s.locktype = 'IN' and s.status = 'RUNNING' and (
+where s.locktype = 'IN' and s.status = 'RUNNING' and case when
     exists (
         select 1 from datastatus o
         where o.dataid = s.dataid and o.datasetid = s.datasetid and o.locktype = 'OUT' and o.status = 'RUNNING')
@@ -82,7 +96,8 @@ where s.locktype = 'IN' and s.status = 'RUNNING' and (
               select c.generation from claim c where c.jobid = s.jobid and c.dataid = s.dataid))
           and (f.fingerprint = (
               select b.fingerprint from chunkfact b
-              where b.datasetid = s.datasetid and b.dataid = s.dataid and b.generation = s.generation)) is not true));
+              where b.datasetid = s.datasetid and b.dataid = s.dataid and b.generation = s.generation)) is not true)
+    then not exists (select 1 from versioned_dataset v where v.datasetid = s.datasetid) else false end;
 
 -- Outputs that are READY and were made from an input that was published again since then, with other data or with
 -- data of which nobody knows whether it is the same.
@@ -258,7 +273,8 @@ begin
         if pairs.jobids is not null then
             perform sent_back(pairs.jobids, pairs.dataids, pairs.again);
         end if;
-        -- A reader that is ending sees the chunk READY still, and wakes nobody: wait for its end, then judge.
+        -- A reader that began to end before this change has seen the chunk READY, and wakes nobody: wait for its
+        -- end, then judge. One that ends later sees that the row is being changed, and judges after this.
         perform 1
         from dataevent c join datastatus s on s.dataid = c.dataid and s.datasetid = c.datasetid
         where c.xid = pg_current_xact_id() and c.seq >= first_seq and c.locktype = 'OUT'
@@ -289,7 +305,8 @@ begin
                            select 1 from job j where j.jobid = c.jobid and j.datasetid = c.datasetid
                              and j.itemtype in ('IN', 'OUT') and j.itemtype is distinct from c.locktype)))
                 union
-                -- who reads a chunk locks it: with its end its producers go on, unless the chunk is there
+                -- Who reads a chunk locks it: with its end its producers go on, unless the chunk is there. With
+                -- an xmax, somebody may be sending it back at this moment, and not have seen the reader end.
                 select j.jobid, c.dataid
                 from dataevent c join job j on j.datasetid = c.datasetid and j.itemtype = 'OUT'
                 where c.xid = pg_current_xact_id() and c.seq >= first_seq and c.locktype = 'IN'
@@ -297,7 +314,7 @@ begin
                   and not exists (
                       select 1 from datastatus s
                       where s.dataid = c.dataid and s.datasetid = c.datasetid and s.locktype = 'OUT'
-                        and s.status = 'READY')
+                        and s.status = 'READY' and s.xmax = 0)
                 union
                 select j.jobid, c.dataid
                 from dataevent c
@@ -363,7 +380,7 @@ begin
           and not exists (
               select 1 from datastatus s
               where s.dataid = o.dataid and s.datasetid = o.datasetid and s.locktype = 'OUT'
-                and s.status = 'READY')))
+                and s.status = 'READY' and s.xmax = 0)))
     then
         perform follow(first_seq);
     end if;

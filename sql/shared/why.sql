@@ -49,7 +49,8 @@ chunk as (
           from item i join state s on s.datasetid = i.datasetid
           where i.datasetid <> 'today' and s.dataid <> ''
             and (s.locktype = 'OUT' or s.jobid = :jobid
-                 or (claim_effect(i.itemtype, s.jobid = :jobid, s.locktype, s.status) = 'read' and (
+                 or (claim_effect(i.itemtype, s.jobid = :jobid, s.locktype, s.status) = 'read'
+                     and not exists (select 1 from versioned_dataset v where v.datasetid = s.datasetid) and (
                      exists (select 1 from datastatus o
                              where cast(:now as integer) = 1 and o.dataid = s.dataid and o.jobid = s.jobid
                                and o.locktype = 'OUT' and o.status = 'RUNNING')

@@ -6,7 +6,20 @@ drop view if exists judge;
 drop view if exists rebuild;
 drop view if exists claim_row;
 drop view if exists changed_input;
+drop view if exists versioned_dataset;
 drop view if exists stale_chunk;
+
+-- Datasets whose place keeps a version of a chunk for whoever reads it: where a publish is another version, as
+-- spark/remote.py writes it. Which places these are is told by `is_remote` in dataflow/targets.py.
+create view versioned_dataset as
+select datasetid from (
+    select datasetid, coalesce(nullif(hostname, ''), database) as place from dataset
+    where coalesce(format, '') not in ('delta', 'iceberg')) as d
+where
+    place glob 'remote+*' or place glob 's3a://*' or place glob 's3://*' or place glob 's3n://*'
+        or place glob 'gs://*' or place glob 'abfss://*' or place glob 'abfs://*' or place glob 'wasbs://*'
+        or place glob 'wasb://*' or place glob 'adl://*' or place glob 'oss://*' or place glob 'cosn://*'
+        or place glob 'obs://*' or place glob 'hdfs://*' or place glob 'webhdfs://*' or place glob 'viewfs://*';
 
 -- Every row that matters to a chunk of a job, and what it means for a claim: the rule of dataflow/model.py. Who
 -- reads the chunk locks it only while it makes something of it: the Java program leaves its IN rows behind.
@@ -27,6 +40,7 @@ select i.jobid, s.dataid, i.itemtype, i.datasetid, s.jobid is i.jobid as own, s.
             when i.itemtype = 'OUT' and s.locktype is 'IN' and s.status is 'RUNNING' and exists (
                 select 1 from datastatus o
                 where o.dataid = s.dataid and o.jobid = s.jobid and o.locktype = 'OUT' and o.status = 'RUNNING')
+                and not exists (select 1 from versioned_dataset v where v.datasetid = s.datasetid)
             then 'LOCKED' else 'free' end
         when i.itemtype = 'IN' and s.locktype is 'IN' then case
             when s.status in ('FAILED', 'ERROR', 'RESUBMIT', 'RERUN') then 'free'
@@ -41,7 +55,8 @@ from job i join datastatus s on s.datasetid = i.datasetid
 where i.itemtype in ('IN', 'OUT') and i.datasetid <> 'today';
 
 -- Inputs that changed since a job locked them: they were published again with other data (or with data of
--- which nobody knows whether it is the same), or they are being made again now.
+-- which nobody knows whether it is the same), or they are being made again now. Not those of which the place keeps
+-- the version that is read.
 create view changed_input as
 select s.jobid, s.dataid, s.datasetid,
        case when exists (
@@ -49,7 +64,7 @@ select s.jobid, s.dataid, s.datasetid,
            where o.dataid = s.dataid and o.datasetid = s.datasetid and o.locktype = 'OUT' and o.status = 'RUNNING')
        then 'is being made again' else 'was made again' end as how
 from datastatus s
-where s.locktype = 'IN' and s.status = 'RUNNING' and (
+where s.locktype = 'IN' and s.status = 'RUNNING' and case when
     exists (
         select 1 from datastatus o
         where o.dataid = s.dataid and o.datasetid = s.datasetid and o.locktype = 'OUT' and o.status = 'RUNNING')
@@ -60,7 +75,8 @@ where s.locktype = 'IN' and s.status = 'RUNNING' and (
               select c.generation from claim c where c.jobid = s.jobid and c.dataid = s.dataid))
           and (f.fingerprint = (
               select b.fingerprint from chunkfact b
-              where b.datasetid = s.datasetid and b.dataid = s.dataid and b.generation = s.generation)) is not true));
+              where b.datasetid = s.datasetid and b.dataid = s.dataid and b.generation = s.generation)) is not true)
+    then not exists (select 1 from versioned_dataset v where v.datasetid = s.datasetid) else false end;
 
 -- Outputs that are READY and were made from an input that was published again since then, with other data or with
 -- data of which nobody knows whether it is the same.
