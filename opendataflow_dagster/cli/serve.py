@@ -4,6 +4,7 @@ import math
 import os
 import signal
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -39,11 +40,11 @@ def _finite(_: click.Context, __: click.Parameter, rate: float) -> float:
     metavar="N", callback=_finite, help="Items a second that each pipeline takes.",
 )  # fmt: skip
 @click.option("--no-worker", is_flag=True, help="Take items, and let another server consume them.")
-@click.option("--as-worker", is_flag=True, hidden=True)
+@click.option("--as-worker", metavar="DIR", hidden=True)
 @click.pass_context
 def serve(
     ctx: click.Context, host: str, port: int, project: str | None, rate: float, no_worker: bool,
-    as_worker: bool,
+    as_worker: str | None,
 ) -> None:  # fmt: skip
     """Take items for a project's pipelines over HTTP, and consume them.
 
@@ -60,11 +61,11 @@ def serve(
     from ..pipelines.project import find_project, read_project
     from ..pipelines.settings import project_settings
 
-    found = read_project(find_project(project))
     config = ctx.find_root().obj
+    if as_worker and project:
+        ctx.exit(_work(project_settings(Path(project), config), Path(project), Path(as_worker)))
+    found = read_project(find_project(project))
     settings = project_settings(found.root, config)
-    if as_worker:
-        ctx.exit(_work(settings, found))
     line = None if no_worker else _worker_line(found, config)
     ctx.exit(_serve(settings, found, host, port, rate, line))
 
@@ -83,6 +84,8 @@ def _serve(
             "Run: pip install 'opendataflow-dagster[serve,pipelines,spark]'"
         ) from error
     from ..pipelines.current import Current
+    from ..pipelines.deploys import Deploys
+    from ..pipelines.itemworker import runs_here
     from ..pipelines.settings import open_project
 
     say = narrator(sys.stderr)
@@ -90,9 +93,13 @@ def _serve(
     Current(store, project, say=say).refresh()  # without its tables it doesn't begin to listen
     listening = _bound(host, port)
     address = f"http://{_shown(host)}:{listening.getsockname()[1]}"
-    worker = WorkerProcess(line, say=say) if line else None
+    deploys = Deploys(project, local=runs_here(settings), say=say)
+    worker = None
+    if line:
+        worker = WorkerProcess([*line, "--as-worker", str(deploys.folder)], say=say)
     limits = Limits(rate=rate)
-    server = make_server(make_app(store, project, limits=limits, worker=worker, say=say), limits)
+    app = make_app(store, project, limits=limits, worker=worker, deploys=deploys, say=say)
+    server = make_server(app, limits)
     say(f"{printable(project.name)} takes items at {address}/docs")
     if host not in LOOPBACK:
         say("Whoever reaches this address can send items with a token; it speaks plain HTTP")
@@ -102,20 +109,25 @@ def _serve(
         server.run([listening])
     finally:
         store.close()
+        deploys.close()
     return 0 if server.started else 1
 
 
-def _work(settings: "Settings", project: "Project") -> int:
+def _work(settings: "Settings", root: Path, folder: Path) -> int:
+    from ..pipelines.deploys import hold
     from ..pipelines.itemworker import serve_items
+    from ..pipelines.project import read_project
 
-    return serve_items(settings, project, say=narrator(sys.stderr))
+    hold(folder.parent)
+    project = read_project(folder)._replace(root=root)
+    return serve_items(settings, project, folder, say=narrator(sys.stderr))
 
 
 def _worker_line(project: "Project", config: str | None) -> list[str]:
     # -P: a file of the project's folder must not be taken for a module of ours.
     words = [sys.executable, "-P", "-m", "opendataflow_dagster.cli"]
     words += ["--config", os.path.abspath(config)] if config else []
-    return [*words, "serve", "--as-worker", "--project", str(project.root)]
+    return [*words, "serve", "--project", str(project.root)]
 
 
 def _bound(host: str, port: int) -> "socket.socket":

@@ -26,6 +26,8 @@ class Database:
 
     dialect = ""
     where = ""
+    path = ""
+    """The file that has the tables, if one does."""
     patience = PATIENCE
     pooled = False
     """Whether a pooler is in between, as of the last connection: no session is ours alone."""

@@ -14,16 +14,19 @@ from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, R
 from starlette.routing import Route
 
 from ..dataflow.accepting import Accepted, Post
-from ..dataflow.errors import Refused
+from ..dataflow.errors import DataflowError, Refused
 from ..dataflow.items import backlog, item_status
 from ..dataflow.names import printable, typed
 from ..dataflow.runjob import Say, first_line
 from ..dataflow.store import Store
 from ..pipelines.current import Current
+from ..pipelines.deploys import Deploys
+from ..pipelines.plans import register
 from ..pipelines.project import Project
 from .answers import Counted, Undisturbed, after, as_error, as_trouble, plain
 from .bodies import body_of, key_of
 from .committing import Committer, Overfull
+from .disks import DATABASE, Disks
 from .documents import openapi, page
 from .guard import CLOSED, OPEN, Guard, bearer
 from .limits import Limits, Rates
@@ -39,7 +42,7 @@ UNKNOWN = (
     "same Idempotency-Key; without one, it may be there twice then."
 )
 
-LOOK = 2.0
+LOOK = 0.5
 """Seconds between two looks at the project's files."""
 
 QUERIES = 4
@@ -63,10 +66,11 @@ class Worker(Protocol):
 
 def make_app(
     store: Store, project: Project, *, limits: Limits | None = None, worker: Worker | None = None,
-    say: Say = lambda _: None,
+    deploys: Deploys | None = None, say: Say = lambda _: None,
 ) -> Counted:  # fmt: skip
     """The application for a project's pipelines; it registers them when it starts."""
-    served = _Served(store, project, limits or Limits(), worker, say)
+    deploys = deploys or Deploys(project, say=say)
+    served = _Served(store, project, limits or Limits(), worker, deploys, say)
     routes = [
         Route("/stream/{slug}", served.post, methods=["POST"]),
         Route("/status/{slug}/{dataid}", served.status),
@@ -86,11 +90,14 @@ class _Served:
     """One project's pipelines, and who is at the doors."""
 
     def __init__(
-        self, store: Store, project: Project, limits: Limits, worker: Worker | None, say: Say
-    ) -> None:
+        self, store: Store, project: Project, limits: Limits, worker: Worker | None,
+        deploys: Deploys, say: Say,
+    ) -> None:  # fmt: skip
         store.db.patience = limits.patience
         self.store, self.limits, self.worker, self.say = store, limits, worker, say
-        self.current = Current(store, project, say=say)
+        self.deploys = deploys
+        self.current = Current(store, project, say=say, folder=deploys.folder)
+        self._disks = Disks(store, project.root, say)
         self.guard, self.rates, self.numbers = Guard(store), Rates(limits.rate), Numbers()
         self._backlog = Sparing(lambda: backlog(store))
         self._threads = Threads(store, QUERIES, "ask")
@@ -109,14 +116,27 @@ class _Served:
         if self.worker:
             await self.worker.stop()
         await self._threads.close()
+        self.deploys.close()
 
     async def _look(self) -> None:
         while True:
             await asyncio.sleep(LOOK)
             try:
-                await self._threads.run(self.current.refresh)
+                await self._threads.run(self._refresh)
             except Exception as error:
                 self._told(error)
+
+    def _refresh(self) -> None:
+        self.deploys.refresh(self._register)
+        self.current.refresh()
+
+    def _register(self, project: Project) -> None:
+        try:
+            register(self.store, project)
+        except DataflowError as error:
+            if self.store.db.trouble(error):
+                raise RuntimeError(first_line(error)) from error  # it's no fault of the project
+            raise
 
     # --- items ---
 
@@ -213,13 +233,21 @@ class _Served:
         return HTMLResponse(text, headers={"Content-Security-Policy": policy})
 
     async def health(self, _: Request) -> Response:
+        more: dict[str, Any] = self._worker()
+        if self.deploys.refused:
+            more["refused"] = self.deploys.refused
+        if full := await self._threads.run(self._disks.full):
+            more["full"] = full
+        there = True
         try:
             await self._threads.run(self._is_there)
         except Exception as error:
             self._told(error)
-            told = {"status": "unavailable", "database": False}
-            return JSONResponse(told | self._worker(), 503, headers=after(1))
-        return JSONResponse({"status": "ok", "database": True} | self._worker())
+            there = False
+        if there and DATABASE not in full:
+            return JSONResponse({"status": "ok", "database": True} | more)
+        told = {"status": "unavailable", "database": there}
+        return JSONResponse(told | more, 503, headers=after(1))
 
     async def metrics(self, _: Request) -> Response:
         try:
@@ -228,7 +256,9 @@ class _Served:
             self._told(error)
             rows = None
         ready = bool(self.worker and self.worker.state == "ready")
-        text = metrics_page(self.numbers, rows, sorted(self.current.taking), ready)
+        text = metrics_page(
+            self.numbers, rows, sorted(self.current.taking), ready, bool(self.deploys.refused)
+        )
         return PlainTextResponse(text, media_type="text/plain; version=0.0.4; charset=utf-8")
 
     def _worker(self) -> dict[str, str]:

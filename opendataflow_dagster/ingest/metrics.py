@@ -71,14 +71,17 @@ class Numbers:
 
 
 def page(
-    numbers: Numbers, backlog: Sequence[Mapping] | None, slugs: Iterable[str], worker: bool
-) -> str:
+    numbers: Numbers, backlog: Sequence[Mapping] | None, slugs: Iterable[str], worker: bool,
+    refused: bool,
+) -> str:  # fmt: skip
     """All numbers; `backlog` is None while the database is away."""
     lines = list(numbers.lines())
     lines += _metric(
         "odf_database_up", "gauge", "Whether the database answers.", [({}, backlog is not None)]
     )
     lines += _metric("odf_worker_up", "gauge", "Whether the worker is ready.", [({}, worker)])
+    text = "Whether the project's files, as they are now, are refused."
+    lines += _metric("odf_project_refused", "gauge", text, [({}, refused)])
     if backlog is not None:
         rows = {row["jobid"]: row for row in backlog}
         for name, key, text in (

@@ -78,12 +78,15 @@ class Consumer:
     def consume(self, slug: str) -> int:
         """Work on the next items of a pipeline; how many there were."""
         pace = self._paces.setdefault(slug, Pace())
-        pipeline = self.current.taking.get(slug)
+        pipeline, code = self.current.serving(slug)
         if self.stopping or pipeline is None or time.monotonic() < pace.until:
             return 0
         found = heads(self.store, slug, pace.size)
         with self._turns.taken(alone=found.alone) as ours:
-            return self._consume(pipeline, found, pace) if ours and not self.stopping else 0
+            if not ours or self.stopping:
+                return 0
+            with self.engine.serving(code):
+                return self._consume(pipeline, found, pace)
 
     def _consume(self, pipeline: Pipeline, found: Heads, pace: Pace) -> int:
         slug = pipeline.slug

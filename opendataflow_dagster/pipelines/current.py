@@ -2,6 +2,8 @@
 
 import os
 import time
+from pathlib import Path
+from threading import Lock
 
 from ..dataflow.errors import DataflowError
 from ..dataflow.model import Plan
@@ -17,27 +19,35 @@ AGAIN = 30.0
 class Current:
     """A project as it is now: its pipelines that take items, registered as jobs.
 
-    An edit that can't be read leaves the project as it was, and is said once.
+    An edit that can't be read leaves the project as it was, and is said once. With a `folder`, the
+    project's code is read there, and its data in the project.
     """
 
-    def __init__(self, store: Store, project: Project, *, say: Say) -> None:
+    def __init__(
+        self, store: Store, project: Project, *, say: Say, folder: Path | None = None
+    ) -> None:
         self.store, self.project, self._say = store, project, say
+        self.code = project
+        """The project whose folder has the code."""
+        self._folder = folder or project.root
         self.plans: dict[str, Plan] = {}
         self.taking: dict[str, Pipeline] = {}
         self.others: dict[str, str] = {}
         """The pipelines that take no items, and why."""
+        self._lock = Lock()
         self._seen: object = None
         self._said = ""
         self._due = 0.0
 
     def refresh(self) -> None:
         """Read again what has changed on disk; raises what the database does."""
-        seen = self._look()
+        root = self._folder.resolve()
+        seen = self._look(root)
         if seen == self._seen and time.monotonic() < self._due:
             return
         try:
-            project = read_project(self.project.root)
-            plans = register(self.store, project)
+            code = read_project(root)
+            plans = register(self.store, code)
         except DataflowError as error:
             if self.store.db.trouble(error) or not self.plans:
                 raise
@@ -46,23 +56,29 @@ class Current:
             self._said, self._seen, self._due = str(error), seen, time.monotonic() + AGAIN
             return
         taking, others = {}, {}
-        for each in project.pipelines:
+        for each in code.pipelines:
             if each.trouble:
                 others[each.slug] = f"can't run: {each.trouble}"
-            elif takes_items(project, each):
+            elif takes_items(code, each):
                 taking[each.slug] = each
             else:
-                others[each.slug] = f"takes no items: {why_no_items(project, each)}."
-        self.project, self.plans, self.taking, self.others = project, plans, taking, others
+                others[each.slug] = f"takes no items: {why_no_items(code, each)}."
+        with self._lock:
+            self.project, self.code = code._replace(root=self.project.root), code
+            self.plans, self.taking, self.others = plans, taking, others
         self._said, self._seen, self._due = "", seen, time.monotonic() + AGAIN
 
-    def _look(self) -> list[tuple[str, int, int]]:
+    def serving(self, slug: str) -> tuple[Pipeline | None, Project]:
+        """A pipeline that takes items, if there is one, and the project with its code."""
+        with self._lock:
+            return self.taking.get(slug), self.code
+
+    def _look(self, root: Path) -> list[tuple[str, int, int]]:
         """What tells that the project's declaration, or one of its transformations, has changed."""
-        files = [self.project.root / FILE]
-        for each in self.project.pipelines:
-            files += [
-                self.project.transformation_file(each.slug, name) for name in each.transformations
-            ]
+        project = self.code._replace(root=root)
+        files = [root / FILE]
+        for each in project.pipelines:
+            files += [project.transformation_file(each.slug, name) for name in each.transformations]
         found = []
         for file in files:
             try:

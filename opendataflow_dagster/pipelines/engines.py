@@ -5,6 +5,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from ..dataflow.errors import DataflowError
@@ -14,6 +15,7 @@ from ..spark.watching import Watch
 from .annotation import ON_SPARK, PANDAS, engine_of
 from .converting import as_pandas
 from .homes import Homes
+from .isolation import forget
 from .itemruns import ItemRan, StepRan, run_items
 from .loads import Loads, loaded
 from .ondriver import on_driver
@@ -58,12 +60,14 @@ class Engine:
         say: Callable[[str], Any] = lambda line: None,
         stopping: Callable[[], str | None] = lambda: None,
     ) -> None:  # fmt: skip
-        self.project, self._session = project, session
+        self._project, self._session = project, session
+        self._served = project.root
+        self._pinned = threading.local()
         self._watch = Watch(say, stopping)
         self._lock = threading.RLock()
         self._spark: SparkSession | None = None
         self._loads: Loads | None = None
-        self._homes: Homes | None = None
+        self._homes: dict[Path, Homes] = {}
         self._kept: dict[int, tuple[Any, Callable[[], Any]]] = {}
 
     def __enter__(self) -> Self:
@@ -71,6 +75,23 @@ class Engine:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    @property
+    def project(self) -> Project:
+        """The project whose code runs."""
+        return getattr(self._pinned, "project", self._project)
+
+    @contextmanager
+    def serving(self, project: Project) -> Iterator[None]:
+        """Let what this thread runs be one version of the project, from its own folder."""
+        if project.root != self._served:
+            forget(project.root)  # what other versions have imported on the driver
+            self._served = project.root
+        self._pinned.project = project
+        try:
+            yield
+        finally:
+            del self._pinned.project
 
     def engine_of(self, slug: str, name: str) -> str:
         return engine_of(self.project.transformation_file(slug, name))
@@ -144,15 +165,17 @@ class Engine:
     def ask(self, spark: "SparkSession", what: Any, sent: Sequence[Sent], *args: Any) -> Any:
         """What one task answers, in the project's surroundings."""
         with self._lock:
-            if self._homes is None:
-                self._homes = Homes(self.project.root, self.loads(spark).shipper)
-            home = self._homes.now()
+            root = self.project.root
+            if root not in self._homes:
+                self._homes[root] = Homes(root, self.loads(spark).shipper)
+            home = self._homes[root].now()
         return ask(spark, self.loads(spark).shipper, home, what, sent, *args)
 
     def loads(self, spark: "SparkSession") -> Loads:
         with self._lock:
             if self._loads is None:
                 self._loads = Loads(self.project.root, Shipper(spark))
+            self._loads.root = self.project.root
             return self._loads
 
     def _on_pandas(

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from ..dataflow.config import FILE_NAME as PROPERTIES
 from ..dataflow.errors import DataflowError
+from .isolation import LINK
 from .shipping import Parcel, Shipper
 
 MOST = 256 * 2**20
@@ -62,7 +63,7 @@ class Homes:
         self._last: Home | None = None
 
     def now(self) -> Home:
-        files = _listing(self._root)
+        files = listing(self._root)
         stamp = _digest(repr(files).encode())
         if self._last is None or self._last.stamp != stamp:
             home = Home(str(self._root), stamp)
@@ -73,11 +74,15 @@ class Homes:
         return self._last
 
 
-def _listing(root: Path) -> Listing:
-    """The project's files with their sizes and times; without environments and hidden folders."""
+def listing(root: Path) -> Listing:
+    """The project's files with their sizes and times; without environments and hidden folders.
+
+    Of a copy of its code, too: the folders that it links to have none, and are in it all the same.
+    """
     found: Listing = []
+    home = os.readlink(root / LINK) if (root / LINK).is_symlink() else None
     secret = os.environ.get("PASSKEY_FILE")
-    for above, folders, names in os.walk(root):
+    for above, folders, names in os.walk(root, followlinks=home is not None):
         top = Path(above) == root
         if not top and "pyvenv.cfg" in names:
             folders.clear()
@@ -85,7 +90,10 @@ def _listing(root: Path) -> Listing:
         folders[:] = sorted(
             each
             for each in folders
-            if each not in NEVER and each[0] != "." and not (top and each in LEFT_OUT)
+            if each not in NEVER
+            and each[0] != "."
+            and not (top and each in LEFT_OUT)
+            and (home is None or _belongs(os.path.join(above, each), root, home))
         )
         for name in sorted(names):
             path = os.path.join(above, name)
@@ -101,6 +109,14 @@ def _listing(root: Path) -> Listing:
     return found
 
 
+def _belongs(folder: str, root: Path, home: str) -> bool:
+    """Whether a folder in a copy isn't one that the project itself only links to."""
+    if not os.path.islink(folder):
+        return True
+    own = os.path.join(home, os.path.relpath(folder, root))
+    return os.readlink(folder) == own and not os.path.islink(own)
+
+
 _contents: dict[str, tuple[str, str]] = {}
 
 
@@ -108,7 +124,7 @@ def _content_of(root: Path) -> str:
     """What a folder here has, if it is there; read again only when a file has changed."""
     if not root.is_dir():
         return ""
-    files = _listing(root)
+    files = listing(root)
     stamp = _digest(repr(files).encode())
     known = _contents.get(str(root))
     if known is None or known[0] != stamp:

@@ -12,6 +12,8 @@ from types import ModuleType
 
 OURS = __name__.partition(".")[0]
 INSTALLED = {"site-packages", "dist-packages"}
+LINK = ".odf-project"
+"""In a copy of a project's code: where the project is, and so where its code works."""
 
 _turn = RLock()
 _inside: list[Path] = []
@@ -27,7 +29,7 @@ def surroundings(root: Path) -> Iterator[None]:
     root = root.resolve()
     with _turn:
         if _inside and _inside[-1] == root:
-            with _working_in(root):
+            with _working_in(_home(root)):
                 yield
             return
         hidden = {name: sys.modules.pop(name) for name in _shadowed(root)}
@@ -37,7 +39,7 @@ def surroundings(root: Path) -> Iterator[None]:
         sys.path.insert(0, str(root))
         sys.dont_write_bytecode = True  # no `__pycache__` in the user's folders
         try:
-            with _working_in(root):
+            with _working_in(_home(root)):
                 _look_again(root)
                 yield
         finally:
@@ -58,7 +60,15 @@ def surroundings(root: Path) -> Iterator[None]:
 def forget(root: Path) -> None:
     """Let the project's modules be imported anew: their files may have changed."""
     with _turn:
-        _modules.pop(root.resolve(), None)
+        home = _home(root.resolve())
+        for known in [each for each in _modules if _home(each) == home]:  # other versions, too
+            del _modules[known]
+
+
+def _home(root: Path) -> Path:
+    """The project's own folder, of a copy of its code; else `root`."""
+    home = Path(os.readlink(root / LINK)) if (root / LINK).is_symlink() else root
+    return home if home.is_dir() else root
 
 
 @contextmanager

@@ -153,10 +153,11 @@ class ItemWorker:
         self._away = True
 
 
-def serve_items(settings: Settings, project: Project, *, say: Say) -> int:
+def serve_items(settings: Settings, project: Project, folder: Path, *, say: Say) -> int:
     """Consume the items of a project until standard input ends; the exit code.
 
-    The batch in hand is finished then; on TERM it is given back.
+    The batch in hand is finished then; on TERM it is given back. `folder` has the code, as the
+    server has last found it good.
     """
     from ..spark.session import spark_session
 
@@ -177,7 +178,7 @@ def serve_items(settings: Settings, project: Project, *, say: Say) -> int:
     engine = Engine(
         project, lambda: session, say=say, stopping=lambda: "the server's end" if ended else None
     )
-    current = Current(store, project, say=say)
+    current = Current(store, project, say=say, folder=folder)
     with Pulse(store, new_owner(), lease=LEASE, say=say) as pulse:
         consumer = Consumer(
             store, current, engine, pulse, runid=runid, is_alive=lambda: _is_alive(session), say=say
@@ -202,6 +203,14 @@ def serve_items(settings: Settings, project: Project, *, say: Say) -> int:
         session.stop()
     store.close()
     return code
+
+
+def runs_here(settings: Settings) -> bool:
+    """Whether the tasks of a project run on this machine, with the packages that are here."""
+    from ..spark.conf import MASTER, REMOTE, given_conf, is_local
+
+    given = given_conf(settings, None)
+    return REMOTE not in given and is_local(given.get(MASTER, "local"))
 
 
 def slots(settings: Settings) -> dict[str, str]:

@@ -18,14 +18,14 @@ class Loads:
     """What was sent to the tasks of one session, for one project."""
 
     def __init__(self, root: Path, shipper: Shipper) -> None:
-        self._root, self.shipper = root, shipper
+        self.root, self.shipper = root, shipper
         self._lock = threading.Lock()
         self._known: dict[tuple[str, int], tuple[Any, Sent]] = {}
         self._retired: list[Sent] = []
 
     def once(self, frame: Any) -> Sent:
         """Send a frame for one task; whoever asks drops it."""
-        return Sent(self.shipper.send(dumped(frame, self._root)))
+        return Sent(self.shipper.send(dumped(frame, self.root)))
 
     def sources(self, slug: str, sources: Sequence[Any]) -> list[Sent]:
         """Send a pipeline's sources, unless the tasks have them as they are now."""
@@ -38,7 +38,7 @@ class Loads:
             known = self._known.get(place)
         if known and told is not None and known[0] == told:
             return known[1]
-        data = dumped(as_pandas(source), self._root)
+        data = dumped(as_pandas(source), self.root)
         digest = hashlib.sha256(data).hexdigest()
         with self._lock:
             if known and known[1].key == digest:
