@@ -8,11 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from opendataflow_dagster.dataflow.registry import add_job
 from opendataflow_dagster.dataflow.store import open_store
 from opendataflow_dagster.pipelines import deploys
 from opendataflow_dagster.pipelines.homes import listing
 from opendataflow_dagster.pipelines.isolation import surroundings
 from opendataflow_dagster.pipelines.project import read_project
+from tests.postgres import Server
 from tests.stores import close
 from tests.test_ingest import ADD, YML, Client, make_project, wait_until
 from tests.test_serve import ROW, Served
@@ -111,6 +113,34 @@ def test_a_pipeline_that_takes_no_items_any_more_goes(client: Client, root: Path
     (root / "pipelines/live/add.py").write_text("def run(df):\n    return df\n")
     wait_until(lambda: client.post({"a": 1}).status_code == 404, LONG)
     assert refused(client) == ""
+
+
+def test_a_pipeline_that_cannot_be_a_job_is_refused(client: Client, root: Path) -> None:
+    add_job(client.store, "taken", ["a"], ["b"])
+    (root / "project.yml").write_text(YML + "  - {slug: taken, transformations: [add]}\n")
+    (root / "pipelines/taken").mkdir()
+    (root / "pipelines/taken/add.py").write_text(ADD)
+    wait_until(lambda: refused(client).startswith("Pipeline 'taken' of 'shop' can't be"), LONG)
+    assert client.post({"a": 1}).status_code == 202
+    assert client.post({"a": 1}, slug="taken").status_code == 404
+
+
+def test_while_the_database_is_away_nothing_is_refused(
+    postgres_url: str, postgres_server: Server, root: Path
+) -> None:
+    store = open_store(postgres_url)
+    store.init()
+    with Client(store, root, patience=0.5) as client:
+        postgres_server.stop("immediate")
+        (root / "project.yml").write_text(YML + "  - {slug: more, transformations: [add]}\n")
+        (root / "pipelines/more").mkdir()
+        (root / "pipelines/more/add.py").write_text(ADD)
+        wait_until(lambda: "The database can't be used" in " ".join(client.said), LONG)
+        assert "refused" not in client.http.get("/health").json()
+        postgres_server.start()
+        wait_until(lambda: client.post({"a": 1}, slug="more").status_code == 403, LONG)
+        assert not [line for line in client.said if "stays as it was" in line]
+    close(store)
 
 
 def test_what_was_broken_at_the_start_holds_up_nothing(sqlite_url: str, root: Path) -> None:

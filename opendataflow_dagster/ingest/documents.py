@@ -115,12 +115,22 @@ def _health() -> dict[str, Any]:
             "worker": {"type": "string"},
         }
     )
+    schema["properties"]["refused"] = {
+        "type": "string",
+        "description": "Why the project's files, as they are now, aren't served: the last good "
+        "ones are. Absent if they are.",
+    }
+    schema["properties"]["full"] = {
+        "type": "array",
+        "items": {"type": "string"},
+        "description": "Which disks are full. Absent if none is.",
+    }
     return {
         "summary": "Whether items can be taken",
         "responses": {
             "200": {"description": "They can.", "content": _json(schema)},
             "503": {
-                "description": "The database doesn't answer.",
+                "description": "The database doesn't answer, or its disk is full.",
                 "content": _json(schema),
                 "headers": LATER,
             },
