@@ -5,7 +5,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from ..dataflow.errors import DataflowError
@@ -67,7 +66,7 @@ class Engine:
         self._lock = threading.RLock()
         self._spark: SparkSession | None = None
         self._loads: Loads | None = None
-        self._homes: dict[Path, Homes] = {}
+        self._homes: Homes | None = None
         self._kept: dict[int, tuple[Any, Callable[[], Any]]] = {}
 
     def __enter__(self) -> Self:
@@ -166,9 +165,9 @@ class Engine:
         """What one task answers, in the project's surroundings."""
         with self._lock:
             root = self.project.root
-            if root not in self._homes:
-                self._homes[root] = Homes(root, self.loads(spark).shipper)
-            home = self._homes[root].now()
+            if self._homes is None or self._homes.root != root:
+                self._homes = Homes(root, self.loads(spark).shipper)
+            home = self._homes.now()
         return ask(spark, self.loads(spark).shipper, home, what, sent, *args)
 
     def loads(self, spark: "SparkSession") -> Loads:

@@ -59,17 +59,17 @@ class Homes:
     """The home of one project, as its files are now."""
 
     def __init__(self, root: Path, shipper: Shipper) -> None:
-        self._root, self._shipper = root, shipper
+        self.root, self._shipper = root, shipper
         self._last: Home | None = None
 
     def now(self) -> Home:
-        files = listing(self._root)
+        files = listing(self.root)
         stamp = _digest(repr(files).encode())
         if self._last is None or self._last.stamp != stamp:
-            home = Home(str(self._root), stamp)
+            home = Home(str(self.root), stamp)
             if not self._shipper.local:
-                archive = self._shipper.send(_packed(self._root, files))
-                home = home._replace(content=_content(self._root, files), archive=archive)
+                archive = self._shipper.send(_packed(self.root, files))
+                home = home._replace(content=_content(self.root, files), archive=archive)
             self._last = home
         return self._last
 
