@@ -443,3 +443,34 @@ def test_without_room_for_the_copy_it_says_so(small: Path, root: Path, sqlite_ur
         filler.unlink()
         wait_until(lambda: not refused(client), LONG)
     close(store)
+
+
+NATIVE = """
+from pyspark.sql import DataFrame, functions as F
+from helper import mark
+
+def run(df: DataFrame, stream=None) -> DataFrame:
+    return df.limit(1).select(F.lit(stream["name"]).alias("name"), F.lit(mark()).alias("mark"))
+"""
+
+
+@pytest.mark.timeout(400)
+def test_a_module_that_runs_on_the_driver_is_of_the_version_that_counts(served: Served) -> None:
+    helper = served.root / "helper.py"
+    helper.write_text("def mark():\n    return 'old'\n")
+    (served.root / "pipelines" / "live" / "add.py").write_text(NATIVE)
+    served.start()
+    served.warm()
+
+    def marks() -> str:
+        dataid = served.post(f"a{served.statuses().total()}").json()["dataid"]
+        wait_until(lambda: served.status(dataid) in ("READY", "FAILED"), LONG)
+        return (served.root / "output" / "live.csv").read_text().split(",")[-1].strip()
+
+    assert marks() == "old"
+    helper.write_text("def mark(:\n")
+    wait_until(lambda: served.health().get("refused", "").startswith("helper.py:1: Syntax"), LONG)
+    assert marks() == "old"
+    helper.write_text("def mark():\n    return 'new'\n")
+    wait_until(lambda: marks() == "new", LONG)
+    assert served.statuses().keys() == {"READY"}
