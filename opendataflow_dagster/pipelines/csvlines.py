@@ -91,9 +91,8 @@ def _only_once(names: Sequence[str]) -> None:
 
 def all_lines_of(frame: Any, *, for_people: bool = False) -> Iterator[bytes]:
     """A frame, or a spill piece by piece, as CSV with its header."""
-    nul = {"nul": for_people}
     if not isinstance(frame, Spill):
-        yield lines_of(frame, list(frame.columns), header=True, **nul)
+        yield lines_of(frame, list(frame.columns), header=True, nul=for_people)
         return
     times = frame.times()
     yield lines_of(frame.typical().iloc[:0], frame.columns, header=True)
@@ -102,7 +101,7 @@ def all_lines_of(frame: Any, *, for_people: bool = False) -> Iterator[bytes]:
             pattern = "%Y-%m-%d" + " %H:%M:%S" * (digits >= 0) + ".%f" * (digits > 0)
             texts = piece.iloc[:, at].dt.strftime(pattern)
             piece.isetitem(at, texts.str[:-3] if digits == 3 else texts)
-        yield lines_of(piece, frame.columns, header=False, **nul)
+        yield lines_of(piece, frame.columns, header=False, nul=for_people)
 
 
 def lines_of(
