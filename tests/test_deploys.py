@@ -432,6 +432,7 @@ def test_what_a_killed_server_has_left_is_removed(
 def test_without_room_for_the_copy_it_says_so(small: Path, root: Path, sqlite_url: str,
                                               monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
     monkeypatch.setattr(tempfile, "tempdir", str(small))
+    monkeypatch.setattr("opendataflow_dagster.pipelines.deploys.AGAIN", 2.0)
     store = open_store(sqlite_url)
     store.init()
     with Client(store, root) as client:
