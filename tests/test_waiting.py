@@ -225,8 +225,8 @@ def test_a_chunk_that_was_taken_over_while_it_waited_is_left_to_the_other(
         [claim] = take(loadbob, "loadbob", owner="another", only="2")
         time.sleep(0.5)
         Path("go").touch()
+        loadbob.finish(claim)  # which the run waits for
         assert running.result() == Outcome(0, done=9)
-        loadbob.finish(claim)
 
     assert "2" not in Path("ran").read_text().split()
 
