@@ -519,7 +519,7 @@ def test_a_poisoned_chunk_goes_on_hold_and_the_others_go_on(store: Store) -> Non
 
 def test_the_policy_says_how_many_losses_are_too_many(store: Store) -> None:
     simple(store, "1")
-    policy(store, "job", max_attempts=2)
+    policy(store, "job", max_losses=2)
     for word in ("RESUBMIT", "HOLD"):
         one(store)
         expire(store)

@@ -18,7 +18,7 @@ def take(tour: Tour, folder: str) -> None:
         "A month of sales will arrive, a file a day. Two functions of PySpark, in jobs.py, turn "
         "each day into a report."
     )
-    tour.register(format="csv")
+    tour.register(format="csv", options='{"strings": ["amount"]}')
 
     tour.say("The first ten days arrive. One of them is broken, and nobody knows yet.")
     tour.receive(DAYS[:10])
