@@ -39,7 +39,7 @@ class LiteOurs(Contender):
                     [max(rows, 1), datasetid, jobid, rows],
                 )
             connection.execute(
-                "insert into chunkfact "
+                "insert or replace into chunkfact "
                 "(datasetid, dataid, generation, location, rows, bytes, fingerprint) "
                 "select datasetid, dataid, generation, '/data/bench/' || dataid, 1000, 64000, "
                 "       '8f14e45fceea167a' from datastatus"
