@@ -218,7 +218,6 @@ def interrupt(folder: Path, watched: Marked, until: str, number: int, to_all: bo
     return said + rest
 
 
-@pytest.mark.soak  # py4j's traceback is on the screen in some runs on a busy machine: to be found
 def test_ctrl_c_ends_a_job_of_spark(tmp_path: Path, watched: Marked) -> None:
     said = interrupt(tmp_path / "d", watched, "run --spark", signal.SIGINT, to_all=True)
     assert "Traceback" not in said

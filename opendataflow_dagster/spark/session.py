@@ -125,8 +125,10 @@ def _mask(record: logging.LogRecord) -> bool:
 
 
 def _is_ours(record: logging.LogRecord) -> bool:
-    """Not what py4j logs as the root when Java is gone: the error that it raises tells it."""
-    return record.msg != "Exception while sending command."
+    """Not what py4j logs as the root, when Java is gone or we are stopped: it is raised, too."""
+    return record.msg not in (
+        "Exception while sending command.", "KeyboardInterrupt while sending command.",
+    )  # fmt: skip
 
 
 # --- a session that runs already ----------------------------------------------------------------
