@@ -13,7 +13,10 @@ from pathlib import Path
 import pytest
 
 from opendataflow_dagster.dataflow import passkey
+from tests import spark_archive
 from tests.postgres import Server
+
+os.environ.setdefault("SPARK_SUBMIT_OPTS", spark_archive.options())
 
 pytest_plugins = [
     "tests.stores",

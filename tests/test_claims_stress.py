@@ -15,6 +15,7 @@ from tests.pooler import Pooler, needs_pgbouncer
 from tests.stores import check, close, connect, policy, register, sql
 
 ROOT = Path(__file__).parents[1]
+INPUTS = [*(pytest.param(number, marks=pytest.mark.soak) for number in (1, 2)), 3]
 
 
 class Crowd:
@@ -124,9 +125,9 @@ def verdict(store: Store, gathered: Crowd, wanted: int) -> None:
     )
 
 
-@pytest.mark.parametrize("inputs", [1, 2, 3])
+@pytest.mark.parametrize("inputs", INPUTS)
 def test_16_processes_on_postgresql(postgres_url: str, tmp_path: Path, inputs: int) -> None:
-    total = 2000
+    total = 1000
     store, jobs = prepare(postgres_url, inputs, total)
     gathered = Crowd(postgres_url, tmp_path / "crowd", total, jobs, 100)
     gathered.add("worker", 16)
@@ -136,7 +137,7 @@ def test_16_processes_on_postgresql(postgres_url: str, tmp_path: Path, inputs: i
     close(store)
 
 
-@pytest.mark.parametrize("inputs", [1, 2, 3])
+@pytest.mark.parametrize("inputs", INPUTS)
 def test_4_processes_on_sqlite(sqlite_url: str, tmp_path: Path, inputs: int) -> None:
     total = 500
     store, jobs = prepare(sqlite_url, inputs, total)
@@ -263,14 +264,14 @@ def readers(url: str, tmp_path: Path, seconds: float, pooled: str = "") -> None:
 
 @pytest.mark.parametrize("kind", ["sqlite", "postgres"])
 def test_no_torn_read_ends_ready(kind: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
-    readers(request.getfixturevalue(f"{kind}_url"), tmp_path, 30)
+    readers(request.getfixturevalue(f"{kind}_url"), tmp_path, 15)
 
 
 @needs_pgbouncer
 def test_no_torn_read_ends_ready_through_a_pooler(
     postgres_url: str, tmp_path: Path, pool: Callable[..., Pooler]
 ) -> None:
-    readers(postgres_url, tmp_path, 30, pool(3).url(postgres_url))
+    readers(postgres_url, tmp_path, 15, pool(3).url(postgres_url))
 
 
 @needs_pgbouncer
