@@ -6,6 +6,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 from opendataflow_dagster.dataflow import moves, registry
 from opendataflow_dagster.dataflow.store import Store, open_store
@@ -19,6 +20,15 @@ SCRIPT = Path(__file__).parent / "locations" / "cleaning.sh"
 ODF = Path(sys.executable).with_name("odf")
 DATASETS = ("orders", "cleaned", "report")
 RECONCILE, CATCH_UP = "opendataflow_reconcile", "opendataflow_catch_up"
+
+
+class Background(subprocess.Popen[str]):
+    """A process that doesn't outlive its block: it may wait for what a failed test never did."""
+
+    def __exit__(self, kind: type[BaseException] | None, *rest: Any) -> None:
+        if kind is not None:
+            self.kill()
+        super().__exit__(kind, *rest)
 
 
 class Flow:
@@ -66,9 +76,9 @@ class Flow:
         path.write_text("".join(f"{each}\n" for each in chunks))
         path.replace(self.folder / name)
 
-    def odf(self, *words: object, wait: bool = True) -> subprocess.Popen[str]:
+    def odf(self, *words: object, wait: bool = True) -> Background:
         """Start `odf` as a person would, without any of Dagster's environment."""
-        process = subprocess.Popen(
+        process = Background(
             [str(each) for each in (ODF, *words)], env=os.environ | self.env, cwd=self.folder,
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
         )  # fmt: skip
