@@ -55,6 +55,25 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items.sort(key=lambda item: turns[item.path])
 
 
+class Failures:
+    """Tells each failure at once: a run that is cut short never prints what went wrong."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self._plugins = config.pluginmanager
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.failed:
+            said = report.longreprtext.splitlines()
+            error = next((line for line in said if line.startswith("E  ")), "E  ")
+            line = f"\nFAILED {report.nodeid} ({report.when}): {error[1:].strip()}"
+            self._plugins.getplugin("terminalreporter").write_line(line)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("numprocesses", None):  # the one that speaks for all workers
+        config.pluginmanager.register(Failures(config))
+
+
 @pytest.fixture(autouse=True)
 def isolated(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Run each test in an empty folder, without the configuration of whoever runs it."""
