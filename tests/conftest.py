@@ -66,7 +66,7 @@ class Failures:
             said = report.longreprtext.splitlines()
             error = next((line for line in said if line.startswith("E  ")), "E  ")
             line = f"\nFAILED {report.nodeid} ({report.when}): {error[1:].strip()}"
-            self._plugins.getplugin("terminalreporter").write_line(line)
+            self._plugins.getplugin("terminalreporter").write_line(line)  # type: ignore[union-attr]
 
 
 def pytest_configure(config: pytest.Config) -> None:
