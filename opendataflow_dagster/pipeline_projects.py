@@ -13,7 +13,7 @@ from .dataflow.offers import Offer
 from .dataflow.periodic import begin_due_runs, without_items
 from .dataflow.runjob import first_line
 from .dataflow.store import Store
-from .pipelines.plans import Known, is_placed, plans_of, register, takes_items
+from .pipelines.plans import is_placed, known_from, plans_of, register, takes_items
 from .pipelines.project import Pipeline, Project, find_project, read_project
 from .pipelines.settings import open_project, project_settings
 from .resource import DataflowResource
@@ -48,31 +48,14 @@ class Projects:
         """A catalog with the jobs that the pipelines are."""
         plans: dict[str, Plan] = {}
         own = {each.slug for project in self._projects for each in _sound(project)}
-        produced = {
-            datasetid
-            for jobid, plan in catalog.jobs.items()
-            if jobid not in own
-            for datasetid in plan.outputs
-        }
-        used = {each for each, found in catalog.datasets.items() if is_placed(found.columns)}
-        used |= {
-            datasetid
-            for jobid, plan in catalog.jobs.items()
-            if jobid not in own
-            for datasetid in plan.reads
-        }
-        known = Known(
-            produced, used, {slug: catalog.jobs[slug].outputs for slug in own & set(catalog.jobs)}
-        )
-        written = {
-            id(project): {plan.outputs[0] for plan in plans_of(project, known).values()}
-            for project in self._projects
-        }
-        for project in self._projects:
-            elsewhere = set().union(*(
-                outputs for which, outputs in written.items() if which != id(project)
-            ))  # fmt: skip
-            found = plans_of(project, known._replace(produced=produced | elsewhere))
+        placed = {each for each, found in catalog.datasets.items() if is_placed(found.columns)}
+        known = known_from(catalog.jobs, placed, own)
+        alone = [plans_of(project, known) for project in self._projects]
+        for project, mine in zip(self._projects, alone, strict=True):
+            jobs = {**known.jobs}
+            for others in alone:
+                jobs |= {} if others is mine else others
+            found = plans_of(project, known._replace(jobs=jobs))
             for each in _sound(project):
                 if each.slug in plans:
                     raise WrongUse(

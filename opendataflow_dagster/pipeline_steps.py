@@ -211,7 +211,7 @@ def _destination(store: Store, flow: Flow) -> Destination:
     plans = register(store, flow.project, flow.slug)
     return destination_of(
         store, flow.project, flow.pipeline, plans[flow.slug],
-        read_by_others=is_read(plans, flow.slug),
+        read_by_others=is_read(flow.project, plans, flow.slug),
     )  # fmt: skip
 
 

@@ -36,7 +36,7 @@ from opendataflow_dagster.dataflow.store import Store, open_store
 from opendataflow_dagster.dataflow.why import explain
 from opendataflow_dagster.pipelines.plans import register as register_pipeline
 from opendataflow_dagster.pipelines.project import read_project
-from opendataflow_dagster.pipelines.running import run_pipeline
+from opendataflow_dagster.pipelines.running import run_pipeline, run_project
 from opendataflow_dagster.pipelines.streamfile import claim_items
 from opendataflow_dagster.pipelines.transformation import TransformationError
 from tests.stores import check, close, expire, policy, register, sql, statuses, take
@@ -244,6 +244,111 @@ def test_a_downstream_pipeline_waits_and_then_runs_with_the_same_dataid(shop: Sh
         d=second,
     )  # fmt: skip
     assert json.loads(inputs) == {"sales": made}
+
+
+# --- sources that have no run in common ---
+
+
+JOINED = """
+pipelines:
+  - {slug: report, sources: [sales, clean_people, signed_up], transformations: [step]}
+  - {slug: copies, sources: [sales], transformations: [step]}
+  - {slug: daily, sources: [orders, products], destination: sales, transformations: [clean, total]}
+  - {slug: people, sources: [people], destination: clean_people, transformations: [step]}
+  - {slug: signups, sources: [nobody], destination: signed_up, transformations: [join]}
+"""
+COUNTS = """
+import pandas as pd
+
+def run(*frames):
+    return pd.DataFrame([[len(frame) for frame in frames]])
+"""
+PASS = "def run(df):\n    return df\n"
+
+
+@pytest.fixture
+def joined(own: Shop) -> Shop:
+    """A foreign project: a pipeline that joins two others and one that takes items."""
+    shop = own
+    shop.write("project.yml", JOINED)
+    shop.write("sources/nobody.csv", "name\n")
+    shop.write("pipelines/report/step.py", COUNTS)
+    shop.write("pipelines/copies/step.py", PASS)
+    shop.write("pipelines/people/step.py", PASS)
+    shop.write("one.csv", "name\nBob\n")
+    return shop
+
+
+def post(shop: Shop, *names: str) -> None:
+    """Have items made of a pipeline, each appended."""
+    register_pipeline(shop.store, read_project(shop.root), "signups")
+    for name in names:
+        [accepted] = accept(shop.store, [Post("signups", (json.dumps({"name": name}),))])
+        assert not isinstance(accepted, Refused)
+    assert shop.run("signups", all_chunks=True).failed == 0
+
+
+def test_a_pipeline_that_joins_others_reads_what_they_have_made_last(joined: Shop) -> None:
+    for slug, source in (("sales", "daily"), ("clean_people", "people"), ("signed_up", "signups")):
+        with pytest.raises(Refused, match=rf"Source '{slug}' .* Run: odf pipeline run {source}"):
+            joined.run("report")
+        if source == "signups":
+            post(joined, "Bob", "Cy", "Di")
+        else:
+            joined.run(source)
+    joined.write("sources/orders.csv", "product,qty\nA,3\n")
+    joined.run("daily")
+
+    assert joined.run("report") == Outcome(0, done=1)
+    assert joined.output("report") == "0,1,2\n1,1,3\n"
+    post(joined, "Eve")
+    assert joined.run("report") == Outcome(0, done=1)
+    assert joined.output("report") == "0,1,2\n1,1,4\n"
+    assert list(joined.outs("report").values()) == ["READY", "READY"]
+    # One that reads a single source waits for its runs, as before.
+    assert joined.run("copies", all_chunks=True) == Outcome(0, done=2)
+
+
+def run_all(shop: Shop) -> dict[str, Outcome]:
+    session = shop.spark
+    shop.said = []
+    return dict(
+        run_project(
+            shop.store, read_project(shop.root), Settings(""), say=shop.said.append,
+            environ=os.environ, session=lambda: session,
+        )
+    )  # fmt: skip
+
+
+def test_all_pipelines_run_in_the_order_of_their_sources(joined: Shop) -> None:
+    post(joined, "Bob")
+    done = Outcome(0, done=1)
+    assert list(run_all(joined).items()) == [
+        ("daily", done), ("people", done), ("signups", Outcome(0)), ("report", done),
+        ("copies", done),
+    ]  # fmt: skip
+    assert joined.output("report") == "0,1,2\n2,1,1\n"
+
+    joined.write("pipelines/people/step.py", "def run(df):\n    return 1 / 0\n")
+    found = run_all(joined)
+    assert [slug for slug, each in found.items() if each.code] == ["people", "report"]
+    assert found["copies"] == done
+    assert "report: not run, since pipeline 'people' has failed." in joined.said
+    assert len(joined.outs("report")) == 1
+
+
+def test_all_pipelines_are_asked_for_by_all(joined: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(joined.root)
+    ran = CliRunner().invoke(app, ["pipeline", "run"])
+    assert ran.exit_code == 2
+    assert "Name a pipeline, or --all for all of them. There is: report, copies" in ran.output
+
+
+def test_how_several_runs_end_together() -> None:
+    assert Outcome(0, 1).and_then(Outcome(1, failed=1)) == Outcome(1, 1, 1)
+    assert Outcome(3).and_then(Outcome(1)) == Outcome(1)
+    assert Outcome(1).and_then(Outcome(130)) == Outcome(130)
+    assert Outcome(0).and_then(Outcome(0)).idle
 
 
 # --- one state: a file, or a table that is replaced ---

@@ -10,6 +10,7 @@ import click
 from ..dataflow.errors import NoDatabase, WrongUse
 from ..dataflow.model import FAILED
 from ..dataflow.names import printable, typed
+from ..dataflow.runjob import Outcome
 from .output import as_json, count_of, show
 from .runline import exit_code, narration, narrator
 
@@ -94,41 +95,58 @@ def pipeline() -> None:
 
 
 @pipeline.command("run")
-@click.argument("slug")
+@click.argument("slug", required=False)
 @click.option(
     "--stream", metavar="FILE", help="Run for each row of this CSV file, as an item of its own."
 )
-@click.option("--all", "all_chunks", is_flag=True, help="Run until nothing is left.")
+@click.option(
+    "--all", "all_chunks", is_flag=True,
+    help="Run until nothing is left; without SLUG all pipelines, in the order of their sources.",
+)  # fmt: skip
 @click.option("--strict", is_flag=True, help="Exit with 3 if there was nothing to do.")
 @of_project
 @click.pass_context
 def run_(
-    ctx: click.Context, slug: str, stream: str | None, all_chunks: bool, strict: bool,
+    ctx: click.Context, slug: str | None, stream: str | None, all_chunks: bool, strict: bool,
     project: str | None,
 ) -> None:  # fmt: skip
     """Run a pipeline on Spark, and write output/SLUG.csv and its destination.
 
     A run is a chunk of the destination, with a status, a history, and RESUBMIT. What was sent back
     is run again first; else a pipeline begins a new run. One that reads what another produces waits
-    for that instead, and runs with the same dataid. With --stream the sources are read once, and
-    what one item makes is the first frame of the next.
+    for that instead, and runs with the same dataid; if its sources have no run in common, it begins
+    a new run and reads what they have made last. With --stream the sources are read once, and what
+    one item makes is the first frame of the next.
 
     \b
     Example: odf pipeline run clean_contacts
+    Example: odf pipeline run --all
     Example: odf pipeline run signups --stream new.csv --project shop
     """
     from ..pipelines.project import find_project, read_project
-    from ..pipelines.running import run_pipeline
+    from ..pipelines.running import run_pipeline, run_project
     from ..pipelines.settings import open_project, project_settings
 
     if stream is not None and all_chunks:
         raise click.UsageError("--all is for what waits: a --stream file is run as a whole.")
     found = read_project(find_project(project))
-    found.pipeline(slug)
+    if slug is None and not all_chunks:
+        known = ", ".join(each.slug for each in found.pipelines)
+        raise click.UsageError(f"Name a pipeline, or --all for all of them. There is: {known}")
+    if slug is not None:
+        found.pipeline(slug)
     settings = project_settings(found.root, ctx.find_root().obj)
     store = open_project(settings)
-    progress, say = narration(store, slug, all_chunks)
     try:
+        if slug is None:
+            outcome = Outcome(0)
+            say = narrator(sys.stderr)
+            for each, its in run_project(store, found, settings, say=say, environ=os.environ):
+                if its.failed:
+                    _tell_where(store, found, each, its.failed)
+                outcome = outcome.and_then(its)
+            ctx.exit(exit_code(outcome, strict=strict))
+        progress, say = narration(store, slug, all_chunks)
         outcome = run_pipeline(
             store, found, slug, settings, say=say, environ=os.environ,
             stream_file=None if stream is None else Path(stream), all_chunks=all_chunks,

@@ -143,6 +143,12 @@ def read_catalog(store: Store) -> Catalog:
     return Catalog(datasets, jobs, policies, _domains(datasets, jobs))
 
 
+def read_jobs(store: Store) -> dict[str, Plan]:
+    """Read the jobs alone, without their dials."""
+    items, _ = store.db.insist(lambda: store.db.run("catalog.jobs"))
+    return _plans(items, {})
+
+
 def _plans(items: Iterable[tuple], policies: Mapping[str, Mapping[str, Any]]) -> dict[str, Plan]:
     rows: dict[str, list[tuple]] = {}
     producers: dict[str, set[str]] = {}

@@ -51,6 +51,13 @@ class Outcome(NamedTuple):
         """Whether there was nothing to do."""
         return not (self.code or self.done or self.failed)
 
+    def and_then(self, later: "Outcome") -> "Outcome":
+        """How both ended: by the signal, else the failure, else what has to be told."""
+        codes = {self.code, later.code} - {0}
+        stopped = max((each for each in codes if each >= 128), default=0)
+        code = stopped or (1 if 1 in codes else max(codes, default=0))
+        return Outcome(code, self.done + later.done, self.failed + later.failed)
+
 
 class Runner:
     """Runs one script for chunks of one job; threads may share it."""

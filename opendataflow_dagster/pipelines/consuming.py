@@ -255,7 +255,7 @@ class Consumer:
         plans, slug = self.current.plans, pipeline.slug
         found = destination_of(
             self.store, self.current.project, pipeline, plans[slug],
-            read_by_others=is_read(plans, slug),
+            read_by_others=is_read(self.current.project, plans, slug),
         )  # fmt: skip
         appender = self._appenders.pop(slug, None)
         if isinstance(found, CsvDestination):  # a journal of all items isn't read for each batch

@@ -7,6 +7,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple
 
+from ..dataflow.catalog import read_jobs
 from ..dataflow.errors import Refused
 from ..dataflow.model import Plan
 from ..dataflow.names import printable, typed
@@ -25,32 +26,54 @@ def output_of(pipeline: Pipeline) -> str:
 
 
 class Known(NamedTuple):
-    """What the tables tell of the datasets of a project."""
+    """What the tables tell of the datasets and the other jobs around a project."""
 
-    produced: Collection[str] = ()
-    """What other jobs write."""
+    jobs: Mapping[str, Plan] = MappingProxyType({})
+    """The jobs that aren't pipelines of the project."""
     used: Collection[str] = ()
     """What is registered with a place, or read by other jobs."""
     written: Mapping[str, tuple[str, ...]] = MappingProxyType({})
     """Pipeline → what it writes, if it is a job already."""
 
+    @property
+    def produced(self) -> set[str]:
+        """What other jobs write."""
+        return {each for plan in self.jobs.values() for each in plan.outputs}
+
 
 _NOTHING = Known()
+
+
+def known_from(jobs: Mapping[str, Plan], placed: Collection[str], own: Collection[str]) -> Known:
+    """What registrations tell to a project whose pipelines are its `own` jobs."""
+    others = {jobid: plan for jobid, plan in jobs.items() if jobid not in own}
+    used = {*placed, *(each for plan in others.values() for each in plan.reads)}
+    return Known(others, used, {slug: jobs[slug].outputs for slug in own if slug in jobs})
 
 
 def plans_of(project: Project, known: Known = _NOTHING) -> dict[str, Plan]:
     """What each pipeline waits for and writes.
 
     A source that somebody produces is an input, except for one that is made from what the pipeline
-    itself writes, since each would wait for the other. All other sources are read as they stand.
+    itself writes, since each would wait for the other, and one that items are appended to. A run
+    reads the chunks of its own name: a pipeline waits for none of its inputs if their chunks are
+    named by different runs. All other sources are read as they stand.
     """
-    written, produced = _written(project, known), known.produced
+    written = _written(project, known)
     items = {each.slug for each in project.pipelines if takes_items(project, each)}
-    writers = _writers(project, written)
-    reads = {
-        each.slug: [] if each.slug in items else list(dict.fromkeys(each.sources))
+    writers = {each: set(slugs) for each, slugs in _writers(project, written).items()}
+    appended = {each for each, slugs in writers.items() if slugs & items}
+    reads: dict[str, Collection[str]] = {
+        each.slug: () if each.slug in items else dict.fromkeys(each.sources)
         for each in project.pipelines
     }
+    for jobid, plan in known.jobs.items():
+        reads[jobid] = plan.reads
+        for each in plan.outputs:
+            writers.setdefault(each, set()).add(jobid)
+    pipelines = set(written)
+    pipelines |= {jobid for jobid, plan in known.jobs.items() if MARK in dict(plan.environment)}
+    waits: dict[str, tuple[str, ...]] = {jobid: plan.reads for jobid, plan in known.jobs.items()}
 
     def depends(source: str, slug: str) -> bool:
         seen, todo = set(), [source]
@@ -62,28 +85,82 @@ def plans_of(project: Project, known: Known = _NOTHING) -> dict[str, Plan]:
             todo += [each for writer in made_by for each in reads[writer]]
         return False
 
+    def waits_for(slug: str) -> tuple[str, ...]:
+        if slug not in waits:
+            found = sorted(
+                source
+                for source in reads[slug]
+                if source in writers
+                and source not in appended
+                and source != written[slug]
+                and not depends(source, slug)
+            )
+            named = {frozenset(named_by(each)) for each in found}
+            waits[slug] = tuple(found) if len(named) == 1 else ()
+        return waits[slug]
+
+    def named_by(dataset: str) -> set[str]:
+        """The pipelines whose runs name the chunks of a dataset; "" if people do."""
+        seen, todo, found = set(), [dataset], set()
+        while todo:
+            source = todo.pop()
+            made_by = writers.get(source, set())
+            if not made_by:
+                found.add("")
+            for writer in made_by - seen:
+                above = waits_for(writer)
+                seen.add(writer)
+                todo += above
+                if not above:
+                    found.add(writer if writer in pipelines else "")
+        return found
+
     found = {}
     for each in project.pipelines:
         output = written[each.slug]
-        inputs = sorted(
-            source
-            for source in reads[each.slug]
-            if source != output
-            and (source in writers or source in produced)
-            and not depends(source, each.slug)
-        )
-        shared = output in produced or len(writers.get(output, ())) > 1
+        shared = bool(writers.get(output, set()) - {each.slug})
         found[each.slug] = Plan(
-            each.slug, tuple(inputs), (output,), ((MARK, project.name),),
+            each.slug, waits_for(each.slug), (output,), ((MARK, project.name),),
             (output,) if shared else (), False,
         )  # fmt: skip
     return found
 
 
-def is_read(plans: Mapping[str, Plan], slug: str) -> bool:
-    """Whether another pipeline of the project waits for what this one writes."""
-    output = plans[slug].outputs[0]
-    return any(output in each.inputs for each in plans.values())
+def is_read(project: Project, plans: Mapping[str, Plan], slug: str) -> bool:
+    """Whether the chunks of what a pipeline writes are read one by one.
+
+    Another pipeline waits for them, or reads what several pipelines write.
+    """
+    plan = plans[slug]
+    [output] = plan.outputs
+    return any(output in each.inputs for each in plans.values()) or (
+        output in plan.rivals and any(output in each.sources for each in project.pipelines)
+    )
+
+
+def makers_of(project: Project, source: str) -> list[str]:
+    """The pipelines that write what others read as `source`."""
+    declared = {each.slug: output_of(each) for each in project.pipelines}
+    return sorted(_writers(project, declared).get(source, ()))
+
+
+def in_order(project: Project) -> list[Pipeline]:
+    """The pipelines, each after those that write its sources; in a circle, as they are declared."""
+    named = {each.slug: each for each in project.pipelines}
+    found: dict[str, Pipeline] = {}
+    begun: set[str] = set()
+
+    def add(pipeline: Pipeline) -> None:
+        if pipeline.slug not in begun:
+            begun.add(pipeline.slug)
+            for source in pipeline.sources:
+                for maker in makers_of(project, source):
+                    add(named[maker])
+            found[pipeline.slug] = pipeline
+
+    for each in project.pipelines:
+        add(each)
+    return list(found.values())
 
 
 def takes_items(project: Project, pipeline: Pipeline) -> bool:
@@ -124,18 +201,10 @@ def register(store: Store, project: Project, slug: str | None = None) -> dict[st
 
 
 def known_of(store: Store, own: Collection[str]) -> Known:
-    """What the tables tell of the datasets of a project, whose pipelines are its `own` jobs."""
-    edges, _ = store.db.insist(lambda: store.db.run("moves.edges"))
+    """The same as the tables have it."""
     rows, _ = store.db.insist(lambda: datasets(store))
-    produced, used = set[str](), {row["datasetid"] for row in rows if is_placed(row)}
-    written: dict[str, tuple[str, ...]] = {}
-    for job, kind, datasetid in edges:
-        if job in own:
-            if kind == "OUT":
-                written[job] = (*written.get(job, ()), datasetid)
-        else:
-            (produced if kind == "OUT" else used).add(datasetid)
-    return Known(produced, used, written)
+    placed = {row["datasetid"] for row in rows if is_placed(row)}
+    return known_from(read_jobs(store), placed, own)
 
 
 def is_placed(columns: Mapping[str, str | None]) -> bool:

@@ -3,12 +3,14 @@
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..dataflow.chunk import Chunk, Result
 from ..dataflow.config import Settings
 from ..dataflow.environment import JobEnvironment
+from ..dataflow.errors import DataflowError
 from ..dataflow.items import new_run
 from ..dataflow.maker import Maker
 from ..dataflow.makerrun import MakerRunner
@@ -17,12 +19,12 @@ from ..dataflow.names import printable, typed
 from ..dataflow.offers import NOTHING, offer
 from ..dataflow.periodic import live_generations
 from ..dataflow.reading import failing
-from ..dataflow.runjob import Outcome, Say, run_chunks
+from ..dataflow.runjob import Outcome, Say, first_line, run_chunks
 from ..dataflow.store import Store
 from .buffer import Buffer
 from .destinations import destination_of, publish_result, refuse_loss, refuse_older
 from .engines import Engine
-from .plans import is_read, output_of, register
+from .plans import in_order, is_read, makers_of, output_of, register, takes_items
 from .project import Pipeline, Project
 from .registered import registered
 from .sources import Source, source_of
@@ -31,6 +33,9 @@ from .transformation import TransformationError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+SIGNALED = 128
+"""Exit codes from here on are those of a run that a signal has stopped."""
 
 TURNS = 50
 """How often a new run may be taken by another process before we have it."""
@@ -47,7 +52,11 @@ class PipelineWork(Maker):
         self.store, self.project, self.engine, self.say = store, project, engine, say
         self.pipeline, self.plan = project.pipeline(slug), plans[slug]
         self.destination = destination_of(
-            store, project, self.pipeline, self.plan, read_by_others=is_read(plans, slug)
+            store,
+            project,
+            self.pipeline,
+            self.plan,
+            read_by_others=is_read(project, plans, slug),
         )
         self._chunk: Chunk | None = None
         self._begun = 0.0
@@ -117,10 +126,11 @@ class PipelineRunner(MakerRunner[PipelineWork]):
     def __init__(
         self, store: Store, project: Project, plans: Mapping[str, Plan], slug: str,
         session: Callable[[], "SparkSession"], *, say: Say, environ: Mapping[str, str],
-        items: bool = False,
+        items: bool = False, begins: bool = True,
     ) -> None:  # fmt: skip
         super().__init__(store, slug, [slug], say=say, environ=environ)
         self._root, self._items, self._begun = not plans[slug].reads, items, False
+        self._begins = begins
         engine = Engine(
             project, session, say=self.tell,
             stopping=lambda: self.stopping() or self.work.why_stop(),
@@ -153,7 +163,7 @@ class PipelineRunner(MakerRunner[PipelineWork]):
         for _ in range(TURNS):
             dataid = self._waiting()
             if dataid is None:
-                if self._begun:
+                if self._begun or not self._begins:
                     return []
                 self.work.refuse_loss()
                 dataid = new_run(self.store, self.jobid)
@@ -174,38 +184,80 @@ class PipelineRunner(MakerRunner[PipelineWork]):
 def run_pipeline(
     store: Store, project: Project, slug: str, settings: Settings, *, say: Say,
     environ: Mapping[str, str], stream_file: Path | None = None, all_chunks: bool = False,
-    session: Callable[[], "SparkSession"] | None = None,
+    begins: bool = True, session: Callable[[], "SparkSession"] | None = None,
 ) -> Outcome:  # fmt: skip
     """Run a pipeline for its next chunk, or with `all_chunks` until nothing is left.
 
-    With a `stream_file`, for each row of that CSV file as an item. Without a `session`, one is
-    started with the first transformation, and ended.
+    With a `stream_file`, for each row of that CSV file as an item. Without `begins`, only what
+    waits is run. Without a `session`, one is started with the first transformation, and ended.
     """
-    from ..spark.living import let_go
-    from ..spark.session import spark_session
-
     plans = register(store, project, slug)
     store.recover(slug)
     check(store, project, project.pipeline(slug), plans[slug])
-    started: list[SparkSession] = []
-
-    def own_session() -> "SparkSession":
-        if not started:
-            started.append(spark_session(app=f"odf {slug}", settings=settings))
-        return started[0]
-
-    runner = PipelineRunner(
-        store, project, plans, slug, session or own_session, say=say, environ=environ,
-        items=all_chunks,
-    )  # fmt: skip
-    try:
+    with ExitStack() as stack:
+        session = session or stack.enter_context(session_when_needed(settings, slug))
+        runner = PipelineRunner(
+            store, project, plans, slug, session, say=say, environ=environ, items=all_chunks,
+            begins=begins,
+        )  # fmt: skip
+        stack.callback(runner.work.close)
         if stream_file is not None:
             from .streaming import run_stream
 
             return run_stream(runner, stream_file)
         return run_chunks(runner, all_chunks=all_chunks)
+
+
+def run_project(
+    store: Store, project: Project, settings: Settings, *, say: Say, environ: Mapping[str, str],
+    session: Callable[[], "SparkSession"] | None = None,
+) -> Iterator[tuple[str, Outcome]]:  # fmt: skip
+    """Run all pipelines of a project until nothing is left, each after those that it reads.
+
+    One whose source couldn't be made isn't run. Of one that takes items, those that wait are made.
+    A signal ends it all.
+    """
+    broken: list[str] = []
+    with ExitStack() as stack:
+        session = session or stack.enter_context(session_when_needed(settings, project.name))
+        for pipeline in in_order(project):
+            slug = pipeline.slug
+            makers = {each for source in pipeline.sources for each in makers_of(project, source)}
+            try:
+                if above := next((each for each in broken if each in makers), None):
+                    raise TransformationError(f"not run, since pipeline {above!r} has failed.")
+                outcome = run_pipeline(
+                    store, project, slug, settings, say=say, environ=environ, all_chunks=True,
+                    begins=not takes_items(project, pipeline), session=session,
+                )  # fmt: skip
+            except DataflowError as error:
+                if store.db.trouble(error):
+                    raise
+                say(printable(f"{slug}: {first_line(error)}."))
+                outcome = Outcome(1)
+            if outcome.code == 1:
+                broken.append(slug)
+            yield slug, outcome
+            if outcome.code >= SIGNALED:
+                return
+
+
+@contextmanager
+def session_when_needed(settings: Settings, name: str) -> Iterator[Callable[[], "SparkSession"]]:
+    """A function that starts a session of Spark when it is first called; it is ended after use."""
+    from ..spark.living import let_go
+    from ..spark.session import spark_session
+
+    started: list[SparkSession] = []
+
+    def session() -> "SparkSession":
+        if not started:
+            started.append(spark_session(app=f"odf {name}", settings=settings))
+        return started[0]
+
+    try:
+        yield session
     finally:
-        runner.work.close()
         for each in started:
             let_go(each)
 

@@ -1,6 +1,7 @@
 """What a pipeline reads: each source as a frame of pandas or of Spark, wherever it lies."""
 
 import os
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..dataflow import files
@@ -16,6 +17,7 @@ from ..dataflow.tables import Rows
 from ..dataflow.targets import Folder, Remote, Table, target_of
 from ..spark.csvlines import WHOLE
 from ..spark.frames import read_chunk_frame
+from .plans import makers_of
 from .project import Project
 from .registered import BigTable, CsvFile, Row, is_select, registered, target
 
@@ -99,20 +101,30 @@ def _of_project(
         row = Row(slug, {"hostname": str(project.root / "output" / slug), "format": "csv"}, None)
         if dataid is not None:
             return ChunkSource(store, row, target_of(slug, row.columns), place, dataid)
-    file = project.source_file(slug)
-    if not file.is_file():
-        for each in project.pipelines:  # what another pipeline has written last
-            made = project.root / "output" / f"{each.slug}.csv"
-            if (each.destination or each.slug) == slug and made.is_file():
-                return CsvSource(str(made), slug)
-    return CsvSource(str(file), slug)
+    return _as_made(store, project, slug, makers_of(project, slug))
+
+
+def _as_made(store: Store, project: Project, slug: str, makers: Sequence[str]) -> Source:
+    """What pipelines have made last of a source, or its file in `sources/`."""
+    from .wholefolder import NewestSource
+
+    newest = NewestSource(store, Folder(slug, str(project.root / "output" / slug), "csv"))
+    if makers and newest.is_there():
+        return newest
+    for each in makers:
+        made = project.root / "output" / f"{each}.csv"
+        if made.is_file():
+            return CsvSource(str(made), slug)
+    return CsvSource(str(project.source_file(slug)), slug, maker=next(iter(makers), ""))
 
 
 class CsvSource(Source):
     """A CSV file, read as pandas reads it by default."""
 
-    def __init__(self, path: str, slug: str, options: CsvOptions | None = None) -> None:
-        self.location, self._slug = path, slug
+    def __init__(
+        self, path: str, slug: str, options: CsvOptions | None = None, *, maker: str = ""
+    ) -> None:
+        self.location, self._slug, self._maker = path, slug, maker
         self._options = options or CsvOptions(slug)
 
     def pandas(self) -> "PandasFrame":
@@ -148,6 +160,12 @@ class CsvSource(Source):
         return os.path.isfile(self.location) and os.path.getsize(self.location) <= WHOLE
 
     def _missing(self) -> Refused:
+        if self._maker:
+            return Refused(
+                f"Source {self._slug!r} isn't there yet: pipeline {self._maker!r} makes it. "
+                f"Run: odf pipeline run {typed(self._maker)}",
+                code="INVALID_LOCATION",
+            )
         return Refused(
             f"Source {self._slug!r} is {self.location}, which doesn't exist. Put the file there, "
             f"or run: odf dataset add {typed(self._slug)} --hostname /path/FILE.csv",

@@ -3,7 +3,7 @@
 import os
 from functools import reduce
 from hashlib import sha256
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..dataflow import files
 from ..dataflow.chunk import Place
@@ -20,6 +20,16 @@ from .sources import Source
 if TYPE_CHECKING:
     from pandas import DataFrame as PandasFrame
     from pyspark.sql import DataFrame, SparkSession
+
+
+class Ready(NamedTuple):
+    """A chunk that is READY, the job that made it, and whether it is an item."""
+
+    dataid: str
+    generation: int | None
+    location: str | None
+    jobid: str
+    is_item: bool
 
 
 class FolderSource(Source):
@@ -64,14 +74,17 @@ class FolderSource(Source):
         )
         if not rows:
             return None
-        ready = [row[:3] for row in rows if row[3] == "READY"]
+        ready = self._chosen([Ready(*row[:3], *row[4:]) for row in rows if row[3] == "READY"])
         if insist and not ready:
             raise Refused(
                 f"Source {self._where.datasetid!r} has no chunk that is READY. "
                 f"Run: odf status {typed(self._where.datasetid)}",
                 code="DATA_NOT_READY",
             )
-        return sorted(ready, key=lambda row: natural_key(row[0]))
+        return [each[:3] for each in sorted(ready, key=lambda each: natural_key(each.dataid))]
+
+    def _chosen(self, ready: list[Ready]) -> list[Ready]:
+        return ready
 
     def _reading(self, dataid: str, generation: int | None, location: str | None) -> Reading:
         fact: dict[str, Any] = {"location": location}
@@ -88,3 +101,21 @@ class FolderSource(Source):
                 code="INVALID_LOCATION",
             )
         return self.location
+
+
+class NewestSource(FolderSource):
+    """What pipelines have made last in a folder of theirs: the newest run of each, and all items.
+
+    That is what the rest of the world sees of them: each run takes the place of the one before.
+    """
+
+    def is_there(self) -> bool:
+        """Whether there is such a chunk."""
+        return bool(self._chunks(insist=False))
+
+    def _chosen(self, ready: list[Ready]) -> list[Ready]:
+        root = self._where.root + os.sep
+        mine = [each for each in ready if (each.location or "").startswith(root)]
+        runs = [each for each in mine if not each.is_item]
+        newest = {each.jobid: each for each in sorted(runs, key=lambda x: natural_key(x.dataid))}
+        return [*newest.values(), *(each for each in mine if each.is_item)]
