@@ -12,6 +12,8 @@ from .runline import complain
 
 COMMANDS = {
     "init": "setup:init",
+    "load": "setup:load",
+    "dump": "setup:dump",
     "demo": "demo:demo",
     "doctor": "doctor:doctor",
     "dataset": "registry:dataset",

@@ -112,11 +112,14 @@ def start(ctx: click.Context, job: str, lease: float, secrets: bool, strict: boo
 @click.command()
 @click.argument("job")
 @click.argument("dataid")
-@click.argument("status", metavar="READY|FAILED")
+@click.argument("status", metavar="READY|FAILED|RESUBMIT")
 @click.option("--generation", type=int, help="Only this claim: dataflow_generation of the context.")
 @click.pass_context
 def end(ctx: click.Context, job: str, dataid: str, status: str, generation: int | None) -> None:
-    """Settle a chunk of JOB that `odf start` has claimed."""
+    """Settle a chunk of JOB that `odf start` has claimed.
+
+    RESUBMIT gives it back; it also sends back a chunk that isn't claimed, like `odf resubmit`.
+    """
     from ..dataflow.handover import end as settle
 
     click.echo(settle(store_of(ctx), job, dataid, status, generation=generation), err=True)

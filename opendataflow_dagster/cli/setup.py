@@ -1,8 +1,8 @@
-"""`odf init`: create or upgrade the tables."""
+"""`odf init`, `odf load` and `odf dump`: make the tables, fill them, and take them away."""
 
 import click
 
-from .output import store_of
+from .output import count_of, store_of
 
 
 @click.command(epilog="Example: odf init --plan > upgrade.sql")
@@ -34,3 +34,33 @@ def init(ctx: click.Context, plan: bool) -> None:
             f"({store.version}), which works with them: nothing was changed.",
             err=True,
         )
+
+
+@click.command(epilog="Example: odf init && odf load /tmp/h2")
+@click.argument("folder")
+@click.pass_context
+def load(ctx: click.Context, folder: str) -> None:
+    """Add the rows of dataset.csv, job.csv and datastatus.csv in FOLDER, all of them or none.
+
+    They are what H2's CSVWRITE makes of the original's tables, or `odf dump`. Rows that are here
+    already are left; one that is here with other values is refused.
+    """
+    from ..dataflow.transfer import load as add
+
+    for table, rows in add(store_of(ctx), folder).items():
+        click.echo(f"{table}: {count_of(rows, 'new row')}", err=True)
+
+
+@click.command(epilog="Example: odf dump /tmp/tables")
+@click.argument("folder")
+@click.pass_context
+def dump(ctx: click.Context, folder: str) -> None:
+    """Write the tables dataset, job and datastatus into FOLDER as CSV files, for `odf load` or H2.
+
+    History, claims, dials and items stay here. Passwords stay encrypted; those that `odf` has
+    encrypted can't be read by the original.
+    """
+    from ..dataflow.transfer import dump as write
+
+    for table, rows in write(store_of(ctx), folder).items():
+        click.echo(f"{table}.csv: {count_of(rows, 'row')}", err=True)

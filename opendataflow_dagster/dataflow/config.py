@@ -167,8 +167,8 @@ def _normalise(url: str, folder: str, origin: str) -> tuple[str, str | None]:
     if url.startswith("jdbc:h2:"):
         raise WrongUse(
             f"The url of {origin} is an H2 database, which only Java can open. Set "
-            "url=sqlite:///dataflow.db (or postgresql://…), run `odf init`, and load the "
-            "exported tables into it."
+            "url=sqlite:///dataflow.db (or postgresql://…), run `odf init`, and load its "
+            "exported tables by `odf load FOLDER`."
         )
     scheme = re.match(r"(?:jdbc:)?[a-z][\w+]*:(?=/|\w)", url)  # the rest may hold a password
     raise WrongUse(

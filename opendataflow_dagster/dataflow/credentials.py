@@ -141,6 +141,20 @@ def encrypt(
     return ".".join([*how, _base64(salt), _base64(box)])
 
 
+def encrypt_as_original(text: str, passkey: str | None) -> str:
+    """Write a value that the original reads too; it isn't bound to a dataset, nor salted."""
+    from base64 import b64encode
+
+    from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+    key = _legacy_key(_bytes_of(passkey, PROPERTIES))
+    plain = _encoded(text, "strict")
+    if plain is None:
+        raise CredentialError("The text isn't valid Unicode, so it can't be encrypted.")
+    iv = os.urandom(IV_BYTES)
+    return b64encode(iv + AESGCM(key).encrypt(iv, plain, None)).decode("ascii")
+
+
 def new_key() -> str:
     """A passkey that nobody can guess, so that deriving a key from it costs nothing."""
     return RANDOM_KEY + _base64(os.urandom(KEY_BYTES))

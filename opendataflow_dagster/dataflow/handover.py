@@ -5,8 +5,11 @@ from collections.abc import Mapping
 
 from .environment import job_environment
 from .errors import Refused, StaleClaim, WrongUse
-from .model import FAILED, READY, Claim
-from .names import typed
+from .forcing import force
+from .givingback import interrupt
+from .model import FAILED, READY, RESUBMIT, Claim, Stop
+from .moves import resubmit
+from .names import printable, typed
 from .runjob import facts, settled
 from .store import Store, new_owner
 
@@ -19,16 +22,21 @@ STARTED = "start:"
 
 def start(
     store: Store, jobid: str, *, lease: float = LEASE, secrets: bool = False,
-    environ: Mapping[str, str] = os.environ,
+    environ: Mapping[str, str] = os.environ, forced: str | None = None,
 ) -> tuple[Claim, list[dict[str, str]]] | None:  # fmt: skip
     """Claim the next chunk of a job; return it with its context, or None if nothing is ready.
+
+    With `forced`, that chunk whatever its inputs say.
 
     The context is the original's list of objects with one key each, without passwords unless
     `secrets` asks for them.
     """
     environment = job_environment(store, store.plan(jobid), environ, secrets=secrets)
     owner = STARTED + new_owner()
-    claims = store.claim(jobid, owner=owner, lease=lease)
+    if forced is not None:
+        claims = [force(store, jobid, forced, owner=owner, lease=lease)]
+    else:
+        claims = store.claim(jobid, owner=owner, lease=lease)
     if not claims and store.recover(jobid):
         claims = store.claim(jobid, owner=owner, lease=lease)
     if not claims:
@@ -46,11 +54,20 @@ def end(
 ) -> str:
     """Settle a claim that `start` made, READY or FAILED; return the original's line about it.
 
-    With `generation`, any claim of the chunk, and only that one.
+    With `generation`, any claim of the chunk, and only that one. RESUBMIT gives a claim back, and
+    sends back a chunk that isn't claimed.
     """
-    if status not in (READY, FAILED):
-        raise WrongUse(f"A chunk ends {READY} or {FAILED}, not {status!r}. See `odf end --help`.")
+    if status not in (READY, FAILED, RESUBMIT):
+        raise WrongUse(
+            f"A chunk ends {READY}, {FAILED} or {RESUBMIT}, not {status!r}. See `odf end --help`."
+        )
     rows = store.db.run("runjob.live_claim", jobid=jobid, dataid=dataid)
+    if not rows and status == RESUBMIT and generation is None:
+        moved = resubmit(store, jobid, [dataid], why="odf end")
+        return (
+            f"{len(moved.moves)} rows updated to {RESUBMIT} for {jobid} and {printable(dataid)} "
+            "0 IN file-local locks released"
+        )
     if not rows:
         raise Refused(
             f"Chunk {dataid!r} of {jobid!r} isn't claimed, so there is nothing to end. "
@@ -70,6 +87,8 @@ def end(
     environment = job_environment(store, store.plan(jobid), secrets=False)
     if status == READY:
         store.finish(claim, facts(claim, environment))
+    elif status == RESUBMIT:
+        status = interrupt(store, claim, Stop("odf end"))
     else:
         status = store.fail(claim, "odf end").status
     return settled(claim, environment.plan, status)

@@ -46,6 +46,7 @@ class SqliteDatabase(Database):
             cure = _cure(str(error)) or "`odf doctor` tells more."
             raise NoDatabase(f"Cannot open {self.where}: {error}. {cure}") from None
         connection.create_function("naturalkey", 1, natural_key, deterministic=True)
+        connection.create_function("now", 0, _now)  # as people know it from H2 and PostgreSQL
         connection.create_function("claim_effect", 4, effect, deterministic=True)
         if not self._unchecked:
             try:
@@ -270,3 +271,10 @@ class SqliteStore(Store):
                     generation=claim.generation, lease=claim.lease,
                 )
             }  # fmt: skip
+
+
+def _now() -> str:
+    """The time as our tables have it, in UTC."""
+    from datetime import UTC, datetime
+
+    return datetime.now(UTC).replace(tzinfo=None).isoformat(" ", "milliseconds")
