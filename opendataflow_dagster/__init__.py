@@ -65,7 +65,14 @@ def __getattr__(name: str) -> object:
     if name in _HOMES:
         from importlib import import_module
 
-        return getattr(import_module(f".{_HOMES[name]}", __name__), name)
+        from .dataflow.errors import what_installs
+
+        try:
+            return getattr(import_module(f".{_HOMES[name]}", __name__), name)
+        except ModuleNotFoundError as error:
+            if (line := what_installs(error)) is None:
+                raise
+            raise ModuleNotFoundError(f"{name}: {line}", name=error.name) from None
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

@@ -1,15 +1,13 @@
 """Where the tables, Dagster's grid and the data disagree, and how that is put right."""
 
 from collections.abc import Iterable
-from typing import NamedTuple
 
 import dagster as dg
 
 from .dataflow.catalog import read_catalog
-from .dataflow.errors import WrongUse
-from .dataflow.holdings import GONE, misplaced
+from .dataflow.holdings import Drift, drift_of_data, shown_word
 from .dataflow.model import FAILED, PENDING, READY, RUNNING
-from .dataflow.names import natural_key, typed
+from .dataflow.names import natural_key
 from .dataflow.store import Store
 from .dataflow.truth import truths
 from .mirror import Mirror
@@ -19,48 +17,25 @@ from .translator import DataflowTranslator
 REPAIR = "odf drift --repair"
 
 
-class Drift(NamedTuple):
-    """One chunk that isn't the same everywhere. `run`: what puts it right."""
-
-    datasetid: str
-    dataid: str
-    tables: str
-    dagster: str
-    data: str
-    run: str
-
-
 def drift(
     store: Store,
-    mirror: Mirror | None,
+    mirror: Mirror,
     translator: DataflowTranslator | None = None,
     *,
     datasetid: str | None = None,
 ) -> list[Drift]:
-    """Compare the tables with Dagster's grid (None: leave it out) and with data on this machine.
+    """Compare the tables with Dagster's grid, and with the data on this machine.
 
     What a Dagster run is still at work on isn't drift: it will tell itself how it ended.
     """
     translator = translator or DataflowTranslator()
     catalog = read_catalog(store)
-    if datasetid is not None and datasetid not in catalog.datasets:
-        raise WrongUse(
-            f"There is no dataset {datasetid!r}. `odf dataset list` tells what there is."
-        )
+    of_data = drift_of_data(store, catalog, datasetid)
     found: list[Drift] = []
     for each in [datasetid] if datasetid is not None else list(catalog.domains):
-        if mirror is not None:
-            found += _of_grid(store, mirror, translator, each, catalog.domains[each])
-        for held in misplaced(store, each, catalog.datasets[each].columns):
-            jobid = next(iter(catalog.producers(each)), None)
-            made = [jobid, held.dataid] if jobid and held.dataid else None
-            again = f"odf resubmit {typed(*made)}" if made and held.found == GONE else ""
-            found.append(
-                Drift(
-                    each, held.dataid, _word(held.status), "", f"{held.found}: {held.place}", again
-                )
-            )
-    if mirror is not None and datasetid is None:
+        found += _of_grid(store, mirror, translator, each, catalog.domains[each])
+        found += [one for one in of_data if one.datasetid == each]
+    if datasetid is None:
         for domain in sorted(set(catalog.domains.values())):
             members = [each for each, name in catalog.domains.items() if name == domain]
             found += _of_keys(store, mirror, translator, domain, members)
@@ -93,8 +68,8 @@ def _of_grid(
     wrong = {each.dataid: each for each in differences(store, mirror, translator, datasetid)}
     found = [
         Drift(
-            datasetid, each.dataid, _word(each.truth.status),
-            _word(each.shown.state)
+            datasetid, each.dataid, shown_word(each.truth.status),
+            shown_word(each.shown.state)
             + (" of an earlier generation" if _same(each.truth.status, each.shown.state) else ""),
             "", "" if each.repair == "wait" else REPAIR,
         )
@@ -109,8 +84,8 @@ def _of_grid(
         state = stored[part].state if part in stored else ""
         if part in keys and dataid not in wrong and drawn.get(part, "") != state:
             truth = there.get(dataid, NOTHING)
-            told = f"{_word(drawn.get(part, ''))}, by an outdated cache"
-            found.append(Drift(datasetid, dataid, _word(truth.status), told, "", REPAIR))
+            told = f"{shown_word(drawn.get(part, ''))}, by an outdated cache"
+            found.append(Drift(datasetid, dataid, shown_word(truth.status), told, "", REPAIR))
     return found
 
 
@@ -127,7 +102,7 @@ def _of_keys(
     }
     existing = set(mirror.keys(name))
     found = [
-        Drift(datasetid, dataid, _word(truth.status), "no partition key", "", REPAIR)
+        Drift(datasetid, dataid, shown_word(truth.status), "no partition key", "", REPAIR)
         for key, (dataid, datasetid, truth) in wanted.items()
         if key not in existing
     ]
@@ -140,7 +115,3 @@ def _of_keys(
 
 def _same(status: str, state: str) -> bool:
     return status == state or (state == FAILED and status not in (READY, RUNNING, PENDING))
-
-
-def _word(status: str) -> str:
-    return status if status not in ("", PENDING) else "missing"

@@ -13,8 +13,8 @@ import dagster as dg
 from .claiming import Context, explained, interrupted
 from .dataflow.chunk import open_chunk, reason_of
 from .dataflow.environment import JobEnvironment, job_environment
-from .dataflow.errors import Overtaken, StaleClaim
-from .dataflow.givingback import interrupt, interrupt_soon
+from .dataflow.errors import Overtaken, SessionError, StaleClaim
+from .dataflow.givingback import give_back, interrupt, interrupt_soon
 from .dataflow.model import FAILED, RESUBMIT, Claim, Stop
 from .dataflow.names import printable, typed
 from .dataflow.pulse import Pulse
@@ -175,6 +175,11 @@ def held(context: Context, flow: Flow, handed: Handed) -> Iterator[Work]:
         buffer.clear()
         _raise_interrupt(work)
         raise
+    except SessionError as error:  # no chunk is to blame
+        buffer.clear()
+        if work is None or not work.settled:
+            give_back(store, [claim], str(error))
+        raise told(store, error) from None
     except Exception as error:
         if work and work.interrupt and not work.settled:
             buffer.clear()

@@ -9,6 +9,8 @@ from click.testing import CliRunner, Result
 
 from opendataflow_dagster.cli.app import app
 from opendataflow_dagster.dataflow import moves, registry
+from opendataflow_dagster.dataflow.catalog import read_catalog
+from opendataflow_dagster.dataflow.holdings import Drift, drift_of_data
 from opendataflow_dagster.dataflow.model import FAILED, READY, Fact
 from opendataflow_dagster.dataflow.store import Store, new_owner
 from opendataflow_dagster.drift import drift, repair
@@ -22,6 +24,10 @@ def odf(store: Store, home: Path | None, *line: str) -> Result:
     url = store.db.url if store.db.dialect == "postgres" else f"sqlite:///{store.db.path}"  # type: ignore[attr-defined]
     env = {"DATAFLOW_URL": url, "DAGSTER_HOME": str(home) if home else None}
     return CliRunner().invoke(app, ["drift", *line], prog_name="odf", env=env)
+
+
+def of_data(store: Store) -> list[Drift]:
+    return drift_of_data(store, read_catalog(store))
 
 
 def test_each_kind_of_difference_is_told(grid: Grid) -> None:
@@ -87,7 +93,7 @@ def test_data_that_is_gone_or_belongs_to_nothing(store: Store, tmp_path: Path) -
     moves.ready(store, "orders", DAYS)
     for claim in store.claim("copy", owner=new_owner(), k=3):
         store.finish(claim, [Fact("copies", claim.dataid, location=str(folder))])
-    gone, unknown = sorted(drift(store, None), key=lambda each: each.dataid, reverse=True)
+    gone, unknown = sorted(of_data(store), key=lambda each: each.dataid, reverse=True)
     assert (gone.dataid, gone.data) == (DAYS[2], f"data is gone: {folder}/{DAYS[2]}")
     assert gone.run == f"odf resubmit copy {DAYS[2]}"
     assert (unknown.dataid, unknown.tables) == ("2020-01-01", "missing")
@@ -104,14 +110,14 @@ def test_a_chunk_that_recorded_its_own_place_is_looked_for_there(
     (tmp_path / DAYS[0]).touch()
     for claim in store.claim("copy", owner=new_owner(), k=2):
         store.finish(claim, [Fact("copies", claim.dataid, location=str(tmp_path / claim.dataid))])
-    [found] = drift(store, None)
+    [found] = of_data(store)
     assert (found.dataid, found.data) == (DAYS[1], f"data is gone: {tmp_path / DAYS[1]}")
 
 
 def test_a_folder_that_is_not_there_is_one_line(store: Store) -> None:
     registry.add_dataset(store, "orders", hostname="/nowhere/at/all")
     moves.ready(store, "orders", DAYS)
-    [found] = drift(store, None)
+    [found] = of_data(store)
     assert found.data == "folder is gone: /nowhere/at/all"
 
 
@@ -119,7 +125,7 @@ def test_names_that_tell_nothing_are_left_alone(store: Store, tmp_path: Path) ->
     (tmp_path / "all.parquet").touch()
     registry.add_dataset(store, "orders", hostname=str(tmp_path))
     moves.ready(store, "orders", DAYS)
-    assert drift(store, None) == []
+    assert of_data(store) == []
 
 
 def test_the_command_reports_repairs_and_exits(grid: Grid) -> None:

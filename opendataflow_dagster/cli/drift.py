@@ -6,7 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ..dataflow.catalog import read_catalog
 from ..dataflow.errors import WrongUse
+from ..dataflow.holdings import drift_of_data
 from .output import as_json, count_of, show, store_of
 
 if TYPE_CHECKING:
@@ -37,18 +39,19 @@ def drift(
     command that makes it again is shown, not run.
     """
     store = store_of(ctx)
-    names = _translator(translator)
     if no_dagster:
         if repair:
             raise WrongUse("--repair is for Dagster's grid. Leave --no-dagster out.")
-        _report(ctx, _look(store, None, names, dataset), as_json)
+        _report(ctx, drift_of_data(store, read_catalog(store), dataset), as_json)
         return
+    names = _translator(translator)
     if not os.environ.get("DAGSTER_HOME"):
         raise WrongUse(
             "DAGSTER_HOME isn't set, so there is no Dagster to compare with. Set it to the folder "
             "of your dagster.yaml, or use --no-dagster."
         )
-    dg = _dagster()
+    dg = import_module("dagster")
+    from ..drift import drift as compare
     from ..drift import repair as put_right
     from ..mirror import Mirror
 
@@ -61,14 +64,8 @@ def drift(
                 f"{done.keys} partition keys.",
                 err=True,
             )
-        _report(ctx, _look(store, Mirror(instance), names, dataset), as_json)
-
-
-def _look(store: Any, mirror: Any, names: Any, dataset: str | None) -> list[Any]:
-    _dagster()
-    from ..drift import drift as compare
-
-    return compare(store, mirror, names, datasetid=dataset)
+        found = compare(store, Mirror(instance), names, datasetid=dataset)
+        _report(ctx, found, as_json)
 
 
 def _report(ctx: click.Context, found: list[Any], as_json: bool) -> None:
@@ -77,15 +74,6 @@ def _report(ctx: click.Context, found: list[Any], as_json: bool) -> None:
         if not as_json:
             click.echo(f"{count_of(len(found), 'difference')}.", err=True)
         ctx.exit(1)
-
-
-def _dagster() -> Any:
-    try:
-        return import_module("dagster")
-    except ImportError:
-        raise WrongUse(
-            "Dagster isn't installed here. Run `pip install 'opendataflow-dagster[dagster]'`."
-        ) from None
 
 
 def _translator(name: str | None) -> "DataflowTranslator | None":

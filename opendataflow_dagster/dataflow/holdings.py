@@ -6,7 +6,10 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from . import packs
+from .catalog import Catalog
+from .errors import WrongUse
 from .model import PENDING, READY, RUNNING
+from .names import typed
 from .places import location, path_of
 from .store import Store
 from .truth import Truth, facts, truths
@@ -25,6 +28,39 @@ class Holding(NamedTuple):
     status: str
     found: str
     place: str
+
+
+class Drift(NamedTuple):
+    """One chunk that isn't the same everywhere. `run`: what puts it right."""
+
+    datasetid: str
+    dataid: str
+    tables: str
+    dagster: str
+    data: str
+    run: str
+
+
+def drift_of_data(store: Store, catalog: Catalog, datasetid: str | None = None) -> list[Drift]:
+    """Compare the tables with the data on this machine, of one dataset or of all."""
+    if datasetid is not None and datasetid not in catalog.datasets:
+        raise WrongUse(
+            f"There is no dataset {datasetid!r}. `odf dataset list` tells what there is."
+        )
+    found: list[Drift] = []
+    for each in [datasetid] if datasetid is not None else list(catalog.domains):
+        for held in misplaced(store, each, catalog.datasets[each].columns):
+            jobid = next(iter(catalog.producers(each)), None)
+            made = [jobid, held.dataid] if jobid and held.dataid else None
+            again = f"odf resubmit {typed(*made)}" if made and held.found == GONE else ""
+            status = shown_word(held.status)
+            found.append(Drift(each, held.dataid, status, "", f"{held.found}: {held.place}", again))
+    return found
+
+
+def shown_word(status: str) -> str:
+    """A status as it is told where tables, Dagster and data are compared."""
+    return status if status not in ("", PENDING) else "missing"
 
 
 def misplaced(store: Store, datasetid: str, columns: Mapping[str, str | None]) -> list[Holding]:

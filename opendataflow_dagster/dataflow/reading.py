@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from .answers import five_answers
 from .chunk import ChunkFailed
-from .errors import DataflowError, Overtaken, Refused, StaleClaim
+from .errors import DataflowError, Overtaken, Refused, SessionError, StaleClaim
 from .files import data_files
 from .folders import alike, find, is_foreign, read_note
 from .hindrances import advice, hindrances
@@ -116,10 +116,13 @@ def with_code(error: Exception) -> str:
 
 @contextmanager
 def failing() -> Iterator[None]:
-    """Turn an error that tells a person what to do into the reason of a chunk's failure."""
+    """Turn an error that tells a person what to do into the reason of a chunk's failure.
+
+    Not that there is no session of Spark: no chunk is to blame for that.
+    """
     try:
         yield
-    except (StaleClaim, Overtaken, ChunkFailed):
+    except (StaleClaim, Overtaken, ChunkFailed, SessionError):
         raise
     except DataflowError as error:
         raise ChunkFailed(with_code(error)) from error

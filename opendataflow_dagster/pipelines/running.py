@@ -11,6 +11,7 @@ from ..dataflow.chunk import Chunk, Result
 from ..dataflow.config import Settings
 from ..dataflow.environment import JobEnvironment
 from ..dataflow.errors import DataflowError
+from ..dataflow.files import need
 from ..dataflow.items import new_run
 from ..dataflow.maker import Maker
 from ..dataflow.makerrun import MakerRunner
@@ -191,6 +192,8 @@ def run_pipeline(
     With a `stream_file`, for each row of that CSV file as an item. Without `begins`, only what
     waits is run. Without a `session`, one is started with the first transformation, and ended.
     """
+    if session is None:
+        refuse_impossible(settings)
     plans = register(store, project, slug)
     store.recover(slug)
     check(store, project, project.pipeline(slug), plans[slug])
@@ -217,6 +220,8 @@ def run_project(
     One whose source couldn't be made isn't run. Of one that takes items, those that wait are made.
     A signal ends it all.
     """
+    if session is None:
+        refuse_impossible(settings)
     broken: list[str] = []
     with ExitStack() as stack:
         session = session or stack.enter_context(session_when_needed(settings, project.name))
@@ -240,6 +245,15 @@ def run_project(
             yield slug, outcome
             if outcome.code >= SIGNALED:
                 return
+
+
+def refuse_impossible(settings: Settings) -> None:
+    """Refuse to begin where the transformations can't run, since something isn't installed."""
+    from ..spark.session import refuse_impossible as refuse_session
+
+    for module in ("pandas", "pyarrow", "pyspark"):
+        need(module, "pipelines")
+    refuse_session(settings)
 
 
 @contextmanager

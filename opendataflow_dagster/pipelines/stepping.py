@@ -6,7 +6,7 @@ from contextlib import suppress
 from typing import Any
 
 from ..dataflow.chunk import ChunkFailed
-from ..dataflow.errors import DataflowError
+from ..dataflow.errors import DataflowError, SessionError
 from ..dataflow.items import cleaned_away, payloads
 from ..dataflow.model import FAILED, READY, RUNNING, Claim
 from ..dataflow.names import printable
@@ -96,6 +96,9 @@ class Stepping:
             told(self.say, name, error.printed, error.trace)
             ended(FAILED, reason=str(error), stdout=error.printed, traceback=error.trace)
             raise ChunkFailed(f"{name}: {error}") from error
+        except SessionError as error:  # no chunk is to blame
+            ended(FAILED, reason=str(error), stdout=printed)
+            raise
         except DataflowError as error:  # of a source: it is read when it is needed
             ended(FAILED, reason=with_code(error), stdout=printed)
             raise ChunkFailed(with_code(error)) from error

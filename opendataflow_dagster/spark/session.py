@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from ..dataflow.config import Settings
 from ..dataflow.errors import DataflowError, SessionError, WrongUse
 from .conf import LEVEL, MASTER, OPTIONS, REMOTE, WAREHOUSE, given_conf, spark_conf
-from .java import java_home
+from .java import java_home, needed_java
 from .living import has_ended, is_remote, let_go, starting
 from .servers import listens, public
 from .start import driver_options, surroundings, warehouse
@@ -74,6 +74,13 @@ def spark_session(
             session = _launched(dict(wanted), short)
         _Known.of(session, wanted)
         return session
+
+
+def refuse_impossible(settings: Settings | None) -> None:
+    """Refuse, before anything is claimed, a session that can't start: without pyspark, or Java."""
+    _pyspark()
+    if "PYSPARK_GATEWAY_PORT" not in os.environ and REMOTE not in spark_conf(settings):
+        needed_java()
 
 
 def _pyspark() -> None:
