@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple
 
 from .dataflow.catalog import Catalog, read_catalog
+from .dataflow.folding import fold_marks
 from .dataflow.history import LostCursor, end_of_log, events_after
 from .dataflow.model import FAILED, PENDING, READY, RUNNING
 from .dataflow.names import natural_key
@@ -66,6 +67,7 @@ class Place:
     events: int = 0
     layout: str = ""
     marks: dict[str, Any] = field(default_factory=dict)
+    folds: dict[str, int] = field(default_factory=dict)
     datasets: list[str] = field(default_factory=list)
     domains: list[str] = field(default_factory=list)
     backfills: list[str] = field(default_factory=list)
@@ -137,6 +139,15 @@ class _Pass:
             lost = [each for key, each in self.datasets.items() if was.get(key) != now.get(key)]
             place.datasets = list(dict.fromkeys([*place.datasets, *lost]))
         was, now = place.marks.get("partitions", {}), marks["partitions"]
+        # Items that were folded have left no trace in the log.
+        folds = fold_marks(self.store)
+        if place.layout:
+            shrunk = [each for each in folds if folds[each] != place.folds.get(each)]
+            shrunk = [each for each in shrunk if each in self.catalog.domains]
+            place.datasets = list(dict.fromkeys([*place.datasets, *shrunk]))
+            shrunk = [self.catalog.domains[each] for each in shrunk]
+            place.domains = list(dict.fromkeys([*place.domains, *shrunk]))
+        place.folds = folds
         changed = [
             domain
             for domain in self.members

@@ -60,7 +60,7 @@ def instance(
         made = request.getfixturevalue("postgres_instance")
         yield made
         made.wipe()
-        for name in {"dataflow/orders", "dataflow/copies", "dataflow/other", "d"}:
+        for name in {"dataflow/orders", "dataflow/copies", "dataflow/other", "dataflow/sold", "d"}:
             Mirror(made).replace_keys(name, made.get_dynamic_partitions(name), [])
 
 

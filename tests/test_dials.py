@@ -5,6 +5,7 @@ import importlib
 import pkgutil
 import re
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -15,9 +16,12 @@ import opendataflow_dagster
 from opendataflow_dagster.dataflow import registry
 from opendataflow_dagster.dataflow.config import Settings, load_settings
 from opendataflow_dagster.dataflow.errors import DataflowError
+from opendataflow_dagster.dataflow.folding import fold_items
+from opendataflow_dagster.dataflow.items import Post, accept
 from opendataflow_dagster.dataflow.periodic import begin_due_runs
 from opendataflow_dagster.dataflow.runjob import run_job
 from opendataflow_dagster.dataflow.store import Store
+from opendataflow_dagster.dataflow.times import to_table
 from opendataflow_dagster.ingest.limits import Limits
 from opendataflow_dagster.spark.conf import MASTER, spark_conf
 from tests.stores import expire, put, register, sql, take
@@ -76,6 +80,15 @@ def runs_that_are_due(store: Store) -> int:
     return len(begin_due_runs(store, ["daily"]))
 
 
+def items_that_are_folded(store: Store) -> int:
+    accept(store, [Post("daily", ("1",))])
+    store.finish(store.claim("daily", owner="w", k=9))
+    hour_ago = to_table(store, datetime.fromtimestamp(store.now() - 3600, UTC))
+    for table, column in (("streamitem", "received"), ("chunkfact", "at")):
+        sql(store, f"update {table} set {column} = :at", at=hour_ago)
+    return fold_items(store)
+
+
 def script(body: str) -> list[str]:
     Path("loadbob.sh").write_text(f"#!/bin/sh\n{body}\n")
     Path("loadbob.sh").chmod(0o755)
@@ -94,6 +107,7 @@ TURNS: dict[str, Turn] = {
     "time_limit": ("1", outcome_of_a_slow_script, "done", "failed"),
     "paused_until": ("forever", claims_at_once, 5, 0),
     "every_minutes": ("5", runs_that_are_due, 0, 1),
+    "fold_after": ("30m", items_that_are_folded, 0, 1),
 }
 
 

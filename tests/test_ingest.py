@@ -13,6 +13,7 @@ from typing import Any
 import httpx
 import pytest
 
+from opendataflow_dagster.dataflow.folding import fold_items
 from opendataflow_dagster.dataflow.items import accept, payloads
 from opendataflow_dagster.dataflow.store import Store, open_store
 from opendataflow_dagster.dataflow.tokens import drop_token, new_token
@@ -179,6 +180,22 @@ def test_a_status_is_told_to_who_has_the_token(client: Client) -> None:
     for unknown in ("1000000000", "nothing", "%00", "9" * 400, "-1", "１"):
         answer = client.get(f"/status/live/{unknown}")
         assert (answer.status_code, list(answer.json())) == (404, ["error"]), unknown
+
+
+def test_a_folded_item_is_gone(client: Client) -> None:
+    told = client.post({"id": 2}).json()
+    store = client.store
+    store.finish(store.claim("live", owner="w"))
+    for table, column in (("streamitem", "received"), ("chunkfact", "at")):
+        sql(store, f"update {table} set {column} = '2026-01-01 00:00:00'")
+    assert client.get(told["status"]).json()["status"] == "READY"
+    assert fold_items(store) == 1
+    answer = client.get(told["status"])
+    assert answer.status_code == 410
+    assert answer.json()["error"].startswith(
+        f"Item {told['dataid']} lies within what was folded: 1 item of 'live' from "
+    )
+    assert client.get(f"/status/live/{int(told['dataid']) + 9}").status_code == 404
 
 
 @pytest.mark.parametrize(

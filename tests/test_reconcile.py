@@ -9,13 +9,15 @@ import dagster as dg
 import pytest
 
 from opendataflow_dagster.dataflow import moves, registry
+from opendataflow_dagster.dataflow.folding import fold_items
+from opendataflow_dagster.dataflow.items import Accepted, Post, accept
 from opendataflow_dagster.dataflow.model import FAILED, READY, RUNNING
 from opendataflow_dagster.dataflow.store import Store, new_owner
 from opendataflow_dagster.drift import drift, repair
 from opendataflow_dagster.mirror import Mirror
 from opendataflow_dagster.reconcile import reconcile
 from tests.grids import NAMES, Grid
-from tests.stores import sql
+from tests.stores import register, sql, take
 
 WEEK = [f"2026-11-{day:02d}" for day in range(2, 9)]
 
@@ -105,6 +107,26 @@ def test_chunks_can_be_deleted_and_renamed(grid: Grid) -> None:
     expected = {**dict.fromkeys(WEEK[2:], READY), "renamed": READY}
     assert grid.squares("orders") == grid.squares("copies") == expected
     assert grid.keys() == [*WEEK[2:], "renamed"]
+    grid.agrees()
+
+
+def test_folded_items_leave_the_grid(grid: Grid) -> None:
+    register(grid.store, "live", [], ["sold"])
+    [answer] = accept(grid.store, [Post("live", ("1", "2", "3"))])
+    assert isinstance(answer, Accepted)
+    for claim in take(grid.store, "live", k=2):
+        grid.store.finish(claim)
+    grid.tick()
+    assert grid.squares("sold", "sold") == dict.fromkeys(answer.dataids[:2], READY)
+    sql(grid.store, "update streamitem set received = '2026-01-01 00:00:00'")
+    sql(grid.store, "update chunkfact set at = '2026-01-01 00:00:00'")
+
+    assert fold_items(grid.store) == 2
+    grid.tick()
+
+    assert grid.keys("sold") == [answer.dataids[2]]
+    assert grid.squares("sold", "sold") == {}
+    assert grid.tick().writes == 0
     grid.agrees()
 
 

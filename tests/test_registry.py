@@ -302,12 +302,14 @@ def test_dials_are_turned_and_reset(store: Store) -> None:
     row = registry.set_policy(
         store, "j", {"concurrency": "0", "max_attempts": "3", "retry_delay": "5m",
                      "max_losses": "9", "lease_seconds": "90",
-                     "batch_size": "10", "time_limit": "1h", "every_minutes": "15"},
+                     "batch_size": "10", "time_limit": "1h", "every_minutes": "15",
+                     "fold_after": "1h"},
     )  # fmt: skip
     assert row == {
         "jobid": "j", "concurrency": 0, "max_attempts": 3, "max_losses": 9,
         "retry_delay": 300, "lease_seconds": 90,
         "batch_size": 10, "time_limit": 3600, "paused_until": None, "every_minutes": 15,
+        "fold_after": 3600,
     }  # fmt: skip
     row = registry.set_policy(store, "j", {"concurrency": "none", "max_attempts": ""})
     assert (row["concurrency"], row["max_attempts"], row["batch_size"]) == (None, None, 10)

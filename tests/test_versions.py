@@ -66,8 +66,11 @@ def stamp(store: Store, **numbers: int) -> None:
         )
 
 
-LATER = ("max_losses", "interruptions", "options", "replaces")
+LATER = ("max_losses", "interruptions", "options", "replaces", "fold_after")
 """Columns that version 3 didn't have."""
+
+NEW = ("dataflow_meta", "streamfold", "csvfile", "csvpart")
+"""Tables that it didn't have, and the one that tells versions."""
 
 
 def kept(found: dict[str, list[dict[str, Any]]]) -> dict[str, list[dict[str, Any]]]:
@@ -75,7 +78,7 @@ def kept(found: dict[str, list[dict[str, Any]]]) -> dict[str, list[dict[str, Any
 
     Columns that came since hold nothing yet.
     """
-    found = {name: of_table for name, of_table in found.items() if name != "dataflow_meta"}
+    found = {name: of_table for name, of_table in found.items() if name not in NEW}
     queue = [{**row, "sortkey": None} for row in found["pending"]]
     found |= {"pending": sorted(queue, key=repr)}
     return {

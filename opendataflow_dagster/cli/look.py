@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import click
 
+from ..dataflow.folding import folds
 from ..dataflow.history import NEWEST
 from ..dataflow.history import runs as newest
 from ..dataflow.look import Strip, running, summary
@@ -61,6 +62,8 @@ def status(
     if (as_json or (name is not None and not grid)) and not only_counts:
         empty = f"{name!r} has no chunks yet."
         show(shown_rows(rows_of(store, name), as_json=as_json), as_json=as_json, empty=empty)
+        for fold in folds(store, name):
+            click.echo(f"Not listed: {fold}.", err=True)
         return
     counts = summary(store, name)
     if as_json:

@@ -5,6 +5,7 @@ from datetime import datetime
 from typing import Any, NamedTuple
 
 from .errors import WrongUse
+from .folding import folds
 from .model import ABSENT, PENDING, URGENCY, Status, read_status
 from .names import natural_key
 from .store import Store
@@ -60,6 +61,7 @@ def summary(store: Store, name: str | None = None) -> list[dict[str, Any]]:
         outputs = set(store.db.run("look.outputs", which=name))
         counts = store.db.run("look.counts", which=name)
         stale = {row[:2]: row[2] for row in store.db.run("look.stale", which=name)}
+        folded = {fold.jobid: fold.items for fold in folds(store, name)}
         policies = {row["jobid"]: _timed(store, row) for row in store.db.records("look.policies")}
         now = from_table(store, datetime.fromtimestamp(store.now()).astimezone())
     found: dict[tuple[str, str], dict[str, int]] = {
@@ -73,7 +75,7 @@ def summary(store: Store, name: str | None = None) -> list[dict[str, Any]]:
         | {"claimable": claimable.get(jobid, 0) if (jobid, datasetid) in outputs else 0}
         | {word.lower(): chunks for word, chunks in found[jobid, datasetid].items()}
         | {"stale": stale.get((jobid, datasetid), 0)}
-        | {"note": _note(policies.get(jobid), now)}
+        | {"note": _note(policies.get(jobid), now, folded.get(jobid, 0))}
         for jobid, datasetid in sorted(found, key=lambda key: (key[0] or "", key[1] or ""))
     ]
 
@@ -135,12 +137,13 @@ def _timed(store: Store, row: dict[str, Any]) -> dict[str, Any]:
     return row | {name: from_table(store, row[name]) for name in TIMES if name in row}
 
 
-def _note(policy: dict[str, Any] | None, now: datetime | None) -> str:
-    if policy is None:
-        return ""
-    until = policy["paused_until"]
+def _note(policy: dict[str, Any] | None, now: datetime | None, folded: int) -> str:
+    notes = []
+    until = policy["paused_until"] if policy else None
     if until and now and until > now:
-        return f"paused until {shown(until)}"
-    if policy["concurrency"] is not None:
-        return f"at most {policy['concurrency']} at once"
-    return ""
+        notes.append(f"paused until {shown(until)}")
+    elif policy and policy["concurrency"] is not None:
+        notes.append(f"at most {policy['concurrency']} at once")
+    if folded:
+        notes.append(f"{folded:,} item{'s' * (folded > 1)} folded")
+    return ", ".join(notes)

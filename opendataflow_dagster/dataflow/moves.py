@@ -36,7 +36,14 @@ from .outputs import (
     to,
 )
 from .precedence import overtaken, refuse_overtaken
-from .refusals import locked, refuse_held, refuse_running, refuse_unknown, refuse_unknown_job
+from .refusals import (
+    locked,
+    refuse_folded,
+    refuse_held,
+    refuse_running,
+    refuse_unknown,
+    refuse_unknown_job,
+)
 from .store import DELAY_OVER, Store
 
 __all__ = [
@@ -144,6 +151,7 @@ def hold(
         if not outputs:
             refuse_unknown(store, jobid, asked, rows)
         there = {(row.datasetid, row.dataid) for row in rows}
+        refuse_folded(store, jobid, {*asked} - {row.dataid for row in rows})
         new = [
             Move(jobid, datasetid, dataid, None, HOLD)
             for dataid in asked
@@ -208,6 +216,8 @@ def ready(
         refuse_held(rows)
         made = {row.dataid for row in rows if status(row) == READY}
         there = {row.dataid for row in rows}
+        for jobid in writers(store, datasetid):
+            refuse_folded(store, jobid, [each for each in asked if each not in there])
         moves = to(READY, [row for row in rows if row.dataid not in made], "ready")
         new = [Move(EXTERNAL, datasetid, each, None, READY) for each in asked if each not in there]
         return carry_out(store, moves, new=new, asked=asked, plan=plan)
@@ -287,6 +297,12 @@ def recover_abandoned(
 def is_registered(store: Store, datasetid: str) -> bool:
     """Whether a dataset has a row of its own."""
     return bool(store.db.run("moves.is_registered", datasetid=datasetid))
+
+
+def writers(store: Store, datasetid: str) -> list[str]:
+    """The jobs that write a dataset."""
+    edges = store.db.run("moves.edges")
+    return sorted({job for job, kind, each in edges if (kind, each) == ("OUT", datasetid)})
 
 
 def _asked(jobid: str, dataids: Sequence[str], *, needed: bool = False) -> list[str]:

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Sequence
 
 from .errors import Refused
+from .folding import fold_of
 from .model import HOLD, RUNNING
 from .names import typed
 from .outputs import Move, status
@@ -24,11 +25,23 @@ def refuse_unknown(store: Store, jobid: str, asked: Sequence[str], rows: Iterabl
     missing = [dataid for dataid in asked if dataid not in known]
     if missing:
         refuse_unknown_job(store, jobid)
+        refuse_folded(store, jobid, missing)
         raise Refused(
             f"Job {jobid!r} has no chunk {_listed(missing)}: nothing was changed. "
             f"See `odf runs {typed(jobid)}`.",
             code="UNKNOWN_CHUNK",
         )
+
+
+def refuse_folded(store: Store, jobid: str, dataids: Iterable[str]) -> None:
+    """Refuse chunks that were folded: nothing is left of which they could be made again."""
+    for dataid in dataids:
+        if fold := fold_of(store, jobid, dataid):
+            raise Refused(
+                f"Chunk {dataid!r} of {jobid!r} lies within what was folded ({fold}): nothing was "
+                f"changed. To have its rows made again, send the item again.",
+                code="FOLDED",
+            )
 
 
 def refuse_running(store: Store, rows: Iterable[Move]) -> None:

@@ -9,6 +9,7 @@ from .config import redact
 from .credentials import encrypt, for_dataset, is_encrypted
 from .csvoptions import csv_options
 from .errors import Refused, WrongUse
+from .folding import FOLD_AFTER
 from .moves import EXTERNAL, is_registered
 from .names import check_id, check_text, check_variable, typed
 from .outputs import person
@@ -41,10 +42,12 @@ DIALS = {
     "paused_until": (None, "nothing is claimed before", "not paused"),
     "every_minutes": (1, "minutes between a schedule's launches, or new runs of a pipeline",
                       "whenever there is work; no new run"),
+    "fold_after": (60, "seconds until an item that is READY is folded: it leaves the tables",
+                   f"{FOLD_AFTER} (7 days)"),
 }  # fmt: skip
 """Each dial of a job: its least value, what it is, and what holds when it isn't set."""
 
-IN_SECONDS = ("retry_delay", "lease_seconds", "time_limit")
+IN_SECONDS = ("retry_delay", "lease_seconds", "time_limit", "fold_after")
 MOST = 2**31 - 1
 
 

@@ -5,6 +5,7 @@ from datetime import datetime
 from typing import NamedTuple
 
 from .answers import five_answers
+from .folding import fold_of
 from .hindrances import IN_A_CIRCLE, advice, hindrances
 from .model import BLOCKING, Plan
 from .names import check_id, typed
@@ -13,7 +14,8 @@ from .times import from_table, shown
 from .whystate import Answer, Reason, State, read_state
 
 CODES = (
-    "NOT_REGISTERED", *BLOCKING, "PAUSED", "AT_CONCURRENCY", "INVALID_LOCATION", "NOT_VALIDATED",
+    "NOT_REGISTERED", "FOLDED", *BLOCKING, "PAUSED", "AT_CONCURRENCY", "INVALID_LOCATION",
+    "NOT_VALIDATED",
 )  # fmt: skip
 """What stands in the way, the first thing first. A claim looks at statuses, not at places and
 checks: it doesn't refuse for the last two, but whoever reads the data should."""
@@ -70,6 +72,10 @@ def explain_chunk(
     state = read_state(store, store.read_plan(jobid), dataid, at)
     if state.plan.flaw:
         return unregistered(state.plan, dataid, at)
+
+    if at is None and (fold := fold_of(store, jobid, dataid)):
+        text = f"{dataid!r} lies within what was folded: {fold}; no row tells of a single one"
+        return Explanation(jobid, dataid, at, False, [Reason("FOLDED", text)], [], [], {})
 
     def above(producer: str) -> Reason | None:
         if producer in asked or producer == jobid:

@@ -15,6 +15,7 @@ from starlette.routing import Route
 
 from ..dataflow.accepting import Accepted, Post
 from ..dataflow.errors import DataflowError, Refused
+from ..dataflow.folding import Fold, fold_of
 from ..dataflow.items import backlog, item_status
 from ..dataflow.names import printable, typed
 from ..dataflow.runjob import Say, first_line
@@ -196,9 +197,15 @@ class _Served:
         found = None
         if dataid.isascii() and dataid.isdigit() and len(dataid) < 20:
             found = await self._asked(lambda: item_status(self.store, slug, dataid))
+            if found is None and (fold := await self._asked(lambda: self._fold(slug, dataid))):
+                line = f"Item {dataid} lies within what was folded: {fold}."
+                raise HTTPException(410, line)
         if found is None:
             raise HTTPException(404, f"Pipeline {slug!r} has no item {printable(dataid)[:40]!r}.")
         return JSONResponse({name: plain(value) for name, value in found.items()})
+
+    def _fold(self, slug: str, dataid: str) -> Fold | None:
+        return self.store.db.insist(lambda: fold_of(self.store, slug, dataid))[0]
 
     async def _admitted(self, request: Request) -> str:
         """The pipeline of a request, whose token it has."""

@@ -15,6 +15,7 @@ ERRORS = {
     "404": "There is no such pipeline here, or it takes no items.",
     "405": "The address has another method.",
     "408": "The body didn't arrive in time.",
+    "410": "The item was folded: it was READY, and has no row of its own any more.",
     "413": "The body is too large.",
     "415": "The body isn't JSON by its Content-Type, or it is compressed.",
     "422": "The body isn't valid JSON, or not an item, or its Idempotency-Key can't be taken.",
@@ -103,7 +104,7 @@ def _status(pipeline: dict[str, Any]) -> dict[str, Any]:
         "summary": "How an item stands",
         "security": [{"token": []}],
         "parameters": [pipeline, dataid],
-        "responses": told | _errors("401", "403", "404", "405", "503"),
+        "responses": told | _errors("401", "403", "404", "405", "410", "503"),
     }
 
 

@@ -9,13 +9,14 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..dataflow.config import Settings
+from ..dataflow.folding import fold_age, fold_items, tidy
 from ..dataflow.model import HOLD
 from ..dataflow.names import printable, typed
 from ..dataflow.pulse import Pulse
@@ -43,6 +44,9 @@ YIELD = 5
 
 THREADS = 4
 """Pipelines that are worked on at once."""
+
+FOLDS = 5.0, 600.0
+"""Seconds between two looks for items to fold: a fiftieth of their age, but within these."""
 
 LOSSES = 3
 """Workers that an item may cost, unless its policy says more: once in company, and twice alone."""
@@ -86,6 +90,8 @@ class ItemWorker:
         self.lost = ""
         """Why what is in hand is lost, if it is."""
         self._busy: set[str] = set()
+        self._folding: Future[None] | None = None
+        self._fold_at = 0.0
         self._again: set[str] = set()
         self._lock = threading.Lock()
         self._away = False
@@ -94,7 +100,7 @@ class ItemWorker:
         """Work until the bell is over; the exit code."""
         consumer = self.consumer
         looked = recovered = 0.0
-        with ThreadPoolExecutor(THREADS, thread_name_prefix="items") as pool:
+        with ThreadPoolExecutor(THREADS + 1, thread_name_prefix="items") as pool:
             while not (self.bell.over or consumer.ending or self.code):
                 due = self.bell.wait(TICK)
                 now = time.monotonic()
@@ -105,6 +111,8 @@ class ItemWorker:
                     due |= self._look(recover)
                 for slug in due & consumer.current.taking.keys():
                     self._submit(pool, slug)
+                if now >= self._fold_at and (self._folding is None or self._folding.done()):
+                    self._folding = pool.submit(self._fold)
             consumer.stopping = True
         return self.code
 
@@ -146,6 +154,20 @@ class ItemWorker:
                 self._again.discard(slug)
             if more or again or self.code:
                 self.bell.ring(slug)
+
+    def _fold(self) -> None:
+        """Fold what is old enough; the longer that takes, the later it is done again."""
+        store, began, pause = self.consumer.store, time.monotonic(), FOLDS[1]
+        try:
+            ages = [fold_age(store, slug) for slug in self.consumer.current.taking]
+            pause = min([pause, *(age / 50 for age in ages)])
+            if fold_items(store):
+                tidy(store)
+        except Exception as error:
+            self._say(f"Finished items can't be folded: {first_line(error)}")
+            store.db.drop()
+        took = time.monotonic() - began
+        self._fold_at = time.monotonic() + max(FOLDS[0], pause, 10 * took)
 
     def _told(self, error: Exception) -> None:
         if not self._away:

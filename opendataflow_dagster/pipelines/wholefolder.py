@@ -1,6 +1,7 @@
 """All chunks of a folder as one source: those that are READY, or all files if nobody tracks it."""
 
 import os
+from collections.abc import Iterator
 from functools import reduce
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -72,9 +73,11 @@ class FolderSource(Source):
         rows, _ = self._store.db.insist(
             lambda: self._store.db.run("places.chunks", datasetid=self._where.datasetid)
         )
-        if not rows:
+        folded = list(self._folded({row[0] for row in rows}))
+        if not rows and not folded:
             return None
-        ready = self._chosen([Ready(*row[:3], *row[4:]) for row in rows if row[3] == "READY"])
+        ready = [Ready(*row[:3], *row[4:]) for row in rows if row[3] == "READY"]
+        ready = self._chosen([*ready, *folded])
         if insist and not ready:
             raise Refused(
                 f"Source {self._where.datasetid!r} has no chunk that is READY. "
@@ -85,6 +88,20 @@ class FolderSource(Source):
 
     def _chosen(self, ready: list[Ready]) -> list[Ready]:
         return ready
+
+    def _folded(self, known: set[str]) -> Iterator[Ready]:
+        """The chunks of items that were folded: their directories are all that tells of them."""
+        datasetid, root = self._where.datasetid, self._where.root
+        rows, _ = self._store.db.insist(
+            lambda: self._store.db.run("folding.of_dataset", datasetid=datasetid)
+        )
+        [(first, last)] = rows
+        if first is None or not os.path.isdir(root):
+            return
+        for name in os.listdir(root):
+            number = name.removeprefix("dataid=")
+            if number.isdecimal() and number not in known and first <= int(number) <= last:
+                yield Ready(number, None, os.path.join(root, name), "", is_item=True)
 
     def _reading(self, dataid: str, generation: int | None, location: str | None) -> Reading:
         fact: dict[str, Any] = {"location": location}

@@ -17,5 +17,5 @@ from json_to_recordset(cast(:items as json)) as i(itemtype text, datasetid text,
 select jobid, concurrency, max_attempts, max_losses, retry_delay, lease_seconds, batch_size, time_limit,
        case when paused_until >= '9999-01-01 00:00:00+00' then 'forever'
             else to_char(paused_until at time zone 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS"Z"') end as paused_until,
-       every_minutes
+       every_minutes, fold_after
 from jobpolicy where jobid = :jobid;

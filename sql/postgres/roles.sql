@@ -64,8 +64,10 @@ select format('grant usage on %s to %I', 'sequence ' || path, :'worker') from ou
 
 select format('grant execute on function %s to %I', path, :'worker') from ours where kind = 'f' and name = 'judge' \gexec
 
--- Who may vacuum the queue keeps claims fast. Before PostgreSQL 17 only the owner may: autovacuum does it then.
+-- Who may vacuum keeps claims fast, and the tables of folded items small. Before PostgreSQL 17 only the owner may: autovacuum does it then.
 select format('grant maintain on %s to %I', path, :'worker')
-from ours where kind = 'r' and name = 'pending' and current_setting('server_version_num')::int >= 170000 \gexec
+from ours where kind = 'r' and name in ('pending', 'datastatus', 'dataevent', 'chunkfact', 'claim', 'pipelinestep', 'streamitem',
+                                   'streamkey', 'csvpart')
+  and current_setting('server_version_num')::int >= 170000 \gexec
 
 commit;

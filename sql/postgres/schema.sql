@@ -33,7 +33,8 @@ create table if not exists jobpolicy (
     paused_until timestamptz,
     every_minutes integer check (every_minutes >= 1),
     modified timestamptz not null default now(),
-    max_losses integer check (max_losses >= 1)
+    max_losses integer check (max_losses >= 1),
+    fold_after integer check (fold_after >= 60)
 );
 
 create sequence if not exists generation;
@@ -103,6 +104,7 @@ create table if not exists streamitem (
 );
 create index if not exists streamitem_kept on streamitem (jobid, dataid) where payload is not null;
 create index if not exists streamitem_by_key on streamitem (jobid, idempotency) where idempotency is not null;
+create index if not exists streamitem_by_age on streamitem (jobid, received, dataid);
 
 -- What a client's Idempotency-Key was answered, and for which payloads.
 create table if not exists streamkey (
@@ -113,6 +115,25 @@ create table if not exists streamkey (
 
 create table if not exists streamtoken (
     jobid text primary key, hash text not null, created timestamptz not null default now()
+);
+
+-- Items that are finished and were folded, by job: how many, between which numbers, and a digest chained over what
+-- each had made. They have no other row any more.
+create table if not exists streamfold (
+    jobid text primary key, items bigint not null, first bigint not null, last bigint not null, digest text not null,
+    folded timestamptz not null default clock_timestamp()
+);
+
+-- A CSV file that is appended to, by the number of the journal beside it: how long it is with all that is committed.
+create table if not exists csvfile (
+    journal text primary key, location text not null, length bigint not null, batch text not null
+);
+
+-- The bytes that a claim has appended to it; they go when their item is folded.
+create table if not exists csvpart (
+    dataid text not null, journal text not null, generation bigint not null, jobid text not null,
+    start bigint not null, length bigint not null, digest text not null,
+    primary key (dataid, journal, generation)
 );
 
 -- `version`: of these tables. `oldest_client`: an older program takes no new claim, but settles those that it has.

@@ -369,6 +369,10 @@ as $$
 declare
     first_seq bigint;
 begin
+    if act() = 'fold' then  -- an item that is folded takes its history along
+        delete from dataevent e using oldrows o where e.dataid = o.dataid and e.datasetid = o.datasetid;
+        return null;
+    end if;
     with logged as (
         insert into dataevent (datasetid, jobid, dataid, locktype, status_before, generation, who, why)
         select datasetid, jobid, dataid, locktype, status, generation, author(), reason() from oldrows

@@ -102,3 +102,7 @@ update jobpolicy set paused_until = :value, modified = current_timestamp where j
 -- name: set_every_minutes
 -- How often a job is launched.
 update jobpolicy set every_minutes = :value, modified = current_timestamp where jobid = :jobid;
+
+-- name: set_fold_after
+-- When a finished item of a job is folded.
+update jobpolicy set fold_after = :value, modified = current_timestamp where jobid = :jobid;

@@ -18,5 +18,5 @@ from json_each(:items);
 select jobid, concurrency, max_attempts, max_losses, retry_delay, lease_seconds, batch_size, time_limit,
        case when paused_until >= '9999-01-01' then 'forever'
             else coalesce(strftime('%Y-%m-%dT%H:%M:%SZ', paused_until), paused_until) end as paused_until,
-       every_minutes
+       every_minutes, fold_after
 from jobpolicy where jobid = :jobid;

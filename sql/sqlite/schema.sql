@@ -29,7 +29,8 @@ create table if not exists jobpolicy (
     paused_until text,
     every_minutes integer check (every_minutes >= 1),
     modified text default (strftime('%Y-%m-%d %H:%M:%f', 'now')),
-    max_losses integer check (max_losses >= 1)
+    max_losses integer check (max_losses >= 1),
+    fold_after integer check (fold_after >= 60)
 );
 
 create table if not exists generation (last integer not null);
@@ -98,6 +99,7 @@ create table if not exists streamitem (
 );
 create index if not exists streamitem_kept on streamitem (jobid, dataid) where payload is not null;
 create index if not exists streamitem_by_key on streamitem (jobid, idempotency) where idempotency is not null;
+create index if not exists streamitem_by_age on streamitem (jobid, received, dataid);
 
 -- What a client's Idempotency-Key was answered, and for which payloads.
 create table if not exists streamkey (
@@ -110,6 +112,25 @@ create table if not exists streamtoken (
     jobid text primary key, hash text not null,
     created text not null default (strftime('%Y-%m-%d %H:%M:%f', 'now'))
 );
+
+-- Items that are finished and were folded, by job: how many, between which numbers, and a digest chained over what
+-- each had made. They have no other row any more.
+create table if not exists streamfold (
+    jobid text primary key, items integer not null, first integer not null, last integer not null, digest text not null,
+    folded text not null default (strftime('%Y-%m-%d %H:%M:%f', 'now'))
+);
+
+-- A CSV file that is appended to, by the number of the journal beside it: how long it is with all that is committed.
+create table if not exists csvfile (
+    journal text primary key, location text not null, length integer not null, batch text not null
+);
+
+-- The bytes that a claim has appended to it; they go when their item is folded.
+create table if not exists csvpart (
+    dataid text not null, journal text not null, generation integer not null, jobid text not null,
+    start integer not null, length integer not null, digest text not null,
+    primary key (dataid, journal, generation)
+) without rowid;
 
 -- `version`: of these tables. `oldest_client`: an older program takes no new claim, but settles those that it has.
 -- `schema`: whose triggers.sql ran last. The `odf init` of version 3 knows of this row only and writes '3' into it, so

@@ -229,10 +229,20 @@ create trigger datastatus_inserted after insert on datastatus begin
 end;
 
 drop trigger if exists datastatus_deleted;
-create trigger datastatus_deleted after delete on datastatus begin
+create trigger datastatus_deleted after delete on datastatus
+when (select act from dataflow_context) <> 'fold'
+begin
     insert into dataevent (datasetid, jobid, dataid, locktype, status_before, generation, who, why)
     select old.datasetid, old.jobid, old.dataid, old.locktype, old.status, old.generation,
            coalesce(who, 'sql'), why from dataflow_context;
+end;
+
+-- An item that is folded takes its history along.
+drop trigger if exists datastatus_folded;
+create trigger datastatus_folded after delete on datastatus
+when (select act from dataflow_context) = 'fold'
+begin
+    delete from dataevent where dataid = old.dataid and datasetid = old.datasetid;
 end;
 
 drop trigger if exists datastatus_updated;

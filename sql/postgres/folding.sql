@@ -1,0 +1,98 @@
+-- name: turn
+-- Take turns with whoever else folds items.
+select pg_advisory_xact_lock(hashtextextended('fold', 79643));
+
+-- name: outputs
+-- What the jobs of a chain have made of some items, as far as it is READY and old enough.
+select s.dataid, s.jobid, s.datasetid, s.generation, f.rows, f.bytes, f.fingerprint, f.location
+from unnest(cast(:dataids as text[])) as page(dataid)
+    cross join json_to_recordset(cast(:pairs as json)) as pair(jobid text, datasetid text)
+    join datastatus s on s.datasetid = pair.datasetid and s.jobid = pair.jobid and s.dataid = page.dataid
+    join chunkfact f on f.datasetid = s.datasetid and f.dataid = s.dataid and f.generation = s.generation
+where s.locktype = 'OUT' and s.status = 'READY' and f.at < :before
+  and not exists (select 1 from versioned_dataset v where v.datasetid = s.datasetid)
+order by s.dataid, s.jobid, s.datasetid;
+
+-- name: unsettled
+-- Those of some items that something keeps from being folded: a row of the chain that isn't READY, a claim, an
+-- output whose input was replaced, or the fact that tells what a replaced file holds.
+select page.dataid from unnest(cast(:dataids as text[])) as page(dataid)
+where exists (
+        select 1 from datastatus s
+        where s.dataid = page.dataid
+          and (s.jobid = any(cast(:jobids as text[]))
+               or s.datasetid = any(cast(:datasetids as text[])))
+          and case when s.locktype = 'OUT' and s.status = 'READY' then not (s.jobid = any(cast(:jobids as text[]))
+                        and s.datasetid = any(cast(:datasetids as text[])))
+                   else not (coalesce(s.locktype, '') = 'IN' and coalesce(s.status, '') = 'DONE') end)
+    or exists (select 1 from claim c where c.dataid = page.dataid and c.jobid = any(cast(:jobids as text[])))
+    or exists (select 1 from stale_chunk k
+        where k.dataid = page.dataid and k.jobid = any(cast(:jobids as text[])))
+    or exists (
+        select 1 from chunkfact f
+        where f.dataid = page.dataid and f.datasetid = any(cast(:datasetids as text[]))
+          and f.replaces
+          and not exists (
+              select 1 from chunkfact n
+              where n.datasetid = f.datasetid and n.replaces and n.generation > f.generation));
+
+-- name: remove_outputs
+-- Remove the READY outputs of items that are folded; a trigger removes their history.
+delete from datastatus
+where dataid = any(cast(:dataids as text[]))
+  and jobid = any(cast(:jobids as text[])) and locktype = 'OUT' and status = 'READY'
+  and datasetid = any(cast(:datasetids as text[]));
+
+-- name: remove_reads
+-- Remove what the Java program has left of its reading of them.
+delete from datastatus
+where dataid = any(cast(:dataids as text[]))
+  and jobid = any(cast(:jobids as text[])) and locktype = 'IN' and status = 'DONE';
+
+-- name: remove_facts
+-- Remove what was known of them.
+delete from chunkfact where dataid = any(cast(:dataids as text[])) and datasetid = any(cast(:datasetids as text[]));
+
+-- name: remove_steps
+-- Remove what their runs have printed.
+delete from pipelinestep where dataid = any(cast(:dataids as text[])) and jobid = any(cast(:jobids as text[]));
+
+-- name: remove_parts
+-- Remove where their rows are in files.
+delete from csvpart where dataid = any(cast(:dataids as text[])) and jobid = any(cast(:jobids as text[]));
+
+-- name: remove_items
+-- Remove the items themselves.
+delete from streamitem where jobid = :jobid and dataid = any(cast(:dataids as text[]));
+
+-- name: tidy_datastatus
+-- Give the room of rows that are gone to those that come.
+vacuum (skip_locked, parallel 0) datastatus;
+
+-- name: tidy_dataevent
+-- Give the room of rows that are gone to those that come.
+vacuum (skip_locked, parallel 0) dataevent;
+
+-- name: tidy_chunkfact
+-- Give the room of rows that are gone to those that come.
+vacuum (skip_locked, parallel 0) chunkfact;
+
+-- name: tidy_claim
+-- Give the room of rows that are gone to those that come.
+vacuum (skip_locked, parallel 0) claim;
+
+-- name: tidy_pipelinestep
+-- Give the room of rows that are gone to those that come.
+vacuum (skip_locked, parallel 0) pipelinestep;
+
+-- name: tidy_streamitem
+-- Give the room of rows that are gone to those that come.
+vacuum (skip_locked, parallel 0) streamitem;
+
+-- name: tidy_streamkey
+-- Give the room of rows that are gone to those that come.
+vacuum (skip_locked, parallel 0) streamkey;
+
+-- name: tidy_csvpart
+-- Give the room of rows that are gone to those that come.
+vacuum (skip_locked, parallel 0) csvpart;
