@@ -208,7 +208,7 @@ def test_a_bad_item_does_not_tell_what_a_new_place_looks_like(
     assert new_table.kept(project, verdicts) == [2, 3, 4]
 
     path = new_table.root / "sums.csv"
-    verdicts = CsvAppender(str(path)).append(parts, nothing)
+    verdicts = CsvAppender(str(path), new_table.store).append(parts, nothing)
     assert [isinstance(each, Result) for each in verdicts] == [False, True, True]
     assert path.read_text() == "id,v\n2,x\n3,x\n4,y\n"
 

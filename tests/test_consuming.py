@@ -18,6 +18,7 @@ import pytest
 from psycopg.conninfo import conninfo_to_dict
 
 from opendataflow_dagster.dataflow.errors import Refused
+from opendataflow_dagster.dataflow.folding import fold_items
 from opendataflow_dagster.dataflow.items import Post, accept, backlog, new_run, payloads
 from opendataflow_dagster.dataflow.model import Fact
 from opendataflow_dagster.dataflow.moves import resubmit
@@ -27,7 +28,6 @@ from opendataflow_dagster.dataflow.steps import clean, steps
 from opendataflow_dagster.dataflow.store import Store
 from opendataflow_dagster.dataflow.workers import settle_run
 from opendataflow_dagster.pipelines.consuming import Consumer, EngineGone
-from opendataflow_dagster.pipelines.csvjournal import Batch, Journal, Part, digest
 from opendataflow_dagster.pipelines.current import Current
 from opendataflow_dagster.pipelines.engines import Engine, ItemRan, StepRan, Stopped
 from opendataflow_dagster.pipelines.itemclaims import heads
@@ -599,27 +599,9 @@ def test_a_run_and_an_item_are_compared_by_when_they_began(shop: Shop, written: 
         resubmit(shop.store, "live", [item])
 
 
-def test_what_was_appended_before_is_read_once(
-    lite: Shop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    lines: list[Any] = []
-    take_line = Journal._take
-
-    def counted(journal: Journal, line: dict[str, Any]) -> None:
-        lines.append(line)
-        take_line(journal, line)
-
-    for batch in range(3):
-        lite.send(f"before {batch}")
-        lite.consume()
-    lite.consumer = lite.made(lite.engine)
-    monkeypatch.setattr(Journal, "_take", counted)
-    for batch in range(4):
-        lite.send(f"after {batch}")
-        lite.consume()
-    assert len(lines) == 2 * (3 + 4), "a line for each batch, and one that it is done"
-
-    # Another file, and the first one again, made anew since: nothing is taken for known.
+def test_a_file_that_moves_and_comes_back_goes_on(lite: Shop, tmp_path: Path) -> None:
+    lite.send("first")
+    lite.consume()
     add_dataset(lite.store, "live", hostname=str(tmp_path / "other.csv"))
     lite.send("other")
     lite.consume()
@@ -629,26 +611,25 @@ def test_what_was_appended_before_is_read_once(
     lite.send("once more")
     lite.consume()
     assert (tmp_path / "other.csv").read_text().splitlines()[1:] == ["once more,1,1.5,3.0"]
-    assert len(lite.rows()) == 7
+    assert lite.names() == ["first"]
 
 
-def test_a_journal_with_the_number_of_one_that_is_gone_is_read_anew(tmp_path: Path) -> None:
-    journal = Journal(str(tmp_path / "a.csv"))
+def test_what_is_folded_leaves_the_file_as_it_is(shop: Shop) -> None:
+    ids = shop.send("a", "b", "bad")
+    shop.consume()
+    for table, column in (("streamitem", "received"), ("chunkfact", "at")):
+        sql(shop.store, f"update {table} set {column} = '2026-01-01 00:00:00'")
+    assert sql(shop.store, "select count(*) from csvpart") == [(2,)]
+    assert fold_items(shop.store) == 2
+    assert sql(shop.store, "select count(*) from csvpart") == [(0,)]
+    assert [key[2] for key in statuses(shop.store)] == ids[2:]
 
-    def tell(dataid: str) -> None:
-        part = Part(dataid, int(dataid), 0, 1, digest(dataid.encode()))
-        journal.begin(Batch(0, "", 1, (part,)))
-        journal.done()
-
-    with journal.held():
-        tell("1")
-    other = Journal(str(tmp_path / "a.csv"))
-    with other.held():
-        pass
-    path = Path(journal.path)
-    path.write_bytes(path.read_bytes().replace(b'"1"', b'"8"') * 2)  # the same inode
-    with other.held():
-        assert list(other.parts) == ["8"]
+    shop.send("c", "d")
+    shop.consume()
+    assert shop.names() == ["a", "b", "c", "d"]
+    with pytest.raises(Refused, match="holds what 4 items have appended"):
+        shop.consumer._destination(shop.current.taking["live"]).refuse_loss()
+    check(shop.store)
 
 
 def test_a_destination_that_is_away_is_waited_for(lite: Shop, tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """What pipelines read and write: CSV files through kills and edits, tables, folders, projects."""
 
+import json
 import os
 import signal
 import sqlite3
@@ -8,7 +9,7 @@ import subprocess
 import sys
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from pathlib import Path
@@ -27,13 +28,14 @@ from opendataflow_dagster.dataflow.errors import DataflowError, Refused, StaleCl
 from opendataflow_dagster.dataflow.model import Claim, Fact, Plan
 from opendataflow_dagster.dataflow.places import location
 from opendataflow_dagster.dataflow.registry import add_dataset
-from opendataflow_dagster.dataflow.store import Store
+from opendataflow_dagster.dataflow.store import Store, open_store
 from opendataflow_dagster.dataflow.targets import POSTGRES
 from opendataflow_dagster.dataflow.why import explain
-from opendataflow_dagster.pipelines import csvfile, csvparts, csvspark
+from opendataflow_dagster.pipelines import csvfile, csvjournal, csvparts, csvspark
 from opendataflow_dagster.pipelines.converting import as_pandas, as_spark
 from opendataflow_dagster.pipelines.csvfile import CsvAppender
-from opendataflow_dagster.pipelines.csvjournal import Journal, path_of
+from opendataflow_dagster.pipelines.csvjournal import Journal, digest, path_of
+from opendataflow_dagster.pipelines.csvledger import Ledger
 from opendataflow_dagster.pipelines.destinations import (
     Destination,
     destination_of,
@@ -43,7 +45,7 @@ from opendataflow_dagster.pipelines.destinations import (
 from opendataflow_dagster.pipelines.project import Pipeline, Project, read_project
 from opendataflow_dagster.pipelines.sources import CsvSource, registered, source_of
 from opendataflow_dagster.pipelines.sqltypes import columns_for
-from tests.stores import put, register, sql, take
+from tests.stores import close, put, register, sql, take
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -107,6 +109,15 @@ def chunk_of(store: Store, dataid: str, job: str = "daily", out: str = "sums") -
 # --- a CSV file ---
 
 
+@pytest.fixture
+def lite(sqlite_url: str) -> Iterator[Store]:
+    """Tables on SQLite that tell what was appended to a file."""
+    made = open_store(sqlite_url)
+    made.init()
+    yield made
+    close(made)
+
+
 def test_a_file_is_replaced_in_one_step_and_keeps_its_permissions(tmp_path: Path) -> None:
     path = tmp_path / "out" / "sums.csv"
     csvfile.replace(str(path), row(1))
@@ -135,7 +146,7 @@ def test_a_link_to_a_file_stays_one(tmp_path: Path) -> None:
     assert len(pd.read_csv(tmp_path / "real" / "sums.csv")) == 1
 
 
-def test_what_isnt_confirmed_is_neither_replaced_nor_appended(tmp_path: Path) -> None:
+def test_what_isnt_confirmed_is_neither_replaced_nor_appended(tmp_path: Path, lite: Store) -> None:
     path = tmp_path / "sums.csv"
     csvfile.replace(str(path), row(1))
     before = path.read_bytes()
@@ -143,16 +154,16 @@ def test_what_isnt_confirmed_is_neither_replaced_nor_appended(tmp_path: Path) ->
     with pytest.raises(StaleClaim):
         csvfile.replace(str(path), row(2), stale)
     with pytest.raises(StaleClaim):
-        CsvAppender(str(path)).append([(claim(1), row(2))], stale)
+        CsvAppender(str(path), lite).append([(claim(1), row(2))], stale)
 
     assert path.read_bytes() == before
 
 
-def test_items_are_appended_by_the_names_of_the_header(tmp_path: Path) -> None:
+def test_items_are_appended_by_the_names_of_the_header(tmp_path: Path, lite: Store) -> None:
     path = tmp_path / "sums.csv"
     path.write_bytes(b"\xef\xbb\xbfn,text\r\n1,one")
 
-    verdicts = CsvAppender(str(path)).append(
+    verdicts = CsvAppender(str(path), lite).append(
         [
             (claim(1), frame(text=["two"], n=[2])),
             (claim(2), frame(n=[3], price=[1.0])),
@@ -170,11 +181,11 @@ def test_items_are_appended_by_the_names_of_the_header(tmp_path: Path) -> None:
     assert path.read_bytes() == b"\xef\xbb\xbfn,text\r\n1,one\r\n2,two\r\n,four\r\n"
 
 
-def test_the_first_item_makes_the_file_and_its_header(tmp_path: Path) -> None:
+def test_the_first_item_makes_the_file_and_its_header(tmp_path: Path, lite: Store) -> None:
     path = tmp_path / "out" / "sums.csv"
     twice = pd.DataFrame([[1, 2]], columns=["n", "n"])
 
-    verdicts = CsvAppender(str(path)).append(
+    verdicts = CsvAppender(str(path), lite).append(
         [(claim(1), twice), (claim(2), row(1)), (claim(3), row(2))], nothing
     )
 
@@ -182,16 +193,18 @@ def test_the_first_item_makes_the_file_and_its_header(tmp_path: Path) -> None:
     assert_frame_equal(pd.read_csv(path), frame(n=[1, 2], text=["x", "x"]))
 
 
-def test_a_chunk_that_comes_again_takes_the_place_of_its_old_rows(tmp_path: Path) -> None:
+def test_a_chunk_that_comes_again_takes_the_place_of_its_old_rows(
+    tmp_path: Path, lite: Store
+) -> None:
     path = tmp_path / "sums.csv"
-    appender = CsvAppender(str(path))
+    appender = CsvAppender(str(path), lite)
     for number in range(5):
         good(appender.append([(claim(number), row(number))], nothing))
 
     again = [(claim(1, 9), row(1, "longer\nby a line")), (claim(3, 9), row(3, "")),
              (claim(7, 9), row(7))]  # fmt: skip
-    good(CsvAppender(str(path)).append(again, nothing))
-    good(CsvAppender(str(path)).append([(claim(3, 10), row(3, "third"))], nothing))
+    good(CsvAppender(str(path), lite).append(again, nothing))
+    good(CsvAppender(str(path), lite).append([(claim(3, 10), row(3, "third"))], nothing))
     good(appender.append([(claim(4, 11), row(4))], nothing))  # as it was: nothing is written
 
     found = pd.read_csv(path, keep_default_na=False)
@@ -201,9 +214,11 @@ def test_a_chunk_that_comes_again_takes_the_place_of_its_old_rows(tmp_path: Path
     assert "of generation 10, and this claim's is 2" in str(late)
 
 
-def test_what_a_person_changes_stays_and_no_item_is_there_twice(tmp_path: Path) -> None:
+def test_what_a_person_changes_stays_and_no_item_is_there_twice(
+    tmp_path: Path, lite: Store
+) -> None:
     path = tmp_path / "sums.csv"
-    appender = CsvAppender(str(path))
+    appender = CsvAppender(str(path), lite)
     for number in range(4):
         good(appender.append([(claim(number), row(number))], nothing))
 
@@ -222,14 +237,14 @@ def test_what_a_person_changes_stays_and_no_item_is_there_twice(tmp_path: Path) 
     assert list(pd.read_csv(path).n) == [8]
 
 
-def test_chunks_with_the_same_rows_each_have_their_own(tmp_path: Path) -> None:
+def test_chunks_with_the_same_rows_each_have_their_own(tmp_path: Path, lite: Store) -> None:
     path = tmp_path / "sums.csv"
-    good(CsvAppender(str(path)).append([(claim(n), row(1)) for n in range(4)], nothing))
+    good(CsvAppender(str(path), lite).append([(claim(n), row(1)) for n in range(4)], nothing))
     path.write_text(path.read_text().replace("text\n", "text\n9,by hand\n"))
 
     again = [(claim(n, 2), row(n, "again")) for n in range(3)]
-    good(CsvAppender(str(path)).append(again, nothing))
-    good(CsvAppender(str(path)).append([(claim(3, 3), row(3, "again"))], nothing))
+    good(CsvAppender(str(path), lite).append(again, nothing))
+    good(CsvAppender(str(path), lite).append([(claim(3, 3), row(3, "again"))], nothing))
 
     found = pd.read_csv(path)
     assert sorted(zip(found.n, found.text, strict=True)) == [
@@ -237,10 +252,10 @@ def test_chunks_with_the_same_rows_each_have_their_own(tmp_path: Path) -> None:
     ]  # fmt: skip
 
 
-def test_a_file_that_went_away_is_missing_to_who_reads_it(tmp_path: Path) -> None:
+def test_a_file_that_went_away_is_missing_to_who_reads_it(tmp_path: Path, lite: Store) -> None:
     path = tmp_path / "sums.csv"
     assert not in_a_child(
-        lambda: CsvAppender(str(path)).append([(claim(1), row(1))], nothing), Doom(3)
+        lambda: CsvAppender(str(path), lite).append([(claim(1), row(1))], nothing), Doom(3)
     )
     path.unlink()
 
@@ -250,9 +265,9 @@ def test_a_file_that_went_away_is_missing_to_who_reads_it(tmp_path: Path) -> Non
     assert not path.exists()
 
 
-def test_a_replaced_file_has_no_journal_left(tmp_path: Path) -> None:
+def test_a_replaced_file_has_no_journal_left(tmp_path: Path, lite: Store) -> None:
     path = str(tmp_path / "sums.csv")
-    appender = CsvAppender(path)
+    appender = CsvAppender(path, lite)
     good(appender.append([(claim(1), row(1))], nothing))
 
     csvfile.replace(path, row(1))
@@ -262,9 +277,11 @@ def test_a_replaced_file_has_no_journal_left(tmp_path: Path) -> None:
     assert list(pd.read_csv(path).text) == ["x", "again"]
 
 
-def test_what_claims_have_appended_is_not_replaced_unless_that_is_said(tmp_path: Path) -> None:
-    path = tmp_path / "sums.csv"
-    appender = CsvAppender(str(path))
+def test_what_claims_have_appended_is_not_replaced_unless_that_is_said(
+    tmp_path: Path, lite: Store
+) -> None:
+    path = tmp_path / "out" / "sums.csv"
+    appender = CsvAppender(str(path), lite)
     good(appender.append([(claim(n), row(n)) for n in range(2)], nothing))
     before = path.read_bytes()
 
@@ -278,7 +295,7 @@ def test_what_claims_have_appended_is_not_replaced_unless_that_is_said(tmp_path:
             f"{path} holds what 2 items have appended, and this run would replace it. Do this."
         )
     assert path.read_bytes() == before
-    assert sorted(os.listdir(tmp_path)) == [".sums.csv.odf", "sums.csv"]
+    assert sorted(os.listdir(path.parent)) == [".sums.csv.odf", "sums.csv"]
 
     path.rename(tmp_path / "aside.csv")  # its owner has taken it away
     csvfile.replace(str(path), row(9), instead="Do this.")
@@ -289,28 +306,29 @@ def test_what_claims_have_appended_is_not_replaced_unless_that_is_said(tmp_path:
 
 
 def test_what_a_killed_process_has_half_appended_keeps_no_run_from_replacing(
-    tmp_path: Path,
+    tmp_path: Path, lite: Store
 ) -> None:
     path = tmp_path / "sums.csv"
     csvfile.replace(str(path), row(1))
     assert not in_a_child(
-        lambda: CsvAppender(str(path)).append([(claim(1), row(2))], nothing), Doom(2)
+        lambda: CsvAppender(str(path), lite).append([(claim(1), row(2))], nothing), Doom(2)
     )
     csvfile.replace(str(path), row(3), instead="Do this.")
     assert list(pd.read_csv(path).n) == [3]
 
 
-def test_two_processes_append_and_a_third_reads_whole_lines(tmp_path: Path) -> None:
+def test_two_processes_append_and_a_third_reads_whole_lines(tmp_path: Path, lite: Store) -> None:
     path = str(tmp_path / "sums.csv")
     code = (
         "import sys; from tests.test_pipeline_places import *\n"
-        "appender, who = CsvAppender(sys.argv[1]), int(sys.argv[2])\n"
+        "store = open_store('sqlite:///' + sys.argv[3])\n"
+        "appender, who = CsvAppender(sys.argv[1], store), int(sys.argv[2])\n"
         "for n in range(who, who + 60):\n"
         "    appender.append([(claim(n), row(n, 'y' * 300))], nothing)\n"
     )
     root = Path(__file__).parents[1]
     writers = [
-        subprocess.Popen([sys.executable, "-c", code, path, str(who)], cwd=root)
+        subprocess.Popen([sys.executable, "-c", code, path, str(who), lite.db.path], cwd=root)
         for who in (1000, 2000)
     ]
     most = 0
@@ -328,7 +346,10 @@ def test_two_processes_append_and_a_third_reads_whole_lines(tmp_path: Path) -> N
 
 
 class Doom:
-    """Kills the process at the n-th call that changes a file, half of what it writes written."""
+    """Kills the process at the n-th call that changes a file or tells the tables of it.
+
+    Of what it writes then, half is written.
+    """
 
     def __init__(self, n: int) -> None:
         self.left = n
@@ -336,6 +357,8 @@ class Doom:
     def arm(self) -> None:
         for name in ("pwrite", "fsync", "replace", "ftruncate", "unlink"):
             setattr(os, name, self._doomed(name, getattr(os, name)))
+        for name in ("expect", "commit"):
+            setattr(Ledger, name, self._doomed(name, getattr(Ledger, name)))
 
     def _doomed(self, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
         def doomed(*args: Any) -> Any:
@@ -375,7 +398,7 @@ AFTER = [
 
 @pytest.mark.parametrize("kind", ["first", "more", "again", "replace"])
 def test_killed_at_any_moment_the_file_is_whole_and_holds_each_item_once(
-    kind: str, tmp_path: Path
+    kind: str, tmp_path: Path, lite: Store
 ) -> None:
     parts = [(claim(3, 2), row(3)), (claim(4, 2), row(4))]
     if kind == "again":
@@ -384,12 +407,14 @@ def test_killed_at_any_moment_the_file_is_whole_and_holds_each_item_once(
     for n in range(40):
         path = tmp_path / str(n) / "sums.csv"
         if kind != "first":
-            good(CsvAppender(str(path)).append([(claim(i), row(i)) for i in range(3)], nothing))
+            good(
+                CsvAppender(str(path), lite).append([(claim(i), row(i)) for i in range(3)], nothing)
+            )
 
         def work(path: Path = path) -> Any:
             if kind == "replace":
                 return csvfile.replace(str(path), row(9))
-            return good(CsvAppender(str(path)).append(parts, nothing))
+            return good(CsvAppender(str(path), lite).append(parts, nothing))
 
         through = in_a_child(work, Doom(n))
         if path.exists():
@@ -406,7 +431,7 @@ def test_killed_at_any_moment_the_file_is_whole_and_holds_each_item_once(
         else:
             # Whoever was killed has settled nothing: all of it comes again, with a new generation.
             again = [(claim(each.dataid, 3), frame) for each, frame in parts]
-            good(CsvAppender(str(path)).append(again, nothing))
+            good(CsvAppender(str(path), lite).append(again, nothing))
             found = pd.read_csv(path)
             kept = [each for each in AFTER if kind != "first" or each[0] > 2]
             if kind == "more":
@@ -418,18 +443,20 @@ def test_killed_at_any_moment_the_file_is_whole_and_holds_each_item_once(
     assert n > (5 if kind == "replace" else 4)
 
 
-def test_killed_anywhere_over_and_over_nothing_is_lost_or_twice(tmp_path: Path) -> None:
+def test_killed_anywhere_over_and_over_nothing_is_lost_or_twice(
+    tmp_path: Path, lite: Store
+) -> None:
     path = str(tmp_path / "sums.csv")
     settled: dict[int, int] = {}
     generation, deadline = 0, time.monotonic() + 4.0
     reader, writer = os.pipe()
 
-    while time.monotonic() < deadline:
+    while time.monotonic() < deadline or generation < 25:
         todo = [n for n in range(len(settled) + 50) if n not in settled][:50]
         generation += 1
 
         def work(todo: list[int] = todo, generation: int = generation) -> None:
-            appender = CsvAppender(path)
+            appender = CsvAppender(path, lite)
             for at in range(0, len(todo), 5):
                 some = todo[at : at + 5]
                 parts = [(claim(n, generation), row(n, "y" * (n % 50))) for n in some]
@@ -444,7 +471,7 @@ def test_killed_anywhere_over_and_over_nothing_is_lost_or_twice(tmp_path: Path) 
                 work()
             finally:
                 os._exit(0)
-        time.sleep(0.002 * (generation % 13))
+        time.sleep(0.004 * (generation % 13))
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
         os.set_blocking(reader, False)
@@ -466,10 +493,10 @@ def test_killed_anywhere_over_and_over_nothing_is_lost_or_twice(tmp_path: Path) 
 
 
 def test_a_thousand_items_of_one_call_are_two_waits_for_the_disk(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lite: Store
 ) -> None:
     path = tmp_path / "sums.csv"
-    appender = CsvAppender(str(path))
+    appender = CsvAppender(str(path), lite)
     good(appender.append([(claim(0), row(0))], nothing))
     waits = []
     fsync = os.fsync
@@ -481,19 +508,158 @@ def test_a_thousand_items_of_one_call_are_two_waits_for_the_disk(
     assert list(pd.read_csv(path).n) == list(range(1001))
 
 
-def test_a_torn_line_of_the_journal_is_forgotten(tmp_path: Path) -> None:
+def test_a_torn_line_of_the_journal_is_forgotten(tmp_path: Path, lite: Store) -> None:
     path = str(tmp_path / "sums.csv")
-    good(CsvAppender(path).append([(claim(1), row(1))], nothing))
+    good(CsvAppender(path, lite).append([(claim(1), row(1))], nothing))
     with open(path_of(path), "ab") as file:
         file.write(b'{"at": 14, "before": "0\0\0')
 
-    good(CsvAppender(path).append([(claim(1, 2), row(1, "y"))], nothing))
+    good(CsvAppender(path, lite).append([(claim(1, 2), row(1, "y"))], nothing))
 
     assert Path(path).read_text() == "n,text\n1,y\n"
     journal = Journal(path)
     with journal.held():
-        assert [part.generation for part in journal.parts["1"]] == [2]
+        assert [each.generation for each in Ledger(lite).parts(journal.number, ["1"])["1"]] == [2]
         assert journal.batch is None
+
+
+def committed(store: Store) -> int:
+    [(length,)] = sql(store, "select length from csvfile")
+    return length
+
+
+COMMIT = 4
+"""The call of an append to a file that is there by which the tables are told of it."""
+
+
+def test_what_was_written_and_not_committed_is_cut_off(store: Store, tmp_path: Path) -> None:
+    path = tmp_path / "sums.csv"
+    appender = CsvAppender(str(path), store)
+    good(appender.append([(claim(1), row(1))], nothing))
+    assert committed(store) == path.stat().st_size
+    assert not in_a_child(lambda: appender.append([(claim(2), row(2))], nothing), Doom(COMMIT))
+    assert path.read_text() == "n,text\n1,x\n2,x\n"
+    assert committed(store) < path.stat().st_size
+    with csvfile.whole(str(path)):
+        pass  # who reads doesn't know what was committed
+
+    good(CsvAppender(str(path), store).append([(claim(3), row(3))], nothing))
+
+    assert path.read_text() == "n,text\n1,x\n3,x\n"
+    assert committed(store) == path.stat().st_size
+    good(CsvAppender(str(path), store).append([(claim(2, 9), row(2))], nothing))
+    assert list(pd.read_csv(path).n) == [1, 3, 2]
+
+
+def test_what_was_committed_stays_if_the_journal_was_not_told(store: Store, tmp_path: Path) -> None:
+    path, said = tmp_path / "sums.csv", list[str]()
+    good(CsvAppender(str(path), store).append([(claim(1), row(1))], nothing))
+    assert not in_a_child(
+        lambda: CsvAppender(str(path), store).append([(claim(2), row(2))], nothing),
+        Doom(COMMIT + 1),
+    )
+    with pytest.raises(Refused, match="holds what 2 items have appended"):
+        csvparts.refuse_loss(str(path), "Do this.")
+    again = [(claim(2, 9), row(2)), (claim(3, 9), row(3))]
+    good(CsvAppender(str(path), store, said.append).append(again, nothing))
+    assert list(pd.read_csv(path).n) == [1, 2, 3]
+    assert said == []
+
+
+def test_what_a_person_adds_after_a_kill_stays(lite: Store, tmp_path: Path) -> None:
+    path = tmp_path / "sums.csv"
+    good(CsvAppender(str(path), lite).append([(claim(1), row(1))], nothing))
+    assert not in_a_child(
+        lambda: CsvAppender(str(path), lite).append([(claim(2), row(2))], nothing), Doom(COMMIT)
+    )
+    with path.open("a") as file:
+        file.write("100,by hand\n")
+    good(CsvAppender(str(path), lite).append([(claim(2, 2), row(2))], nothing))
+    assert list(pd.read_csv(path).n) == [1, 100, 2]
+
+
+@pytest.mark.parametrize(
+    ("text", "told", "left"),
+    [
+        ("n,text\n1,x\n", "4 bytes shorter than", [1, 3]),
+        ("n,text\n1,x\n2,x\n9,mine\n", "7 bytes longer than", [1, 2, 9, 3]),
+        (None, "was taken away", [3]),
+    ],
+    ids=["shorter", "longer", "gone"],
+)
+def test_a_file_that_a_person_changed_is_told_in_a_line_and_nothing_is_lost(
+    text: str | None, told: str, left: list[int], lite: Store, tmp_path: Path
+) -> None:
+    path, said = tmp_path / "sums.csv", list[str]()
+    appender = CsvAppender(str(path), lite, said.append)
+    good(appender.append([(claim(1), row(1)), (claim(2), row(2))], nothing))
+    assert said == []
+    path.unlink() if text is None else path.write_text(text)
+    good(appender.append([(claim(3), row(3))], nothing))
+    [line] = said
+    assert line.startswith(f"{path} ")
+    assert told in line
+    assert list(pd.read_csv(path).n) == left
+    good(appender.append([(claim(3, 2), row(3, "again"))], nothing))
+    assert len(said) == 1
+
+
+def test_a_journal_of_an_earlier_version_is_taken_over(store: Store, tmp_path: Path) -> None:
+    path = tmp_path / "sums.csv"
+    lines = [f"{n},x\n" for n in range(4)]
+    path.write_text("n,text\n" + "".join(lines[:3]) + "3,")  # killed in the middle of the last
+    parts = [[str(n), 1, 7 + 4 * n, 4, digest(lines[n].encode())] for n in range(4)]
+    before = digest(path.read_bytes()[:19])
+    Path(path_of(str(path))).write_text("".join(json.dumps(line) + "\n" for line in (
+        {"kept": parts[:1]},
+        {"at": 11, "before": digest(b"n,text\n0,x\n"), "end": 19, "parts": parts[1:3]},
+        {"done": 19},
+        {"at": 19, "before": before, "end": 23, "parts": parts[3:]},
+    )))  # fmt: skip
+    with pytest.raises(Refused, match="holds what 3 items have appended"):
+        csvparts.refuse_loss(str(path), "Do this.")
+
+    good(CsvAppender(str(path), store).append([(claim(1, 2), row(1, "again"))], nothing))
+
+    assert path.read_text() == "n,text\n0,x\n1,again\n2,x\n"
+    rows = sql(store, "select dataid, generation, jobid, start from csvpart")
+    assert sorted(rows) == [
+        ("0", 1, "orders", 7), ("1", 2, "orders", 11), ("2", 1, "orders", 19),
+    ]  # fmt: skip
+    assert committed(store) == path.stat().st_size
+    assert "parts" not in Path(path_of(str(path))).read_text().splitlines()[0]
+    good(CsvAppender(str(path), store).append([(claim(3, 2), row(3))], nothing))
+    assert list(pd.read_csv(path).n) == [0, 1, 2, 3]
+    with pytest.raises(Refused, match="holds what 4 items have appended"):
+        csvparts.refuse_loss(str(path), "Do this.")
+
+
+def test_a_journal_does_not_grow(
+    lite: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(csvjournal, "LARGE", 1000)
+    path = tmp_path / "sums.csv"
+    for n in range(20):
+        good(CsvAppender(str(path), lite).append([(claim(n), row(n))], nothing))
+        assert os.path.getsize(path_of(str(path))) < 1600
+    with pytest.raises(Refused, match="holds what 20 items have appended"):
+        csvparts.refuse_loss(str(path), "Do this.")
+    good(CsvAppender(str(path), lite).append([(claim(3, 2), row(3, "again"))], nothing))
+    assert list(pd.read_csv(path).n) == list(range(20))
+
+
+def test_what_another_store_has_committed_is_not_cut_off(
+    lite: Store, tmp_path: Path, postgres_url: str
+) -> None:
+    other, path = open_store(postgres_url), tmp_path / "sums.csv"
+    other.init()
+    good(CsvAppender(str(path), lite).append([(claim(1), row(1))], nothing))
+    assert not in_a_child(
+        lambda: CsvAppender(str(path), lite).append([(claim(2), row(2))], nothing), Doom(COMMIT + 1)
+    )
+    good(CsvAppender(str(path), other).append([(claim(3), row(3))], nothing))
+    assert list(pd.read_csv(path).n) == [1, 2, 3]
+    close(other)
 
 
 # --- tables ---

@@ -24,9 +24,8 @@ from ..dataflow.pulse import Pulse
 from ..dataflow.runjob import Say, first_line
 from ..dataflow.steps import Step, record
 from ..dataflow.store import Store, taken_over
-from .csvfile import CsvAppender
 from .current import Current
-from .destinations import CsvDestination, Destination, destination_of
+from .destinations import Destination, destination_of
 from .engines import Engine, Stopped
 from .itemclaims import Heads, claim_items, heads
 from .itemruns import ItemRan, StepRan
@@ -73,7 +72,6 @@ class Consumer:
         """Whether what is in hand is to be given back."""
         self._paces: dict[str, Pace] = {}
         self._turns = Turns(lambda: self.stopping or self.ending)
-        self._appenders: dict[str, CsvAppender] = {}
 
     def consume(self, slug: str) -> int:
         """Work on the next items of a pipeline; how many there were."""
@@ -253,14 +251,10 @@ class Consumer:
 
     def _destination(self, pipeline: Pipeline) -> Destination:
         plans, slug = self.current.plans, pipeline.slug
-        found = destination_of(
+        return destination_of(
             self.store, self.current.project, pipeline, plans[slug],
-            read_by_others=is_read(self.current.project, plans, slug),
+            read_by_others=is_read(self.current.project, plans, slug), say=self._say,
         )  # fmt: skip
-        appender = self._appenders.pop(slug, None)
-        if isinstance(found, CsvDestination):  # a journal of all items isn't read for each batch
-            self._appenders[slug] = found.go_on(appender)
-        return found
 
     def _settle(
         self, finished: Sequence[Claim], facts: Sequence[Fact], reasons: dict[Claim, str],

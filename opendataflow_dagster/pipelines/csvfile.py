@@ -9,12 +9,16 @@ from typing import Any
 from ..dataflow.chunk import Result
 from ..dataflow.errors import DataflowError, Refused
 from ..dataflow.model import Claim
+from ..dataflow.runjob import Say
+from ..dataflow.store import Store
 from .csvjournal import Batch, Journal, Part, digest, path_of, sync_folder, write_at
+from .csvledger import Committed, Ledger
 from .csvlines import Head, all_lines_of, head_of
-from .csvparts import NEAR, mend, part_of, refuse_to_lose, shifted, where
+from .csvparts import NEAR, mend, part_of, refuse_to_lose, where
 from .verdicts import fault
 
 Confirm = Callable[[], None]
+Known = dict[str, list[Part]]
 
 
 def replace(path: str, frame: Any, confirm: Confirm = lambda: None, *, instead: str = "") -> Result:
@@ -42,8 +46,8 @@ def written_aside(
                 if instead:
                     refuse_to_lose(path, journal, instead)
                 confirm()
-                if journal.parts:
-                    journal.rewrite()
+                if journal.held_items:
+                    journal.rewrite(items=0)
                 rename()
                 journal.remove()
             fingerprint = f"sha256:{seen.digest.hexdigest()}"
@@ -95,11 +99,15 @@ def whole(path: str) -> Iterator[None]:
 
 
 class CsvAppender:
-    """Appends the frames of claims to a file; what a claim of the same chunk appended goes."""
+    """Appends the frames of claims to a file; what a claim of the same chunk appended goes.
 
-    def __init__(self, path: str) -> None:
-        self.path = os.path.realpath(path)
-        self._journal = Journal(self.path)
+    How long the file is with all that is committed is told by the tables: what a killed process has
+    written beyond that is cut off.
+    """
+
+    def __init__(self, path: str, store: Store, say: Say = lambda line: None) -> None:
+        self.path, self._say = os.path.realpath(path), say
+        self._journal, self._ledger = Journal(self.path), Ledger(store)
 
     def append(
         self, parts: Sequence[tuple[Claim, Any]], confirm: Confirm
@@ -109,22 +117,41 @@ class CsvAppender:
         Killed at any moment, the file has all of it or none; what comes again isn't there twice.
         """
         os.makedirs(os.path.dirname(self.path), exist_ok=True)
-        journal = self._journal
-        with journal.held():
-            mend(self.path, journal)
+        with self._journal.held():
+            self._recover(parts[0][0].jobid if parts else "")
+            dataids = [claim.dataid for claim, _ in parts]
+            known = self._ledger.parts(self._journal.number, dataids)
             head = head_of(self.path, [frame for _, frame in parts])
-            made = [self._made(head, claim, frame) for claim, frame in parts]
+            made = [self._made(head, claim, frame, known) for claim, frame in parts]
             texts = {i: each for i, each in enumerate(made) if isinstance(each, bytes)}
             confirm()
             if texts:
-                self._write(head, {parts[i][0]: text for i, text in texts.items()})
+                self._write(head, {parts[i][0]: text for i, text in texts.items()}, known)
         return [
             Result(len(frame), len(each), location=self.path) if isinstance(each, bytes) else each
             for each, (_, frame) in zip(made, parts, strict=True)
         ]
 
-    def _made(self, head: Head, claim: Claim, frame: Any) -> bytes | DataflowError:
-        for part in self._journal.parts.get(claim.dataid, ()):
+    def _recover(self, jobid: str) -> None:
+        """Cut off what was written and not committed; tell if somebody has changed the file."""
+        journal, ledger = self._journal, self._ledger
+        interrupted = journal.batch is not None
+
+        def is_committed(batch: Batch) -> bool:
+            last = ledger.committed(journal.number)
+            return batch.store != ledger.store or (last is not None and last.batch == batch.token)
+
+        mend(self.path, journal, is_committed)
+        size = os.path.getsize(self.path) if os.path.exists(self.path) else None
+        if journal.parts:
+            old = [part for each in journal.parts.values() for part in each]
+            ledger.take_over(journal.number, self.path, jobid, size or 0, old)
+            journal.rewrite()
+        elif (last := ledger.committed(journal.number)) and not interrupted and size != last.length:
+            self._say(_changed(self.path, size, last.length))
+
+    def _made(self, head: Head, claim: Claim, frame: Any, known: Known) -> bytes | DataflowError:
+        for part in known.get(claim.dataid, ()):
             if part.generation > claim.generation:
                 return Refused(
                     f"{self.path} has chunk {claim.dataid!r} of generation {part.generation}, and "
@@ -136,28 +163,27 @@ class CsvAppender:
         except Exception as error:
             return fault(error, frame, self.path)
 
-    def _write(self, head: Head, texts: dict[Claim, bytes]) -> None:
-        found = {}
-        with suppress(FileNotFoundError), open(self.path, "rb") as file:
-            found = self._found(file, texts)
+    def _write(self, head: Head, texts: dict[Claim, bytes], known: Known) -> None:
+        found: dict[Claim, Part] = {}
+        if known:
+            with suppress(FileNotFoundError), open(self.path, "rb") as file:
+                found = _found(file, texts, known)
+        more = sum(
+            bool(text) - any(part.length for part in known.get(claim.dataid, ()))
+            for claim, text in texts.items()
+        )
+        batch = Batch(
+            0, "", 0, token=os.urandom(8).hex(), store=self._ledger.store,
+            items=self._journal.items + more,
+        )  # fmt: skip
         again = [old for claim, old in found.items() if old.digest != digest(texts[claim])]
-        if again:
-            self._replaced(head, texts, found)
-        else:
-            self._appended(head, texts, found)
+        write = self._replaced if again else self._appended
+        write(head, texts, found, batch, [each for each in known])
 
-    def _found(self, file: Any, texts: dict[Claim, bytes]) -> dict[Claim, Part]:
-        """What there is in the file of the same chunks, where it is now."""
-        found = {}
-        for claim in texts:
-            for part in reversed(self._journal.parts.get(claim.dataid, ())):
-                there = where(file, part, list(found.values()))
-                if there is not None:
-                    found[claim] = part._replace(start=there)
-                    break
-        return found
-
-    def _appended(self, head: Head, texts: dict[Claim, bytes], found: dict[Claim, Part]) -> None:
+    def _appended(
+        self, head: Head, texts: dict[Claim, bytes], found: dict[Claim, Part], batch: Batch,
+        known: Sequence[str],
+    ) -> None:  # fmt: skip
         """Write at the end what isn't there; what is there already, the same, becomes theirs."""
         handle = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o666)
         try:
@@ -172,26 +198,31 @@ class CsvAppender:
                 parts.append(part_of(claim, end, text))
                 end += len(text)
             before = os.pread(handle, min(at, NEAR), max(0, at - NEAR))
-            self._journal.begin(Batch(at, digest(before), end, tuple(parts)))
+            self._journal.begin(batch._replace(
+                at=at, before=digest(before), end=end, digest=digest(lead + new)
+            ))  # fmt: skip
             write_at(handle, lead + new, at)
             os.fsync(handle)
         finally:
             os.close(handle)
         if not at:
             sync_folder(self.path)
-        self._journal.done()
+        self._commit(texts, Committed(end, batch.token), parts, known)
 
-    def _replaced(self, head: Head, texts: dict[Claim, bytes], found: dict[Claim, Part]) -> None:
+    def _replaced(
+        self, head: Head, texts: dict[Claim, bytes], found: dict[Claim, Part], batch: Batch,
+        known: Sequence[str],
+    ) -> None:  # fmt: skip
         """Write the file anew, with other bytes in the place of what the same chunks had."""
         with open(self.path, "rb") as file:
             data = file.read()
-        pieces, parts, moved, at, end = [], [], [], 0, 0
+        pieces, parts, moves, at, end = [], [], [], 0, 0
         for claim, old in sorted(found.items(), key=lambda item: item[1].start):
             pieces += [data[at : old.start], texts[claim]]
             end += old.start - at
             parts.append(part_of(claim, end, texts[claim]))
             end += len(texts[claim])
-            moved.append((old.end, end - old.end))
+            moves.append((old.end, len(texts[claim]) - old.length))
             at = old.end
         pieces.append(data[at:])
         end += len(data) - at
@@ -204,12 +235,42 @@ class CsvAppender:
             parts.append(part_of(claim, end, text))
             end += len(text)
         with _aside(self.path, pieces) as show:
-            kept = (shifted(part, moved) for each in self._journal.parts.values() for part in each)
-            self._journal.rewrite(list(kept))
-            # The rename is one step: there is nothing to cut off if it doesn't come to it.
-            self._journal.begin(Batch(end, "", end, tuple(parts)))
+            # The rename is one step: whichever file is there then, its parts are known.
+            self._ledger.expect(self._journal.number, next(iter(texts)).jobid, parts)
+            self._journal.begin(batch._replace(at=end, end=end, digest=digest(b"")))
             show()
+        self._commit(texts, Committed(end, batch.token), parts, known, moves[::-1])
+
+    def _commit(
+        self, texts: dict[Claim, bytes], last: Committed, parts: Sequence[Part],
+        known: Sequence[str], moves: Sequence[tuple[int, int]] = (),
+    ) -> None:  # fmt: skip
+        jobid = next(iter(texts)).jobid
+        self._ledger.commit(self._journal.number, self.path, jobid, last, parts, known, moves)
         self._journal.done()
+
+
+def _found(file: Any, texts: dict[Claim, bytes], known: Known) -> dict[Claim, Part]:
+    """What there is in the file of the same chunks, where it is now."""
+    found: dict[Claim, Part] = {}
+    for claim in texts:
+        for part in reversed(known.get(claim.dataid, ())):
+            there = where(file, part, list(found.values()))
+            if there is not None:
+                found[claim] = part._replace(start=there)
+                break
+    return found
+
+
+def _changed(path: str, size: int | None, length: int) -> str:
+    """The line about a file that isn't as long as what was committed to it."""
+    if size is None:
+        return f"{path} was taken away since it was appended to: a new file begins"
+    by = f"{abs(size - length):,} bytes {'shorter' if size < length else 'longer'}"
+    return (
+        f"{path} is {by} than what was appended to it: something else has changed it. It stays so, "
+        "and new rows come at its end. If it was a mistake, stop `odf serve` and put a copy back"
+    )
 
 
 @contextmanager

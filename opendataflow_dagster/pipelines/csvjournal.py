@@ -1,15 +1,15 @@
-"""What was appended to a CSV file, and for which chunk: a journal beside it, `.<name>.odf`.
+"""The journal beside a CSV file that is appended to, `.<name>.odf`: its lock, and the last batch.
 
-A line is JSON: a batch, which is on the disk before its bytes are written to the file; `done`, once
-they are; or `kept`, what is left of older batches. Offsets are hints: the bytes of a part are known
-by their digest, wherever a person's edit has moved them.
+A line is JSON: a batch, which is on the disk before its bytes are written to the file, or `done`,
+once the tables know of it. What was appended is in the tables, by the journal's number, and the
+journal is written anew before it grows. Those of earlier versions told of each part themselves.
 """
 
 import fcntl
 import json
 import os
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from hashlib import blake2b
 from typing import Any, NamedTuple
@@ -19,8 +19,8 @@ from ..dataflow.errors import Refused
 PATIENCE = 60.0
 """Seconds to wait for another process that writes to the file."""
 
-TAIL = 256
-"""Bytes by which a journal is known again: a new file may get the number of one that is gone."""
+LARGE = 16 * 1024
+"""Bytes of a journal that are written anew as one line."""
 
 
 class Part(NamedTuple):
@@ -38,12 +38,20 @@ class Part(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """Parts that are about to be written: from where, after which bytes, and up to where."""
+    """Bytes that are about to be written: from where, after which bytes, and up to where.
+
+    `token` is how the tables of `store` tell of it, and `items` how many chunks have bytes in the
+    file then. Earlier versions told the parts instead.
+    """
 
     at: int
     before: str
     end: int
-    parts: tuple[Part, ...]
+    parts: tuple[Part, ...] = ()
+    digest: str = ""
+    token: str = ""
+    store: str = ""
+    items: int = 0
 
 
 def digest(data: bytes) -> str:
@@ -57,12 +65,17 @@ def path_of(file: str) -> str:
 
 
 class Journal:
-    """The journal of one file; what was read of it is kept for the next time that it is held."""
+    """The journal of one file."""
 
     def __init__(self, file: str) -> None:
         self.path = path_of(file)
         self._handle = -1
         self._forget()
+
+    @property
+    def held_items(self) -> int:
+        """How many chunks have bytes in the file, as far as the journal knows."""
+        return self.items + sum(any(part.length for part in each) for each in self.parts.values())
 
     @contextmanager
     def held(self, *, make: bool = True) -> Iterator[bool]:
@@ -85,24 +98,34 @@ class Journal:
         os.fsync(self._handle)
 
     def done(self) -> None:
-        """Tell that it is written; if that is lost, the digests tell it too."""
+        """Tell that it is written, and that the tables know of it."""
         if self.batch:
-            self._write({"done": self.batch.end})
+            self._write(
+                {
+                    "done": self.batch.end,
+                    "items": self.batch.items if self.batch.token else self.items,
+                }
+            )
+            if self._end > LARGE and not self.parts:
+                self.rewrite()
 
     def undone(self, *, never: bool) -> None:
         """Tell that it wasn't written; if not `never`, some of it may be there all the same."""
         if self.batch:
             self._write({"undone": never})
 
-    def rewrite(self, parts: Iterable[Part] = ()) -> None:
-        """Forget all but these parts, since the file is about to be replaced."""
+    def rewrite(self, *, items: int | None = None) -> None:
+        """Write it anew as one line; with `items` 0 it forgets all, under a new number."""
+        line = {"kept": [], "items": self.held_items if items is None else items}
+        number = self.number if items != 0 else ""
         aside = f"{self.path}-{os.urandom(4).hex()}"
         handle = os.open(aside, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
         try:
             _lock(handle, self.path, time.monotonic())
             held, self._handle = self._handle, handle
             self._forget()
-            self._write({"kept": list(parts)})
+            self.number = number or self.number
+            self._write(line)
             os.fsync(handle)
             os.replace(aside, self.path)
             sync_folder(self.path)
@@ -138,42 +161,33 @@ class Journal:
             os.close(handle)
 
     def _read(self) -> None:
-        """Read what was added since; of a line that isn't whole, nothing was done yet."""
-        told = os.fstat(self._handle)
-        if not self._is_known(told):
-            self._forget()
-        at = self._seen[1]
-        for line in os.pread(self._handle, told.st_size - at, at).splitlines(keepends=True):
+        """Read all of it; of a line that isn't whole, nothing was done yet."""
+        self._forget()
+        size = os.fstat(self._handle).st_size
+        for line in os.pread(self._handle, size, 0).splitlines(keepends=True):
             try:
                 read = json.loads(line) if line.endswith(b"\n") else None
             except ValueError:
                 read = None
             if read is None:
-                os.ftruncate(self._handle, at)
+                os.ftruncate(self._handle, self._end)
                 break
             self._take(read)
-            at += len(line)
-            self._tail = (self._tail + line)[-TAIL:]
-        self._seen = told.st_ino, at
-
-    def _is_known(self, told: os.stat_result) -> bool:
-        """Whether what is open goes on from what was read."""
-        inode, at = self._seen
-        if inode != told.st_ino or at > told.st_size:
-            return False
-        return os.pread(self._handle, len(self._tail), at - len(self._tail)) == self._tail
+            self._end += len(line)
 
     def _write(self, line: dict[str, Any]) -> None:
+        line |= {"journal": self.number}
         data = json.dumps(line).encode() + b"\n"
-        write_at(self._handle, data, self._seen[1])
-        self._seen = os.fstat(self._handle).st_ino, self._seen[1] + len(data)
-        self._tail = (self._tail + data)[-TAIL:]
+        write_at(self._handle, data, self._end)
+        self._end += len(data)
         self._take(line)
 
     def _take(self, line: dict[str, Any]) -> None:
+        self.number = line.get("journal", self.number)
         if "done" in line:
             for part in self.batch.parts if self.batch else ():
                 self.parts[part.dataid] = [part]
+            self.items = line.get("items", self.items)
             self.batch = None
             return
         if "undone" in line:
@@ -185,14 +199,20 @@ class Journal:
         for part in kept:
             self.parts.setdefault(part.dataid, []).append(part)
         self.batch = None
-        if "kept" not in line:
-            self.batch = Batch(line["at"], line["before"], line["end"], tuple(kept))
+        if "kept" in line:
+            self.items = line.get("items", 0)
+        else:
+            told: dict[str, Any] = {name: line[name] for name in Batch._fields if name in line}
+            self.batch = Batch(**{**told, "parts": tuple(kept)})
 
     def _forget(self) -> None:
-        self._seen = (0, 0)
-        self._tail = b""
+        self._end = 0
+        self.number = os.urandom(16).hex()
+        """How the tables tell what was appended to the file since the journal was begun."""
+        self.items = 0
+        """Chunks that have bytes in the file, of which the tables know."""
         self.parts: dict[str, list[Part]] = {}
-        """By dataid, what was appended for it last; before that is done, what it replaces too."""
+        """By dataid, what an earlier version has told here; the next append tells it the tables."""
         self.batch: Batch | None = None
         """The last batch, if nothing tells that it was written."""
 

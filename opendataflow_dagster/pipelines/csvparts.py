@@ -1,13 +1,13 @@
-"""What a journal tells of a CSV file: where its parts are, and what a killed process has left."""
+"""The parts of a CSV file: where they are, and what a killed process has left."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
 from ..dataflow.errors import Refused
 from ..dataflow.model import Claim
-from .csvjournal import Journal, Part, digest, path_of
+from .csvjournal import Batch, Journal, Part, digest, path_of
 
 NEAR = 4096
 """Bytes in front of a batch by which it is seen that nobody has changed the file since."""
@@ -27,14 +27,17 @@ def refuse_to_lose(path: str, journal: Journal, instead: str) -> None:
     mend(path, journal)
     if not os.path.exists(path) or not os.path.getsize(path):
         return
-    held = sum(any(part.length for part in each) for each in journal.parts.values())
-    if held:
+    # A whole batch of which nobody has told the journal may be committed.
+    if held := max(journal.held_items, journal.batch.items if journal.batch else 0):
         who = "1 item has" if held == 1 else f"{held} items have"
         raise Refused(f"{path} holds what {who} appended, and this run would replace it. {instead}")
 
 
-def mend(path: str, journal: Journal) -> None:
-    """Cut off what a killed process has left at the end of the file, if nobody has touched it."""
+def mend(path: str, journal: Journal, is_committed: Callable[[Batch], bool] | None = None) -> None:
+    """Cut off what a killed process has left at the end of the file, if nobody has touched it.
+
+    Without tables that tell whether a batch was committed, one that is whole stays.
+    """
     batch = journal.batch
     if batch is None:
         return
@@ -42,14 +45,26 @@ def mend(path: str, journal: Journal) -> None:
         journal.undone(never=True)
         return
     with open(path, "rb+") as file:
-        if all(is_at(file, part, part.start) for part in batch.parts):
+        if batch.parts:
+            is_whole = all(is_at(file, part, part.start) for part in batch.parts)
+        else:
+            file.seek(batch.at)
+            is_whole = digest(file.read(batch.end - batch.at)) == batch.digest
+        if is_whole and not batch.parts and is_committed is None:
+            return
+        if is_whole and (batch.parts or not is_committed or is_committed(batch)):
             journal.done()
             return
         size = file.seek(0, os.SEEK_END)
         file.seek(max(0, batch.at - NEAR))
         untouched = digest(file.read(min(batch.at, NEAR))) == batch.before
-        if untouched and batch.at < size <= batch.end:
-            file.truncate(batch.at)
+        if (untouched and batch.at < size <= batch.end) or (is_whole and size > batch.end):
+            file.seek(batch.end)
+            more = file.read()  # somebody has added to it since
+            file.seek(batch.at)
+            file.write(more)
+            file.truncate()
+            file.flush()
             os.fsync(file.fileno())
             size = batch.at
         journal.undone(never=untouched and size == batch.at)
@@ -89,9 +104,3 @@ def is_at(file: Any, part: Part, start: int) -> bool:
 def part_of(claim: Claim, start: int, text: bytes) -> Part:
     """The part that some bytes of a claim are."""
     return Part(claim.dataid, claim.generation, start, len(text), digest(text))
-
-
-def shifted(part: Part, moved: Sequence[tuple[int, int]]) -> Part:
-    """A part where it is once what lies before has grown or shrunk: ends, and by how much."""
-    shift = next((by for end, by in reversed(moved) if part.start >= end), 0)
-    return part._replace(start=part.start + shift)

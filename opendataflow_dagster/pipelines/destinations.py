@@ -15,6 +15,7 @@ from ..dataflow.model import Claim, Plan
 from ..dataflow.names import typed
 from ..dataflow.publish import publish
 from ..dataflow.reading import bounds_of
+from ..dataflow.runjob import Say
 from ..dataflow.store import Store
 from ..dataflow.tables import Rows
 from ..dataflow.targets import JDBC, Folder, Table
@@ -79,27 +80,29 @@ class Destination:
 
 
 def destination_of(
-    store: Store, project: Project, pipeline: Pipeline, plan: Plan, *, read_by_others: bool
-) -> Destination:
+    store: Store, project: Project, pipeline: Pipeline, plan: Plan, *, read_by_others: bool,
+    say: Say = lambda line: None,
+) -> Destination:  # fmt: skip
     """The destination of a pipeline: as it is registered, or else a file in `output/`.
 
     `read_by_others` says that another pipeline reads it: without a registration, it is a folder of
     chunks then.
     """
-    found = _destination_of(store, project, pipeline, plan, read_by_others)
+    found = _destination_of(store, project, pipeline, plan, read_by_others, say)
     found.work = str(project.root / FOLDER / pipeline.slug)
     return found
 
 
 def _destination_of(
-    store: Store, project: Project, pipeline: Pipeline, plan: Plan, read_by_others: bool
+    store: Store, project: Project, pipeline: Pipeline, plan: Plan, read_by_others: bool, say: Say
 ) -> Destination:
     [slug] = plan.outputs
     row = registered(store, slug, project.root)
     if row is None:
         if not read_by_others:
             path = output_file(project, pipeline.slug)
-            return CsvDestination(path, "", f"{typed(slug)} --hostname {typed(path)}")
+            dataset = f"{typed(slug)} --hostname {typed(path)}"
+            return CsvDestination(csvfile.CsvAppender(path, store, say), path, "", dataset)
         folder = str(project.root / "output" / slug)
         row = Row(slug, {"datasetid": slug, "hostname": folder, "format": "csv"}, None)
     where, mode = target(row), write_mode(row)
@@ -117,7 +120,8 @@ def _destination_of(
                 f"odf dataset add {typed(slug)} --options ''",
                 code="INVALID_LOCATION",
             )
-        return CsvDestination(where.path, mode, typed(slug))
+        appender = csvfile.CsvAppender(where.path, store, say)
+        return CsvDestination(appender, where.path, mode, typed(slug))
     if isinstance(where, BigTable):
         from .bigquery import BigQueryDestination
 
@@ -238,19 +242,12 @@ class CsvDestination(Destination):
     What items have appended is replaced only if `mode` says so; `dataset` is how it is typed then.
     """
 
-    def __init__(self, path: str, mode: str, dataset: str) -> None:
-        self.location, self._mode = path, mode
-        self.appender = csvfile.CsvAppender(path)
+    def __init__(self, appender: csvfile.CsvAppender, path: str, mode: str, dataset: str) -> None:
+        self._appender, self.location, self._mode = appender, path, mode
         self._instead = "" if mode else (
             f"To add to it, run: odf dataset add {dataset} --writemode append. "
             f"To have it replaced by each run and each item: --writemode replace."
         )  # fmt: skip
-
-    def go_on(self, known: csvfile.CsvAppender | None) -> csvfile.CsvAppender:
-        """Append by what knows the file's journal already, if it is the same file."""
-        if known is not None and known.path == self.appender.path:
-            self.appender = known
-        return self.appender
 
     def refuse_loss(self) -> None:
         if self._instead:
@@ -263,11 +260,11 @@ class CsvDestination(Destination):
         with self.rows(frame, chunk) as rows, csvfile.told(self.location):
             if self.replaces():
                 return csvfile.replace(self.location, rows, confirm, instead=self._instead)
-            return one(self.appender.append([(chunk.claim, as_pandas(rows))], confirm))
+            return one(self._appender.append([(chunk.claim, as_pandas(rows))], confirm))
 
     def append(self, parts: Parts, confirm: Confirm) -> list[Verdict]:
         if not self.replaces(items=True):
-            return self.appender.append([(claim, as_pandas(f)) for claim, f in parts], confirm)
+            return self._appender.append([(claim, as_pandas(f)) for claim, f in parts], confirm)
         return [self._instead_of_all(as_pandas(frame), confirm) for _, frame in parts]
 
     def _instead_of_all(self, frame: Any, confirm: Confirm) -> Verdict:

@@ -58,6 +58,7 @@ class PipelineWork(Maker):
             self.pipeline,
             self.plan,
             read_by_others=is_read(project, plans, slug),
+            say=say,
         )
         self._chunk: Chunk | None = None
         self._begun = 0.0
