@@ -33,6 +33,7 @@ MODULES = {
     "dataflow_assets": ("",),
     "differences": ("reconcile", "dagster.reconcile"),
     "execute": ("cli.runline", "cli.fast_run"),
+    "fold_items": ("dataflow.folding",),
     "hold": ("dataflow.moves", "store.operations"),
     "looking": ("spark.postgres", "spark.postgres_read"),
     "new_owner": ("dataflow.store", "store.store"),
@@ -47,8 +48,10 @@ MODULES = {
     "rules_of": ("spark.expect", "spark.expectations"),
     "run_pipeline": ("pipelines.running",),
     "schema_text": ("spark.evidence",),
+    "set_policy": ("dataflow.registry", "store.registry"),
     "spark_job": ("spark.jobs", "spark.job"),
     "spark_session": ("spark.session",),
+    "tidy": ("dataflow.folding",),
     "truths": ("dataflow.truth", "store.overview"),
 }
 """In which modules a name may be, below the package."""

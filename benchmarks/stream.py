@@ -4,7 +4,9 @@ A warm `odf serve` on a small project, with its worker beside it. Eight client p
 for 20 seconds, 50 a second in all, then 50 each: how long until an item is acknowledged, and
 from then until it is READY; and that none is lost or there twice. The limit, in the same run: the
 same clients at the same pace, each with a bare INSERT and commit per item. Then server and worker
-are killed in the middle and started again. Exit code 0 if every target is met.
+are killed in the middle and started again. At last 200,000 items (with `--full` 1,000,000) go
+through the pipeline in order, and are folded a minute after they are done: what memory server and
+worker have then, and how large the tables are. Exit code 0 if every target is met.
 """
 
 import contextlib
@@ -29,6 +31,7 @@ from typing import Any, NamedTuple
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
+import product  # noqa: E402
 import psutil  # noqa: E402
 import psycopg  # noqa: E402
 from measure import concluded, progress  # noqa: E402
@@ -49,15 +52,32 @@ class Setting(NamedTuple):
     """Seconds of items, in the middle of which server and worker are killed."""
 
     rates: tuple[int, ...] = (50, 400)
+    long: int = 0
+    """Items that go through one pipeline until all are folded."""
 
 
 SETTINGS = {
-    FULL: Setting(8, 20, 15),
-    QUICK: Setting(8, 10, 10),
+    FULL: Setting(8, 20, 15, long=200_000),
+    QUICK: Setting(8, 10, 10, long=20_000),
     SLICE: Setting(8, 10, 0, (50,)),
-    TINY: Setting(2, 0.5, 1, (20,)),
+    TINY: Setting(2, 0.5, 1, (20,), long=250),
 }
-TINY_PARTS = {"postgres": ("kill",), "sqlite": ("pace",)}
+TINY_PARTS = {"postgres": ("kill",), "sqlite": ("pace", "long")}
+
+MOST_LONG = 1_000_000
+"""Items of the last part with `--full`."""
+
+POST = 100
+"""Items in a post of the last part."""
+
+BACKLOG = 3_000
+"""Items that wait before the sender of the last part does, too."""
+
+FOLD_AFTER = 60
+"""Seconds after which items are folded in the last part."""
+
+LARGEST = 20
+"""Megabytes of the tables once all items are folded."""
 
 YML = """
 name: bench
@@ -182,6 +202,29 @@ class Serving:
                 return ready
             time.sleep(0.5)
 
+    def memory(self) -> tuple[float, float]:
+        """Megabytes of the server and of its worker's Python process; Java has its own limit."""
+        assert self.process is not None
+        server = psutil.Process(self.process.pid)
+        worker = [each for each in server.children() if "java" not in each.name()]
+        return (
+            server.memory_info().rss / 1e6,
+            sum(each.memory_info().rss for each in worker) / 1e6,
+        )
+
+    def megabytes(self) -> float:
+        """How large the tables are, with their indexes."""
+        if self.url.startswith("p"):
+            text = (
+                "select sum(pg_total_relation_size(c.oid)) as size from pg_class c "
+                "where c.relkind = 'r' and c.relnamespace = cast('dataflow' as regnamespace)"
+            )
+            return float(self.store.db.query(text)[0]["size"]) / 1e6
+        path = Path(self.url.removeprefix("sqlite:///"))
+        return sum(
+            each.stat().st_size for each in path.parent.glob(f"{path.name}*") if each.is_file()
+        ) / 1e6  # fmt: skip
+
     def written(self) -> Counter[str]:
         """How often each item is in the destination."""
         with (self.root / "output" / "live.csv").open(newline="") as file:
@@ -286,11 +329,42 @@ def together(result: Any, seconds: float) -> list[Sent]:
     return [item for items in result.get(seconds + 180) for item in items]
 
 
+def stream(port: int, token: str, name: str, first: int, count: int) -> int:
+    """Post items in their order, many at a time, as fast as they are taken; how many."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+    for start in range(first, first + count, POST):
+        numbers = range(start, min(start + POST, first + count))
+        items = [
+            {"name": f"{name}-{number}", "product": number % PRODUCTS, "pieces": 3}
+            for number in numbers
+        ]
+        headers = {
+            "Authorization": f"Bearer {token}",
+            "Content-Type": "application/json",
+            "Idempotency-Key": f"{name}-{start}",
+        }
+        while True:
+            try:
+                connection.request("POST", "/stream/live", json.dumps(items), headers)
+                answer = connection.getresponse()
+                answer.read()
+            except (OSError, http.client.HTTPException):
+                connection.close()
+            else:
+                if answer.status == 202:
+                    break
+            time.sleep(0.2)
+    return count
+
+
 # --- the parts ---
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    given = options(__doc__, arguments, database=("postgres", "sqlite"), only=("pace", "kill"))
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    most = MOST_LONG if "--full" in words else 0
+    words = [word for word in words if word != "--full"]
+    given = options(__doc__, words, database=("postgres", "sqlite"), only=("pace", "kill", "long"))
     setting, report = SETTINGS[given.scale], Report("stream", given, ("PostgreSQL", "pyspark"))
     folder = Path(tempfile.mkdtemp(prefix="odf-stream-"))
     context = multiprocessing.get_context("spawn")
@@ -305,16 +379,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 serving = Serving(url, folder / name)
                 stack.callback(serving.store.close)
                 stack.callback(serving.stop)
-                serving.start()
-                serving.wait_until_warm()
-                address = (serving.port, serving.token)
-                together(all_at_once(pool, post, address, "warm", 50, 2, setting.clients), 2)
-                # The tiny form starts Spark three times, not four.
-                parts = ("pace", "kill") if given.scale != TINY else TINY_PARTS[name]
-                if "pace" in parts and given.only != "kill":
+                # The tiny form starts Spark three times, not six.
+                parts = ("pace", "kill", "long") if given.scale != TINY else TINY_PARTS[name]
+                parts = [part for part in parts if given.only in (None, part)]
+                if {"pace", "kill"} & {*parts}:
+                    serving.start()
+                    serving.wait_until_warm()
+                    address = (serving.port, serving.token)
+                    together(all_at_once(pool, post, address, "warm", 50, 2, setting.clients), 2)
+                if "pace" in parts:
                     paces(pool, serving, name, setting, report)
-                if "kill" in parts and given.only != "pace" and setting.kill:
+                if "kill" in parts and setting.kill:
                     killed(pool, serving, name, setting, report)
+                if "long" in parts and setting.long:
+                    long(pool, serving, name, most or setting.long, report)
                 serving.stop()
     finally:
         shutil.rmtree(folder, ignore_errors=True)
@@ -402,6 +480,114 @@ def killed(pool: Any, serving: Serving, name: str, setting: Setting, report: Rep
         ],
     )
     report.require(f"lost or twice by kill -9, {name}", [lost + twice], most=0)
+
+
+def long(pool: Any, serving: Serving, name: str, count: int, report: Report) -> None:
+    """Many items through one pipeline, in order, until all of them are folded."""
+    if report.judges:  # a pace and a kill have looked at the history of items, which goes
+        serving.stop()
+        product.set_policy(serving.store, "live", {"fold_after": str(FOLD_AFTER)})
+        serving.start()
+        serving.wait_until_warm()
+    elif serving.process is None or serving.process.poll() is not None:
+        serving.start()
+        serving.wait_until_warm()
+    file = serving.root / "output" / "live.csv"
+    done = Lines(file)
+    before, began = done.count(), time.monotonic()
+    samples: list[tuple[int, float, float]] = []
+    sent, sending = 0, None
+    while (here := done.count() - before) < count:
+        if (sending is None or sending.ready()) and sent < count and sent - here < BACKLOG:
+            if sending is not None:
+                sending.get()
+            some = min(BACKLOG, count - sent)
+            address = (serving.port, serving.token)
+            sending = pool.apply_async(stream, (*address, "long", sent, some))
+            sent += some
+        samples.append((here, *serving.memory()))
+        progress(f"{name}: {here:,} of {count:,} items, {samples[-1][2]:.0f} MB")
+        if time.monotonic() - began > 600 + count / 20:
+            raise RuntimeError(f"Only {here:,} of {count:,} items are done: see {serving.log}")
+        time.sleep(0.5 if report.judges else 0.05)
+    seconds = time.monotonic() - began
+    largest = serving.megabytes()
+    _fold_all(serving, report)
+    in_order = done.names("long-")
+    wrong = sum(
+        each != f"long-{number}" for number, each in enumerate(in_order)
+    ) + abs(count - len(in_order))  # fmt: skip
+    if wrong and not report.judges:
+        raise RuntimeError(f"{wrong} of {count} items are lost, twice or in another order")
+    progress("")
+    tenths = {
+        what: [_tenth(samples, count, tenth, at) for tenth in (1, 9)]
+        for at, what in ((1, "server"), (2, "worker"))
+    }
+    report.table(
+        f"{name}: {count:,} items through one pipeline, folded after {FOLD_AFTER} s",
+        ["all"],
+        [
+            ["items a second", f"{count / seconds:,.0f}"],
+            ["lost, twice, or in another order", str(wrong)],
+            *(
+                [f"memory of the {what}, second and last tenth", f"{two:.0f}, {last:.0f} MB"]
+                for what, (two, last) in tenths.items()
+            ),
+            ["tables when the last item is done", f"{largest:.1f} MB"],
+            ["tables when all are folded", f"{serving.megabytes():.1f} MB"],
+        ],
+    )
+    report.require(f"lost, twice or in another order, {count:,}, {name}", [wrong], most=0)
+    for what, (two, last) in tenths.items():
+        report.require(f"memory of the {what}, last / second tenth, {name}", [last / two], most=1.1)
+    size = serving.megabytes()
+    report.require(f"tables after folding, {name}", [size], most=LARGEST, unit=" MB")
+
+
+class Lines:
+    """The rows of a growing CSV file, of which only what is new is read to count them."""
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._at, self._count = path, 0, 0
+
+    def count(self) -> int:
+        if self._path.exists():
+            with self._path.open("rb") as file:
+                file.seek(self._at)
+                while data := file.read(1 << 20):
+                    self._count += data.count(b"\n")
+                    self._at += len(data)
+        return max(0, self._count - 1)
+
+    def names(self, begin: str) -> list[str]:
+        with self._path.open(newline="") as file:
+            return [row["name"] for row in csv.DictReader(file) if row["name"].startswith(begin)]
+
+
+def _fold_all(serving: Serving, report: Report) -> None:
+    """Wait until every item is folded; in the tiny form let them be old, and fold them here."""
+    store = serving.store
+    if not report.judges:
+        [jobs] = store.db.query("select count(*) as items from streamitem")
+        for table, column in (("streamitem", "received"), ("chunkfact", "at")):
+            store.db.execute(f"update {table} set {column} = '2026-01-01 00:00:00'", None)
+        if product.fold_items(store) < jobs["items"]:
+            raise RuntimeError("Not all items were folded")
+        product.tidy(store)
+        return
+    deadline = time.monotonic() + 600
+    while time.monotonic() < deadline:
+        if not store.db.query("select 1 from streamitem limit 1"):
+            break
+        time.sleep(1)
+    time.sleep(15)  # what is folded last is tidied after it
+
+
+def _tenth(samples: Sequence[tuple[int, float, float]], count: int, tenth: int, at: int) -> float:
+    """The median of what was measured within a tenth of the items."""
+    found = [each[at] for each in samples if tenth * count <= each[0] * 10 < (tenth + 1) * count]
+    return statistics.median(found or [samples[-1][at]])
 
 
 def _wrong(
