@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import dagster as dg
 
+from .dataflow.history import unread
 from .dataflow.model import Recovered
 from .dataflow.store import Store
 from .launching import PATIENCE, away
@@ -65,7 +66,7 @@ def reconcile_sensor(
         context.update_cursor(done.cursor)
         for each in settled:
             context.log.info(f"{each.jobid} {each.dataid}: settled as {each.status}, {each.reason}")
-        return dg.SkipReason(told(done, settled))
+        return dg.SkipReason(" ".join(filter(None, [told(done, settled), unread(store)])))
 
     return sensor
 

@@ -9,6 +9,7 @@ from datetime import UTC, datetime, timedelta
 import psycopg
 import pytest
 
+from opendataflow_dagster.dataflow import checkup_tables
 from opendataflow_dagster.dataflow.errors import WrongUse
 from opendataflow_dagster.dataflow.history import (
     Event,
@@ -17,8 +18,10 @@ from opendataflow_dagster.dataflow.history import (
     events_after,
     history,
     runs,
+    unread,
 )
 from opendataflow_dagster.dataflow.store import Store, open_store
+from tests.postgres import Server
 
 
 def put(
@@ -100,6 +103,31 @@ def test_a_listing_has_the_newest_last_and_is_filtered(store: Store) -> None:
     assert len(history(store, datasetid="elsewhere")) == 5
     assert len(history(store, since=before)) == 10
     assert history(store, since=datetime.now(UTC) + timedelta(hours=1)) == []
+
+
+def test_changes_behind_a_transaction_elsewhere_on_the_server_are_reported(
+    postgres_url: str, postgres_server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = open_store(postgres_url)
+    store.init()
+    cursor = end_of_log(store)
+    elsewhere = postgres_server.create_database("elsewhere")
+    try:
+        with psycopg.connect(elsewhere, application_name="nightly") as other:
+            other.execute("create table big (n int)")
+            put(store, "1", "READY")
+            assert events_after(store, cursor)[0] == []
+            assert unread(store) == ""
+            late = unread(store, 0)
+            assert "an older transaction (" in late
+            assert f"process {other.info.backend_pid} of postgres (nightly) in database" in late
+            monkeypatch.setattr(checkup_tables, "unread", lambda store: unread(store, 0))
+            assert late.split(" can't ")[1].rstrip(".") in checkup_tables._log(store).detail
+        assert unread(store, 0) == ""
+        assert [event.dataid for event in events_after(store, cursor)[0]] == ["1"]
+    finally:
+        postgres_server.drop_database("elsewhere")
+        store.close()
 
 
 def test_runs_are_the_newest_outputs(store: Store) -> None:

@@ -5,10 +5,12 @@ import time
 from pathlib import Path
 
 import dagster as dg
+import psycopg
 import pytest
 
 from opendataflow_dagster import sensors
 from opendataflow_dagster.dataflow import moves
+from opendataflow_dagster.dataflow.history import unread
 from opendataflow_dagster.dataflow.model import READY, RESUBMIT, RUNNING
 from opendataflow_dagster.dataflow.store import new_owner
 from opendataflow_dagster.dataflow.truth import truths
@@ -46,6 +48,20 @@ def test_a_tick_mirrors_and_keeps_its_cursor(grid: Grid) -> None:
     again, kept = tick(sensor, grid.instance, cursor)
     assert again == "The grid agrees with the tables."
     assert json.loads(kept or "")["log"] == json.loads(cursor or "")["log"]
+
+
+def test_a_tick_says_that_changes_can_not_be_read_yet(
+    grid: Grid, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if grid.store.db.dialect == "sqlite":
+        pytest.skip("on SQLite nothing holds back the log")
+    monkeypatch.setattr(sensors, "unread", lambda store: unread(store, 0))
+    with psycopg.connect(grid.store.db.url) as other:  # type: ignore[attr-defined]
+        other.execute("create table public.big (n int)")
+        moves.ready(grid.store, "orders", DAYS)
+        reason, _ = tick(reconcile_sensor(resource(grid)), grid.instance)
+        other.rollback()
+    assert "an older transaction (" in reason
 
 
 def test_a_tick_recovers_leases_that_ran_out(grid: Grid) -> None:

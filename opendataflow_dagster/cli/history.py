@@ -6,7 +6,7 @@ from typing import Any
 import click
 
 from ..dataflow.errors import WrongUse
-from ..dataflow.history import NEWEST, Event, end_of_log, events_after, runs
+from ..dataflow.history import NEWEST, Event, end_of_log, events_after, runs, unread
 from ..dataflow.history import history as past
 from ..dataflow.names import printable
 from ..dataflow.steps import clean as clean_steps
@@ -24,6 +24,9 @@ from .output import (
 )
 
 POLL = 1.0
+REMIND = 60.0
+"""Seconds between two notes that changes can't be read yet."""
+
 CHANGES = 100
 """Changes of a status that are listed, unless told otherwise."""
 
@@ -104,6 +107,7 @@ def history(
     seen = {event.seq for event in found}
     for event in found:
         tell(event, as_json=as_json)
+    said = 0.0
     while True:
         events, cursor = events_after(store, cursor)
         for event in events:
@@ -112,6 +116,9 @@ def history(
             ):
                 tell(event, as_json=as_json)
         if not events:
+            if time.monotonic() > said and (late := unread(store)):
+                click.echo(late, err=True)
+                said = time.monotonic() + REMIND
             time.sleep(POLL)
 
 

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
 from .errors import CredentialError, DataflowError
+from .history import unread
 from .store import Store
 from .upgrade import missing_tables, missing_triggers, triggers
 from .versions import Versions
@@ -12,6 +13,11 @@ from .versions import Versions
 OLDEST_SERVER = 13
 DRIFT = 5.0
 """Seconds by which a clock may differ from the database's."""
+
+END_TRANSACTION = (
+    "Find it in pg_stat_activity and pg_prepared_xacts as superuser, and end it: "
+    "select pg_terminate_backend(PID), or rollback prepared"
+)
 
 MANY = 200_000
 """Rows above which pending isn't compared with datastatus unless asked: it reads all of them."""
@@ -156,6 +162,15 @@ def _permissions(store: Store) -> Check:
 def _log(store: Store) -> Check:
     if store.db.dialect == "sqlite":
         return Check("log", "ok", "one writer at a time, so nothing holds it back")
+    if store.db.run("history.restored") == [(True,)]:
+        return Check(
+            "log",
+            "fail",
+            "it was restored from another server: new changes can't be told from old",
+            "odf init",
+        )
+    if late := unread(store):
+        return Check("log", "warn", late.rstrip("."), END_TRANSACTION)
     holders = [
         f"process {pid} of {user}{f' ({name})' if name else ''} for {seconds} s"
         for pid, user, name, seconds in store.db.run("doctor.holding_back")
@@ -165,14 +180,7 @@ def _log(store: Store) -> Check:
     ]
     if holders:
         detail = f"readers of history wait for open transactions: {', '.join(holders)}"
-        return Check("log", "warn", detail, "End them: select pg_terminate_backend(PID)")
-    if store.db.run("history.restored") == [(True,)]:
-        return Check(
-            "log",
-            "fail",
-            "it was restored from another server: new changes can't be told from old",
-            "odf init",
-        )
+        return Check("log", "warn", detail, END_TRANSACTION)
     return Check("log", "ok", "no long transaction holds it back")
 
 

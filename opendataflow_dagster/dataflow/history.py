@@ -11,6 +11,9 @@ from .times import from_table, to_table
 NEWEST = 20
 """Rows of a listing, unless told otherwise: as many as the original's `runs`."""
 
+LATE = 30
+"""Seconds that a change may wait for older transactions before that is reported."""
+
 _CURSOR = {
     "postgres": re.compile(r"(\d{1,19}):(\d{1,18})(?:@(\d{1,9}))?", re.ASCII),
     "sqlite": re.compile(r"(\d{1,18})", re.ASCII),
@@ -70,6 +73,25 @@ def end_of_log(store: Store) -> str:
     """A cursor after everything that is settled now."""
     [found] = store.db.run("history.end")
     return str(found[0]) if store.db.dialect == "sqlite" else _cursor(found[0], 0, found[2])
+
+
+def unread(store: Store, seconds: int = LATE) -> str:
+    """What keeps readers of the log from changes that are older than `seconds`; '' if nothing does.
+
+    On PostgreSQL a change is read after every older transaction that writes has ended, in all databases
+    of the server.
+    """
+    if store.db.dialect == "sqlite":
+        return ""
+    for age, xid in store.db.run("history.waiting"):
+        if age >= seconds:
+            who = [name for (name,) in store.db.run("history.blocker", xid=xid)]
+            return (
+                f"Changes of the last {age} s can't be read from the history yet: an older "
+                f"transaction ({xid}) is still open on the server, by "
+                f"{who[0] if who else 'another user (only a superuser sees which)'}."
+            )
+    return ""
 
 
 def history(

@@ -14,6 +14,24 @@ select last.xid >= pg_snapshot_xmax(pg_current_snapshot())
        and last.xid is distinct from pg_current_xact_id_if_assigned()
 from (select xid from dataevent order by xid desc limit 1) as last;
 
+-- name: waiting
+-- For how many seconds the oldest change waits that readers of the log don't see yet, and for which transaction: one
+-- that is older and still open, in whatever database of the server.
+select cast(extract(epoch from clock_timestamp() - at) as integer), cast(pg_snapshot_xmin(pg_current_snapshot()) as text)
+from dataevent
+where xid >= pg_snapshot_xmin(pg_current_snapshot()) and xid is distinct from pg_current_xact_id_if_assigned()
+order by xid, seq
+limit 1;
+
+-- name: blocker
+-- Whose transaction it is, as far as this user may see it.
+select 'process ' || pid || ' of ' || usename || coalesce(' (' || nullif(application_name, '') || ')', '')
+       || ' in database ' || datname
+from pg_stat_activity where backend_xid = cast(cast(:xid as xid8) as xid)
+union all
+select 'prepared transaction ' || quote_literal(gid) || ' in database ' || database
+from pg_prepared_xacts where transaction = cast(cast(:xid as xid8) as xid);
+
 -- name: end
 -- Where the log is settled up to, the next transaction's number, and how often it was renumbered.
 select cast(pg_snapshot_xmin(pg_current_snapshot()) as text),
