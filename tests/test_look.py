@@ -26,7 +26,7 @@ def test_rows_are_in_natural_order(line: Store) -> None:
         put(line, "a", "READY", dataid=dataid)
     assert [row["dataid"] for row in status(line, "fetch")] == ["2", "9", "10", "x1"]
     assert [row["dataid"] for row in status(line, "a")] == ["2", "9", "10", "x1"]
-    assert len(status(line)) == 4
+    assert len(list(status(line))) == 4
     [row, *_] = status(line, "a")
     assert list(row) == [
         "datasetid",
@@ -37,9 +37,9 @@ def test_rows_are_in_natural_order(line: Store) -> None:
         "modified",
         "generation",
     ]
-    assert status(line, "load") == []
+    assert list(status(line, "load")) == []
     with pytest.raises(WrongUse, match="no job or dataset 'nobody'"):
-        status(line, "nobody")
+        list(status(line, "nobody"))
 
 
 def test_times_mean_the_same_on_both(line: Store) -> None:

@@ -14,6 +14,7 @@ from click.testing import CliRunner, Result
 
 from opendataflow_dagster.cli.app import app
 from opendataflow_dagster.cli.look import draw
+from opendataflow_dagster.dataflow import look, moves
 from opendataflow_dagster.dataflow.look import Strip
 from opendataflow_dagster.dataflow.store import Store
 from tests.test_why import job, put
@@ -32,6 +33,9 @@ def line(store: Store, url: str, monkeypatch: pytest.MonkeyPatch) -> Store:
 
 def odf(*words: str) -> Result:
     return CliRunner().invoke(app, list(words), prog_name="odf")
+
+
+ONE_IS = "update datastatus set status = '{}' where datasetid = 'a' and dataid = '7'"
 
 
 def objects(*words: str) -> list[dict]:
@@ -66,6 +70,56 @@ def test_status_of_one_is_its_rows(line: Store) -> None:
     done = odf("status", "nobody")
     assert (done.exit_code, done.stdout) == (2, "")
     assert done.stderr.startswith("odf: There is no job or dataset 'nobody'.")
+
+
+def test_a_long_listing_shows_its_first_rows_and_how_to_see_more(line: Store) -> None:
+    ids = [str(number) for number in range(1, 1102)]
+    moves.ready(line, "a", ids)
+    line.db.execute(ONE_IS.format("ERROR"), {})
+
+    done = odf("status", "a")
+    assert [text.split()[2] for text in done.stdout.splitlines()[1:]] == ids[:1000]
+    assert done.stderr.startswith("The first 1,000 rows: --limit or --all shows more")
+    done = odf("status", "a", "--limit", "3")
+    assert [text.split()[2] for text in done.stdout.splitlines()[1:]] == ids[:3]
+    assert done.stderr.startswith("The first 3 rows")
+    done = odf("status", "a", "--all")
+    assert [text.split()[2] for text in done.stdout.splitlines()[1:]] == ids
+    assert done.stderr == ""
+    assert [row["dataid"] for row in objects("status", "a")] == ids
+    assert [row["dataid"] for row in objects("status", "a", "--limit", "2")] == ids[:2]
+    assert [row["dataid"] for row in objects("status", "a", "--status", "failed")] == ["7"]
+    assert odf("status", "a", "--status", "HOLD").stderr == "'a' has no such chunks.\n"
+    assert objects("status", "a", "--since", "2100-01-01") == []
+    assert len(objects("status", "--since", "2020-01-01")) > 1000
+
+
+def test_what_a_listing_can_not_be_asked_for(line: Store) -> None:
+    for words, why in (
+        (("a", "--limit", "1", "--all"), "Use --limit or --all, not both."),
+        (("a", "--status", "BAD"), "'BAD' isn't a status."),
+        (("a", "--status", "HOLD", "--grid"), "--status and --since list chunks"),
+    ):
+        done = odf("status", *words)
+        assert (done.exit_code, done.stdout) == (2, "")
+        assert done.stderr.startswith(f"odf: {why}")
+
+
+def test_the_grid_of_many_chunks_is_a_sample_with_all_that_failed(
+    line: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(look, "MANY", 50)
+    monkeypatch.setattr(look, "SAMPLE", 40)
+    moves.ready(line, "a", [str(number) for number in range(1, 401)])
+    line.db.execute(ONE_IS.format("FAILED"), {})
+
+    strips = {strip[:2]: strip for strip in look.grid(line, most=20)}
+    raw, made = strips["external", "a"], strips["load", "b"]
+
+    assert (raw.chunks, made.chunks) == (397, 399)
+    assert 1 < len(raw.squares) <= 20
+    assert raw.each == -(-397 // len(raw.squares))
+    assert raw.squares.count("FAILED") == made.squares.count("FAILED") == 1
 
 
 def test_status_tells_who_runs_what(line: Store) -> None:

@@ -6,14 +6,28 @@ from collections.abc import Sequence
 
 import click
 
+from ..dataflow.errors import WrongUse
 from ..dataflow.folding import folds
 from ..dataflow.history import NEWEST
 from ..dataflow.history import runs as newest
 from ..dataflow.look import Strip, running, summary
 from ..dataflow.look import grid as squares
 from ..dataflow.look import status as rows_of
-from ..dataflow.model import ABSENT, FAILED, HOLD, PENDING, READY, RESUBMIT, RUNNING
-from .output import as_json, in_colour, show, shown_rows, store_of
+from ..dataflow.model import (
+    ABSENT,
+    FAILED,
+    HOLD,
+    PENDING,
+    READY,
+    RESUBMIT,
+    RUNNING,
+    WORDS,
+    Status,
+)
+from ..dataflow.times import parse_time
+from .output import as_json, in_colour, limits, most_of, show, show_first, shown_rows, store_of
+
+MORE = "--limit or --all shows more, --status FAILED and --since fewer"
 
 MANY = 100_000
 """Chunks above which a grid is drawn only when asked for: all have to be read and sorted."""
@@ -39,29 +53,43 @@ LOOKS = {
     "--running", "only_running", is_flag=True, help="List who runs what, and until when they may."
 )
 @click.option("--counts", "only_counts", is_flag=True, help="Only the counts, also as JSON.")
+@click.option(
+    "--status", "words", multiple=True, metavar="STATUS", help="Only chunks of this status."
+)
+@click.option("--since", metavar="TIME", help="Only chunks that changed since, like 2026-03-01.")
+@limits()
 @as_json
 @click.pass_context
 def status(
     ctx: click.Context, name: str | None, grid: bool, only_running: bool, only_counts: bool,
-    as_json: bool,
+    words: tuple[str, ...], since: str | None, limit: int | None, everything: bool, as_json: bool,
 ) -> None:  # fmt: skip
     """Show how many chunks of each job are in which status; with a name, its chunks one by one.
 
     With --json, the chunks one by one, unless it is for --counts or --running.
 
-    On a terminal, a coloured square for each chunk, in natural order, comes with the counts.
+    On a terminal, a coloured square for each chunk, in natural order, comes with the counts. Above
+    100,000 chunks a sample is drawn, with every chunk of a rare status.
+
+    Of more than 1,000 chunks, those with shorter ids come first.
     """
     store = store_of(ctx)
+    most = most_of(limit, everything, as_json)
+    chosen = bool(words or since)
+    if chosen and (grid or only_running or only_counts):
+        raise WrongUse("--status and --since list chunks: leave --grid, --running, --counts out.")
     if only_running:
-        show(
-            shown_rows(running(store, name), as_json=as_json),
-            as_json=as_json,
-            empty="Nothing is running.",
-        )
+        show_first(running(store, name), most, as_json=as_json, empty="Nothing is running.")
         return
-    if (as_json or (name is not None and not grid)) and not only_counts:
-        empty = f"{name!r} has no chunks yet."
-        show(shown_rows(rows_of(store, name), as_json=as_json), as_json=as_json, empty=empty)
+    listed = chosen or everything or limit is not None or name is not None
+    if not only_counts and (as_json or (listed and not grid)):
+        rows = rows_of(
+            store, name, statuses=[read(word) for word in words],
+            since=parse_time(store, since) if since else None, limit=most and most + 1,
+        )  # fmt: skip
+        whose = "There are" if name is None else f"{name!r} has"
+        empty = f"{whose} no such chunks." if chosen else f"{whose} no chunks yet."
+        show_first(rows, most, as_json=as_json, empty=empty, more=MORE)
         for fold in folds(store, name):
             click.echo(f"Not listed: {fold}.", err=True)
         return
@@ -79,7 +107,8 @@ def status(
     show(counts, as_json=False, empty=_next())
     if sys.stdout.isatty() and (live := running(store, name)):
         click.echo("\nrunning")
-        show(shown_rows(live, as_json=False), as_json=False)
+        more = "`odf status --running` shows more"
+        show_first(live, NEWEST, as_json=False, empty="", more=more)
 
 
 @click.command(epilog="Example: odf runs loadbob --limit 5")
@@ -93,6 +122,13 @@ def runs(ctx: click.Context, job: str | None, limit: int, as_json: bool) -> None
     """Show the outputs that changed last, the newest first."""
     found = newest(store_of(ctx), jobid=job, limit=limit)
     show(shown_rows(found, as_json=as_json), as_json=as_json, empty="Nothing has run yet.")
+
+
+def read(word: str) -> str:
+    """The status that a person names."""
+    if word.upper() not in WORDS:
+        raise WrongUse(f"{word[:40]!r} isn't a status. There are {', '.join(Status)}.")
+    return WORDS[word.upper()]
 
 
 def draw(strips: Sequence[Strip], width: int | None = None) -> None:

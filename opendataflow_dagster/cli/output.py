@@ -3,9 +3,10 @@
 import json
 import os
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime
+from itertools import chain, islice
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -21,6 +22,12 @@ if TYPE_CHECKING:
 
 WIDEST = 100_000
 """Columns for a table that isn't cut: a terminal folds a long line, but an id cut off is lost."""
+
+SCREEN = 1000
+"""Rows that a listing shows unless told otherwise."""
+
+PIECE = 1000
+"""Rows from which the widths of the columns of a longer listing are taken."""
 
 as_json = click.option("--json", "as_json", is_flag=True, help="A list of objects, for programs.")
 
@@ -104,6 +111,59 @@ def show(rows: Sequence[dict[str, Any]], *, as_json: bool, empty: str = "Nothing
         _columns(rows)
 
 
+def limits(screen: int = SCREEN) -> Callable[[Callable], Callable]:
+    """The options --limit and --all of a listing that shows its first rows."""
+
+    def decorated(command: Callable) -> Callable:
+        command = click.option(
+            "--all", "everything", is_flag=True, help="Show all rows, as they are read."
+        )(command)
+        return click.option(
+            "--limit", type=click.IntRange(min=1), metavar="N",
+            help=f"Show so many rows: {screen} unless told, and with --json all.",
+        )(command)  # fmt: skip
+
+    return decorated
+
+
+def most_of(limit: int | None, everything: bool, as_json: bool, screen: int = SCREEN) -> int | None:
+    """How many rows --limit, --all and --json ask for; None is all."""
+    if limit is not None and everything:
+        raise WrongUse("Use --limit or --all, not both.")
+    return limit or (None if everything or as_json else screen)
+
+
+def show_first(
+    rows: Iterable[dict[str, Any]], most: int | None, *, as_json: bool, empty: str,
+    more: str = "--limit or --all shows more",
+) -> None:  # fmt: skip
+    """Print the first rows, or all (None) as they are read, and say whether there are more."""
+    rows = iter(rows)
+    head = list(islice(rows, PIECE if most is None else most + 1))
+    cut = most is not None and len(head) > most
+    if cut:
+        head.pop()
+    rest = () if most is not None or len(head) < PIECE else rows
+    if as_json:
+        _stream_json(chain(head, rest))
+    elif rest and (first := list(islice(rest, 1))):
+        _columns(head, chain(first, rest))
+    else:
+        show(shown_rows(head, as_json=False), as_json=False, empty=empty)
+    if cut:
+        click.echo(f"The first {len(head):,} rows: {more}.", err=True)
+
+
+def _stream_json(rows: Iterable[dict[str, Any]]) -> None:
+    """Print rows as `json_text` with an indent of 1 does, one by one."""
+    before = "["
+    for row in rows:
+        [told] = shown_rows([row], as_json=True)
+        print(before + "\n " + json_text(told, indent=1).replace("\n", "\n "), end="")
+        before = ","
+    print("[]" if before == "[" else "\n]")
+
+
 def json_text(value: Any, *, indent: int | None = None) -> str:
     """JSON that the encoding of standard output can hold."""
     unicode = (sys.stdout.encoding or "").lower().replace("-", "").startswith("utf")
@@ -157,10 +217,16 @@ def _table(rows: Sequence[dict[str, Any]]) -> None:
     wide.print(table(names))
 
 
-def _columns(rows: Sequence[dict[str, Any]]) -> None:
-    cells = [list(rows[0])] + [[_cell(value) for value in row.values()] for row in rows]
+def _columns(rows: Sequence[dict[str, Any]], rest: Iterable[dict[str, Any]] = ()) -> None:
+    """Print columns as wide as the first rows need them, and the rest of the rows as they come."""
+
+    def texts(rows: Iterable[dict[str, Any]]) -> Iterator[list[str]]:
+        for row in rows:
+            yield [_cell(value) for value in row.values()]
+
+    cells = [list(rows[0]), *texts(shown_rows(rows, as_json=False))]
     widths = [max(len(row[at]) for row in cells) for at in range(len(cells[0]))]
-    for row in cells:
+    for row in chain(cells, texts(shown_rows([row], as_json=False)[0] for row in rest)):
         print(
             "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
         )

@@ -4,7 +4,7 @@ import os
 import time
 import weakref
 from _thread import _local
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
 
@@ -54,6 +54,11 @@ class Database:
     def records(self, name: str, /, **params: Any) -> list[dict[str, Any]]:
         """The rows of the statement `topic.name`, as dictionaries."""
         return self.query(self.statement(name), params)
+
+    def stream(self, name: str, /, **params: Any) -> Generator[tuple]:
+        """The rows of the statement `topic.name` one by one, however many, within `reading`."""
+        raise NotImplementedError
+        yield
 
     def query(self, text: str, params: dict[str, Any] | None = None) -> list[dict[str, Any]]:
         """The rows of a statement given as text, as dictionaries."""

@@ -1,18 +1,35 @@
 """How things stand: rows, counts, and who runs what."""
 
-from collections.abc import Iterable
+import json
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator
+from contextlib import closing
 from datetime import datetime
+from itertools import chain, islice
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 from .errors import WrongUse
 from .folding import folds
-from .model import ABSENT, PENDING, URGENCY, Status, read_status
+from .model import ABSENT, PENDING, READY, URGENCY, WORDS, Status, read_status
 from .names import natural_key
 from .store import Store
-from .times import from_table, shown
+from .times import from_table, shown, to_table
 
 STATUSES = (*(each for each in Status if each != PENDING), PENDING)
 """The columns of a summary: what nobody has begun comes last."""
+
+COLUMNS = ("datasetid", "jobid", "dataid", "locktype", "status", "modified", "generation")
+"""What a listing of rows tells."""
+
+MANY = 100_000
+"""Chunks above which a grid is drawn from a sample."""
+
+SAMPLE = 100_000
+"""Chunks that a grid is drawn from at most, but for those of rare statuses."""
+
+SMALL = 1000
+"""Rows of a listing that are sorted in natural order here."""
 
 TIMES = ("modified", "started", "heartbeat", "lease_end", "paused_until")
 
@@ -28,24 +45,48 @@ class Strip(NamedTuple):
     """None where this output has no chunk that others have."""
 
 
-def status(store: Store, name: str | None = None) -> list[dict[str, Any]]:
-    """The rows of a job or a dataset, in natural order of dataid."""
+def status(
+    store: Store,
+    name: str | None = None,
+    *,
+    statuses: Collection[str] = (),
+    since: datetime | None = None,
+    limit: int | None = None,
+) -> Iterator[dict[str, Any]]:
+    """The rows of a job or a dataset, in natural order; of more than `SMALL`, shorter ids first.
+
+    Args:
+        name: The job or dataset; None takes all.
+        statuses: Only rows that are read as one of these.
+        since: Only rows modified since then.
+        limit: At most so many rows; None reads on to the end, row by row.
+    """
+    words = [word for word, read in WORDS.items() if read in statuses]
     with store.db.reading():
-        rows = store.db.records("look.rows", which=name)
-        if not rows and name is not None and not store.db.run("look.known", which=name):
-            raise WrongUse(
-                f"There is no job or dataset {name!r}. "
-                "`odf job list` and `odf dataset list` tell what there is."
-            )
-    rows.sort(
-        key=lambda row: (
-            natural_key(row["dataid"] or ""),
-            row["dataid"] or "",
-            row["datasetid"],
-            row["jobid"],
+        rows = store.db.stream(
+            "look.rows",
+            which=name,
+            words=json.dumps(words) if words else None,
+            since=to_table(store, since),
+            limit=None if limit is None else max(limit, SMALL + 1),
         )
-    )
-    return [_timed(store, row) for row in rows]
+        with closing(rows):
+            found = (dict(zip(COLUMNS, row, strict=True)) for row in rows)
+            head = list(islice(found, SMALL + 1))
+            if not head and name is not None and not store.db.run("look.known", which=name):
+                raise WrongUse(
+                    f"There is no job or dataset {name!r}. "
+                    "`odf job list` and `odf dataset list` tell what there is."
+                )
+            if len(head) <= SMALL:
+                head.sort(key=_natural_place)
+            for row in islice(chain(head, found), limit):
+                yield _timed(store, row)
+
+
+def _natural_place(row: dict[str, Any]) -> tuple[str, ...]:
+    dataid = row["dataid"] or ""
+    return natural_key(dataid), dataid, row["datasetid"], row["jobid"]
 
 
 def summary(store: Store, name: str | None = None) -> list[dict[str, Any]]:
@@ -87,17 +128,64 @@ def running(store: Store, name: str | None = None) -> list[dict[str, Any]]:
 
 
 def grid(store: Store, name: str | None = None, *, most: int = 2000) -> list[Strip]:
-    """A square for each chunk, also for those to be claimed; at most `most` in a strip."""
+    """A square for each chunk, also for those to be claimed; at most `most` in a strip.
+
+    Above `MANY` chunks, strips are drawn from a sample, in which no chunk is missing whose status is
+    rare: one that failed among a million READY ones is seen.
+    """
+    today = store.today()
     with store.db.reading():
-        rows = store.db.run("look.squares", which=name, today=store.today())
         depth = _depths(store.db.run("look.flows"))
-    strips: dict[tuple[str, str], dict[str, str]] = {}
+        sizes, rare = _sizes(store, name, today)
+        part = max(most, SAMPLE // max(len(sizes), 1))
+        if sizes.total() > MANY:
+            rates = [
+                {"jobid": jobid, "datasetid": datasetid, "rate": part / chunks}
+                for (jobid, datasetid), chunks in sizes.items()
+                if chunks
+            ]
+            rows = store.db.run(
+                "look.sample", rates=json.dumps(rates), rare=json.dumps(rare), today=today
+            )
+        else:
+            rows = store.db.run("look.squares", which=name, today=today)
+    found: dict[tuple[str, str], dict[str, str]] = {}
     for jobid, datasetid, dataid, word in rows:
-        words = strips.setdefault((jobid, datasetid), {})
+        words = found.setdefault((jobid, datasetid), {})
         words[dataid or ""] = read_status(word) if word != "" else ABSENT
-    ordered = sorted(strips, key=lambda key: (depth.get(key[1], 0), key))
-    union = _natural({dataid for words in strips.values() for dataid in words})
-    return [_strip(*key, strips[key], union, most) for key in ordered]
+    ordered = sorted(found, key=lambda key: (depth.get(key[1], 0), key))
+    union = _natural({dataid for words in found.values() for dataid in words})
+    strips = [_strip(*key, found[key], union, most) for key in ordered]
+    if sizes.total() <= MANY:
+        return strips
+    return [_whole(strip, sizes[strip[:2]], part) for strip in strips]
+
+
+def _sizes(
+    store: Store, name: str | None, today: str
+) -> tuple[Counter[tuple[str, str]], list[str]]:
+    """How many squares each strip has (what is to be made again counts twice), and rare statuses."""
+    sizes: Counter[tuple[str, str]] = Counter()
+    words: Counter[str] = Counter()
+    for jobid, datasetid, word, chunks in store.db.run("look.counts", which=name):
+        sizes[jobid, datasetid] += chunks
+        words[word] += chunks
+    claimable = dict(store.db.run("look.claimable", which=name, today=today))
+    for jobid, datasetid in store.db.run("look.outputs", which=name):
+        sizes[jobid, datasetid] += claimable.get(jobid, 0)
+    rare, room = [], MANY
+    for word, chunks in sorted(words.items(), key=itemgetter(1)):
+        if word and chunks <= room and read_status(word) not in (READY, PENDING):
+            rare.append(word)
+            room -= chunks
+    return sizes, rare
+
+
+def _whole(strip: Strip, chunks: int, part: int) -> Strip:
+    """A strip with the numbers of all its chunks, if it was drawn from a sample."""
+    if chunks <= part:
+        return strip
+    return strip._replace(chunks=chunks, each=-(-chunks // len(strip.squares)))
 
 
 def _strip(jobid: str, datasetid: str, words: dict[str, str], union: list[str], most: int) -> Strip:

@@ -2,7 +2,7 @@
 
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import lru_cache
 from typing import Any
@@ -73,6 +73,9 @@ ROLES = os.path.join(sqlfiles.ROOT, "postgres", "roles.sql")
 
 _DENIED = re.compile(r"permission denied for (?P<kind>\w+) (?P<name>\w+)$")
 
+STREAMED = 5000
+"""Rows that a listing of any length fetches at once."""
+
 TIDY_EVERY = 10_000
 """Claims of this process after which it clears away the rows that they left dead in the queue."""
 
@@ -134,14 +137,27 @@ class PostgresDatabase(Database):
         # The names are qualified, because a session behind a pooler has no search_path of ours.
         schema = self.schema if params is None else self.schema.replace("%", "%%")
         connection = self.connect()
-        try:
+        with self._explained(text, connection):
             cursor = connection.execute(_qualified(text, schema), params)  # type: ignore[arg-type]
             rows = cursor.fetchall() if cursor.pgresult and cursor.pgresult.nfields else []
+        return rows, cursor
+
+    def stream(self, name: str, /, **params: Any) -> Generator[tuple]:
+        text, connection = self.statement(name), self.connect()
+        with connection.cursor("odf_listing") as cursor, self._explained(text, connection):
+            cursor.itersize = STREAMED
+            cursor.execute(_qualified(text, self.schema.replace("%", "%%")), params)  # type: ignore[arg-type]
+            yield from cursor
+
+    @contextmanager
+    def _explained(self, text: str, connection: psycopg.Connection) -> Iterator[None]:
+        """Say in a line what is missing where tables or rights are."""
+        try:
+            yield
         except psycopg.errors.UndefinedTable as error:
             raise NoDatabase(no_tables(self.where)) from error
         except psycopg.errors.InsufficientPrivilege as error:
             raise self._not_granted(error, text, connection) from error
-        return rows, cursor
 
     def _not_granted(
         self, error: Exception, text: str, connection: psycopg.Connection

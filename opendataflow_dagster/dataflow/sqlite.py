@@ -2,7 +2,7 @@
 
 import os
 import sqlite3
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -73,6 +73,12 @@ class SqliteDatabase(Database):
         except sqlite3.Error as error:
             raise self.explained(error) from error
         return rows, cursor
+
+    def stream(self, name: str, /, **params: Any) -> Generator[tuple]:
+        try:
+            yield from self.connect().execute(self.statement(name), params)
+        except sqlite3.Error as error:
+            raise self.explained(error) from error
 
     def explained(self, error: sqlite3.Error) -> DataflowError:
         text = str(error)

@@ -1,9 +1,3 @@
--- name: rows
--- The rows of a job or a dataset, in no order: the natural one is the caller's.
-select datasetid, jobid, dataid, locktype, status, modified, generation
-from datastatus
-where cast(:which as text) is null or jobid = :which or datasetid = :which;
-
 -- name: counts
 -- How many chunks each job has made, of each output and status.
 select jobid, datasetid, status, count(*) as chunks

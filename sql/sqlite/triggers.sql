@@ -80,12 +80,13 @@ where s.locktype = 'IN' and s.status = 'RUNNING' and case when
 
 -- Outputs that are READY and were made from an input that was published again since then, with other data or with
 -- data of which nobody knows whether it is the same.
+-- The cross joins keep the order: outputs of one job and dataset by the primary key, and the input of each.
 create view stale_chunk as
 select distinct o.jobid, o.datasetid, o.dataid
 from job j
     join job w on w.jobid = j.jobid and w.itemtype = 'OUT'
-    join datastatus o on o.jobid = w.jobid and o.datasetid = w.datasetid and o.locktype = 'OUT' and o.status = 'READY'
-    join datastatus i on i.dataid = o.dataid and i.datasetid = j.datasetid and i.locktype = 'OUT' and i.status = 'READY'
+    cross join datastatus o on o.jobid = w.jobid and o.datasetid = w.datasetid and o.locktype = 'OUT' and o.status = 'READY'
+    cross join datastatus i on i.dataid = o.dataid and i.datasetid = j.datasetid and i.locktype = 'OUT' and i.status = 'READY'
         and i.generation > o.generation and i.jobid <> o.jobid
 where j.itemtype = 'IN' and j.datasetid <> 'today' and ((
     select new.fingerprint from chunkfact new

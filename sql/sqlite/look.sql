@@ -1,0 +1,44 @@
+-- name: rows
+-- The rows of a job or a dataset, those with shorter ids first: nearly the natural order, and cheap to sort by.
+select datasetid, jobid, dataid, locktype, status, modified, generation
+from datastatus
+where (cast(:which as text) is null or jobid = :which or datasetid = :which)
+  and (cast(:words as text) is null or status in (select value from json_each(:words)))
+  and (:since is null or modified >= :since)
+order by length(dataid), dataid, datasetid, jobid
+limit coalesce(:limit, -1);
+
+-- name: counts
+-- How many chunks each job has made, of each output and status. In the order of the primary key nothing is sorted.
+with output as materialized (
+    select datasetid, jobid, count(*) as chunks, count(case when status = 'READY' then 1 end) as ready,
+           count(case when status = 'PENDING' then 1 end) as pending
+    from datastatus
+    where locktype = 'OUT' and (:which is null or jobid = :which or datasetid = :which)
+    group by datasetid, jobid
+)
+select jobid, datasetid, 'READY', ready from output where ready > 0
+union all
+select jobid, datasetid, 'PENDING', pending from output where pending > 0
+union all
+select s.jobid, s.datasetid, s.status, count(*)
+from output o cross join datastatus s on s.datasetid = o.datasetid and s.jobid = o.jobid
+where o.chunks > o.ready + o.pending and s.locktype = 'OUT' and s.status is not 'READY' and s.status is not 'PENDING'
+group by s.jobid, s.datasetid, s.status;
+
+-- name: sample
+-- Some of the squares: of each output of each job as large a part as :rates says, but all whose status is in :rare.
+select s.jobid, s.datasetid, s.dataid, s.status
+from json_each(:rates) r
+    cross join datastatus s on s.jobid = r.value ->> 'jobid' and s.datasetid = r.value ->> 'datasetid'
+where s.locktype = 'OUT' and (abs(random() / 9223372036854775808.0) < r.value ->> 'rate' or s.status in (select value from json_each(:rare)))
+union all
+select p.jobid, r.value ->> 'datasetid', p.dataid, ''
+from json_each(:rates) r
+    cross join pending p on p.jobid = r.value ->> 'jobid'
+where abs(random() / 9223372036854775808.0) < r.value ->> 'rate'
+  and exists (select 1 from job o where o.jobid = p.jobid and o.itemtype = 'OUT' and o.datasetid = r.value ->> 'datasetid')
+  and (p.dataid = :today or not exists (
+      select 1 from job t where t.jobid = p.jobid and t.itemtype = 'IN' and t.datasetid = 'today'))
+  and not exists (select 1 from datastatus s
+                  where s.dataid = p.dataid and s.datasetid = r.value ->> 'datasetid' and s.jobid = p.jobid);
