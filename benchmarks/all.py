@@ -20,6 +20,7 @@ PROGRAMS = (
     "claims",
     "runjob",
     "reconcile",
+    "listings",
     "catchup",
     "spark",
     "spark_postgres",

@@ -27,7 +27,7 @@ class LiteOurs(Contender):
         _remove(path)
         store = open_store(f"sqlite:///{path}")
         store.init()
-        with _opened(path) as connection:
+        with opened(path) as connection:
             connection.execute("begin immediate")
             for datasetid, jobid, rows in (
                 ("bench_in", "loader", chunks),
@@ -54,21 +54,21 @@ class LiteOurs(Contender):
         # The first claim gives all that is pending its place in the natural order.
         store.finish(store.claim("bench", owner="loader"))
         store.close()
-        with _opened(path) as connection:
+        with opened(path) as connection:
             connection.execute("analyze")
             connection.execute("pragma wal_checkpoint(truncate)")
         os.sync()  # else the first commits that are measured would wait for it
 
     @staticmethod
     def left(path: Path) -> int:
-        with _opened(path) as connection:
+        with opened(path) as connection:
             return connection.execute(
                 "select count(*) from pending where jobid = 'bench'"
             ).fetchone()[0]
 
     @staticmethod
     def check(path: Path, chunks: int) -> None:
-        with _opened(path) as connection:
+        with opened(path) as connection:
             judge(connection.execute(KEPT).fetchone(), chunks)
 
     def __init__(self, path: Path) -> None:
@@ -104,7 +104,7 @@ class LiteBare(Contender):
         """A copy of the file that `LiteOurs` has just made, without what hangs on its tables."""
         _remove(path)
         shutil.copyfile(path.with_name(path.name.replace("bare", "ours")), path)
-        with _opened(path) as connection:
+        with opened(path) as connection:
             for kind in ("trigger", "view"):
                 names = connection.execute(
                     "select name from sqlite_master where type = ?", [kind]
@@ -202,7 +202,7 @@ class LiteLean(Contender):
     @staticmethod
     def load(path: Path, chunks: int, done: int) -> None:
         _remove(path)
-        with _opened(path) as connection:
+        with opened(path) as connection:
             connection.execute("pragma journal_mode = wal")
             connection.execute(
                 "create table chunk (dataid integer primary key, status text, owner text, "
@@ -222,7 +222,7 @@ class LiteLean(Contender):
 
     @staticmethod
     def left(path: Path) -> int:
-        with _opened(path) as connection:
+        with opened(path) as connection:
             return connection.execute(
                 "select count(*) from chunk where status = 'PENDING'"
             ).fetchone()[0]
@@ -252,7 +252,7 @@ class LiteLean(Contender):
         self.connection.close()
 
 
-class _opened:
+class opened:
     """A connection for bulk work, closed at the end."""
 
     def __init__(self, path: Path) -> None:

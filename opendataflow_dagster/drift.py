@@ -1,6 +1,6 @@
 """Where the tables, Dagster's grid and the data disagree, and how that is put right."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 
 import dagster as dg
 
@@ -23,21 +23,25 @@ def drift(
     translator: DataflowTranslator | None = None,
     *,
     datasetid: str | None = None,
+    some: Mapping[str, Sequence[str]] = {},
 ) -> list[Drift]:
     """Compare the tables with Dagster's grid, and with the data on this machine.
 
-    What a Dagster run is still at work on isn't drift: it will tell itself how it ended.
+    What a Dagster run is still at work on isn't drift: it will tell itself how it ended. Of a
+    dataset in `some`, only those chunks are compared.
     """
     translator = translator or DataflowTranslator()
     catalog = read_catalog(store)
-    of_data = drift_of_data(store, catalog, datasetid)
+    of_data = drift_of_data(store, catalog, datasetid, some)
     found: list[Drift] = []
     for each in [datasetid] if datasetid is not None else list(catalog.domains):
-        found += _of_grid(store, mirror, translator, each, catalog.domains[each])
+        found += _of_grid(store, mirror, translator, each, catalog.domains[each], some.get(each))
         found += [one for one in of_data if one.datasetid == each]
     if datasetid is None:
         for domain in sorted(set(catalog.domains.values())):
             members = [each for each, name in catalog.domains.items() if name == domain]
+            if not some.keys().isdisjoint(members):  # only all chunks tell which keys have none
+                continue
             found += _of_keys(store, mirror, translator, domain, members)
     return found
 
@@ -61,11 +65,12 @@ def repair(
 
 
 def _of_grid(
-    store: Store, mirror: Mirror, translator: DataflowTranslator, datasetid: str, domain: str
-) -> list[Drift]:
+    store: Store, mirror: Mirror, translator: DataflowTranslator, datasetid: str, domain: str,
+    some: Sequence[str] | None,
+) -> list[Drift]:  # fmt: skip
     """The squares of a dataset that aren't what the tables say, as stored or as the UI has them."""
     key = translator.asset_key(datasetid)
-    wrong = {each.dataid: each for each in differences(store, mirror, translator, datasetid)}
+    wrong = {each.dataid: each for each in differences(store, mirror, translator, datasetid, some)}
     found = [
         Drift(
             datasetid, each.dataid, shown_word(each.truth.status),
@@ -75,6 +80,8 @@ def _of_grid(
         )
         for each in wrong.values()
     ]  # fmt: skip
+    if some is not None:
+        return found
     stored = mirror.shown(key)
     drawn = mirror.grid(key, translator.partitions_def(domain))
     keys = set(mirror.keys(translator.partitions_name(domain)))

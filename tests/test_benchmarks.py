@@ -32,14 +32,15 @@ def loaded(program: str, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     return runpy.run_path(str(FOLDER / f"{program}.py"))
 
 
-def test_claims_job_starts_and_reconciling_are_measured_one_after_the_other() -> None:
-    printed = run(FOLDER / "all.py", "--tiny", "claims", "runjob", "reconcile")
+def test_claims_job_starts_reconciling_and_listings_are_measured_one_after_the_other() -> None:
+    printed = run(FOLDER / "all.py", "--tiny", "claims", "runjob", "reconcile", "listings")
 
-    assert printed.count("Ran through") == 3
+    assert printed.count("Ran through") == 4
     assert [(program, verdict) for program, *_, verdict in map(str.split, ending(printed))] == [
         ("claims.py", "ok"),
         ("runjob.py", "ok"),
         ("reconcile.py", "ok"),
+        ("listings.py", "ok"),
     ]
 
 

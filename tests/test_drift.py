@@ -1,6 +1,7 @@
 """`odf drift`: the tables, Dagster's grid and the data, side by side."""
 
 import json
+import time
 from pathlib import Path
 
 import dagster as dg
@@ -8,7 +9,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from opendataflow_dagster.cli.app import app
-from opendataflow_dagster.dataflow import moves, registry
+from opendataflow_dagster.dataflow import holdings, moves, registry
 from opendataflow_dagster.dataflow.catalog import read_catalog
 from opendataflow_dagster.dataflow.holdings import Drift, drift_of_data
 from opendataflow_dagster.dataflow.model import FAILED, READY, Fact
@@ -112,6 +113,28 @@ def test_a_chunk_that_recorded_its_own_place_is_looked_for_there(
         store.finish(claim, [Fact("copies", claim.dataid, location=str(tmp_path / claim.dataid))])
     [found] = of_data(store)
     assert (found.dataid, found.data) == (DAYS[1], f"data is gone: {tmp_path / DAYS[1]}")
+
+
+def test_of_a_large_dataset_the_chunks_that_changed_last_are_compared(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(holdings, "MANY", 2)
+    monkeypatch.setattr(holdings, "NEWEST", 1)
+    folder = tmp_path / "data"
+    folder.mkdir()
+    registry.add_dataset(store, "bobin", hostname=str(folder))
+    registry.add_job(store, "load", ["raw"], ["bobin"])
+    for dataid in ("1", "2", "3"):
+        moves.ready(store, "raw", [dataid])
+        [claim] = store.claim("load", owner="me")
+        store.finish([claim], [Fact("bobin", dataid, location=str(folder / dataid))])
+        time.sleep(0.01)
+
+    some = holdings.newest_of_large(store, ["bobin", "raw"])
+    assert list(some) == ["bobin", "raw"]
+    newest = drift_of_data(store, read_catalog(store), "bobin", some)
+    assert [(each.dataid, each.data.split(":")[0]) for each in newest] == [("3", "data is gone")]
+    assert len(drift_of_data(store, read_catalog(store), "bobin")) == 3
 
 
 def test_a_folder_that_is_not_there_is_one_line(store: Store) -> None:

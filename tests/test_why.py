@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from opendataflow_dagster.dataflow import moves
+from opendataflow_dagster.dataflow import moves, whyjob
 from opendataflow_dagster.dataflow.errors import LostRace, WrongUse
 from opendataflow_dagster.dataflow.model import Fact
 from opendataflow_dagster.dataflow.registry import add_job, set_policy
@@ -320,6 +320,29 @@ def test_a_job_with_nothing_to_do_tells_what_its_chunks_wait_for(line: Store) ->
     assert found.reasons[2].text.startswith(
         "12 chunks ('9', '10', '11', …): 'a' is FAILED by 'fetch'"
     )
+
+
+def test_of_a_job_of_many_chunks_the_queue_and_examples_are_looked_at(
+    line: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(whyjob, "MANY", 1)
+    for dataid in ("1", "2"):
+        put(line, "a", "READY", dataid=dataid)
+    found = explain(line, "load")
+    assert (found.may_run, found.next_chunk, found.counts) == (True, "1", {"": 2})
+    assert "`odf why load --all` does." in found.notes[-1]
+    with pytest.raises(WrongUse, match="Name a chunk"):
+        explain(line, "load", at=datetime.now(UTC))
+
+    put(line, "b", "FAILED", jobid="load", dataid="1")
+    put(line, "b", "READY", jobid="load", dataid="2")
+    put(line, "a", "RUNNING", dataid="3")
+    found = explain(line, "load")
+    assert (found.may_run, found.counts) == (False, {})
+    codes = {reason.code: reason for reason in found.reasons}
+    assert set(codes) == {"HELD", "ALREADY_DONE", "DATA_NOT_READY"}
+    assert codes["HELD"].text.startswith("chunk '1', for one: 'b' is FAILED")
+    assert explain(line, "load", everything=True).counts == dict.fromkeys(codes, 1)
 
 
 def test_a_paused_job_says_so_first(line: Store) -> None:

@@ -1,5 +1,6 @@
 """`odf ready`, `resubmit`, `hold`, `release`, `delete-run`, `recover`: what a person moves."""
 
+from collections.abc import Iterable
 from typing import Any
 
 import click
@@ -9,7 +10,7 @@ from ..dataflow.errors import WrongUse
 from ..dataflow.model import HOLD, RESUBMIT, RUNNING, read_status
 from ..dataflow.names import check_id, typed
 from ..dataflow.times import parse_duration
-from .output import as_json, count_of, knowing_pipelines, show, store_of
+from .output import as_json, count_of, knowing_pipelines, most_of, show_first, store_of
 
 NOTHING_TO_DO = 3
 
@@ -217,7 +218,7 @@ def recover(
         rows += [_chunk(*each, RESUBMIT, f"no claim for more than {age}") for each in found]
 
     if rows or running or as_json:
-        show(rows + running, as_json=as_json)
+        _show(rows + running, as_json)
     click.echo(f"{count_of(len(rows), 'chunk')} {'to recover' if plan else 'recovered'}.", err=True)
     if running:
         click.echo(
@@ -233,6 +234,11 @@ def _chunk(jobid: str, dataid: str, status: str, why: str) -> dict[str, Any]:
     return {"jobid": jobid, "dataid": dataid, "status": status, "why": why}
 
 
+def _show(rows: Iterable[dict[str, Any]], as_json: bool) -> None:
+    most = most_of(None, everything=False, as_json=as_json)
+    show_first(rows, most, as_json=as_json, empty="", more="--json lists all")
+
+
 def _tell(
     ctx: click.Context,
     moved: moves.Moved,
@@ -244,7 +250,7 @@ def _tell(
 ) -> None:
     """Show what was moved to a program or a planner, and say it to a person."""
     if as_json or (plan and moved.moves):
-        show([move._asdict() for move in moved.moves], as_json=as_json)
+        _show((move._asdict() for move in moved.moves), as_json)
     verb = "would become" if plan else "became"
     click.echo(f"{count_of(moved.chunks, 'chunk')} {verb} {after}.", err=True)
     if moved.same:

@@ -19,16 +19,23 @@ WORDS = {True: "yes", False: "no", None: "unknown"}
 @click.option(
     "--at", metavar="TIME", help="Answer for a moment in the past, like 2026-03-01T14:30."
 )
+@click.option(
+    "--all", "everything", is_flag=True, help="Judge all chunks of the job, also above 100,000."
+)
 @as_json
 @click.pass_context
-def why(ctx: click.Context, job: str, dataid: str | None, at: str | None, as_json: bool) -> None:
+def why(
+    ctx: click.Context, job: str, dataid: str | None, at: str | None, everything: bool,
+    as_json: bool,
+) -> None:  # fmt: skip
     """Tell why a chunk may run or not, and what to do; without DATAID, of the job as a whole.
 
     Is the data ready, is it the right data, is it where it should be, is it validated, is it safe
     to run?
     """
     store = store_of(ctx)
-    found = explain(store, job, dataid, parse_time(store, at) if at else None)
+    moment = parse_time(store, at) if at else None
+    found = explain(store, job, dataid, moment, everything=everything)
     if found.code == "NOT_REGISTERED" and pipeline_here(store, job):
         reason = Reason(
             found.code, f"Pipeline {job!r} hasn't run yet", f"odf pipeline run {typed(job)}"

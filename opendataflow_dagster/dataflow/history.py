@@ -78,8 +78,8 @@ def end_of_log(store: Store) -> str:
 def unread(store: Store, seconds: int = LATE) -> str:
     """What keeps readers of the log from changes that are older than `seconds`; '' if nothing does.
 
-    On PostgreSQL a change is read after every older transaction that writes has ended, in all databases
-    of the server.
+    On PostgreSQL a change is read after every older transaction that writes has ended, in all
+    databases of the server.
     """
     if store.db.dialect == "sqlite":
         return ""

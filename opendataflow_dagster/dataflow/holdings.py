@@ -2,7 +2,7 @@
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from . import packs
@@ -12,9 +12,12 @@ from .model import PENDING, READY, RUNNING
 from .names import typed
 from .places import location, path_of
 from .store import Store
-from .truth import Truth, facts, truths
+from .truth import Truth, facts, is_larger, newest, truths
 
 GONE, UNKNOWN, NO_FOLDER = "data is gone", "data of no known chunk", "folder is gone"
+
+MANY, NEWEST = 100_000, 10_000
+"""Rows above which a dataset is compared as a whole only if asked, and the chunks that are else."""
 
 _COLUMN = re.compile(r"[^=/]+=(.*)", re.DOTALL)
 _ESCAPE = re.compile("%([0-9A-Fa-f]{2})")
@@ -41,15 +44,27 @@ class Drift(NamedTuple):
     run: str
 
 
-def drift_of_data(store: Store, catalog: Catalog, datasetid: str | None = None) -> list[Drift]:
-    """Compare the tables with the data on this machine, of one dataset or of all."""
+def newest_of_large(store: Store, datasetids: Iterable[str]) -> dict[str, list[str]]:
+    """The large ones of some datasets, with the chunks that a quick look compares."""
+    large = [each for each in datasetids if is_larger(store, each, MANY)]
+    return {each: newest(store, each, NEWEST) for each in large}
+
+
+def drift_of_data(
+    store: Store, catalog: Catalog, datasetid: str | None = None,
+    some: Mapping[str, Sequence[str]] = {},
+) -> list[Drift]:  # fmt: skip
+    """Compare the tables with the data on this machine, of one dataset or of all.
+
+    Of a dataset in `some`, only those chunks.
+    """
     if datasetid is not None and datasetid not in catalog.datasets:
         raise WrongUse(
             f"There is no dataset {datasetid!r}. `odf dataset list` tells what there is."
         )
     found: list[Drift] = []
     for each in [datasetid] if datasetid is not None else list(catalog.domains):
-        for held in misplaced(store, each, catalog.datasets[each].columns):
+        for held in misplaced(store, each, catalog.datasets[each].columns, some.get(each)):
             jobid = next(iter(catalog.producers(each)), None)
             made = [jobid, held.dataid] if jobid and held.dataid else None
             again = f"odf resubmit {typed(*made)}" if made and held.found == GONE else ""
@@ -63,13 +78,19 @@ def shown_word(status: str) -> str:
     return status if status not in ("", PENDING) else "missing"
 
 
-def misplaced(store: Store, datasetid: str, columns: Mapping[str, str | None]) -> list[Holding]:
+def misplaced(
+    store: Store,
+    datasetid: str,
+    columns: Mapping[str, str | None],
+    dataids: Sequence[str] | None = None,
+) -> list[Holding]:
     """The READY chunks of a dataset whose data isn't there, and data that no chunk stands for.
 
     Only where it can be told: a chunk's own recorded place, or a folder of this machine whose
-    entries are named after chunks (`2026-11-18`, `2026-11-18.csv`, `day=2026-11-18`).
+    entries are named after chunks (`2026-11-18`, `2026-11-18.csv`, `day=2026-11-18`). Of some
+    `dataids`, only their own places are looked at: a large folder isn't listed for a few chunks.
     """
-    there = truths(store, datasetid)
+    there = truths(store, datasetid, dataids)
     ready = {dataid: truth for dataid, truth in there.items() if truth.status == READY}
     root = location(columns)
     path = path_of(root) if root else None
@@ -80,7 +101,7 @@ def misplaced(store: Store, datasetid: str, columns: Mapping[str, str | None]) -
             found[dataid] = Holding(dataid, READY, GONE, place)
     if path is not None and ready and not os.path.exists(path):
         return [Holding("", READY, NO_FOLDER, path)]
-    if path is not None and os.path.isdir(path):
+    if dataids is None and path is not None and os.path.isdir(path):
         for holding in _by_name(path, there, ready):
             if holding.dataid in own and holding.found == GONE:
                 continue  # it has a place of its own, such as a pack, which was looked at

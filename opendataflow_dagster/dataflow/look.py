@@ -130,8 +130,8 @@ def running(store: Store, name: str | None = None) -> list[dict[str, Any]]:
 def grid(store: Store, name: str | None = None, *, most: int = 2000) -> list[Strip]:
     """A square for each chunk, also for those to be claimed; at most `most` in a strip.
 
-    Above `MANY` chunks, strips are drawn from a sample, in which no chunk is missing whose status is
-    rare: one that failed among a million READY ones is seen.
+    Above `MANY` chunks, strips are drawn from a sample that has every chunk of a rare status: one
+    that failed among a million READY ones is seen.
     """
     today = store.today()
     with store.db.reading():
@@ -164,7 +164,7 @@ def grid(store: Store, name: str | None = None, *, most: int = 2000) -> list[Str
 def _sizes(
     store: Store, name: str | None, today: str
 ) -> tuple[Counter[tuple[str, str]], list[str]]:
-    """How many squares each strip has (what is to be made again counts twice), and rare statuses."""
+    """How many squares each strip has (RESUBMIT may count twice), and which statuses are rare."""
     sizes: Counter[tuple[str, str]] = Counter()
     words: Counter[str] = Counter()
     for jobid, datasetid, word, chunks in store.db.run("look.counts", which=name):

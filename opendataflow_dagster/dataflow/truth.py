@@ -36,6 +36,18 @@ def truths(store: Store, datasetid: str, dataids: Iterable[str] | None = None) -
     return found
 
 
+def newest(store: Store, datasetid: str, limit: int) -> list[str]:
+    """The chunks of a dataset that changed last."""
+    rows = store.db.run("truth.newest", datasetid=datasetid, limit=limit)
+    return list(dict.fromkeys(dataid for (dataid,) in rows))
+
+
+def is_larger(store: Store, datasetid: str, rows: int) -> bool:
+    """Whether a dataset has more rows than that."""
+    [(count,)] = store.db.run("truth.size", datasetid=datasetid, most=rows + 1)
+    return count > rows
+
+
 def known(store: Store, datasetids: Iterable[str], dataids: Iterable[str]) -> set[str]:
     """Which of some chunks any of some datasets has a row for."""
     rows = store.db.run(

@@ -48,9 +48,16 @@ class Explanation(NamedTuple):
 
 
 def explain(
-    store: Store, jobid: str, dataid: str | None = None, at: datetime | None = None
+    store: Store,
+    jobid: str,
+    dataid: str | None = None,
+    at: datetime | None = None,
+    *,
+    everything: bool = False,
 ) -> Explanation:
     """Answer for one chunk, or for a job as a whole; for now, or for a moment in the past.
+
+    Of a job of many chunks, only examples are looked at, unless `everything` is to be.
 
     The past is known of statuses and facts. Registrations, dials and claims are today's.
     """
@@ -61,7 +68,7 @@ def explain(
         if dataid is None:
             from .whyjob import explain_job
 
-            return explain_job(store, jobid, at)
+            return explain_job(store, jobid, at, everything)
         return explain_chunk(store, jobid, dataid, at)
 
 
@@ -127,8 +134,7 @@ def _notes(store: Store, state: State) -> list[str]:
     if state.at is None:
         return []
     notes = ["Registrations and places are today's; claims and dials of the past aren't kept."]
-    [(since,)] = store.db.run("why.since")
-    since = from_table(store, since)
+    since = from_table(store, next((at for (at,) in store.db.run("why.since")), None))
     if since is None or since > state.at:
         notes.append(f"History begins at {shown(since)}: nothing is known of the time before.")
     return notes

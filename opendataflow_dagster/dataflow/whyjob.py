@@ -2,6 +2,7 @@
 
 from datetime import datetime
 
+from .errors import WrongUse
 from .names import typed
 from .store import Store
 from .times import from_table, to_table
@@ -20,7 +21,13 @@ FEW = 3
 """Blocked chunks of one kind that are looked at closely."""
 
 
-def explain_job(store: Store, jobid: str, at: datetime | None) -> Explanation:
+MANY = 100_000
+"""Rows of a job's datasets above which its chunks are judged only if all are asked for."""
+
+
+def explain_job(
+    store: Store, jobid: str, at: datetime | None, everything: bool = False
+) -> Explanation:
     """What may be claimed next and how much of it; if nothing, what the first chunks wait for."""
     plan = store.read_plan(jobid)
     if plan.flaw:
@@ -35,16 +42,30 @@ def explain_job(store: Store, jobid: str, at: datetime | None) -> Explanation:
     counts: dict[str, int] = {}
     queue: list[str] = []
     firsts: dict[str, list[str]] = {}
-    rows = store.db.run(
-        "why.chunks", jobid=jobid, now=int(at is None), at=to_table(store, at), few=FEW
-    )
-    for code, chunks, dataid in rows:
-        counts[code] = chunks
-        firsts.setdefault(code, []).append(dataid)
+    judged = everything or store.db.run("why.size", jobid=jobid, most=MANY + 1) <= [(MANY,)]
+    if judged:
+        rows = store.db.run(
+            "why.chunks", jobid=jobid, now=int(at is None), at=to_table(store, at), few=FEW
+        )
+        for code, chunks, dataid in rows:
+            counts[code] = chunks
+            firsts.setdefault(code, []).append(dataid)
+    elif at is not None:
+        raise WrongUse(
+            f"{jobid!r} has more than {MANY:,} chunks, and what each was at that time takes long "
+            f"to tell. Name a chunk: `odf why {typed(jobid)} DATAID --at TIME`, or use --all."
+        )
     if at is None:
         [(claimable,)] = store.db.run("why.claimable", jobid=jobid)
         upcoming = [dataid for (dataid,) in store.db.run("why.next", jobid=jobid)]
-        if claimable != counts.get("", 0):
+        if not judged:
+            queue.append(
+                f"{jobid!r} has more than {MANY:,} chunks: those that can't run aren't counted. "
+                f"`odf why {typed(jobid)} --all` does."
+            )
+            for (dataid,) in [] if upcoming else store.db.run("why.examples", jobid=jobid, few=FEW):
+                firsts.setdefault(explain_chunk(store, jobid, dataid, None).code, []).append(dataid)
+        elif claimable != counts.get("", 0):
             queue.append(
                 f"{counts.get('', 0)} chunks could run, but the queue has {claimable}: "
                 "run `odf init` to mend it."
@@ -63,14 +84,14 @@ def explain_job(store: Store, jobid: str, at: datetime | None) -> Explanation:
         reasons += [reason for reason in first.reasons if reason.code in ADVICE]
         answers, notes = first.answers, first.notes
     else:
-        for code in (code for code in CODES if code in counts):
+        for code in (code for code in CODES if code in firsts):
             first = explain_chunk(store, jobid, firsts[code][0], at)
             notes = notes or first.notes
             cause = next((each for each in first.reasons if each.code == code), first.reasons[0])
-            text = f"{_of(counts[code], firsts[code])}: {cause.text}"
+            text = f"{_of(counts.get(code), firsts[code])}: {cause.text}"
             action = "" if code == "ALREADY_DONE" else cause.action  # what is done needs nothing
             reasons.append(Reason(code, text, action))
-        if not counts:
+        if not firsts:
             reasons.append(_nothing_yet(plan.jobid, plan.reads))
     may_run = bool(upcoming) and not dials
     return Explanation(
@@ -79,7 +100,9 @@ def explain_job(store: Store, jobid: str, at: datetime | None) -> Explanation:
     )  # fmt: skip
 
 
-def _of(count: int, firsts: list[str]) -> str:
+def _of(count: int | None, firsts: list[str]) -> str:
+    if count is None:
+        return f"chunk {firsts[0]!r}, for one"
     names = ", ".join(map(repr, firsts[:FEW]))
     return (
         f"{count} chunks ({names}{', …' if count > FEW else ''})"

@@ -10,9 +10,27 @@ select concurrency, paused_until from jobpolicy where jobid = :jobid;
 -- How many chunks a job may claim now.
 select count(*) from pending where jobid = :jobid;
 
--- name: since
--- When history begins.
-select min(at) from dataevent;
+-- name: size
+-- How many rows of the job's datasets there are, counted up to :most.
+select count(*) from (
+    select 1 from datastatus s
+    where s.datasetid in (select j.datasetid from job j where j.jobid = :jobid and j.itemtype in ('IN', 'OUT'))
+    limit :most) as counted;
+
+-- name: examples
+-- Some chunks of a job: one of each status of its outputs, and a few that it hasn't made.
+select min(s.dataid) from datastatus s
+where s.jobid = :jobid and s.locktype = 'OUT'
+  and s.datasetid in (select j.datasetid from job j where j.jobid = :jobid and j.itemtype = 'OUT')
+group by s.status
+union
+select dataid from (
+    select i.dataid from datastatus i
+    where i.datasetid in (select j.datasetid from job j where j.jobid = :jobid and j.itemtype = 'IN')
+      and i.locktype = 'OUT' and i.dataid <> ''
+      and not exists (
+          select 1 from datastatus o where o.dataid = i.dataid and o.jobid = :jobid and o.locktype = 'OUT')
+    limit :few) as unmade;
 
 -- name: chunks
 -- Every chunk that a job could know of, by the first thing that stands in its way: how many there are of

@@ -2,3 +2,7 @@
 -- The chunk that a job would claim first.
 select dataid from pending where jobid = :jobid
 order by rank, coalesce(sortkey, naturalkey(dataid)), dataid limit 1;
+
+-- name: since
+-- When history begins.
+select at from dataevent order by seq limit 1;
