@@ -94,6 +94,33 @@ def test_a_long_listing_shows_its_first_rows_and_how_to_see_more(line: Store) ->
     assert len(objects("status", "--since", "2020-01-01")) > 1000
 
 
+def test_history_of_a_status_and_all_of_it(line: Store) -> None:
+    ids = [str(number) for number in range(1, 1102)]
+    moves.ready(line, "a", ids)
+    line.db.execute(ONE_IS.format("ERROR"), {})
+
+    assert len(odf("history").stdout.splitlines()) == 101
+    failed = objects("history", "--dataset", "a", "--status", "FAILED")
+    assert [(row["dataid"], row["status_after"]) for row in failed] == [("7", "ERROR")]
+    assert objects("history", "--dataset", "a", "--status", "HOLD") == []
+    whole = objects("history", "--all")
+    assert len(whole) == 1103
+    assert [row["seq"] for row in whole] == sorted(row["seq"] for row in whole)
+    done = odf("history", "--all")
+    assert len(done.stdout.splitlines()) == 1104
+    assert odf("history", "--all", "--follow").exit_code == 2
+
+
+def test_a_long_plan_shows_its_first_rows(line: Store) -> None:
+    moves.ready(line, "a", [str(number) for number in range(100, 1101)])
+    plan = ("resubmit", "external", *map(str, range(100, 1101)), "--plan")
+
+    done = odf(*plan)
+    assert len(done.stdout.splitlines()) == 1001
+    assert done.stderr.startswith("The first 1,000 rows: --json lists all.")
+    assert len(objects(*plan)) == 1001
+
+
 def test_what_a_listing_can_not_be_asked_for(line: Store) -> None:
     for words, why in (
         (("a", "--limit", "1", "--all"), "Use --limit or --all, not both."),

@@ -6,7 +6,16 @@ from typing import Any
 import click
 
 from ..dataflow.errors import WrongUse
-from ..dataflow.history import NEWEST, Event, end_of_log, events_after, runs, unread
+from ..dataflow.history import (
+    NEWEST,
+    Event,
+    end_of_log,
+    events_after,
+    runs,
+    unread,
+    whole_history,
+    words_of,
+)
 from ..dataflow.history import history as past
 from ..dataflow.names import printable
 from ..dataflow.steps import clean as clean_steps
@@ -17,8 +26,10 @@ from .output import (
     as_json,
     count_of,
     json_text,
+    read_word,
     refuse_unknown_pipeline,
     show,
+    show_first,
     shown_rows,
     store_of,
 )
@@ -71,13 +82,17 @@ class WithClean(click.Group):
     "--limit", type=click.IntRange(min=1),
     help=f"Rows to show: {CHANGES} unless told; of a pipeline {NEWEST} runs.",
 )  # fmt: skip
+@click.option(
+    "--status", "words", multiple=True, metavar="STATUS", help="Only changes to this status."
+)
+@click.option("--all", "everything", is_flag=True, help="Show all changes, as they are read.")
 @click.option("--follow", is_flag=True, help="Go on showing changes as they come, until Ctrl-C.")
 @as_json
 @click.pass_context
 def history(
     ctx: click.Context, job: str | None, dataid: str | None, named_job: str | None,
-    pipeline: str | None, dataset: str | None, since: str | None, limit: int | None, follow: bool,
-    as_json: bool,
+    pipeline: str | None, dataset: str | None, since: str | None, limit: int | None,
+    words: tuple[str, ...], everything: bool, follow: bool, as_json: bool,
 ) -> None:  # fmt: skip
     """Show every change of a status, the newest last: when, from what to what, by whom and why.
 
@@ -87,7 +102,7 @@ def history(
     DATAID, all that was printed too.
     """
     if pipeline is not None:
-        if named_job or dataid or dataset or since or follow:
+        if named_job or dataid or dataset or since or follow or words or everything:
             raise WrongUse("--pipeline goes with DATAID, --limit and --json, and with no other.")
         _show_steps(ctx, pipeline, job, limit or NEWEST, as_json)
         return
@@ -95,11 +110,19 @@ def history(
         if job is not None and dataid is not None:
             raise WrongUse("The job is named twice. Give it as JOB or by --job.")
         job, dataid = named_job, job
+    if everything and (follow or limit):
+        raise WrongUse("Use one of --all, --limit and --follow.")
+    statuses = [read_word(word) for word in words]
     store = store_of(ctx)
     wanted = {"jobid": job, "dataid": dataid, "datasetid": dataset}
     cursor = end_of_log(store) if follow else None
     start = parse_time(store, since) if since else None
-    found = past(store, **wanted, since=start, limit=limit or CHANGES)
+    if everything:
+        events = whole_history(store, **wanted, since=start, statuses=statuses)
+        rows = (event._asdict() for event in events)
+        show_first(rows, None, as_json=as_json, empty="History has nothing of it.")
+        return
+    found = past(store, **wanted, since=start, statuses=statuses, limit=limit or CHANGES)
     if not follow:
         rows = shown_rows([event._asdict() for event in found], as_json=as_json)
         show(rows, as_json=as_json, empty="History has nothing of it.")
@@ -111,8 +134,10 @@ def history(
     while True:
         events, cursor = events_after(store, cursor)
         for event in events:
-            if event.seq not in seen and all(
-                getattr(event, key) == value for key, value in wanted.items() if value
+            if (
+                event.seq not in seen
+                and (not statuses or event.status_after in words_of(statuses))
+                and all(getattr(event, key) == value for key, value in wanted.items() if value)
             ):
                 tell(event, as_json=as_json)
         if not events:

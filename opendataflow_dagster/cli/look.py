@@ -21,11 +21,19 @@ from ..dataflow.model import (
     READY,
     RESUBMIT,
     RUNNING,
-    WORDS,
-    Status,
 )
 from ..dataflow.times import parse_time
-from .output import as_json, in_colour, limits, most_of, show, show_first, shown_rows, store_of
+from .output import (
+    as_json,
+    in_colour,
+    limits,
+    most_of,
+    read_word,
+    show,
+    show_first,
+    shown_rows,
+    store_of,
+)
 
 MORE = "--limit or --all shows more, --status FAILED and --since fewer"
 
@@ -84,7 +92,7 @@ def status(
     listed = chosen or everything or limit is not None or name is not None
     if not only_counts and (as_json or (listed and not grid)):
         rows = rows_of(
-            store, name, statuses=[read(word) for word in words],
+            store, name, statuses=[read_word(word) for word in words],
             since=parse_time(store, since) if since else None, limit=most and most + 1,
         )  # fmt: skip
         whose = "There are" if name is None else f"{name!r} has"
@@ -122,13 +130,6 @@ def runs(ctx: click.Context, job: str | None, limit: int, as_json: bool) -> None
     """Show the outputs that changed last, the newest first."""
     found = newest(store_of(ctx), jobid=job, limit=limit)
     show(shown_rows(found, as_json=as_json), as_json=as_json, empty="Nothing has run yet.")
-
-
-def read(word: str) -> str:
-    """The status that a person names."""
-    if word.upper() not in WORDS:
-        raise WrongUse(f"{word[:40]!r} isn't a status. There are {', '.join(Status)}.")
-    return WORDS[word.upper()]
 
 
 def draw(strips: Sequence[Strip], width: int | None = None) -> None:

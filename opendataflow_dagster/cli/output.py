@@ -13,6 +13,7 @@ import click
 
 from ..dataflow.config import BUILT_IN, load_settings
 from ..dataflow.errors import DataflowError, NoDatabase, Refused, WrongUse
+from ..dataflow.model import WORDS, Status
 from ..dataflow.names import printable, typed
 from ..dataflow.opening import open_from
 from ..dataflow.store import Store
@@ -131,6 +132,13 @@ def most_of(limit: int | None, everything: bool, as_json: bool, screen: int = SC
     if limit is not None and everything:
         raise WrongUse("Use --limit or --all, not both.")
     return limit or (None if everything or as_json else screen)
+
+
+def read_word(word: str) -> str:
+    """The status that a person names."""
+    if word.upper() not in WORDS:
+        raise WrongUse(f"{word[:40]!r} isn't a status. There are {', '.join(Status)}.")
+    return WORDS[word.upper()]
 
 
 def show_first(

@@ -1,10 +1,14 @@
 """What happened, from the log that the triggers write: listings, and a cursor without gaps."""
 
+import json
 import re
+from collections.abc import Collection, Iterator
+from contextlib import closing
 from datetime import datetime
 from typing import Any, NamedTuple
 
 from .errors import WrongUse
+from .model import WORDS
 from .store import Store
 from .times import from_table, to_table
 
@@ -101,15 +105,46 @@ def history(
     dataid: str | None = None,
     datasetid: str | None = None,
     since: datetime | None = None,
+    statuses: Collection[str] = (),
     limit: int = NEWEST,
 ) -> list[Event]:
-    """The newest changes that match, the newest last."""
+    """The newest changes that match, the newest last; `statuses` are what chunks became."""
+    chosen = _chosen(store, jobid, dataid, datasetid, since, statuses)
     with store.db.reading():
-        rows = store.db.run(
-            "history.listing", jobid=jobid, dataid=dataid, datasetid=datasetid, limit=limit,
-            since=to_table(store, since),
-        )  # fmt: skip
+        rows = store.db.run("history.listing", **chosen, limit=limit)
     return sorted((_event(store, row) for row in rows), key=lambda event: event.seq)
+
+
+def whole_history(
+    store: Store,
+    *,
+    jobid: str | None = None,
+    dataid: str | None = None,
+    datasetid: str | None = None,
+    since: datetime | None = None,
+    statuses: Collection[str] = (),
+) -> Iterator[Event]:
+    """All changes that match, one by one, the newest last."""
+    chosen = _chosen(store, jobid, dataid, datasetid, since, statuses)
+    with store.db.reading(), closing(store.db.stream("history.whole", **chosen)) as rows:
+        for row in rows:
+            yield _event(store, row)
+
+
+def words_of(statuses: Collection[str]) -> list[str]:
+    """The words in the tables that are read as one of these statuses."""
+    return [word for word, read in WORDS.items() if read in statuses]
+
+
+def _chosen(
+    store: Store, jobid: str | None, dataid: str | None, datasetid: str | None,
+    since: datetime | None, statuses: Collection[str],
+) -> dict[str, Any]:  # fmt: skip
+    words = words_of(statuses)
+    return {
+        "jobid": jobid, "dataid": dataid, "datasetid": datasetid, "since": to_table(store, since),
+        "words": json.dumps(words) if words else None,
+    }  # fmt: skip
 
 
 def runs(store: Store, *, jobid: str | None = None, limit: int = NEWEST) -> list[dict[str, Any]]:

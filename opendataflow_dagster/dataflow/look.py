@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 
 from .errors import WrongUse
 from .folding import folds
-from .model import ABSENT, PENDING, READY, URGENCY, WORDS, Status, read_status
+from .history import words_of
+from .model import ABSENT, PENDING, READY, URGENCY, Status, read_status
 from .names import natural_key
 from .store import Store
 from .times import from_table, shown, to_table
@@ -61,7 +62,7 @@ def status(
         since: Only rows modified since then.
         limit: At most so many rows; None reads on to the end, row by row.
     """
-    words = [word for word, read in WORDS.items() if read in statuses]
+    words = words_of(statuses)
     with store.db.reading():
         rows = store.db.stream(
             "look.rows",

@@ -46,8 +46,20 @@ where (cast(:jobid as text) is null or jobid = :jobid)
   and (cast(:dataid as text) is null or dataid = :dataid)
   and (cast(:datasetid as text) is null or datasetid = :datasetid)
   and (cast(:since as timestamptz) is null or at >= :since)
+  and (cast(:words as text) is null or status_after in (select json_array_elements_text(cast(:words as json))))
 order by xid desc, seq desc
 limit :limit;
+
+-- name: whole
+-- All rows of history that match, the newest last.
+select seq, at, datasetid, jobid, dataid, locktype, status_before, status_after, generation, who, why
+from dataevent
+where (cast(:jobid as text) is null or jobid = :jobid)
+  and (cast(:dataid as text) is null or dataid = :dataid)
+  and (cast(:datasetid as text) is null or datasetid = :datasetid)
+  and (cast(:since as timestamptz) is null or at >= :since)
+  and (cast(:words as text) is null or status_after in (select json_array_elements_text(cast(:words as json))))
+order by xid, seq;
 
 -- name: runs
 -- The newest outputs of jobs.

@@ -6,8 +6,20 @@ where (cast(:jobid as text) is null or jobid = :jobid)
   and (cast(:dataid as text) is null or dataid = :dataid)
   and (cast(:datasetid as text) is null or datasetid = :datasetid)
   and (:since is null or at >= :since)
+  and (cast(:words as text) is null or status_after in (select value from json_each(:words)))
 order by seq desc
 limit :limit;
+
+-- name: whole
+-- All rows of history that match, the newest last.
+select seq, at, datasetid, jobid, dataid, locktype, status_before, status_after, generation, who, why
+from dataevent
+where (cast(:jobid as text) is null or jobid = :jobid)
+  and (cast(:dataid as text) is null or dataid = :dataid)
+  and (cast(:datasetid as text) is null or datasetid = :datasetid)
+  and (:since is null or at >= :since)
+  and (cast(:words as text) is null or status_after in (select value from json_each(:words)))
+order by seq;
 
 -- name: after
 -- The next rows of the log: one writer at a time makes `seq` the order of commits.
