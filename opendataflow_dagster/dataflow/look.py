@@ -20,7 +20,15 @@ from .times import from_table, shown, to_table
 STATUSES = (*(each for each in Status if each != PENDING), PENDING)
 """The columns of a summary: what nobody has begun comes last."""
 
-COLUMNS = ("datasetid", "jobid", "dataid", "locktype", "status", "modified", "generation")
+COLUMNS: tuple[str, ...] = (
+    "datasetid",
+    "jobid",
+    "dataid",
+    "locktype",
+    "status",
+    "modified",
+    "generation",
+)
 """What a listing of rows tells."""
 
 MANY = 100_000
