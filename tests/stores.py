@@ -13,7 +13,7 @@ from opendataflow_dagster.dataflow.targets import keeps_versions
 
 TABLES = (
     "dataset", "job", "datastatus", "jobpolicy", "claim", "chunkfact", "chunkrange", "pending",
-    "dataevent", "dataflow_meta", "pipelinestep", "streamitem", "streamkey", "streamtoken",
+    "fill", "dataevent", "dataflow_meta", "pipelinestep", "streamitem", "streamkey", "streamtoken",
     "streamfold", "csvfile", "csvpart",
 )  # fmt: skip
 

@@ -102,6 +102,7 @@ def test_init_again_changes_nothing(store: Store) -> None:
         put(store, "a", dataid)
     claims = take(store, "job", k=2)
     store.finish(claims[0])
+    store.fill()
     before, queue = everything(store), pending(store)
     store.init()
     store.init()
@@ -280,6 +281,11 @@ def without_later_columns(store: Store) -> None:
     sql(store, "drop index chunkfact_replacing")
     sql(store, "alter table chunkfact drop column replaces")
     sql(store, "alter table dataset drop column options")
+    if store.db.dialect == "sqlite":
+        sql(store, "drop view rebuild")
+        sql(store, "drop table fill")
+    else:
+        sql(store, "drop table fill cascade")
 
 
 def test_tables_of_the_first_version_get_the_column_for_schemas(url: str) -> None:

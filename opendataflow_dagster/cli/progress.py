@@ -1,16 +1,40 @@
 """How far a run is, in one line of the terminal that is drawn over and over."""
 
 import os
+import sys
 import threading
 import time
 from typing import TextIO
 
 from ..dataflow.dials import chunks_left
+from ..dataflow.names import printable
 from ..dataflow.store import Store
 
-REDRAW, RECOUNT = 0.1, 5.0
+REDRAW, RECOUNT, RELINE = 0.1, 5.0, 10.0
 ROUTINE = ("Launching ", "is complete. Updating status", "rows updated to READY for ")
 """What needn't be said of each chunk where the line shows it."""
+
+
+class Line:
+    """Draws what is told on one line of the terminal; told elsewhere, it is a line now and then."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream, self._terminal = stream, stream.isatty()
+        self._due = time.monotonic() + (0.0 if self._terminal else RELINE)
+
+    def __call__(self, line: str) -> None:
+        if time.monotonic() >= self._due:
+            self._due = time.monotonic() + (REDRAW if self._terminal else RELINE)
+            self._stream.write(
+                f"\r\x1b[K{printable(line)[:119]}" if self._terminal else f"{line}\n"
+            )
+            self._stream.flush()
+
+    def end(self) -> None:
+        """Leave the terminal with the cursor at the start of an empty line."""
+        if self._terminal:
+            self._stream.write("\r\x1b[K")
+            self._stream.flush()
 
 
 class Progress:
@@ -72,3 +96,17 @@ class Progress:
             self._stream.flush()
         except (OSError, ValueError):
             return
+
+
+def fill_queues(store: Store, jobid: str | None = None) -> None:
+    """Judge what jobs may claim and show how far it is; if it can't end now, workers go on."""
+    line = Line(sys.stderr)
+    try:
+        queued = store.fill(jobid, narrate=line)
+    finally:
+        line.end()
+    if queued:
+        sys.stderr.write(
+            f"The queue of {', '.join(queued)} isn't complete yet: open transactions are waited "
+            "for, which `odf doctor` lists. Idle workers and `odf recover` go on with it.\n"
+        )

@@ -17,6 +17,7 @@ from .output import (
     shown_rows,
     store_of,
 )  # fmt: skip
+from .progress import fill_queues
 
 
 @click.group()
@@ -117,7 +118,9 @@ def job_add(
     Example: odf job add loadbob --in bobin --out bobout --env MODE=fast
     """
     environment = dict(_pair(each, "--env") for each in env)
-    added = registry.add_job(store_of(ctx), jobid, inputs, outputs, environment, replace=replace)
+    store = store_of(ctx)
+    added = registry.add_job(store, jobid, inputs, outputs, environment, replace=replace)
+    fill_queues(store, jobid)
     for note in added.notes:
         click.echo(note, err=True)
     click.echo(

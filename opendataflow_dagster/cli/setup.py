@@ -3,6 +3,7 @@
 import click
 
 from .output import count_of, store_of
+from .progress import fill_queues
 
 
 @click.command(epilog="Example: odf init --plan > upgrade.sql")
@@ -24,7 +25,9 @@ def init(ctx: click.Context, plan: bool) -> None:
         if not script and found.version == store.version:
             click.echo(f"Nothing to do: the tables are of version {found.version}.", err=True)
     else:
-        found = store.init()
+        found = store.init(fill=False)
+        if found.version <= store.version:
+            fill_queues(store)
         if found.version <= store.version:
             following = "Next: `odf dataset add`, `odf job add`."
             click.echo(f"The tables are ready in {store.db.where}. {following}", err=True)

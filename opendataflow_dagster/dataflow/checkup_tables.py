@@ -196,8 +196,9 @@ def _queue(store: Store, deep: bool) -> Check:
                 f"not compared with {rows:,} rows of datastatus: `odf doctor --deep` does",
             )
         wrong = []
+        queued = [jobid for (jobid,) in store.db.run("fill.queued", jobid=None)]
         for (jobid,) in store.db.run("doctor.jobs"):
-            if store.read_plan(jobid).flaw:
+            if store.read_plan(jobid).flaw or jobid in queued:
                 continue
             counts = {
                 code: chunks
@@ -215,6 +216,9 @@ def _queue(store: Store, deep: bool) -> Check:
             f"pending doesn't agree with datastatus: {', '.join(wrong)}",
             "odf init",
         )
+    if queued:
+        told = f"pending is still being filled for {', '.join(map(repr, queued))}"
+        return Check("queue", "ok", f"{told}: idle workers and `odf recover` do it")
     return Check("queue", "ok", "pending agrees with datastatus")
 
 

@@ -59,6 +59,9 @@ set local enable_seqscan = on; set local enable_sort = on; set local plan_cache_
 """
 """Looking at everything is another matter: there the planner knows better."""
 
+UPGRADING = "set local lock_timeout = '300ms'; set local enable_seqscan = on"
+"""Who waits for a lock on a table keeps all who come later waiting behind it."""
+
 DEFAULTS = {
     "application_name": "odf",
     "connect_timeout": "10",
@@ -239,6 +242,7 @@ class PostgresDatabase(Database):
         with self._begun():
             self.script(self.statement("upgrade.turn"))
             self.script(self._create_schema())
+            self.script(UPGRADING)
             yield
 
     def _create_schema(self) -> str:
@@ -306,6 +310,9 @@ class PostgresStore(Store):
             Claim(jobid, dataid, generation, owner, attempts, float(lease), time_limit)
             for dataid, generation, attempts, lease, time_limit, _ in rows
         ]
+
+    def _fill(self, jobid: str, most: int) -> int:
+        return self.db.run("fill.next", jobid=jobid, most=most)[0][0]
 
     def _tidy(self) -> None:
         """Vacuum the queue more often than autovacuum would: it comes once a minute at best."""

@@ -159,12 +159,15 @@ def add_job(
             }
             new_links = {(kind, datasetid) for kind, datasetid, _ in wanted if datasetid}
             _check_links(jobid, new_links if replace else links | new_links)
-            if replace:
+            if replace and (links != new_links or len(rows) != len(there)):
                 if links - new_links:
                     _refuse_live(store, jobid)
                 db.change("registry.remove_job", jobid=jobid)
                 new = wanted
             else:
+                if replace:  # the datasets stay: nothing has to be judged anew
+                    db.change("registry.remove_variables", jobid=jobid)
+                    there = {item for item in there if item[0] in ("IN", "OUT")}
                 set_here = {kind for kind, _, _ in there if kind not in ("IN", "OUT")}
                 new = [
                     item

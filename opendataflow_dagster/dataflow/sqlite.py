@@ -2,6 +2,7 @@
 
 import os
 import sqlite3
+import time
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -215,6 +216,37 @@ class SqliteStore(Store):
                             )
                 claims.append(Claim(jobid, dataid, generation, owner, attempts, lease, time_limit))
         return claims
+
+    def _fill(self, jobid: str, most: int) -> int:
+        db = self.db
+        with db.transaction():
+            found = db.run("fill.place", jobid=jobid)
+            if not found:
+                return 0
+            [(datasetid, producer, after, source, output)] = found
+            if not datasetid:
+                name, following = "waiting", source or output
+            elif source:
+                name, following = "inputs", None
+            else:
+                name, following = "outputs", output
+            place = {"datasetid": datasetid, "producer": producer, "after": after}
+            rows = db.run(f"fill.{name}", jobid=jobid, most=most, **place)
+            for _, dataid, to_judge in rows:
+                if to_judge:
+                    db.run("claims.judge", jobid=jobid, dataid=dataid)
+            db.change("claims.sort_pending", jobid=jobid)
+            if len(rows) == most:
+                place |= {"producer": rows[-1][0], "after": rows[-1][1]}
+                db.change("fill.move", jobid=jobid, **place)
+            elif following:
+                db.change("fill.move", jobid=jobid, datasetid=following, producer="", after="")
+            else:
+                db.change("fill.end", jobid=jobid)
+        return len(rows) or 1
+
+    def _pause_filling(self, done: int) -> None:
+        time.sleep(0.05)  # SQLite has no order among its writers: who waits needs a gap
 
     def _finish(
         self, claims: Sequence[Claim], facts: Sequence[Fact], *, accept: bool, why: str

@@ -2,7 +2,7 @@
 
 import os
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from . import sqlfiles
 from .database import Database
@@ -30,6 +30,15 @@ MAX_LOSSES = 5
 """Lost claims in a row that put a chunk on HOLD, unless the job's policy says otherwise."""
 
 DELAY_OVER = "the retry delay is over"
+
+FILL_BATCH = 500
+"""Rows that are looked at in one short transaction while the queue of a job is filled."""
+
+FILL_SECONDS = 5.0
+"""Seconds for which whoever recovers fills queues before it goes on."""
+
+FILL_PATIENCE = 30.0
+"""Seconds without progress after which whoever waits for a job's queue to be filled gives up."""
 
 Settled = dict[str, int]
 """Of each chunk that was settled, how many outputs it has."""
@@ -64,14 +73,72 @@ class Store:
             self._id = rows[0][0] if rows else ""
         return self._id
 
-    def init(self) -> Versions:
+    def init(self, *, fill: bool = True) -> Versions:
         """Create the tables, or upgrade in place older ones; what they were before.
 
-        Tables that are newer than this program are left as they are.
+        Tables that are newer than this program are left as they are. What may be claimed is judged
+        anew while others work: afterwards, or without `fill` by whoever calls it or is idle.
         """
         from .upgrade import upgrade  # imported late: a cron line doesn't need it
 
-        return upgrade(self.db)
+        found = upgrade(self.db)
+        if fill and found.version <= self.version:
+            self.fill()
+        return found
+
+    def fill(
+        self, jobid: str | None = None, *, seconds: float | None = None,
+        narrate: Callable[[str], object] | None = None,
+    ) -> list[str]:  # fmt: skip
+        """Judge in small transactions what may be claimed of jobs that were registered or changed.
+
+        Any number of sessions may do so at once, and one that dies has lost its last batch only. It
+        ends after `seconds`, or when others keep it from going on.
+
+        Args:
+            jobid: This job's queue alone.
+            seconds: How long to work; None: to the end.
+            narrate: What is told how far it has come.
+
+        Returns:
+            The jobs that are still queued.
+        """
+        looked, started = 0, time.monotonic()
+        progress = started
+        while queued := self.unfilled(jobid):
+            done = sum(self._fill_batch(each) for each in queued)
+            looked, now = looked + done, time.monotonic()
+            progress = now if done else progress
+            if narrate is not None:
+                what = f"looked at {looked:,} rows" if done else "waiting for other transactions"
+                narrate(f"Filling the queue of {', '.join(queued)}: {what}")
+            if now - progress > FILL_PATIENCE or (seconds is not None and now - started > seconds):
+                break
+            self._pause_filling(done)
+        return queued
+
+    def unfilled(self, jobid: str | None = None) -> list[str]:
+        """The jobs, or the one, of which not all that may be claimed is in the queue yet."""
+        rows, _ = self.db.insist(lambda: self.db.run("fill.queued", jobid=jobid))
+        return [each for (each,) in rows]
+
+    def _fill_batch(self, jobid: str) -> int:
+        """How many rows were looked at; 0: others keep it from going on at this moment."""
+
+        def work() -> int:
+            try:
+                return self._fill(jobid, FILL_BATCH)
+            except Exception as error:
+                if self.db.trouble(error) == "locked":
+                    return 0
+                raise
+
+        return self.db.insist(work)[0]
+
+    def _pause_filling(self, done: int) -> None:
+        """Wait until it makes sense to go on, and let others have their turn."""
+        if not done:
+            time.sleep(0.05)
 
     def unclaimable(self, *, now: bool = False) -> DataflowError | None:
         """What forbids this program to claim from tables of another version.
@@ -130,11 +197,55 @@ class Store:
             only = today
 
         self.db.insist(self.refuse_unclaimable)
+        started = progress = time.monotonic()
+        tries = 0
+        while True:
+            tries += 1
+            claims, asked = self._next_claims(jobid, owner, k, runid, lease, only)
+            if claims or not asked or only is not None:
+                break
+            # What is missing from the queue may just not have been judged yet.
+            rows, _ = self.db.insist(lambda: self.db.run("fill.outlook", jobid=jobid))
+            [(is_queued, has_pending)] = rows
+            now = time.monotonic()
+            if not is_queued:
+                if not has_pending or tries > 1:
+                    break
+                continue  # it was filled at this moment, or a dial forbids
+            if has_pending and now - started > FILL_SECONDS:
+                break
+            if done := self._fill_batch(jobid):
+                progress = now
+            elif now - progress > FILL_PATIENCE:
+                raise self._not_filled(jobid)
+            self._pause_filling(done)
+        self._idle.discard((jobid, owner)) if claims else self._idle.add((jobid, owner))
+        return claims
+
+    def _not_filled(self, jobid: str) -> Refused:
+        """What says for whose end the filling of a job's queue waits."""
+        waits = self.db.insist(lambda: self.db.run("fill.awaited", jobid=jobid))[0]
+        told = ", ".join(
+            f"process {pid} of {user}{f' ({name})' if name else ''} for {seconds} s"
+            for pid, user, name, seconds in waits
+        )
+        return Refused(
+            f"Which chunks {jobid!r} may claim isn't known yet: a transaction that was writing "
+            f"chunks when the job was registered, or that has locked them, is still open"
+            f"{f' ({told})' if told else ''}. End it, then try again; see `odf doctor`.",
+            code="LOCKED",
+        )
+
+    def _next_claims(
+        self, jobid: str, owner: str, k: int, runid: str | None, lease: float, only: str | None
+    ) -> tuple[list[Claim], bool]:
+        """Claims of what the queue has; and whether it was asked: not if the worker is idle."""
+        is_today = only is not None and bool(self.plan(jobid).today)
         locked, asked = 0, False
 
         def take() -> list[Claim]:
             nonlocal locked, asked
-            idle = (jobid, owner) in self._idle and not plan.today
+            idle = (jobid, owner) in self._idle and not is_today
             if idle and not self.db.run("claims.anything_pending", jobid=jobid, only=only):
                 return []
             asked = True
@@ -160,8 +271,7 @@ class Store:
             claims = self._adopt(jobid, owner, lease) or claims
         if asked and not claims:  # an upgrade since this connection was opened leaves it none
             self.db.insist(lambda: self.refuse_unclaimable(now=True))
-        self._idle.discard((jobid, owner)) if claims else self._idle.add((jobid, owner))
-        return claims
+        return claims, asked
 
     def finish(self, claims: Claim | Sequence[Claim], facts: Sequence[Fact] = ()) -> None:
         """Make the outputs of claims READY; all must be one owner's, of one job.
@@ -219,8 +329,10 @@ class Store:
             raise inputs_changed(claim.jobid, changed)
 
     def recover(self, jobid: str | None = None, *, who: str = "recover") -> list[Recovered]:
-        """Settle the claims whose lease ran out, and grant the retries that are due."""
-        return self.db.insist(lambda: self._recover(jobid, who))[0]
+        """Settle the claims whose lease ran out, grant the retries due, and fill queues."""
+        done = self.db.insist(lambda: self._recover(jobid, who))[0]
+        self.fill(jobid, seconds=FILL_SECONDS)
+        return done
 
     def next_change(self, jobid: str, *, leases: bool = False) -> float | None:
         """Seconds until a chunk can be retried, or (with `leases`) recovered; None: never."""
@@ -344,6 +456,9 @@ class Store:
         only: str | None,
         skip: int,
     ) -> list[Claim]:
+        raise NotImplementedError
+
+    def _fill(self, jobid: str, most: int) -> int:
         raise NotImplementedError
 
     def _finish(

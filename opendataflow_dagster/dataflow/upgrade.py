@@ -1,16 +1,21 @@
 """`odf init`: the tables are created, or brought to this program's version, in one transaction."""
 
 import re
+import time
 from collections.abc import Iterator
 
 from . import sqlfiles
 from .database import Database
+from .errors import NoDatabase
 from .names import printable
 from .versions import BASELINE, Versions
 
+PAUSE = 1.0
+"""Seconds until an upgrade that met locked tables is tried again."""
+
 _ADDS_COLUMN = re.compile(r"(?im)^alter table (\w+) add column (\w+) .*;\n")
 _CREATES_TABLE = re.compile(r"(?im)^create table if not exists (\w+)")
-_CREATES_TRIGGER = re.compile(r"(?im)^create (?:or replace )?trigger (\w+)")
+_CREATES_TRIGGER = re.compile(r"(?im)^create (?:or replace |constraint )?trigger (\w+)")
 
 HEADER = """\
 -- What `odf init` runs on {where}, to bring the tables from version {before} to {version}.
@@ -21,20 +26,41 @@ HEADER = """\
 def upgrade(db: Database) -> Versions:
     """Create or upgrade the tables; what they were before. Newer ones are left as they are.
 
-    It is one transaction: one that is killed has changed nothing, and of two at once the second
-    finds the work of the first.
+    The tables change in one transaction: one that is killed has changed nothing, and of two at once
+    the second finds the work of the first. Rather than let workers wait behind it for somebody
+    else's transaction, it soon gives up its locks and tries again.
     """
 
     def work() -> Versions:
-        with db.upgrading():
-            found = _look(db)
-            if _may_write(db, found):
-                db.script("\n".join(_steps(db, found)))
-        return found
+        try:
+            with db.upgrading():
+                found = _look(db)
+                if _may_write(db, found):
+                    db.script("\n".join(_steps(db, found)))
+            return found
+        except Exception as error:
+            if db.trouble(error) == "locked":
+                time.sleep(PAUSE)  # meanwhile the workers' transactions get through
+            raise
+
+    def remember() -> None:
+        if db.run("upgrade.forgotten"):
+            with db.upgrading():
+                db.script("\n".join(_remembering(db)))
 
     with db.of_any_version():
-        found, _ = db.insist(work)
+        try:
+            found, _ = db.insist(work)
+        except Exception as error:
+            if db.trouble(error) != "locked":
+                raise
+            raise NoDatabase(
+                f"The tables in {db.where} are locked by another transaction: nothing was changed. "
+                "`odf doctor` tells whose; end it, then run `odf init` again."
+            ) from error
         db.insist(db.read_versions)
+        if found.version <= sqlfiles.version(db.dialect):
+            db.insist(remember)
     return found
 
 
@@ -98,8 +124,20 @@ def _steps(db: Database, found: Versions) -> Iterator[str]:
         yield from missing_migrations(db, found, there)
     yield sqlfiles.schema(db.dialect)
     yield sqlfiles.triggers(db.dialect)
+    # Older tables have no history yet, and nobody works with them: it begins before workers come.
+    begins = ("remember",) if found.version < BASELINE else ()
+    yield from _named(db, "sign", "rebase", *begins, "rebuild", "stamp", "clear")
+
+
+def _remembering(db: Database) -> Iterator[str]:
+    """What completes the history of rows that were written while the triggers were off."""
+    return _named(db, "sign", "remember", "clear")
+
+
+def _named(db: Database, *names: str) -> Iterator[str]:
+    """Statements of upgrade.sql, those that this dialect has."""
     named = sqlfiles.statements(db.dialect, "upgrade")
-    for name in ("sign", "rebase", "remember", "rebuild", "stamp", "clear"):
+    for name in names:
         if name in named:
             text = named[name].replace(":version", str(sqlfiles.version(db.dialect)))
             yield f"{text};"

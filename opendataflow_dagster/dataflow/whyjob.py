@@ -66,9 +66,11 @@ def explain_job(
             for (dataid,) in [] if upcoming else store.db.run("why.examples", jobid=jobid, few=FEW):
                 firsts.setdefault(explain_chunk(store, jobid, dataid, None).code, []).append(dataid)
         elif claimable != counts.get("", 0):
+            mending = "run `odf init` to mend it."
+            if store.db.run("fill.queued", jobid=jobid):
+                mending = "it is still being filled, by idle workers and `odf recover`."
             queue.append(
-                f"{counts.get('', 0)} chunks could run, but the queue has {claimable}: "
-                "run `odf init` to mend it."
+                f"{counts.get('', 0)} chunks could run, but the queue has {claimable}: {mending}"
             )
         counts = ({"": claimable} if claimable else {}) | {
             code: n for code, n in counts.items() if code

@@ -64,10 +64,10 @@ where case when (select count(*) from written) = (select count(*) from opened cr
 vacuum (skip_locked, truncate off, index_cleanup on, parallel 0) pending;
 
 -- name: anything_pending
--- Whether an unpaused job has anything to claim: what an idle worker asks.
+-- Whether an unpaused job has anything to claim, or may soon have: what an idle worker asks.
 select 1 from pending
 where jobid = :jobid and (cast(:only as text) is null or dataid = :only)
-limit 1;
+union all select 1 from fill where jobid = :jobid limit 1;
 
 -- name: adopt
 -- The live claims of an owner: what a worker took just before it lost its connection.

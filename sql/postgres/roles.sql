@@ -58,11 +58,11 @@ from ours where kind in ('r', 'v') and name <> 'streamtoken' \gexec
 select format('grant select on %s to %I', path, :'worker') from ours where kind = 'r' and name = 'streamtoken' \gexec
 
 select format('grant insert, update, delete on %s to %I', path, :'worker')
-from ours where kind = 'r' and name not in ('dataevent', 'dataflow_meta', 'streamtoken') \gexec
+from ours where kind = 'r' and name not in ('dataevent', 'dataflow_meta', 'streamtoken', 'fill') \gexec
 
 select format('grant usage on %s to %I', 'sequence ' || path, :'worker') from ours where kind = 'S' \gexec
 
-select format('grant execute on function %s to %I', path, :'worker') from ours where kind = 'f' and name = 'judge' \gexec
+select format('grant execute on function %s to %I', path, :'worker') from ours where kind = 'f' and name in ('judge', 'fill_next') \gexec
 
 -- Who may vacuum keeps claims fast, and the tables of folded items small. Before PostgreSQL 17 only the owner may: autovacuum does it then.
 select format('grant maintain on %s to %I', path, :'worker')

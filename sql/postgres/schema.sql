@@ -76,6 +76,14 @@ create table if not exists pending (
 ) with (autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 2000);
 create index if not exists pending_in_order on pending (jobid, rank, sortkey, dataid collate "C");
 
+-- Jobs whose part of `pending` is still to be judged, chunk by chunk, and how far that has come: first what is pending,
+-- then the rows of `datasetid` after (producer, dataid). `writers`: transactions that were writing chunks when the
+-- job's registration was seen first, and may not know of it; null before that.
+create table if not exists fill (
+    jobid text primary key, writers text[],
+    datasetid text not null default '', producer text not null default '', dataid text not null default ''
+);
+
 create table if not exists dataevent (
     seq bigint generated always as identity,
     at timestamptz not null default clock_timestamp(),

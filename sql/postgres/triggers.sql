@@ -173,27 +173,137 @@ begin
                    and r.own and r.itemtype = 'OUT' and r.locktype = 'OUT')));
 end $$;
 
--- Judge every chunk that a job could know of. Writers wait meanwhile, so that none slips by unjudged.
-create or replace function rebuild(job_to_judge text) returns void
+-- Judge up to `most` chunks that a job could know of, from where the last batch ended: what is pending, then what has
+-- come for one of its inputs, or else what it is to make. Returns where it ended, or null at the end of all. What is
+-- not pending and can't be claimed now needs no judge: whoever changes that knows the job.
+create or replace function fill_batch(item fill, most integer) returns fill
+language plpgsql security definer
+set search_path from current
+set enable_seqscan = off set enable_sort = off
+as $$
+declare
+    input text := (
+        select min(datasetid) from job where jobid = item.jobid and itemtype = 'IN' and datasetid <> 'today');
+    room integer := most;
+    producers text[];
+    chunk_ids text[];
+    wanted text[];
+    found_here integer;
+begin
+    loop
+        if item.datasetid = '' then
+            select array_agg(dataid) into chunk_ids from (
+                select dataid from pending where jobid = item.jobid and dataid > item.dataid
+                order by dataid limit room) as waiting;
+            producers := null;
+            wanted := chunk_ids;
+        else
+            select array_agg(jobid), array_agg(dataid), array_agg(dataid) filter (where to_judge)
+            into producers, chunk_ids, wanted from (
+                select s.jobid, s.dataid, s.locktype = 'OUT' and s.dataid <> ''
+                    and case when input is null then s.status in ('PENDING', 'RESUBMIT', 'RERUN')
+                             else s.status = 'READY' and s.jobid <> item.jobid end
+                    and not exists (select 1 from pending p where p.jobid = item.jobid and p.dataid = s.dataid)
+                    and not exists (
+                        select 1 from job o join datastatus made
+                            on made.datasetid = o.datasetid and made.jobid = item.jobid and made.dataid = s.dataid
+                        where o.jobid = item.jobid and o.itemtype = 'OUT'
+                          and made.locktype = 'OUT' and made.status = 'READY') as to_judge
+                from datastatus s
+                where s.datasetid = item.datasetid and (s.jobid, s.dataid) > (item.producer, item.dataid)
+                  and (input is not null or s.jobid = item.jobid)
+                order by s.jobid, s.dataid limit room) as known;
+        end if;
+        if wanted is not null then
+            perform judge(array_fill(item.jobid, array[cardinality(wanted)]), wanted);
+        end if;
+        found_here := coalesce(cardinality(chunk_ids), 0);
+        if found_here = room then
+            item.producer := coalesce(producers[found_here], '');
+            item.dataid := chunk_ids[found_here];
+            return item;
+        end if;
+        room := room - found_here;
+        item.datasetid := case
+            when input is null then (
+                select min(datasetid) from job
+                where jobid = item.jobid and itemtype = 'OUT' and datasetid > item.datasetid)
+            when item.datasetid = '' then input end;
+        if item.datasetid is null then
+            return null;
+        end if;
+        item.producer := case when input is null then item.jobid else '' end;
+        item.dataid := '';
+    end loop;
+end $$;
+
+-- Judge the next chunks of a queued job: how many rows were looked at, at least 1 at its end. Nothing is looked at while
+-- another session does it, or while transactions are open that were writing chunks when the job was queued: nobody who
+-- doesn't know the job writes chunks after them. It soon gives up on a chunk that somebody keeps locked.
+create or replace function fill_next(queued text, most integer) returns integer
 language plpgsql security definer
 set search_path from current
 as $$
 declare
-    chunk_ids text[];
+    item fill;
+    after fill;
+    writing text[];
 begin
-    lock table datastatus in share row exclusive mode;
-    delete from pending where jobid = job_to_judge;
-    for chunk_ids in
-        select array_agg(dataid) from (
-            select dataid, row_number() over () / 10000 as batch from (
-                select distinct r.dataid from claim_row r
-                where r.jobid = job_to_judge and r.dataid <> '' and r.locktype = 'OUT'
-                  and (r.effect = 'available'
-                       or (r.itemtype = 'OUT' and r.own and r.effect in ('free', 'again')))) as known
-        ) as numbered group by batch
-    loop
-        perform judge(array_fill(job_to_judge, array[cardinality(chunk_ids)]), chunk_ids);
-    end loop;
+    perform set_config('lock_timeout', '200ms', true);
+    select * into item from fill f where f.jobid = queued for update skip locked;
+    if not found then
+        return 0;
+    end if;
+    if item.writers is null or item.writers <> '{}' then
+        select coalesce(array_agg(distinct l.virtualtransaction), '{}') into writing from pg_locks l
+        where l.locktype = 'relation' and l.relation = cast('datastatus' as regclass) and l.granted
+          and l.database = (select oid from pg_database where datname = current_database())
+          and l.mode in ('RowExclusiveLock', 'ShareRowExclusiveLock', 'ExclusiveLock', 'AccessExclusiveLock')
+          and l.pid is distinct from pg_backend_pid()
+          and (item.writers is null or l.virtualtransaction = any(item.writers));
+        update fill set writers = writing where jobid = queued;
+        if writing <> '{}' then
+            return 0;
+        end if;
+    end if;
+    after := fill_batch(item, most);
+    if after.jobid is null then
+        delete from fill where jobid = queued;
+        return 1;
+    end if;
+    update fill set datasetid = after.datasetid, producer = after.producer, dataid = after.dataid
+    where jobid = queued;
+    return most;
+end $$;
+
+-- Judge the first chunks of a registration as it commits, so that a small job is claimable at once, whatever program
+-- registers it and works on it. It stays queued, because another transaction may be writing chunks at this moment.
+create or replace function fill_queued() returns trigger
+language plpgsql security definer
+set search_path from current
+as $$
+begin
+    perform set_config('lock_timeout', '200ms', true);
+    perform fill_batch(new, 500);
+    return null;
+exception when lock_not_available or deadlock_detected then
+    return null;
+end $$;
+
+-- A claim takes only what is still right while its job is queued: what was pending before may not be.
+create or replace function pending_taken() returns trigger
+language plpgsql security definer
+set search_path from current
+as $$
+begin
+    if pg_trigger_depth() > 1 or not exists (select 1 from fill where jobid = old.jobid) then
+        return old;
+    end if;
+    perform judge(array[old.jobid], array[old.dataid]);
+    if exists (select 1 from pending where jobid = old.jobid and dataid = old.dataid and rank = old.rank) then
+        return old;
+    end if;
+    return null;
 end $$;
 
 -- What follows when a person or the Java program, not we, sends a chunk back: whoever still runs it
@@ -457,25 +567,22 @@ begin
     return null;
 end $$;
 
+-- Queue the jobs whose datasets change.
 create or replace function job_changed() returns trigger
 language plpgsql security definer
 set search_path from current
 as $$
 declare
-    changed text;
+    changed text[];
 begin
-    if tg_op = 'INSERT' then
-        for changed in select distinct jobid from newrows where itemtype in ('IN', 'OUT') and jobid is not null
-        loop perform rebuild(changed); end loop;
-    elsif tg_op = 'DELETE' then
-        for changed in select distinct jobid from oldrows where itemtype in ('IN', 'OUT') and jobid is not null
-        loop perform rebuild(changed); end loop;
-    else
-        for changed in
-            select jobid from newrows where itemtype in ('IN', 'OUT') and jobid is not null
-            union select jobid from oldrows where itemtype in ('IN', 'OUT') and jobid is not null
-        loop perform rebuild(changed); end loop;
+    if tg_op <> 'DELETE' then
+        changed := array(select jobid from newrows where itemtype in ('IN', 'OUT') and jobid is not null);
     end if;
+    if tg_op <> 'INSERT' then
+        changed := changed || array(select jobid from oldrows where itemtype in ('IN', 'OUT') and jobid is not null);
+    end if;
+    insert into fill (jobid) select distinct jobid from unnest(changed) as c(jobid) order by jobid
+    on conflict (jobid) do update set writers = null, datasetid = '', producer = '', dataid = '';
     return null;
 end $$;
 
@@ -484,7 +591,9 @@ language plpgsql security definer
 set search_path from current
 as $$
 begin
-    delete from pending;
+    insert into fill (jobid)
+    select distinct jobid from job where itemtype in ('IN', 'OUT') and jobid is not null order by jobid
+    on conflict (jobid) do update set writers = null, datasetid = '', producer = '', dataid = '';
     return null;
 end $$;
 
@@ -513,21 +622,32 @@ create or replace trigger job_deleted after delete on job
     referencing old table as oldrows for each statement execute function job_changed();
 create or replace trigger job_truncated before truncate on job
     for each statement execute function job_truncated();
+create or replace trigger pending_taken before delete on pending for each row
+    when (current_setting('dataflow.act', true) = 'claim') execute function pending_taken();
+drop trigger if exists fill_queued on fill;
+create constraint trigger fill_queued after insert or update on fill deferrable initially deferred for each row
+    when (new.writers is null and coalesce(current_setting('dataflow.act', true), '') <> 'init')
+    execute function fill_queued();
 
 -- These act as the owner of the tables: nobody else calls them, or makes them the trigger of another table.
--- Who may claim may have a chunk judged.
+-- Who may claim may have a chunk judged, and a queued job filled.
 revoke execute on function
-    judge, rebuild, sent_back, follow, datastatus_numbered, datastatus_inserted, datastatus_updated, datastatus_deleted,
-    datastatus_truncated, job_changed, job_truncated from public;
+    judge, fill_batch, fill_next, fill_queued, pending_taken, sent_back, follow, datastatus_numbered, datastatus_inserted,
+    datastatus_updated, datastatus_deleted, datastatus_truncated, job_changed, job_truncated from public;
 do $$
 declare
-    claimer text;
+    other record;
 begin
-    for claimer in
-        select distinct case when grantee = 0 then 'public' else cast(cast(grantee as regrole) as text) end
+    for other in
+        select case when grantee = 0 then 'public' else cast(cast(grantee as regrole) as text) end as name,
+               bool_or(privilege_type = 'INSERT') as claims
         from pg_class c cross join aclexplode(c.relacl)
-        where c.oid = cast('claim' as regclass) and privilege_type = 'INSERT' and grantee <> c.relowner
+        where c.oid = cast('claim' as regclass) and privilege_type in ('SELECT', 'INSERT') and grantee <> c.relowner
+        group by grantee
     loop
-        execute format('grant execute on function judge to %s', claimer);
+        execute format('grant select on fill to %s', other.name);
+        if other.claims then
+            execute format('grant execute on function judge, fill_next to %s', other.name);
+        end if;
     end loop;
 end $$;

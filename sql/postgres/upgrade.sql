@@ -13,9 +13,10 @@ select set_config('dataflow.act', 'init', true), set_config('dataflow.who', 'odf
        set_config('dataflow.why', 'found on init', true);
 
 -- name: rebuild
--- Recompute what each job may claim.
-select rebuild(jobid) from (
-    select distinct jobid from job where itemtype in ('IN', 'OUT') and jobid is not null order by jobid) as j;
+-- Queue every job: what it may claim is computed anew.
+insert into fill (jobid)
+select distinct jobid from job where itemtype in ('IN', 'OUT') and jobid is not null order by jobid
+on conflict (jobid) do update set writers = null, datasetid = '', producer = '', dataid = '';
 
 -- name: rebase
 -- After a restore into another server, put the restored log before everything that this one writes: its

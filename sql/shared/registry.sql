@@ -59,6 +59,10 @@ where jobid = :jobid and itemtype = :variable and (itemvalue is null or itemvalu
 -- Forget what a job reads, writes and sets.
 delete from job where jobid = :jobid;
 
+-- name: remove_variables
+-- Forget what a job sets.
+delete from job where jobid = :jobid and itemtype not in ('IN', 'OUT');
+
 -- name: live_claims
 -- How many chunks of a job are held, and by whom for one.
 select count(*), min(owner) from claim where jobid = :jobid and owner is not null;

@@ -10,3 +10,10 @@ select s.datasetid, s.jobid, s.dataid, s.locktype, s.status, s.generation, 'odf 
 from datastatus s
 where not exists (select 1 from dataevent e where e.dataid = s.dataid and e.datasetid = s.datasetid
                     and e.jobid = s.jobid);
+
+-- name: forgotten
+-- Whether a row has no history.
+select 1 from datastatus s
+where not exists (select 1 from dataevent e where e.dataid = s.dataid and e.datasetid = s.datasetid
+                    and e.jobid = s.jobid)
+limit 1;

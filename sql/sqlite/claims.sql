@@ -1,6 +1,7 @@
 -- name: anything_pending
--- Whether a job has anything to claim: what an idle worker asks.
-select 1 from pending where jobid = :jobid and (:only is null or dataid = :only) limit 1;
+-- Whether a job has anything to claim, or may soon have: what an idle worker asks.
+select 1 from pending where jobid = :jobid and (:only is null or dataid = :only)
+union all select 1 from fill where jobid = :jobid limit 1;
 
 -- name: sort_pending
 -- Give new pending rows of a job their place in the natural order.

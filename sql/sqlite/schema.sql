@@ -73,6 +73,12 @@ create table if not exists pending (
 ) without rowid;
 create index if not exists pending_in_order on pending (jobid, rank, sortkey, dataid);
 
+-- Jobs whose part of `pending` is still to be judged, chunk by chunk, and how far that has come.
+create table if not exists fill (
+    jobid text primary key,
+    datasetid text not null default '', producer text not null default '', dataid text not null default ''
+) without rowid;
+
 create table if not exists dataevent (
     seq integer primary key autoincrement,
     at text not null default (strftime('%Y-%m-%d %H:%M:%f', 'now')),

@@ -124,14 +124,24 @@ create trigger judge_pair instead of insert on judge begin
           where i.jobid = new.jobid and i.itemtype = 'IN' and o.itemtype = 'OUT');
 end;
 
--- "insert into rebuild" judges every chunk that a job could know of.
+-- "insert into rebuild" takes away what a job may claim and queues it, to be judged anew. The first chunks are judged at
+-- once, so that a small job is claimable whatever program registers it and works on it.
 create view rebuild as select null as jobid where false;
 create trigger rebuild_job instead of insert on rebuild begin
     delete from pending where jobid = new.jobid;
+    insert into fill (jobid) values (new.jobid)
+    on conflict (jobid) do update set datasetid = '', producer = '', dataid = '';
     insert into judge (jobid, dataid)
     select distinct new.jobid, r.dataid from claim_row r
     where r.jobid = new.jobid and r.dataid <> '' and r.locktype = 'OUT'
-      and (r.effect = 'available' or (r.itemtype = 'OUT' and r.own and r.effect in ('free', 'again')));
+      and (r.effect = 'available' or (r.itemtype = 'OUT' and r.own and r.effect in ('free', 'again')))
+    limit 500;
+    delete from fill where jobid = new.jobid and 500 > (
+        select count(*) from (
+            select distinct r.dataid from claim_row r
+            where r.jobid = new.jobid and r.dataid <> '' and r.locktype = 'OUT'
+              and (r.effect = 'available' or (r.itemtype = 'OUT' and r.own and r.effect in ('free', 'again')))
+            limit 500));
 end;
 
 drop trigger if exists event_for_readers;

@@ -15,9 +15,10 @@ update dataflow_context set act = 'init', who = 'odf init', why = 'found on init
 select 1;
 
 -- name: rebuild
--- Recompute what each job may claim.
-insert into rebuild (jobid)
-select distinct jobid from job where itemtype in ('IN', 'OUT') and jobid is not null order by jobid;
+-- Queue every job: what it may claim is computed anew.
+insert into fill (jobid)
+select distinct jobid from job where itemtype in ('IN', 'OUT') and jobid is not null order by jobid
+on conflict (jobid) do update set datasetid = '', producer = '', dataid = '';
 
 -- name: clear
 -- The next writer signs for itself.
