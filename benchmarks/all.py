@@ -18,6 +18,7 @@ from measure import FAILED, STOPPED, concluded  # noqa: E402
 
 PROGRAMS = (
     "claims",
+    "online",
     "runjob",
     "reconcile",
     "listings",

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from measure import Contender
 from product import new_owner, open_store
-from rivals import KEPT, fact, judge
+from rivals import KEPT, fact, fill, judge
 
 NOW = "strftime('%Y-%m-%d %H:%M:%f', 'now')"
 
@@ -51,6 +51,7 @@ class LiteOurs(Contender):
                     [itemtype, datasetid],
                 )
             connection.execute("commit")
+        fill(store)
         # The first claim gives all that is pending its place in the natural order.
         store.finish(store.claim("bench", owner="loader"))
         store.close()

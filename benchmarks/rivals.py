@@ -30,7 +30,6 @@ class Ours(Contender):
         """The input of every chunk is READY, and the output of the first `done`."""
         store = open_store(url)
         store.init()
-        store.close()
         with connect(url, "dataflow") as connection:
             # In this order: what is emptied first isn't judged, what comes last is judged once.
             connection.execute("truncate datastatus, dataevent, chunkfact, claim, pending")
@@ -54,6 +53,9 @@ class Ours(Contender):
                 "    fingerprint = excluded.fingerprint"
             )
             register(connection, "bench", "bench_in", "bench_out")
+        fill(store)
+        store.close()
+        with connect(url, "dataflow") as connection:
             settle(connection)
 
     @staticmethod
@@ -341,6 +343,11 @@ def fact(dataid: str) -> Fact:
         fingerprint="8f14e45fceea167a",
         validated=True,
     )
+
+
+def fill(store: Any) -> None:
+    """Let all chunks of what was registered be judged: an older commit's trigger has done it."""
+    getattr(store, "fill", lambda: None)()
 
 
 def register(connection: psycopg.Connection, jobid: str, reads: str, writes: str) -> None:

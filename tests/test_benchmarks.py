@@ -32,12 +32,13 @@ def loaded(program: str, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     return runpy.run_path(str(FOLDER / f"{program}.py"))
 
 
-def test_claims_job_starts_reconciling_and_listings_are_measured_one_after_the_other() -> None:
-    printed = run(FOLDER / "all.py", "--tiny", "claims", "runjob", "reconcile", "listings")
+def test_what_needs_no_spark_is_measured_one_after_the_other() -> None:
+    printed = run(FOLDER / "all.py", "--tiny", "claims", "online", "runjob", "reconcile", "listings")
 
-    assert printed.count("Ran through") == 4
+    assert printed.count("Ran through") == 5
     assert [(program, verdict) for program, *_, verdict in map(str.split, ending(printed))] == [
         ("claims.py", "ok"),
+        ("online.py", "ok"),
         ("runjob.py", "ok"),
         ("reconcile.py", "ok"),
         ("listings.py", "ok"),
