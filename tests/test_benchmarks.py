@@ -33,7 +33,9 @@ def loaded(program: str, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
 
 def test_what_needs_no_spark_is_measured_one_after_the_other() -> None:
-    printed = run(FOLDER / "all.py", "--tiny", "claims", "online", "runjob", "reconcile", "listings")
+    printed = run(
+        FOLDER / "all.py", "--tiny", "claims", "online", "runjob", "reconcile", "listings"
+    )
 
     assert printed.count("Ran through") == 5
     assert [(program, verdict) for program, *_, verdict in map(str.split, ending(printed))] == [

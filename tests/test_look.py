@@ -5,7 +5,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from opendataflow_dagster.dataflow.errors import WrongUse
+from opendataflow_dagster.dataflow.errors import Refused
 from opendataflow_dagster.dataflow.history import history, runs
 from opendataflow_dagster.dataflow.look import grid, running, status, summary
 from opendataflow_dagster.dataflow.registry import set_policy
@@ -38,7 +38,7 @@ def test_rows_are_in_natural_order(line: Store) -> None:
         "generation",
     ]
     assert list(status(line, "load")) == []
-    with pytest.raises(WrongUse, match="no job or dataset 'nobody'"):
+    with pytest.raises(Refused, match="no job or dataset 'nobody'"):
         list(status(line, "nobody"))
 
 

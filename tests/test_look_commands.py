@@ -17,6 +17,7 @@ from opendataflow_dagster.cli.look import draw
 from opendataflow_dagster.dataflow import look, moves
 from opendataflow_dagster.dataflow.look import Strip
 from opendataflow_dagster.dataflow.store import Store
+from tests.stores import sql
 from tests.test_why import job, put
 
 
@@ -67,9 +68,35 @@ def test_status_of_one_is_its_rows(line: Store) -> None:
         if objects("status", "load")[0]["modified"]
         else True
     )
-    done = odf("status", "nobody")
-    assert (done.exit_code, done.stdout) == (2, "")
-    assert done.stderr.startswith("odf: There is no job or dataset 'nobody'.")
+
+
+def test_an_unknown_name_is_refused_alike_by_all_commands(line: Store) -> None:
+    sql(line, "insert into dataset (datasetid, hostname) values ('load', '/tmp'), ('a', '/tmp')")
+    for words in (
+        "run --job laod true", "run --all --job laod true", "force laod 1 true", "start laod",
+        "end laod 1 READY", "resubmit laod 1", "resubmit laod --failed", "resubmit laod --stale",
+        "hold laod 1", "release laod 1", "delete-run laod 1", "recover --job laod",
+        "recover --job laod --plan", "status laod", "status laod --running",
+        "status laod --counts", "status laod --grid", "runs laod", "history laod",
+        "history laod --json", "history --dataset laod", "why laod", "why laod 1", "policy laod",
+        "policy laod concurrency=1", "job list laod",
+        "split a --column x --values 1 --pending --job laod", "token laod",
+        "history --pipeline laod", "compact laod", "clean laod",
+        "split laod --column x --values 1",
+    ):  # fmt: skip
+        done = odf(*words.split())
+        assert (words, done.exit_code) == (words, 4), done.output
+        assert "'laod'" in done.output
+        assert "Did you mean 'load'?" in done.output, words
+        assert done.output.count("\n") == (3 if words.startswith("why") else 1)
+
+
+def test_a_command_misspelled_is_told_of_its_like() -> None:
+    for words, like in ("stauts", "status"), ("job lst", "list"), ("delete_run", "delete-run"):
+        done = odf(*words.split())
+        assert done.exit_code == 2
+        assert f"Did you mean {like!r}?" in done.stderr
+    assert "Did you mean" not in odf("xyz").stderr
 
 
 def test_a_long_listing_shows_its_first_rows_and_how_to_see_more(line: Store) -> None:
@@ -228,7 +255,7 @@ def test_runs_and_history(line: Store) -> None:
     assert objects("history", "--since", "2999-01-01") == []
     done = odf("history", "--since", "yesterday")
     assert (done.exit_code, done.stdout) == (2, "")
-    nothing = odf("history", "nobody")
+    nothing = odf("history", "load", "nothing")
     assert (nothing.exit_code, nothing.stdout, nothing.stderr) == (
         0,
         "",
@@ -280,7 +307,6 @@ def test_why_for_people(line: Store) -> None:
         "load may run.", "  2 chunks may be claimed; the next is '2'",
     ]  # fmt: skip
     assert odf("why", "fetch").stdout.startswith("fetch: nothing is to be run: ALREADY_DONE\n")
-    assert odf("why", "nobody").stdout.startswith("nobody may not run: NOT_REGISTERED\n")
     past = odf("why", "load", "9", "--at", "2001-01-01")
     assert past.stdout.startswith("load 9 could not run at 2001-01-01 00:00:00: DATA_NOT_READY")
     assert "→" not in past.stdout

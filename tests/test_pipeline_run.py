@@ -1061,7 +1061,7 @@ def test_ctrl_c_gives_back_what_runs_and_publishes_nothing(typed: Shop, stream: 
 @pytest.mark.parametrize(
     ("words", "code", "said"),
     [
-        (["nothing"], 2, "There is no pipeline 'nothing'"),
+        (["nothing"], 4, "There is no pipeline 'nothing'"),
         (["daily", "--stream", "items.csv", "--all"], 2, "--all is for what waits"),
         (["daily", "--stream", "items.csv"], 2, "takes no items"),
         (["signups", "--stream", "items.csv"], 2, "There is no file items.csv"),

@@ -261,7 +261,7 @@ def test_only_the_pipeline_asked_for_is_registered(store: Store, tmp_path: Path)
 
     assert plans.keys() == {"raw", "sums"}
     assert store.read_plan("raw").outputs == ()
-    with pytest.raises(WrongUse, match="There is no pipeline 'other'"):
+    with pytest.raises(Refused, match="There is no pipeline 'other'"):
         register(store, shop, "other")
 
 

@@ -182,7 +182,8 @@ def test_a_job_that_isn_t_registered_is_told_so_with_the_way_out(folder: Path) -
 
     assert done.exit_code == 4
     assert done.stderr == (
-        "odf: Job 'doubles' isn't registered. Run: odf job add doubles --in DATASET --out DATASET\n"
+        "odf: Job 'doubles' isn't registered. Did you mean 'double'? See `odf job list`, or run: "
+        "odf job add doubles --in DATASET --out DATASET\n"
     )
 
 

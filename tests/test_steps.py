@@ -275,7 +275,7 @@ def test_the_command_lists_steps_and_shows_one_run_in_full(store: Store, odf: Od
     assert (nothing.stdout, nothing.stderr) == (
         "", "No run of it is recorded. See `odf pipeline list`.\n",
     )  # fmt: skip
-    assert "There is no pipeline 'nobody'" in odf("history", "--pipeline", "nobody", code=2).stderr
+    assert "There is no pipeline 'nobody'" in odf("history", "--pipeline", "nobody", code=4).stderr
     odf("history", "--pipeline", "orders", "--follow", code=2)
 
 
@@ -295,7 +295,7 @@ def test_the_command_counts_first_and_cleans_then(store: Store, odf: Odf) -> Non
 
 
 def test_a_cleaning_knows_pipelines_that_are_or_were(store: Store, odf: Odf) -> None:
-    assert "no pipeline 'typo'" in odf("history", "clean", "--pipeline", "typo", code=2).stderr
+    assert "no pipeline 'typo'" in odf("history", "clean", "--pipeline", "typo", code=4).stderr
     assert "0 steps" in odf("history", "clean", "--pipeline", "daily").stderr
     item(store)
     [claim] = take(store, "orders")

@@ -73,7 +73,7 @@ def test_the_command_prints_it_once(
     code, printed, told = odf("orders", "--drop")
     assert (code, printed, "odf token orders" in told) == (4, "", True)
     code, printed, told = odf("nosuch")
-    assert (code, printed, "There is no pipeline 'nosuch'" in told) == (2, "", True)
+    assert (code, printed, "There is no pipeline 'nosuch'" in told) == (4, "", True)
 
 
 def test_a_project_knows_who_takes_items(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,6 +7,7 @@ import click
 
 from .. import __version__
 from ..dataflow.errors import DataflowError
+from ..dataflow.names import meant
 from .output import in_colour
 from .runline import complain
 
@@ -63,6 +64,13 @@ class Commands(click.Group):
             return None
         module, _, name = COMMANDS[cmd_name].partition(":")
         return getattr(import_module(f"opendataflow_dagster.cli.{module}"), name)
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args[0] not in COMMANDS and not args[0].startswith("-"):
+            ctx.fail(f"No such command {args[0]!r}{meant(args[0], COMMANDS) or '.'}")
+        return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: click.Context) -> Any:
         try:

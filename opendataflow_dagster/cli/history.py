@@ -18,6 +18,7 @@ from ..dataflow.history import (
 )
 from ..dataflow.history import history as past
 from ..dataflow.names import printable
+from ..dataflow.refusals import refuse_unknown_job, refuse_unknown_name
 from ..dataflow.steps import clean as clean_steps
 from ..dataflow.steps import steps as steps_of
 from ..dataflow.store import Store
@@ -26,6 +27,7 @@ from .output import (
     as_json,
     count_of,
     json_text,
+    knowing_pipelines,
     read_word,
     refuse_unknown_pipeline,
     show,
@@ -123,6 +125,11 @@ def history(
         show_first(rows, None, as_json=as_json, empty="History has nothing of it.")
         return
     found = past(store, **wanted, since=start, statuses=statuses, limit=limit or CHANGES)
+    if job is not None and not found:
+        with knowing_pipelines(store, job):
+            refuse_unknown_job(store, job)
+    if dataset is not None and not found:
+        refuse_unknown_name(store, dataset)
     if not follow:
         rows = shown_rows([event._asdict() for event in found], as_json=as_json)
         show(rows, as_json=as_json, empty="History has nothing of it.")

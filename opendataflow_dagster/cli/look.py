@@ -22,10 +22,12 @@ from ..dataflow.model import (
     RESUBMIT,
     RUNNING,
 )
+from ..dataflow.refusals import refuse_unknown_job, refuse_unknown_name
 from ..dataflow.times import parse_time
 from .output import (
     as_json,
     in_colour,
+    knowing_pipelines,
     limits,
     most_of,
     read_word,
@@ -82,6 +84,9 @@ def status(
     Of more than 1,000 chunks, those with shorter ids come first.
     """
     store = store_of(ctx)
+    if name is not None:
+        with knowing_pipelines(store, name):
+            refuse_unknown_name(store, name)
     most = most_of(limit, everything, as_json)
     chosen = bool(words or since)
     if chosen and (grid or only_running or only_counts):
@@ -128,7 +133,11 @@ def status(
 @click.pass_context
 def runs(ctx: click.Context, job: str | None, limit: int, as_json: bool) -> None:
     """Show the outputs that changed last, the newest first."""
-    found = newest(store_of(ctx), jobid=job, limit=limit)
+    store = store_of(ctx)
+    found = newest(store, jobid=job, limit=limit)
+    if job is not None and not found:
+        with knowing_pipelines(store, job):
+            refuse_unknown_job(store, job)
     show(shown_rows(found, as_json=as_json), as_json=as_json, empty="Nothing has run yet.")
 
 

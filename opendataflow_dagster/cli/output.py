@@ -14,8 +14,9 @@ import click
 from ..dataflow.config import BUILT_IN, load_settings
 from ..dataflow.errors import DataflowError, NoDatabase, Refused, WrongUse
 from ..dataflow.model import WORDS, Status
-from ..dataflow.names import printable, typed
+from ..dataflow.names import meant, printable, typed
 from ..dataflow.opening import open_from
+from ..dataflow.refusals import job_names
 from ..dataflow.store import Store
 
 if TYPE_CHECKING:
@@ -94,9 +95,11 @@ def refuse_unknown_pipeline(store: Store, slug: str) -> None:
     if root := nearest_project():
         read_project(root).pipeline(slug)
         return
-    raise WrongUse(
-        f"There is no pipeline {slug!r}: no job is called so, and there is no project.yml here. "
-        "`odf job list` tells what there is."
+    like = meant(slug, job_names(store)) or "."
+    raise Refused(
+        f"There is no pipeline {slug!r}, and no project.yml here{like} "
+        "`odf job list` tells what there is.",
+        code="NOT_REGISTERED",
     )
 
 

@@ -9,6 +9,7 @@ from ..dataflow import moves
 from ..dataflow.errors import WrongUse
 from ..dataflow.model import HOLD, RESUBMIT, RUNNING, read_status
 from ..dataflow.names import check_id, typed
+from ..dataflow.refusals import refuse_unknown_job
 from ..dataflow.times import parse_duration
 from .output import as_json, count_of, knowing_pipelines, most_of, show_first, store_of
 
@@ -206,6 +207,9 @@ def recover(
         check_id("jobid", jobid)
     seconds = parse_duration(age) if age is not None else None
     store = store_of(ctx)
+    if jobid is not None:
+        with knowing_pipelines(store, jobid):
+            refuse_unknown_job(store, jobid)
     settled = moves.due(store, jobid) if plan else store.recover(jobid, who=moves.person())
     rows = [_chunk(each.jobid, each.dataid, each.status, each.reason) for each in settled]
     running: list[dict[str, Any]] = []

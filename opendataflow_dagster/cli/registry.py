@@ -8,10 +8,11 @@ import click
 from ..dataflow import registry
 from ..dataflow.errors import WrongUse
 from ..dataflow.names import typed
+from ..dataflow.refusals import refuse_flawed
 from .output import (
     as_json,
     count_of,
-    not_run_yet,
+    knowing_pipelines,
     pipeline_here,
     show,
     shown_rows,
@@ -142,10 +143,10 @@ def job_list(ctx: click.Context, jobid: str | None, as_json: bool) -> None:
     """
     store = store_of(ctx)
     rows = shown_rows(registry.jobs(store, jobid), as_json=as_json)
-    empty = "No such job is registered. Run `odf job add`."
-    if jobid and not rows and pipeline_here(store, jobid):
-        empty = not_run_yet(jobid)
-    show(rows, as_json=as_json, empty=empty)
+    if jobid is not None and not rows:
+        with knowing_pipelines(store, jobid):
+            refuse_flawed(store, store.read_plan(jobid))
+    show(rows, as_json=as_json, empty="No job is registered. Run `odf job add`.")
 
 
 @click.command()

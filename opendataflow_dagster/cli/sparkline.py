@@ -4,10 +4,8 @@ import os
 from typing import TYPE_CHECKING
 
 from ..dataflow.config import Settings, load_settings
-from ..dataflow.errors import Refused
-from ..dataflow.names import typed
 from ..dataflow.opening import open_from
-from ..dataflow.store import Store
+from ..dataflow.refusals import refuse_flawed
 from ..spark.jobs import SparkJob
 from ..spark.loading import load_job
 from ..spark.runs import run_spark_job
@@ -42,7 +40,7 @@ def _execute(
 ) -> int:  # fmt: skip
     store = open_from(settings)
     try:
-        _check(store, jobid)
+        refuse_flawed(store, store.plan(jobid))  # before its function is asked what it takes
         progress, say = narration(store, jobid, line.all_chunks)
         outcome = run_spark_job(
             store, jobid, line.script, job, settings, say=say, environ=os.environ,
@@ -54,12 +52,3 @@ def _execute(
     finally:
         store.close()
     return exit_code(outcome, strict=line.strict)
-
-
-def _check(store: Store, jobid: str) -> None:
-    """Refuse a job that can't be run at all, before its function is asked what it takes."""
-    if flaw := store.plan(jobid).flaw:
-        raise Refused(
-            f"{flaw}. Run: odf job add {typed(jobid)} --in DATASET --out DATASET",
-            code="NOT_REGISTERED",
-        )

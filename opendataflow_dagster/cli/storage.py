@@ -9,6 +9,7 @@ import click
 from ..dataflow import cleaning
 from ..dataflow.cleaning import BACK, POINTER, Leftover, Remove
 from ..dataflow.errors import DataflowError, Refused, WrongUse
+from ..dataflow.refusals import unknown_dataset
 from ..dataflow.store import Store
 from ..dataflow.targets import SQLITE, Folder, Remote, Table, target_of
 from ..dataflow.times import parse_duration
@@ -117,10 +118,7 @@ def _leftovers(
     registered = cleaning.registered(store)
     unknown = sorted(set(names) - {datasetid for datasetid, _, _ in registered})
     if unknown:
-        raise Refused(
-            f"Dataset {unknown[0]!r} isn't registered. Run: odf dataset list",
-            code="NOT_REGISTERED",
-        )
+        raise unknown_dataset(store, unknown[0], "See `odf dataset list`.")
     seen: set[Any] = set()
     for datasetid, columns, encrypted in registered:
         if names and datasetid not in names:

@@ -4,6 +4,7 @@ from typing import Any
 
 import click
 
+from ..dataflow.errors import Refused
 from ..dataflow.names import printable, typed
 from ..dataflow.times import parse_time, shown
 from ..dataflow.why import ADVICE, Explanation, explain
@@ -45,6 +46,8 @@ def why(
         show([as_object(found)], as_json=True)
     else:
         tell(found)
+    if found.code == "NOT_REGISTERED":
+        ctx.exit(Refused.exit_code)
 
 
 def tell(found: Explanation) -> None:

@@ -12,7 +12,7 @@ from .merging import MERGEABLE, Unfit, merge
 from .model import READY, RUNNING
 from .names import typed
 from .packs import is_packed, rewriting
-from .reading import refusal
+from .refusals import unknown_dataset
 from .runjob import first_line
 from .store import Store
 from .targets import Folder, Remote, Table, target_of
@@ -57,8 +57,8 @@ def folder_of(store: Store, datasetid: str, formats: Sequence[str] = MERGEABLE) 
     """The folder of a dataset whose chunks are files of such a format."""
     found = store.db.records("state.dataset", datasetid=datasetid)
     if not found:
-        action = f"odf dataset add {typed(datasetid)} --hostname /FOLDER"
-        raise refusal("NOT_REGISTERED", f"dataset {datasetid!r} isn't registered", action)
+        action = f"Run: odf dataset add {typed(datasetid)} --hostname /FOLDER"
+        raise unknown_dataset(store, datasetid, action)
     columns = {name.lower(): value for name, value in found[0].items()}
     target = target_of(datasetid, columns)
     what = ""

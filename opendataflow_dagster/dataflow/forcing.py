@@ -3,6 +3,7 @@
 from .errors import LostRace, Refused
 from .model import Claim
 from .names import check_id
+from .refusals import refuse_flawed
 from .store import LEASE, Store
 
 
@@ -24,8 +25,7 @@ def _force(store: Store, jobid: str, dataid: str, owner: str, lease: float) -> C
     chunk = {"jobid": jobid, "dataid": dataid}
     with db.transaction(who=owner, why="forced", act="force"):
         plan = store.read_plan(jobid)
-        if plan.flaw:
-            raise Refused(f"{plan.flaw}. See `odf job list`.", code="NOT_REGISTERED")
+        refuse_flawed(store, plan)
         store.refuse_unclaimable(now=True)
         for datasetid in plan.outputs:
             db.run("forcing.take_turns", datasetid=datasetid)

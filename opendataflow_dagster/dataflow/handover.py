@@ -10,6 +10,7 @@ from .givingback import interrupt
 from .model import FAILED, READY, RESUBMIT, Claim, Stop
 from .moves import resubmit
 from .names import printable, typed
+from .refusals import refuse_unknown_job
 from .runjob import facts, settled
 from .store import Store, new_owner
 
@@ -69,6 +70,7 @@ def end(
             "0 IN file-local locks released"
         )
     if not rows:
+        refuse_unknown_job(store, jobid)
         raise Refused(
             f"Chunk {dataid!r} of {jobid!r} isn't claimed, so there is nothing to end. "
             f"Claim it with `odf start {typed(jobid)}`; see `odf history {typed(jobid)}`.",

@@ -9,11 +9,11 @@ from itertools import chain, islice
 from operator import itemgetter
 from typing import Any, NamedTuple
 
-from .errors import WrongUse
 from .folding import folds
 from .history import words_of
 from .model import ABSENT, PENDING, READY, URGENCY, Status, read_status
 from .names import natural_key
+from .refusals import refuse_unknown_name
 from .store import Store
 from .times import from_table, shown, to_table
 
@@ -82,11 +82,8 @@ def status(
         with closing(rows):
             found = (dict(zip(COLUMNS, row, strict=True)) for row in rows)
             head = list(islice(found, SMALL + 1))
-            if not head and name is not None and not store.db.run("look.known", which=name):
-                raise WrongUse(
-                    f"There is no job or dataset {name!r}. "
-                    "`odf job list` and `odf dataset list` tell what there is."
-                )
+            if not head and name is not None:
+                refuse_unknown_name(store, name)
             if len(head) <= SMALL:
                 head.sort(key=_natural_place)
             for row in islice(chain(head, found), limit):

@@ -1,6 +1,7 @@
-"""What may be the id of a dataset, a job or a chunk; and their natural order."""
+"""What may be the id of a dataset, a job or a chunk; their natural order; and names misspelled."""
 
 import re
+from collections.abc import Iterable
 
 from .errors import WrongUse
 
@@ -90,6 +91,15 @@ def _typed(word: str) -> str:
         for each in word
     )
     return f"$'{''.join(escaped)}'"
+
+
+def meant(name: str, known: Iterable[str]) -> str:
+    """`. Did you mean …?`, if one of the known names is like it."""
+    from difflib import get_close_matches
+
+    by_case = {each.casefold(): each for each in known if each != name}
+    found = get_close_matches(name.casefold(), by_case, n=1, cutoff=0.6)
+    return f". Did you mean {by_case[found[0]]!r}?" if found else ""
 
 
 def hijacks(name: str) -> bool:

@@ -4,19 +4,57 @@ from collections.abc import Iterable, Sequence
 
 from .errors import Refused
 from .folding import fold_of
-from .model import HOLD, RUNNING
-from .names import typed
+from .model import HOLD, RUNNING, Plan
+from .names import meant, typed
 from .outputs import Move, status
 from .store import Store
+
+
+def refuse_flawed(store: Store, plan: Plan) -> None:
+    """Refuse a job that can't run at all, such as one that isn't registered."""
+    if plan.flaw:
+        raise Refused(
+            f"{flaw_of(store, plan)} See `odf job list`, or run: "
+            f"odf job add {typed(plan.jobid)} --in DATASET --out DATASET",
+            code="NOT_REGISTERED",
+        )
+
+
+def flaw_of(store: Store, plan: Plan) -> str:
+    """Why a job can't run at all, as a sentence; of a name misspelled, which one is like it."""
+    known = plan.inputs or plan.outputs
+    return plan.flaw + ((not known and meant(plan.jobid, job_names(store))) or ".")
 
 
 def refuse_unknown_job(store: Store, jobid: str) -> None:
     """Refuse a job that isn't registered and has no rows."""
     if not store.db.run("moves.is_known", jobid=jobid):
+        refuse_flawed(store, Plan(jobid, (), (), (), (), False))
+
+
+def refuse_unknown_name(store: Store, name: str) -> None:
+    """Refuse what is neither a job nor a dataset, registered or with rows."""
+    if not store.db.run("look.known", which=name):
+        like = meant(name, [*job_names(store), *dataset_names(store)]) or "."
         raise Refused(
-            f"Job {jobid!r} isn't registered and has never run. See `odf job list`.",
+            f"There is no job or dataset {name!r}{like} "
+            "`odf job list` and `odf dataset list` tell what there is.",
             code="NOT_REGISTERED",
         )
+
+
+def unknown_dataset(store: Store, datasetid: str, todo: str) -> Refused:
+    """The refusal of a dataset that isn't registered; `todo` says what to run."""
+    like = meant(datasetid, dataset_names(store)) or "."
+    return Refused(f"Dataset {datasetid!r} isn't registered{like} {todo}", code="NOT_REGISTERED")
+
+
+def job_names(store: Store) -> list[str]:
+    return [name for (name,) in store.db.run("moves.job_names")]
+
+
+def dataset_names(store: Store) -> list[str]:
+    return [name for (name,) in store.db.run("moves.dataset_names")]
 
 
 def refuse_unknown(store: Store, jobid: str, asked: Sequence[str], rows: Iterable[Move]) -> None:

@@ -10,10 +10,12 @@ from .credentials import encrypt, for_dataset, is_encrypted
 from .csvoptions import csv_options
 from .errors import Refused, WrongUse
 from .folding import FOLD_AFTER
+from .model import Plan
 from .moves import EXTERNAL, is_registered
 from .names import check_id, check_text, check_variable, typed
 from .outputs import person
 from .passkey import find_passkey
+from .refusals import refuse_flawed
 from .store import LEASE, MAX_LOSSES, Store
 from .times import from_table, parse_duration, parse_time, to_table
 
@@ -286,11 +288,7 @@ def _refuse_live(store: Store, jobid: str) -> None:
 def _refuse_unregistered(store: Store, jobid: str) -> None:
     check_id("jobid", jobid)
     if not store.db.run("registry.items", jobid=jobid):
-        raise Refused(
-            f"Job {jobid!r} isn't registered. "
-            f"Run `odf job add {typed(jobid)} --in DATASET --out DATASET`.",
-            code="NOT_REGISTERED",
-        )
+        refuse_flawed(store, Plan(jobid, (), (), (), (), False))
 
 
 def _dial(store: Store, key: str, text: str) -> Any:

@@ -11,6 +11,7 @@ from .model import PENDING, READY
 from .moves import is_registered
 from .names import check_id, check_text, typed
 from .outputs import Move, add_rows, person
+from .refusals import refuse_unknown_job, unknown_dataset
 from .registry import SPLIT
 from .store import Store
 
@@ -152,11 +153,10 @@ def split(
 
 def _check_dataset(store: Store, datasetid: str, column: str | None, kept: Sequence[Chunk]) -> None:
     if not is_registered(store, datasetid):
-        raise Refused(
-            f"Dataset {datasetid!r} isn't registered. First run `odf dataset add "
-            f"{typed(datasetid)}`, with the place of the table.",
-            code="NOT_REGISTERED",
-        )
+        raise unknown_dataset(
+            store, datasetid,
+            f"First run `odf dataset add {typed(datasetid)}`, with the place of the table.",
+        )  # fmt: skip
     columns = [name for (name,) in store.db.run("split.column", datasetid=datasetid) if name]
     if not (column or columns):
         raise WrongUse(f"By which column is {datasetid!r} split? Say --column NAME.")
@@ -170,6 +170,7 @@ def _check_dataset(store: Store, datasetid: str, column: str | None, kept: Seque
 
 def _check_job(store: Store, datasetid: str, jobid: str | None) -> None:
     if jobid and datasetid not in store.read_plan(jobid).outputs:
+        refuse_unknown_job(store, jobid)
         raise Refused(
             f"Job {jobid!r} isn't registered to write {datasetid!r}. "
             f"Run `odf job add {typed(jobid)} --out {typed(datasetid)}`.",

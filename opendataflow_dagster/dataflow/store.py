@@ -189,7 +189,9 @@ class Store:
         """
         plan = self.plan(jobid)
         if plan.flaw:
-            raise Refused(f"{plan.flaw}. See `odf job list`.", code="NOT_REGISTERED")
+            from .refusals import refuse_flawed
+
+            refuse_flawed(self, plan)
         if plan.today:
             today = self.today()
             if only not in (None, today):

@@ -9,6 +9,7 @@ from .folding import fold_of
 from .hindrances import IN_A_CIRCLE, advice, hindrances
 from .model import BLOCKING, Plan
 from .names import check_id, typed
+from .refusals import flaw_of
 from .store import Store
 from .times import from_table, shown
 from .whystate import Answer, Reason, State, read_state
@@ -78,7 +79,7 @@ def explain_chunk(
     """The same within a transaction; `asked` are the consumers for whom a producer is asked."""
     state = read_state(store, store.read_plan(jobid), dataid, at)
     if state.plan.flaw:
-        return unregistered(state.plan, dataid, at)
+        return unregistered(store, state.plan, dataid, at)
 
     if at is None and (fold := fold_of(store, jobid, dataid)):
         text = f"{dataid!r} lies within what was folded: {fold}; no row tells of a single one"
@@ -99,10 +100,11 @@ def explain_chunk(
     )  # fmt: skip
 
 
-def unregistered(plan: Plan, dataid: str | None, at: datetime | None) -> Explanation:
-    reason = Reason(
-        "NOT_REGISTERED", plan.flaw, f"odf job add {typed(plan.jobid)} --in DATASET --out DATASET"
-    )
+def unregistered(
+    store: Store, plan: Plan, dataid: str | None, at: datetime | None
+) -> Explanation:  # fmt: skip
+    action = f"odf job add {typed(plan.jobid)} --in DATASET --out DATASET"
+    reason = Reason("NOT_REGISTERED", flaw_of(store, plan).rstrip("."), action)
     if plan.outputs:  # it reads what it writes
         reason = reason._replace(action=reason.action + " --replace")
     return Explanation(plan.jobid, dataid, at, False, [reason], [], [], {})

@@ -31,7 +31,7 @@ def explain_job(
     """What may be claimed next and how much of it; if nothing, what the first chunks wait for."""
     plan = store.read_plan(jobid)
     if plan.flaw:
-        return unregistered(plan, None, at)
+        return unregistered(store, plan, None, at)
     if plan.today:
         now = from_table(store, datetime.fromtimestamp(store.now()).astimezone())
         today = at.astimezone(now.tzinfo).strftime("%Y-%m-%d") if at and now else store.today()

@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..dataflow.config import PROJECT
-from ..dataflow.errors import DataflowError, WrongUse
-from ..dataflow.names import printable
+from ..dataflow.errors import DataflowError, Refused, WrongUse
+from ..dataflow.names import meant, printable
 
 FILE = PROJECT
 INSTALL = "Run: pip install 'opendataflow-dagster[pipelines]'"
@@ -39,12 +39,16 @@ class Project(NamedTuple):
     extra: Mapping[str, Any]
 
     def pipeline(self, slug: str) -> Pipeline:
-        """The pipeline called `slug`, or WrongUse with the names that there are."""
+        """The pipeline called `slug`, or Refused with the names that there are."""
         for each in self.pipelines:
             if each.slug == slug:
                 return each
         known = ", ".join(each.slug for each in self.pipelines)
-        raise WrongUse(f"There is no pipeline {slug!r} in {self.root / FILE}. It has: {known}")
+        like = meant(slug, [each.slug for each in self.pipelines])
+        raise Refused(
+            f"There is no pipeline {slug!r} in {self.root / FILE}. It has: {known}{like}",
+            code="NOT_REGISTERED",
+        )
 
     def transformation_file(self, slug: str, name: str) -> Path:
         return self.root / "pipelines" / slug / f"{name}.py"

@@ -9,11 +9,11 @@ from typing import Any
 
 from ..dataflow.chunk import ERROR, WARN
 from ..dataflow.errors import WrongUse
+from ..dataflow.names import meant
 from .chunkrules import FunctionRule, RowsRule, UniqueRule
 from .hashing import literal, quoted
 from .rules import RangeRule, RowRule, Rule, SqlRule, anyway, shown
 from .schemas import MOST_DIGITS
-from .suggest import meant
 
 __all__ = ["Rule", "rules_of"]
 

@@ -6,10 +6,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from ..dataflow.chunk import Checked, Chunk, reason_of, tidy
+from ..dataflow.names import meant
 from .evidence import Evidence
 from .samples import of_rows
 from .schemas import MOST_DIGITS
-from .suggest import meant
 from .troubles import in_a_line
 
 if TYPE_CHECKING:

@@ -56,6 +56,7 @@ where (cast(:which as text) is null or p.jobid = :which or o.datasetid = :which)
 -- Whether a name is a job's or a dataset's at all.
 select 1 from job where jobid = :which or datasetid = :which
 union all select 1 from dataset where datasetid = :which
+union all select 1 from datastatus where jobid = :which or datasetid = :which
 limit 1;
 
 -- name: flows

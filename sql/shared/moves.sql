@@ -20,6 +20,15 @@ select 1 from dataset where datasetid = :datasetid limit 1;
 -- Whether anything is known of a job: a registration or a run.
 select 1 from job where jobid = :jobid union all select 1 from datastatus where jobid = :jobid limit 1;
 
+-- name: job_names
+-- How the registered jobs are called.
+select distinct jobid from job where jobid is not null;
+
+-- name: dataset_names
+-- How datasets are called that are registered, or that jobs read or write.
+select datasetid from dataset where datasetid is not null
+union select datasetid from job where datasetid is not null;
+
 -- name: delete_run
 -- Forget a job's own rows of one chunk, unless it is being produced.
 delete from datastatus
