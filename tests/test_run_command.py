@@ -11,8 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from opendataflow_dagster.cli.runline import RunLine, parse
+from click.testing import CliRunner
+
+from opendataflow_dagster.cli.app import app
+from opendataflow_dagster.cli.runline import RunLine, execute, parse
 from opendataflow_dagster.dataflow.credentials import encrypt, for_dataset
+from opendataflow_dagster.dataflow.errors import WrongUse
 from opendataflow_dagster.dataflow.store import Store, open_store
 from tests.stores import check, close, expire, policy, put, register, sql, status
 
@@ -79,7 +83,7 @@ def test_a_run_from_end_to_end(odf: Run, store: Store) -> None:
     """COMPAT 14: the folder stays, arguments are exact, output passes through."""
     program = script('pwd; printf "<%s>" "$@" "$dataid"; echo to stderr >&2')
 
-    done = odf("run", program, "y z", "", "--all", "--", "-h", "$HOME", "a\nb")
+    done = odf("run", "--", program, "y z", "", "--all", "--", "-h", "$HOME", "a\nb")
 
     assert done.returncode == 0
     assert done.stdout == f"{os.getcwd()}\n<y z><><--all><--><-h><$HOME><a\nb><1.0>"
@@ -91,6 +95,29 @@ def test_a_run_from_end_to_end(odf: Run, store: Store) -> None:
         "1 rows updated to READY for loadbob and 1.0 1 IN file-local locks released",
     ]
     assert bobout(store) == "READY"
+
+
+def test_options_of_ours_after_the_script_are_refused(
+    url: str, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DATAFLOW_URL", url)
+    register(store, "loadbob", ["bobin"], ["bobout"])
+    put(store, "bobin", "1.0")
+    program = script('echo "$@" > said')
+    for words in ([program, "--all"], [program, "x", "--workers=4"], ["--all", program, "--strict"]):
+        line = parse(words)
+        assert line
+        with pytest.raises(WrongUse, match=r"after the script.*odf run -- \./loadbob\.sh"):
+            execute(line)
+        refused = CliRunner().invoke(app, ["run", *words], prog_name="odf")
+        assert (refused.exit_code, refused.stdout) == (2, "")
+        assert refused.stderr.count("\n") == 1
+    assert bobout(store) is None
+
+    for words in (["run", program, "x", "--", "--all"], ["run", "--", program, "--all"]):
+        sql(store, "delete from datastatus where jobid = 'loadbob'")
+        assert CliRunner().invoke(app, words, prog_name="odf").exit_code == 0
+        assert Path("said").read_text().split() == words[words.index(program) + 1 :]
 
 
 def test_exit_codes(odf: Run, store: Store) -> None:
@@ -392,6 +419,7 @@ def test_forcejob(odf: Run, store: Store) -> None:
         ),
         (["--job", "a", "--workers=4", "x"], RunLine("x", job="a", workers=4)),
         (["--config", "f", "--strict", "x"], RunLine("x", config="f", strict=True)),
+        (["--all", "--", "x", "--all"], RunLine("x", ("--all",), all_chunks=True, exact=True)),
     ],
 )
 def test_simple_command_lines_are_read_without_click(words: list[str], line: RunLine) -> None:
@@ -400,7 +428,7 @@ def test_simple_command_lines_are_read_without_click(words: list[str], line: Run
 
 @pytest.mark.parametrize(
     "words",
-    [[], ["--help"], ["--all"], ["--job"], ["--job", "a"], ["--all=1", "x"], ["--", "x"],
+    [[], ["--help"], ["--all"], ["--job"], ["--job", "a"], ["--all=1", "x"], ["--"],
      ["--workers", "0", "x"], ["--workers", "four", "x"], ["-x", "x"]],
 )  # fmt: skip
 def test_others_are_left_to_click(words: list[str]) -> None:

@@ -11,8 +11,22 @@ from .runline import IDLE, RunLine, execute, exit_code, narrator
 SCRIPT_LINE = {"allow_interspersed_args": False, "ignore_unknown_options": False}
 """Everything after the script belongs to the script."""
 
+EXACT = "opendataflow_dagster.exact"
+"""In the context: whether `--` stood before the script."""
 
-@click.command(context_settings=SCRIPT_LINE)
+
+class RunCommand(click.Command):
+    """A command that knows whether `--` stood before its script."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        words = list(args)
+        rest = super().parse_args(ctx, args)
+        script = len(words) - len(ctx.params["arguments"]) - 1
+        ctx.meta[EXACT] = words[script - 1 : script] == ["--"]
+        return rest
+
+
+@click.command(cls=RunCommand, context_settings=SCRIPT_LINE)
 @click.option("--job", metavar="ID", help="The job; else the script's name without its extension.")
 @click.option("--all", "all_chunks", is_flag=True, help="Run until nothing is left.")
 @click.option(
@@ -40,6 +54,9 @@ def run(
 ) -> None:  # fmt: skip
     """Claim the next chunk that is ready, run SCRIPT for it, and settle it.
 
+    Options stand before SCRIPT. An ARG that looks like one of them needs a `--` before it, or
+    before SCRIPT.
+
     The exit code is the script's, or 128+n if it died by signal n. With --spark, a function is
     called instead, of a module here or of a file (path/file.py:function): its frames are the chunks
     of the job's inputs, and what it returns is published. The job is called like the function.
@@ -50,8 +67,11 @@ def run(
             raise click.UsageError("Name a SCRIPT, or --spark MODULE:FUNCTION.")
         if batch is not None:
             raise click.UsageError("--batch is for --spark: a script makes one chunk.")
+        exact = ctx.meta[EXACT]
         ctx.exit(
-            execute(RunLine(script, arguments, job, all_chunks, workers, strict, config, wait))
+            execute(
+                RunLine(script, arguments, job, all_chunks, workers, strict, config, wait, exact)
+            )
         )
     if script is not None:
         raise click.UsageError(f"Give either --spark or the script {script!r}, not both.")

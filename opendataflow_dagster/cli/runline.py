@@ -8,7 +8,7 @@ from signal import SIGINT
 from typing import NamedTuple, TextIO
 
 from ..dataflow.errors import DataflowError, WrongUse, what_installs
-from ..dataflow.names import printable
+from ..dataflow.names import printable, typed
 from ..dataflow.opening import open_configured
 from ..dataflow.runjob import Outcome, Say, first_line, run_job
 from ..dataflow.store import Store
@@ -36,6 +36,14 @@ class RunLine(NamedTuple):
     strict: bool = False
     config: str | None = None
     wait: bool = False
+    exact: bool = False
+    """Whether `--` stood before the script: then every word after it is the script's."""
+
+
+OPTIONS = (
+    "--job", "--all", "--workers", "--wait", "--strict", "--config", "--spark", "--batch", "--help",
+)  # fmt: skip
+"""What `odf run` takes before the script. After it, it is a mistake more often than an argument."""
 
 
 def parse(words: list[str]) -> RunLine | None:
@@ -43,7 +51,11 @@ def parse(words: list[str]) -> RunLine | None:
     given: dict[str, str] = {}
     flags: set[str] = set()
     at = 0
-    while at < len(words) and words[at].startswith("-"):
+    exact = False
+    while at < len(words) and words[at].startswith("-") and not exact:
+        if words[at] == "--":
+            exact, at = True, at + 1
+            continue
         name, equals, value = words[at].partition("=")
         at += 1
         if name in ("--all", "--strict", "--wait") and not equals:
@@ -58,12 +70,13 @@ def parse(words: list[str]) -> RunLine | None:
         return None
     return RunLine(
         words[at], tuple(words[at + 1 :]), given.get("--job"), "--all" in flags, int(workers),
-        "--strict" in flags, given.get("--config"), "--wait" in flags,
+        "--strict" in flags, given.get("--config"), "--wait" in flags, exact,
     )  # fmt: skip
 
 
 def execute(line: RunLine) -> int:
     """Run, and return the exit code."""
+    _refuse_own_options(line)
     store = open_configured(line.config)
     jobid = line.job or job_of(line.script)
     many = line.all_chunks or line.workers > 1
@@ -80,6 +93,19 @@ def execute(line: RunLine) -> int:
     finally:
         store.close()
     return exit_code(outcome, strict=line.strict)
+
+
+def _refuse_own_options(line: RunLine) -> None:
+    """Refuse options of `odf run` that stand after the script, unless a `--` is before them."""
+    for word in line.arguments:
+        if word == "--" or line.exact:
+            return
+        name = word.partition("=")[0]
+        if name in OPTIONS:
+            raise WrongUse(
+                f"{name} stands after the script, so `odf run` would not see it. Write it before "
+                f"the script; if it is the script's: odf run -- {typed(line.script)} …"
+            )
 
 
 def narration(store: Store, jobid: str, many: bool) -> tuple["Progress | None", Say]:
