@@ -71,6 +71,22 @@ def test_the_file_of_the_working_folder_beats_the_default(folder: Path) -> None:
     assert found.get("spark.home", "/opt") == "/opt"
 
 
+@pytest.mark.parametrize(
+    ("key", "like"),
+    [("urll", "'url'"), ("User", "'user'"), ("time.zone", "'timezone'"), ("spark_master", ""),
+     ("sparc.master", "'spark.…'"), ("driver", "")],
+)  # fmt: skip
+def test_an_unknown_key_of_the_file_is_refused(folder: Path, key: str, like: str) -> None:
+    properties(folder, f"url=sqlite:///a.db\n{key}=secret\n")
+    with pytest.raises(WrongUse) as refused:
+        load_settings(environ={})
+    text = str(refused.value)
+    assert f"has an unknown key {key!r}" in text
+    assert (f"Did you mean {like}?" in text) if like else "Did you mean" not in text
+    assert "url, user, schema, encrypted, timezone" in text
+    assert "secret" not in text
+
+
 def test_the_environment_beats_the_file_key_by_key(folder: Path) -> None:
     path = properties(folder, "url=postgresql://one/db\nuser=etl\nspark.master=local\n")
     found = load_settings(
@@ -196,7 +212,7 @@ def test_credentials_go_with_the_url_that_they_were_written_beside(
 
 
 def test_settings_show_no_password(folder: Path) -> None:
-    properties(folder, "url=postgresql://u:hunter2@h/db\npassword=hunter2\nencrypted=hunter2\n")
+    properties(folder, "url=postgresql://u:hunter2@h/db\nencrypted=hunter2\n")
     found = load_settings(environ={})
     assert "hunter2" in found.url
     assert "hunter2" not in f"{found!r} {found}"

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-
 from click.testing import CliRunner
 
 from opendataflow_dagster.cli.app import app
@@ -104,7 +103,11 @@ def test_options_of_ours_after_the_script_are_refused(
     register(store, "loadbob", ["bobin"], ["bobout"])
     put(store, "bobin", "1.0")
     program = script('echo "$@" > said')
-    for words in ([program, "--all"], [program, "x", "--workers=4"], ["--all", program, "--strict"]):
+    for words in (
+        [program, "--all"],
+        [program, "x", "--workers=4"],
+        ["--all", program, "--strict"],
+    ):
         line = parse(words)
         assert line
         with pytest.raises(WrongUse, match=r"after the script.*odf run -- \./loadbob\.sh"):

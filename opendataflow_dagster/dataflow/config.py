@@ -12,6 +12,10 @@ PROJECT = "project.yml"
 FOLDER = ".dataflow"
 DEFAULT_URL = f"sqlite:///{FOLDER}/dataflow.db"
 DEFAULT_SCHEMA = "dataflow"
+KEYS = ("url", "user", "schema", "encrypted", "timezone")
+SPARK = "spark."
+"""How the other keys of a properties file begin."""
+
 BUILT_IN = "built-in default"
 ENVIRONMENT = "environment"
 
@@ -52,6 +56,9 @@ def load_settings(
     home = _project_around() if home is None else os.fspath(home)
     file, text = _find_file(path, environ, home)
     in_file = parse_properties(text) if file else {}
+    for key in in_file:
+        if key not in KEYS and not key.startswith(SPARK):
+            raise _unknown(key, file or "")
     in_env = {
         name.removeprefix("DATAFLOW_").lower(): value
         for name, value in environ.items()
@@ -108,6 +115,19 @@ def redact(url: str) -> str:
 
 def _flat(key: str) -> str:
     return key.replace(".", "_").replace("-", "_").lower()
+
+
+def _unknown(key: str, file: str) -> WrongUse:
+    from .names import meant, printable
+
+    like = meant(key, KEYS)
+    head, dot, _ = key.partition(".")
+    if not like and dot:
+        like = meant(f"{head}.", [f"{SPARK}…"])
+    return WrongUse(
+        f"{file} has an unknown key {printable(key)[:40]!r}{like or '.'} "
+        f"Its keys are {', '.join(KEYS)}, and those that begin with {SPARK}. Correct that line."
+    )
 
 
 def _project_around() -> str:
