@@ -309,7 +309,22 @@ def test_recover(odf: Odf, store: Store) -> None:
     assert status(store, "b", "2", "load") == "RESUBMIT"
 
 
+def test_a_dataset_that_nobody_knows_is_new_only_if_that_is_said(odf: Odf, store: Store) -> None:
+    odf("job", "add", "loadbob", "--in", "bobin", "--out", "bobout")
+    for name in ("bobbin", "loadbob"):
+        for plan in ([], ["--plan"]):
+            told = odf("ready", name, "1", *plan, code=4).stderr
+            assert ("Did you mean 'bobin'?" in told) == (name == "bobbin")
+            assert f"odf ready --new {name} DATAID" in told
+    assert sql(store, "select * from datastatus") == []
+    odf("ready", "bobin", "1")  # a job reads it
+    odf("ready", "--new", "bobbin", "1")
+    odf("ready", "bobbin", "2")  # it has chunks
+    odf("dataset", "add", "other")
+    odf("ready", "other", "1")
+
+
 def test_the_note_about_a_dataset_that_is_not_registered(odf: Odf) -> None:
-    assert "odf dataset add a" in odf("ready", "a", "1").stderr
+    assert "odf dataset add a" in odf("ready", "--new", "a", "1").stderr
     odf("dataset", "add", "a")
     assert "dataset add" not in odf("ready", "a", "2").stderr

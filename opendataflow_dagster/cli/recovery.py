@@ -23,6 +23,7 @@ _strict = click.option("--strict", is_flag=True, help="Exit with 3 when there wa
 @click.command()
 @click.argument("datasetid")
 @click.argument("dataids", nargs=-1, required=True, metavar="DATAID...")
+@click.option("--new", is_flag=True, help="The dataset may be one that nothing is known of.")
 @_reason
 @_plan
 @_strict
@@ -32,6 +33,7 @@ def ready(
     ctx: click.Context,
     datasetid: str,
     dataids: tuple[str, ...],
+    new: bool,
     reason: str | None,
     plan: bool,
     strict: bool,
@@ -39,11 +41,14 @@ def ready(
 ) -> None:
     """Mark chunks of a dataset as produced outside, so that the jobs that read them may run.
 
+    A dataset that isn't registered, that no job reads or writes and that has no chunks is refused
+    without --new: its name may be misspelled.
+
     \b
     Example: odf ready bobin 2026-03-01 2026-03-02
     """
     store = store_of(ctx)
-    moved = moves.ready(store, datasetid, dataids, plan=plan, why=reason)
+    moved = moves.ready(store, datasetid, dataids, new=new, plan=plan, why=reason)
     if not moves.is_registered(store, datasetid):
         click.echo(
             f"Note: dataset {datasetid!r} isn't registered, so jobs get no variables of it. "

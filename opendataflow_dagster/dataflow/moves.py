@@ -21,7 +21,7 @@ from .model import (
     Recovered,
     read_status,
 )
-from .names import check_id, natural_key
+from .names import check_id, natural_key, typed
 from .outputs import (
     Move,
     Moved,
@@ -43,6 +43,7 @@ from .refusals import (
     refuse_running,
     refuse_unknown,
     refuse_unknown_job,
+    unknown_dataset,
 )
 from .store import DELAY_OVER, Store
 
@@ -196,11 +197,15 @@ def ready(
     datasetid: str,
     dataids: Sequence[str],
     *,
+    new: bool = True,
     plan: bool = False,
     who: str | None = None,
     why: str | None = None,
 ) -> Moved:
-    """Mark chunks of a dataset as produced outside: who reads them may run."""
+    """Mark chunks of a dataset as produced outside: who reads them may run.
+
+    Without `new`, a dataset that nothing is known of is refused.
+    """
     check_id("datasetid", datasetid)
     if datasetid == "today":
         raise WrongUse(
@@ -211,6 +216,11 @@ def ready(
         raise WrongUse(f"Which chunks of {datasetid!r} are ready? Name them.")
 
     def work() -> Moved:
+        if not new and not store.db.run("moves.is_dataset", datasetid=datasetid):
+            raise unknown_dataset(
+                store, datasetid,
+                f"If it is a new one, run: odf ready --new {typed(datasetid)} DATAID",
+            )  # fmt: skip
         rows = produced(store, datasetid, asked)
         refuse_running(store, rows)
         refuse_held(rows)
@@ -219,8 +229,10 @@ def ready(
         for jobid in writers(store, datasetid):
             refuse_folded(store, jobid, [each for each in asked if each not in there])
         moves = to(READY, [row for row in rows if row.dataid not in made], "ready")
-        new = [Move(EXTERNAL, datasetid, each, None, READY) for each in asked if each not in there]
-        return carry_out(store, moves, new=new, asked=asked, plan=plan)
+        first = [
+            Move(EXTERNAL, datasetid, each, None, READY) for each in asked if each not in there
+        ]
+        return carry_out(store, moves, new=first, asked=asked, plan=plan)
 
     return through(store, work, who, why or "odf ready")
 

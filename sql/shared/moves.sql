@@ -16,6 +16,13 @@ where itemtype in ('IN', 'OUT') and jobid is not null and datasetid is not null;
 -- Whether a dataset is registered.
 select 1 from dataset where datasetid = :datasetid limit 1;
 
+-- name: is_dataset
+-- Whether a dataset is registered, is read or written by a job, or has chunks.
+select 1 from dataset where datasetid = :datasetid
+union all select 1 from job where datasetid = :datasetid
+union all select 1 from datastatus where datasetid = :datasetid
+limit 1;
+
 -- name: is_known
 -- Whether anything is known of a job: a registration or a run.
 select 1 from job where jobid = :jobid union all select 1 from datastatus where jobid = :jobid limit 1;
