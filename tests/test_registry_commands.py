@@ -324,6 +324,43 @@ def test_a_dataset_that_nobody_knows_is_new_only_if_that_is_said(odf: Odf, store
     odf("ready", "other", "1")
 
 
+def test_a_job_is_removed_and_its_chunks_stay(odf: Odf, store: Store) -> None:
+    odf("dataset", "add", "bobin", "--host", "db1")
+    odf("job", "add", "loadbob", "--in", "bobin", "--out", "bobout", "--env", "A=1")
+    odf("job", "add", "sumbob", "--in", "bobout", "--out", "sums")
+    odf("policy", "loadbob", "concurrency=2")
+    odf("ready", "bobin", "1", "2", "3")
+    [claim] = take(store, "loadbob")
+    refused = odf("job", "remove", "loadbob", code=4).stderr
+    assert "is running on 1 chunk" in refused
+    store.finish(claim)
+
+    planned = odf("job", "remove", "loadbob", "--plan", "--json")
+    assert [(row["what"], row["rows"]) for row in objects(planned)] == [
+        ("items of the job", 3), ("dials", 1), ("chunks that may be claimed", 2),
+        ("chunks of 'bobout' that are READY", 1), ("chunks of 'sumbob' that may be claimed", 1),
+    ]  # fmt: skip
+    assert "nobody claims them any more" in odf("job", "remove", "loadbob", "--plan").stdout
+    assert "loadbob" in odf("job", "list").stdout
+
+    assert "odf job remove loadbob" in odf("dataset", "remove", "bobin", code=4).stderr
+    assert "Job 'loadbob' is removed" in odf("job", "remove", "loadbob").stderr
+    assert "loadbob" not in odf("job", "list").stdout
+    assert status(store, "bobout", "1", "loadbob") == "READY"
+    assert sql(store, "select jobid from pending") == [("sumbob",)]
+    assert sql(store, "select * from jobpolicy") == []
+
+    [row, chunks] = objects(odf("dataset", "remove", "bobin", "--plan", "--json"))
+    assert (row["rows"], chunks["what"], chunks["rows"]) == (
+        1, "chunks of 'bobin' that are READY", 3,
+    )  # fmt: skip
+    assert "Dataset 'bobin' is removed" in odf("dataset", "remove", "bobin").stderr
+    assert sql(store, "select * from dataset") == []
+    assert status(store, "bobin", "3", "external") == "READY"
+    odf("dataset", "remove", "bobin", code=4)
+    assert "Did you mean 'sumbob'" in odf("job", "remove", "sumbobb", code=4).stderr
+
+
 def test_the_note_about_a_dataset_that_is_not_registered(odf: Odf) -> None:
     assert "odf dataset add a" in odf("ready", "--new", "a", "1").stderr
     odf("dataset", "add", "a")

@@ -20,6 +20,8 @@ from .output import (
 )  # fmt: skip
 from .progress import fill_queues
 
+_plan = click.option("--plan", is_flag=True, help="Say what would go, and change nothing.")
+
 
 @click.group()
 def dataset() -> None:
@@ -70,6 +72,23 @@ def dataset_add(ctx: click.Context, datasetid: str, password: bool, **columns: s
     secret = _password(datasetid) if password else None
     new = registry.add_dataset(store_of(ctx), datasetid, password=secret, **columns)
     click.echo(f"Dataset {datasetid!r} is {'registered' if new else 'changed'}.", err=True)
+
+
+@dataset.command("remove")
+@click.argument("datasetid")
+@_plan
+@as_json
+@click.pass_context
+def dataset_remove(ctx: click.Context, datasetid: str, plan: bool, as_json: bool) -> None:
+    """Forget where a dataset is and its password; its data, chunks and history stay.
+
+    One that a job reads or writes is refused.
+
+    \b
+    Example: odf dataset remove bobout --plan
+    """
+    found = registry.remove_dataset(store_of(ctx), datasetid, plan=plan)
+    _show_removal(f"Dataset {datasetid!r}", found, plan, as_json)
 
 
 @dataset.command("list")
@@ -129,6 +148,23 @@ def job_add(
         f"Next: `odf run --job {typed(jobid)} SCRIPT`, `odf why {typed(jobid)}`.",
         err=True,
     )
+
+
+@job.command("remove")
+@click.argument("jobid")
+@_plan
+@as_json
+@click.pass_context
+def job_remove(ctx: click.Context, jobid: str, plan: bool, as_json: bool) -> None:
+    """Forget what a job reads, writes and sets, and its dials; its chunks and history stay.
+
+    A job that is running is refused.
+
+    \b
+    Example: odf job remove loadbob --plan
+    """
+    found = registry.remove_job(store_of(ctx), jobid, plan=plan)
+    _show_removal(f"Job {jobid!r}", found, plan, as_json)
 
 
 @job.command("list")
@@ -274,6 +310,14 @@ def split(
         f"{len(done.chunks) - len(rows)} of these {len(done.chunks)} were there already.",
         err=True,
     )
+
+
+def _show_removal(
+    what: str, found: list[registry.Removal], plan: bool, as_json: bool
+) -> None:  # fmt: skip
+    if plan or as_json:
+        show([row._asdict() for row in found], as_json=as_json)
+    click.echo(f"{what} {'would be' if plan else 'is'} removed.", err=True)
 
 
 def _password(datasetid: str) -> str:

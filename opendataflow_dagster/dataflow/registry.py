@@ -15,7 +15,7 @@ from .moves import EXTERNAL, is_registered
 from .names import check_id, check_text, check_variable, typed
 from .outputs import person
 from .passkey import find_passkey
-from .refusals import refuse_flawed
+from .refusals import refuse_flawed, unknown_dataset
 from .store import LEASE, MAX_LOSSES, Store
 from .times import from_table, parse_duration, parse_time, to_table
 
@@ -58,6 +58,14 @@ class Added(NamedTuple):
 
     rows: int
     notes: list[str]
+
+
+class Removal(NamedTuple):
+    """What a removal does to so many rows or chunks."""
+
+    what: str
+    rows: int
+    effect: str
 
 
 def add_dataset(
@@ -196,6 +204,79 @@ def add_job(
         return Added(len(new), notes)
 
     return store.db.insist(work)[0]
+
+
+def remove_job(store: Store, jobid: str, *, plan: bool = False) -> list[Removal]:
+    """Forget a job and its dials, and tell what that does; its chunks and their history stay."""
+    check_id("jobid", jobid)
+
+    def work() -> list[Removal]:
+        db = store.db
+        with db.transaction(who=person()):
+            db.run("registry.lock_jobs")
+            items = len(db.run("registry.items", jobid=jobid))
+            if not items:
+                refuse_flawed(store, Plan(jobid, (), (), (), (), False))
+            _refuse_live(store, jobid)
+            [(claimable,)] = db.run("why.claimable", jobid=jobid)
+            found = [
+                Removal("items of the job", items, "go"),
+                Removal("dials", len(db.records("registry.policy", jobid=jobid)), "go"),
+                Removal("chunks that may be claimed", claimable, "nobody claims them any more"),
+                *_chunks(store, jobid=jobid),
+                *(
+                    Removal(
+                        f"chunks of {reader!r} that may be claimed",
+                        chunks,
+                        f"stay so; {reader!r} gets no new ones from {jobid!r}",
+                    )
+                    for reader, chunks in db.run("registry.readers", jobid=jobid)
+                ),
+            ]
+            if not plan:
+                db.change("registry.remove_job", jobid=jobid)
+                db.change("registry.remove_policy", jobid=jobid)
+        store._plans.pop(jobid, None)
+        return found
+
+    return store.db.insist(work)[0]
+
+
+def remove_dataset(store: Store, datasetid: str, *, plan: bool = False) -> list[Removal]:
+    """Forget where a dataset is, unless a job uses it; its chunks and data stay."""
+    check_id("datasetid", datasetid)
+
+    def work() -> list[Removal]:
+        db = store.db
+        with db.transaction(who=person()):
+            db.run("registry.lock_datasets")
+            if not is_registered(store, datasetid):
+                raise unknown_dataset(store, datasetid, "See `odf dataset list`.")
+            users = [jobid for (jobid,) in db.run("registry.users", datasetid=datasetid)]
+            if users:
+                raise Refused(
+                    f"Dataset {datasetid!r} is read or written by {', '.join(map(repr, users[:5]))}"
+                    f"{' and others' if len(users) > 5 else ''}. "
+                    f"First run: odf job remove {typed(users[0])}",
+                    code="IN_USE",
+                )
+            found = [
+                Removal("registration with its password", 1, "goes"),
+                *_chunks(store, datasetid=datasetid),
+            ]
+            if not plan:
+                db.change("registry.remove_dataset", datasetid=datasetid)
+        return found
+
+    return store.db.insist(work)[0]
+
+
+def _chunks(store: Store, *, jobid: str | None = None, datasetid: str = "") -> list[Removal]:
+    rows = store.db.run("registry.chunks", jobid=jobid, datasetid=datasetid)
+    return [
+        Removal(f"chunks of {dataset!r} that are {word}", chunks, "stay, with data and history")
+        for dataset, word, chunks in rows
+    ]
 
 
 def jobs(store: Store, jobid: str | None = None) -> list[dict[str, Any]]:

@@ -63,6 +63,32 @@ delete from job where jobid = :jobid;
 -- Forget what a job sets.
 delete from job where jobid = :jobid and itemtype not in ('IN', 'OUT');
 
+-- name: remove_policy
+-- Forget a job's dials.
+delete from jobpolicy where jobid = :jobid;
+
+-- name: remove_dataset
+-- Forget where a dataset is.
+delete from dataset where datasetid = :datasetid;
+
+-- name: users
+-- The jobs that read or write a dataset.
+select distinct jobid from job where datasetid = :datasetid and jobid is not null order by jobid;
+
+-- name: readers
+-- The jobs that read what a job writes, and how many chunks of each may be claimed.
+select i.jobid, (select count(*) from pending p where p.jobid = i.jobid)
+from (select distinct r.jobid from job r join job w on w.datasetid = r.datasetid
+      where r.itemtype = 'IN' and w.itemtype = 'OUT' and w.jobid = :jobid and r.jobid <> :jobid) i
+order by i.jobid;
+
+-- name: chunks
+-- How many chunks a job has made, or a dataset has, of each status.
+select datasetid, status, count(*) from datastatus
+where locktype = 'OUT'
+  and (jobid = cast(:jobid as text) or (cast(:jobid as text) is null and datasetid = :datasetid))
+group by datasetid, status order by datasetid, status;
+
 -- name: live_claims
 -- How many chunks of a job are held, and by whom for one.
 select count(*), min(owner) from claim where jobid = :jobid and owner is not null;
