@@ -36,7 +36,7 @@ def test_all_is_well_after_init(store: Store, url: str) -> None:
     assert set(found) >= {
         "python", "java", "configuration", "database", "tables", "triggers", "clock", "permissions",
         "log",
-        "queue", "leases", "passkey", "passwords",
+        "queue", "leases", "jobs", "passkey", "passwords",
     }  # fmt: skip
     assert store.db.execute("select count(*) from datastatus", {})[0] == [(0,)], (
         "the probe is taken back"
@@ -134,6 +134,21 @@ def test_a_claim_that_ran_out(store: Store, url: str) -> None:
     )
     found = doctor(url)[1]["leases"]
     assert (found["result"], found["action"]) == ("warn", "odf recover")
+
+
+def test_a_circle_of_jobs_is_told(store: Store, url: str) -> None:
+    assert doctor(url)[1]["jobs"]["result"] == "ok"
+    store.db.execute(
+        "insert into job (jobid, itemtype, datasetid) values ('one', 'IN', 'today'), "
+        "('one', 'IN', 'a'), ('one', 'OUT', 'b'), ('two', 'IN', 'b'), ('two', 'OUT', 'a'), "
+        "('alone', 'IN', 'b'), ('alone', 'OUT', 'c')",
+        {},
+    )
+    found = doctor(url)[1]["jobs"]
+    assert (found["result"], found["action"]) == ("warn", "odf job list")
+    names = found["detail"].partition(": ")[2].split(" → ")
+    assert names[0] == names[-1]
+    assert "one → b → two → a → one" in " → ".join([*names, *names[1:]])
 
 
 def test_passwords_that_the_passkey_does_not_decrypt_are_named(store: Store, url: str) -> None:

@@ -95,6 +95,12 @@ def test_nobody_waits_for_what_is_made_from_his_own_output(tmp_path: Path) -> No
     }  # fmt: skip
 
 
+def test_a_project_may_turn_its_pipelines_round(store: Store, tmp_path: Path) -> None:
+    register(store, project(tmp_path, "a: x > a_out", "b: a_out > b_out"))
+    register(store, project(tmp_path, "a: b_out > a_out", "b: x > b_out"))
+    assert store.read_plan("a").inputs == ("b_out",)
+
+
 def test_of_two_that_write_one_dataset_both_are_known_as_rivals(tmp_path: Path) -> None:
     found = plans_of(project(tmp_path, "a: x > out", "b: y > out", "c: out"))
 

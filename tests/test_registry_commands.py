@@ -361,6 +361,25 @@ def test_a_job_is_removed_and_its_chunks_stay(odf: Odf, store: Store) -> None:
     assert "Did you mean 'sumbob'" in odf("job", "remove", "sumbobb", code=4).stderr
 
 
+def test_a_circle_of_jobs_is_refused(odf: Odf, store: Store) -> None:
+    odf("job", "add", "one", "--in", "a", "--in", "other", "--out", "b")
+    odf("job", "add", "side", "--in", "b", "--out", "d")
+    odf("job", "add", "two", "--in", "b", "--out", "c")
+    before = sql(store, "select jobid, itemtype, datasetid from job")
+    for words in (["three", "--in", "c", "--out", "a"], ["one", "--in", "c"]):
+        told = odf("job", "add", *words, code=2).stderr
+        circle = ["three → a → one → b → two → c → three", "one → b → two → c → one"]
+        assert circle[words[0] == "one"] in told
+    assert sql(store, "select jobid, itemtype, datasetid from job") == before
+    odf("job", "add", "three", "--in", "c", "--in", "today", "--out", "e")
+
+    sql(store, "insert into job (jobid, itemtype, datasetid) values ('three', 'OUT', 'a')")
+    odf("job", "add", "two", "--env", "A=1")  # that adds no link
+    odf("job", "add", "two", "--in", "a", "--out", "c", code=2)
+    odf("job", "add", "three", "--in", "c", "--out", "e", "--replace")
+    odf("job", "add", "two", "--in", "a", "--out", "c")
+
+
 def test_the_note_about_a_dataset_that_is_not_registered(odf: Odf) -> None:
     assert "odf dataset add a" in odf("ready", "--new", "a", "1").stderr
     odf("dataset", "add", "a")

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from .errors import CredentialError, DataflowError
 from .history import unread
+from .names import printable
 from .store import Store
 from .upgrade import missing_tables, missing_triggers, triggers
 from .versions import Versions
@@ -51,6 +52,7 @@ def _examine(store: Store, environ: Mapping[str, str], deep: bool) -> Iterator[C
     for name, look in (
         ("triggers", _triggers), ("clock", _clock), ("permissions", _permissions), ("log", _log),
         ("queue", lambda store: _queue(store, deep)), ("leases", _leases),
+        ("jobs", _jobs),
     ):  # fmt: skip
         yield _tried(name, store, lambda look=look: look(store))
     yield _tried("passwords", store, lambda: _passwords(store, environ))
@@ -233,6 +235,17 @@ def _leases(store: Store) -> Check:
         first = f"{late[0]['jobid']} {late[0]['dataid']} of {late[0]['owner']}"
         return Check("leases", "warn", f"{len(late)} claims ran out: {first}", "odf recover")
     return Check("leases", "ok", "no claim has run out")
+
+
+def _jobs(store: Store) -> Check:
+    from .registry import circle_of_jobs
+
+    links = store.db.run("moves.edges")
+    if circle := circle_of_jobs(links):
+        detail = f"these wait for one another and never run: {printable(circle)}"
+        return Check("jobs", "warn", detail, "odf job list")
+    jobs = len({jobid for jobid, _, _ in links})
+    return Check("jobs", "ok", f"{jobs} are registered, and none waits for its own output")
 
 
 def _passwords(store: Store, environ: Mapping[str, str]) -> Check:

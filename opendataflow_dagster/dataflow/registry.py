@@ -1,8 +1,9 @@
 """What is registered: datasets, the jobs that read and write them, and each job's dials."""
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from datetime import UTC, datetime
+from graphlib import CycleError, TopologicalSorter
 from typing import Any, NamedTuple
 
 from .config import redact
@@ -148,10 +149,12 @@ def add_job(
     environment: Mapping[str, str] | None = None,
     *,
     replace: bool = False,
+    beside: Iterable[Plan] = (),
 ) -> Added:
     """Register a job, or add to it; with `replace`, it has these items and no others from now on.
 
-    A variable that the job sets already gets the new value.
+    A variable that the job sets already gets the new value. `beside` are jobs that are registered
+    together with it: what their rows still say doesn't count.
     """
     environment = environment or {}
     wanted = _items(jobid, inputs, outputs, environment)
@@ -168,7 +171,10 @@ def add_job(
                 if kind in ("IN", "OUT") and datasetid
             }
             new_links = {(kind, datasetid) for kind, datasetid, _ in wanted if datasetid}
-            _check_links(jobid, new_links if replace else links | new_links)
+            wanted_links = new_links if replace else links | new_links
+            _check_links(jobid, wanted_links)
+            if new_links - links:
+                _refuse_circle(store, jobid, wanted_links, beside)
             if replace and (links != new_links or len(rows) != len(there)):
                 if links - new_links:
                     _refuse_live(store, jobid)
@@ -353,6 +359,51 @@ def _check_links(jobid: str, links: set[tuple[str, str]]) -> None:
             f"Job {jobid!r} would both read and write {both!r}, and so run on its own result for "
             "ever. Give what it writes another dataset's id."
         )
+
+
+def circle_of_jobs(links: Iterable[tuple[str, str, str]]) -> str:
+    """A circle of jobs and datasets in rows of (job, IN or OUT, dataset), as a line; or nothing."""
+    before: dict[tuple[str, str], set[tuple[str, str]]] = {}
+    for jobid, kind, datasetid in links:
+        job, dataset = ("job", jobid), ("dataset", datasetid)
+        first, then = (dataset, job) if kind == "IN" else (job, dataset)
+        before.setdefault(then, set()).add(first)
+    try:
+        TopologicalSorter(before).prepare()
+    except CycleError as error:
+        return " → ".join(name for _, name in error.args[1])
+    return ""
+
+
+def _refuse_circle(
+    store: Store, jobid: str, links: Collection[tuple[str, str]], beside: Iterable[Plan]
+) -> None:
+    """Refuse links by which a job would wait for what other jobs make of its own output."""
+    others = {plan.jobid: plan for plan in beside if plan.jobid != jobid}
+    edges = [
+        *(edge for edge in store.db.run("moves.edges") if edge[0] not in (jobid, *others)),
+        *((plan.jobid, "IN", each) for plan in others.values() for each in plan.inputs),
+        *((plan.jobid, "OUT", each) for plan in others.values() for each in plan.outputs),
+    ]
+    writes: dict[str, list[str]] = {}
+    readers: dict[str, list[str]] = {}
+    for other, kind, datasetid in edges:
+        if kind == "IN":
+            readers.setdefault(datasetid, []).append(other)
+        else:
+            writes.setdefault(other, []).append(datasetid)
+    paths = [[jobid, datasetid] for kind, datasetid in sorted(links) if kind == "OUT"]
+    seen = {path[-1] for path in paths}
+    for path in paths:  # it grows meanwhile: the shortest circle is found first
+        if ("IN", path[-1]) in links:
+            raise WrongUse(
+                f"Job {jobid!r} would wait for what is made of its own output: "
+                f"{' → '.join([*path, jobid])}. Let one of these jobs write another dataset."
+            )
+        for other in readers.get(path[-1], ()):
+            for datasetid in set(writes.get(other, ())) - seen:
+                seen.add(datasetid)
+                paths.append([*path, other, datasetid])
 
 
 def _refuse_live(store: Store, jobid: str) -> None:

@@ -196,7 +196,7 @@ def register(store: Store, project: Project, slug: str | None = None) -> dict[st
     plans = plans_of(project, known_of(store, own))
     for each in wanted:
         if not each.trouble:
-            _register(store, project, plans[each.slug])
+            _register(store, project, plans[each.slug], plans)
     return {each.slug: plans[each.slug] for each in project.pipelines if not each.trouble}
 
 
@@ -212,7 +212,9 @@ def is_placed(columns: Mapping[str, str | None]) -> bool:
     return any(columns.get(name) for name in ("hostname", "database", "tablename"))
 
 
-def _register(store: Store, project: Project, plan: Plan) -> None:
+def _register(
+    store: Store, project: Project, plan: Plan, plans: Mapping[str, Plan]
+) -> None:  # fmt: skip
     there, _ = store.db.insist(lambda: store.read_plan(plan.jobid))
     items = dict(there.environment)
     marked = items.get(MARK)
@@ -222,8 +224,9 @@ def _register(store: Store, project: Project, plan: Plan) -> None:
     if (there.inputs or there.outputs) and not same and marked != project.name:
         raise _another(project, there, marked)
     add_job(
-        store, plan.jobid, plan.inputs, plan.outputs, items | {MARK: project.name}, replace=True
-    )
+        store, plan.jobid, plan.inputs, plan.outputs, items | {MARK: project.name}, replace=True,
+        beside=plans.values(),
+    )  # fmt: skip
 
 
 def _another(project: Project, there: Plan, marked: str | None) -> Refused:
