@@ -18,6 +18,7 @@ from opendataflow_dagster.dataflow.config import (
     replace_property,
 )
 from opendataflow_dagster.dataflow.errors import DataflowError, WrongUse
+from opendataflow_dagster.dataflow.store import open_store
 
 
 @pytest.fixture(autouse=True)
@@ -216,6 +217,30 @@ def test_settings_show_no_password(folder: Path) -> None:
     found = load_settings(environ={})
     assert "hunter2" in found.url
     assert "hunter2" not in f"{found!r} {found}"
+
+
+@pytest.mark.parametrize(
+    "rest",
+    ["u:hun@hunter2@localhost:1/db", "u:hun/hunter2@localhost:1/db", "u:hun#hunter2@localhost:1",
+     "u:@hunter2@localhost:1/db", "u:hunter2@x@[localhost/db", "u:hunter2%x@localhost:1/db",
+     "u:hun?hunter2@localhost:1", "localhost:1/db?password=hunter2%x", "u:hunter2%00@localhost:1"],
+)  # fmt: skip
+def test_a_password_that_libpq_would_read_otherwise_is_shown_nowhere(rest: str) -> None:
+    for url in (f"postgresql://{rest}", f"jdbc:postgresql://{rest}"):
+        with pytest.raises(DataflowError) as refused:
+            open_store(load_settings(environ={"DATAFLOW_URL": url}).url).db.connect()
+        assert "hunter2" not in str(refused.value)
+        assert "%40" in str(refused.value) or url.startswith("jdbc")
+
+
+@pytest.mark.parametrize(
+    "rest",
+    ["u:a%40b@h:5433/db", "h:5433/db?user=me@corp", "a:1,b:2/db?user=me@corp", "u@h/db",
+     "[::1]:5433/db?user=me@corp", "/db", "h/db?password=a%26b", "u:a:b@h/db"],
+)  # fmt: skip
+def test_urls_that_libpq_reads_as_they_are_meant_are_kept(rest: str) -> None:
+    db = open_store(f"postgresql://{rest}").db
+    assert db.url == f"postgresql://{rest}"  # type: ignore[attr-defined]
 
 
 # --- urls ---

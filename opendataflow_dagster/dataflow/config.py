@@ -113,6 +113,22 @@ def redact(url: str) -> str:
     return re.sub(r"(?s)(://[^:@/]*:).*@", r"\1***@", url)
 
 
+def check_postgres_url(url: str) -> None:
+    """Refuse a URL of which libpq would take a part of the password for a host, and show it."""
+    rest = url.partition("://")[2]
+    found = re.match(r"(?s)[^:/@?#\[]*:(.*)@", rest)
+    password = found[1] if found else ""
+    is_port = re.match(r"\d*[/?,]", password)  # then the @ is one of the parameters'
+    encoded = not re.search(r"%(?![0-9A-Fa-f]{2})|%00", rest)
+    if encoded and (is_port or not re.search(r"[@/?#]", password)):
+        return
+    raise WrongUse(
+        f"The url {redact(url)} has a letter in its password that stands for something else there. "
+        "Write @ as %40, / as %2F, ? as %3F, # as %23 and % as %25, or leave the password out and "
+        "set `encrypted`: see odf encrypt --help"
+    )
+
+
 def _flat(key: str) -> str:
     return key.replace(".", "_").replace("-", "_").lower()
 
@@ -226,6 +242,7 @@ def _from_jdbc(rest: str) -> tuple[str, str | None]:
     from urllib.parse import parse_qsl, quote, unquote_plus
 
     address, _, query = rest.partition("?")
+    check_postgres_url(f"postgresql:{address}")
     hosts, _, database = address[2:].partition("/") if address[:2] == "//" else ("", "", address)
     # The Java driver goes to localhost where libpq would look for a Unix socket.
     hosts = ",".join(

@@ -12,7 +12,7 @@ from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict
 
 from . import sqlfiles
-from .config import redact
+from .config import check_postgres_url, redact
 from .database import Database
 from .errors import NoDatabase
 from .model import Claim, Fact, Failure
@@ -92,6 +92,7 @@ class PostgresDatabase(Database):
     def __init__(
         self, url: str, schema: str, *, user: str | None = None, password: str | None = None
     ) -> None:
+        check_postgres_url(url)
         super().__init__()
         self.url, self.schema = url, schema
         self.where = f"schema {schema!r} of {redact(url)}"
