@@ -281,6 +281,10 @@ def without_later_columns(store: Store) -> None:
     sql(store, "drop index chunkfact_replacing")
     sql(store, "alter table chunkfact drop column replaces")
     sql(store, "alter table dataset drop column options")
+    sql(store, "alter table jobpolicy drop column fold_after")
+    sql(store, "drop index if exists streamitem_by_age")
+    for table in ("streamfold", "csvfile", "csvpart"):
+        sql(store, f"drop table {table}")
     if store.db.dialect == "sqlite":
         sql(store, "drop view rebuild")
         sql(store, "drop table fill")

@@ -354,6 +354,7 @@ def test_a_paused_job_says_so_first(line: Store) -> None:
 
 def test_a_queue_that_lies_is_noticed(line: Store) -> None:
     put(line, "a", "READY")
+    line.fill()
     line.db.execute("delete from pending", {})
     assert explain(line, "load").notes == [
         "1 chunks could run, but the queue has 0: run `odf init` to mend it."
