@@ -264,14 +264,14 @@ def readers(url: str, tmp_path: Path, seconds: float, pooled: str = "") -> None:
 
 @pytest.mark.parametrize("kind", ["sqlite", "postgres"])
 def test_no_torn_read_ends_ready(kind: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
-    readers(request.getfixturevalue(f"{kind}_url"), tmp_path, 15)
+    readers(request.getfixturevalue(f"{kind}_url"), tmp_path, 30)
 
 
 @needs_pgbouncer
 def test_no_torn_read_ends_ready_through_a_pooler(
     postgres_url: str, tmp_path: Path, pool: Callable[..., Pooler]
 ) -> None:
-    readers(postgres_url, tmp_path, 15, pool(3).url(postgres_url))
+    readers(postgres_url, tmp_path, 30, pool(3).url(postgres_url))
 
 
 @needs_pgbouncer

@@ -225,6 +225,16 @@ def test_a_failed_chunk_that_is_declared_ready_gets_a_number(chain: Store) -> No
     assert (generation,) in sql(chain, "select generation from chunkfact where datasetid = 'a'")
 
 
+def test_of_what_others_make_ready_no_failed_attempt_is_left(chain: Store) -> None:
+    policy(chain, "up", max_attempts=3)
+    moves.resubmit(chain, "up", ["1"])
+    [claim] = take(chain, "up")
+    chain.fail(claim, "no")
+    assert sql(chain, "select attempts, owner from claim") == [(1, None)]
+    put(chain, "a", "1", "READY", jobid="up")
+    assert sql(chain, "select * from claim") == []
+
+
 def test_a_batch_is_compared_chunk_by_chunk(chain: Store) -> None:
     for dataid in "23":
         put(chain, "a", dataid, "PENDING", jobid="up")

@@ -364,6 +364,12 @@ begin
     then
         new.generation := nextval('generation');
     end if;
+    -- The attempts that failed are forgotten, as by our own `finish`. One that is being claimed again is left
+    -- alone: whoever claims locks it first and the chunk then, so waiting for it could be a deadlock.
+    delete from claim c using (
+        select ctid as place from claim
+        where jobid = new.jobid and dataid = new.dataid and owner is null for update skip locked) as gone
+    where c.ctid = gone.place;
     return new;
 end $$;
 

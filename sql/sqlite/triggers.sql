@@ -217,6 +217,8 @@ create trigger numbered_ready instead of insert on numbered begin
     select datasetid, dataid, generation, jobid from datastatus
     where datasetid = new.datasetid and jobid = new.jobid and dataid = new.dataid
     on conflict (datasetid, dataid, generation) do nothing;
+    -- The attempts that failed are forgotten, as by our own `finish`.
+    delete from claim where jobid = new.jobid and dataid = new.dataid and owner is null;
 end;
 
 -- "insert or replace" fires no delete trigger: history knows of the row that is gone.
