@@ -10,7 +10,9 @@ from contextlib import contextmanager
 
 import psycopg
 import pytest
+from click.testing import CliRunner
 
+from opendataflow_dagster.cli.app import app
 from opendataflow_dagster.dataflow import store as stores
 from opendataflow_dagster.dataflow.errors import Refused
 from opendataflow_dagster.dataflow.registry import add_job
@@ -248,3 +250,15 @@ def test_a_registration_again_that_changes_nothing_judges_nothing(full: Store) -
         assert full.unfilled() == []
     assert ("MODE", None, "slow") in full.db.run("registry.items", jobid="job")
     check(full)
+
+
+def test_odf_job_remove_leaves_nothing_pending(full: Store, url: str) -> None:
+    register(full, "job", ["a"], ["b"])
+    full.fill()
+
+    removed = CliRunner().invoke(
+        app, ["job", "remove", "job"], env={"DATAFLOW_URL": url}, catch_exceptions=False
+    )
+
+    assert (removed.exit_code, full.unfilled()) == (0, [])
+    assert sql(full, "select count(*) from pending") == [(0,)]

@@ -163,7 +163,10 @@ def job_remove(ctx: click.Context, jobid: str, plan: bool, as_json: bool) -> Non
     \b
     Example: odf job remove loadbob --plan
     """
-    found = registry.remove_job(store_of(ctx), jobid, plan=plan)
+    store = store_of(ctx)
+    found = registry.remove_job(store, jobid, plan=plan)
+    if not plan:
+        fill_queues(store, jobid)  # which takes away what is pending of it
     _show_removal(f"Job {jobid!r}", found, plan, as_json)
 
 
