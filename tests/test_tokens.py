@@ -84,7 +84,7 @@ def test_a_project_knows_who_takes_items(tmp_path: Path, monkeypatch: pytest.Mon
     root = make_project(tmp_path / "shop")
     monkeypatch.chdir(root / "pipelines")
     code, printed, told = odf("nosuch")
-    assert (code, printed) == (2, "")
+    assert (code, printed) == (4, "")
     assert told.endswith("It has: live, daily, broken, quiet\n")
     code, printed, told = odf("daily")
     assert (code, printed, len(told.splitlines())) == (2, "", 1)
@@ -98,4 +98,4 @@ def test_a_project_knows_who_takes_items(tmp_path: Path, monkeypatch: pytest.Mon
     text = (root / "project.yml").read_text()
     (root / "project.yml").write_text(text.replace("live", "fresh"))
     assert odf("live", "--drop")[0] == 0
-    assert odf("live")[0] == 2
+    assert odf("live")[0] == 4
