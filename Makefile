@@ -48,7 +48,7 @@ ui: install ## Open the demo's data in Dagster's UI; PORT=3000
 soak: install ## Run the tests that take minutes
 	$(BIN)/python -m pytest -m soak
 
-bench: install ## Run all benchmarks, 20 minutes, and write what they say to docs/benchmarks.md
+bench: install ## Run all benchmarks, 40 minutes, and write what they say to docs/benchmarks.md
 	$(BIN)/python benchmarks/all.py --record
 
 docs: install ## Write docs/commands.md from the commands' help
