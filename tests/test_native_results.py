@@ -196,7 +196,8 @@ def test_two_columns_of_one_name_and_no_rows_at_all(
 
 
 @pytest.mark.timeout(400)
-def test_a_java_without_memory_is_told_so(tmp_path: Path) -> None:
+def test_a_java_without_memory_is_told_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("SPARK_SUBMIT_OPTS")  # the tests' options make do with less
     root = tmp_path / "shop"
     (root / "pipelines" / "big").mkdir(parents=True)
     (root / "project.yml").write_text(ONE)
