@@ -119,6 +119,7 @@ def test_a_queue_that_lies(store: Store, url: str) -> None:
         "values ('a', 'x', '1', 'OUT', 'READY')",
         {},
     )
+    store.fill()
     assert doctor(url)[1]["queue"]["result"] == "ok"
     store.db.execute("delete from pending", {})
     assert doctor(url)[1]["queue"]["detail"].endswith("'j' (0 instead of 1)")
