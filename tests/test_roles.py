@@ -176,7 +176,7 @@ def test_the_commands_of_a_worker(
         "dml update&datastatus&set&modified=now()",
         "validate --project shop",
         "pipeline run clean_contacts --project shop",
-        "history c 1",
+        "history next 1",
         "doctor",
     ):
         words = [word.replace("&", " ") for word in line.split()]
