@@ -119,17 +119,18 @@ def history(
     wanted = {"jobid": job, "dataid": dataid, "datasetid": dataset}
     cursor = end_of_log(store) if follow else None
     start = parse_time(store, since) if since else None
-    if everything:
-        events = whole_history(store, **wanted, since=start, statuses=statuses)
-        rows = (event._asdict() for event in events)
-        show_first(rows, None, as_json=as_json, empty="History has nothing of it.")
-        return
-    found = past(store, **wanted, since=start, statuses=statuses, limit=limit or CHANGES)
+    most = 1 if everything else limit or CHANGES
+    found = past(store, **wanted, since=start, statuses=statuses, limit=most)
     if job is not None and not found:
         with knowing_pipelines(store, job):
             refuse_unknown_job(store, job)
     if dataset is not None and not found:
         refuse_unknown_name(store, dataset)
+    if everything:
+        events = whole_history(store, **wanted, since=start, statuses=statuses)
+        rows = (event._asdict() for event in events)
+        show_first(rows, None, as_json=as_json, empty="History has nothing of it.")
+        return
     if not follow:
         rows = shown_rows([event._asdict() for event in found], as_json=as_json)
         show(rows, as_json=as_json, empty="History has nothing of it.")
