@@ -123,7 +123,7 @@ def test_one_pipeline_of_several(project: Make) -> None:
     assert odf("validate", "p", "--project", root).exit_code == 0
     assert odf("validate", "--project", root).exit_code == 1
     wrong = odf("validate", "r", "--project", root)
-    assert wrong.exit_code == 2
+    assert wrong.exit_code == 4
     assert "It has: p, q" in wrong.stderr
 
 
