@@ -324,6 +324,21 @@ class PostgresStore(Store):
     def _finish(
         self, claims: Sequence[Claim], facts: Sequence[Fact], *, accept: bool, why: str
     ) -> tuple[Settled, Changed]:
+        try:
+            return self._settle(claims, facts, why, compare="" if accept else "yes"), {}
+        except psycopg.Error as error:
+            if error.sqlstate != "ODF02":
+                raise
+        with self.db.transaction():
+            dataids = [claim.dataid for claim in claims]
+            self.db.run("claims.hold_inputs", jobid=claims[0].jobid, dataids=dataids)
+            changed = self._changed_now(claims)
+            same = [claim for claim in claims if claim.dataid not in changed]
+            return self._settle(same, facts, why) if same else {}, changed
+
+    def _settle(
+        self, claims: Sequence[Claim], facts: Sequence[Fact], why: str, compare: str = ""
+    ) -> Settled:
         told = None
         if facts:
             import json
@@ -332,13 +347,9 @@ class PostgresStore(Store):
         rows = self.db.run(
             "claims.finish", jobid=claims[0].jobid, owner=claims[0].owner, facts=told,
             dataids=[claim.dataid for claim in claims],
-            generations=[claim.generation for claim in claims], accept=accept, why=why,
+            generations=[claim.generation for claim in claims], compare=compare, why=why,
         )  # fmt: skip
-        changed: Changed = {}
-        for dataid, outputs, datasetid, how in rows:
-            if not outputs:
-                changed.setdefault(dataid, []).append(f"{datasetid!r} {how}")
-        return {row[0]: row[1] for row in rows if row[1]}, changed
+        return dict(rows)
 
     def _fail(self, claim: Claim, why: str, may_retry: bool) -> list[Failure]:
         rows = self.db.run(

@@ -404,15 +404,15 @@ class Store:
 
     def _changed(self, claims: Sequence[Claim]) -> Changed:
         """The chunks of one job's claims whose inputs changed since, and what happened to those."""
+        return self.db.insist(lambda: self._changed_now(claims))[0]
 
-        def ask() -> Changed:
-            return {
-                claim.dataid: [f"{datasetid!r} {how}" for datasetid, how in rows]
-                for claim in claims
-                if (rows := self.db.run("claims.changed", jobid=claim.jobid, dataid=claim.dataid))
-            }
-
-        return self.db.insist(ask)[0]
+    def _changed_now(self, claims: Sequence[Claim]) -> Changed:
+        """The same within a transaction."""
+        return {
+            claim.dataid: [f"{datasetid!r} {how}" for datasetid, how in rows]
+            for claim in claims
+            if (rows := self.db.run("claims.changed", jobid=claim.jobid, dataid=claim.dataid))
+        }
 
     def _send_back(
         self, claims: Sequence[Claim], changed: Changed, why: str = ""

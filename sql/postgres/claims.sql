@@ -4,6 +4,7 @@
 with dial as materialized (
     select set_config('dataflow.who', :owner, true), set_config('dataflow.act', 'claim', true),
            set_config('lock_timeout', '200ms', true),
+           set_config('dataflow.filling', case when f.jobid is null then 'no' else '' end, true),
            coalesce(p.lease_seconds, :lease) as lease, p.time_limit,
            case when p.paused_until > now() then 0
                 when (select cast(value as integer) from dataflow_meta where name = 'oldest_client') > :version then 0
@@ -11,7 +12,7 @@ with dial as materialized (
                 else greatest(0, least(:k, p.concurrency - (
                     select count(*) from claim where jobid = :jobid and owner is not null)))
            end as free
-    from (select) as always left join jobpolicy p on p.jobid = :jobid
+    from (select) as always left join jobpolicy p on p.jobid = :jobid left join fill f on f.jobid = :jobid
 ),
 taken as (
     delete from pending where jobid = :jobid and dataid = any(array(
@@ -43,10 +44,10 @@ written as (
            case when i.itemtype = 'OUT' then o.generation else ready.generation end
     from opened o cross join item i
         left join lateral (
-            select true as found, max(r.generation) as generation from claim_row r
-            where i.itemtype = 'IN' and r.jobid = :jobid and r.dataid = o.dataid and r.datasetid = i.datasetid
-              and r.effect in ('available', 'DATA_NOT_READY')
-            having bool_and(r.effect = 'available')) as ready on true
+            select true as found, max(r.generation) as generation from datastatus r
+            where i.itemtype = 'IN' and r.dataid = o.dataid and r.datasetid = i.datasetid
+              and claim_effect('IN', r.jobid = :jobid, r.locktype, r.status) in ('available', 'DATA_NOT_READY')
+            having bool_and(r.status = 'READY')) as ready on true
     where i.itemtype = 'OUT' or ready.found
     on conflict (datasetid, jobid, dataid) do update
         set locktype = excluded.locktype, status = 'RUNNING', modified = excluded.modified,
@@ -95,26 +96,22 @@ select judge(array_agg(jobid), array_agg(dataid)) from (
 select judge(array[cast(:jobid as text)], array[cast(:dataid as text)]);
 
 -- name: finish
--- End claims well: IN rows go, OUT rows become READY, facts are kept. Only for the claim's own generation, and
--- if no input changed meanwhile: of a claim with such inputs, these are told, and it stays.
+-- End claims well: IN rows go, OUT rows become READY, facts are kept. Only for the claim's own generation. With
+-- :compare it fails with ODF02 if an input may have changed: `changed` tells whether it has.
 -- It soon gives up on a row that somebody keeps locked, to try again: else a person who sends back this
 -- very chunk could be the victim of a deadlock.
 with stamp as materialized (
     select set_config('dataflow.who', :owner, true) as who, set_config('dataflow.act', 'finish', true) as act,
-           set_config('dataflow.why', :why, true) as why, set_config('lock_timeout', '200ms', true) as patience
+           set_config('dataflow.why', :why, true) as why, set_config('lock_timeout', '200ms', true) as patience,
+           set_config('dataflow.compare', :compare, true) as compare
 ),
 done as materialized (
     select u.dataid, u.generation
     from stamp, unnest(cast(:dataids as text[]), cast(:generations as bigint[])) as u(dataid, generation)
 ),
-changed as materialized (
-    select i.dataid, i.datasetid, i.how from done join changed_input i on i.dataid = done.dataid
-    where i.jobid = :jobid and not :accept
-),
 closed as (
     delete from claim c using done
     where c.jobid = :jobid and c.dataid = done.dataid and c.generation = done.generation and c.owner = :owner
-      and not exists (select from changed where changed.dataid = done.dataid)
     returning c.dataid, c.generation
 ),
 released as (
@@ -149,9 +146,17 @@ noted as (
     from settled s
         left join told f on f.datasetid = s.datasetid and f.dataid = s.dataid
 )
-select dataid, count(*), null, null from settled group by dataid
-union all
-select dataid, 0, datasetid, how from changed;
+select dataid, count(*) from settled group by dataid;
+
+-- name: hold_inputs
+-- Keep what some claims read as it is until the end of the transaction.
+with stamp as materialized (select set_config('lock_timeout', '200ms', true) as patience)
+select 1
+from stamp cross join unnest(cast(:dataids as text[])) as u(dataid)
+    join datastatus i on i.dataid = u.dataid and i.jobid = :jobid and i.locktype = 'IN'
+    join datastatus o on o.dataid = i.dataid and o.datasetid = i.datasetid and o.locktype = 'OUT'
+order by o.datasetid, o.dataid, o.jobid
+for share of o;
 
 -- name: fail
 -- End a claim badly: FAILED, or RESUBMIT when the job's policy grants another attempt without delay.

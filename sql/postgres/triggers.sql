@@ -501,14 +501,21 @@ begin
         select datasetid, jobid, dataid, locktype, status, generation, author(), reason() from oldrows
         returning seq)
     select min(seq) into first_seq from logged;
-    if first_seq is not null and (act() <> 'finish' or exists (
-        select 1 from oldrows o join job j on j.datasetid = o.datasetid
-        where o.locktype = 'IN' and o.status = 'RUNNING' and j.itemtype = 'OUT' and j.jobid <> o.jobid
-          and not exists (
-              select 1 from datastatus s
-              where s.dataid = o.dataid and s.datasetid = o.datasetid and s.locktype = 'OUT'
-                and s.status = 'READY' and s.xmax = 0)))
+    if first_seq is null then
+        return null;
+    end if;
+    if act() <> 'finish' then
+        perform follow(first_seq);
+    elsif exists (
+        select 1 from oldrows i
+        where i.locktype = 'IN' and i.status = 'RUNNING' and (
+            select min(case when s.status = 'READY' and s.generation = i.generation and s.xmax = 0 then 1 else 0 end)
+            from datastatus s
+            where s.dataid = i.dataid and s.datasetid = i.datasetid and s.locktype = 'OUT') is distinct from 1)
     then
+        if current_setting('dataflow.compare', true) = 'yes' then
+            raise exception 'an input of this claim may have changed' using errcode = 'ODF02';
+        end if;
         perform follow(first_seq);
     end if;
     return null;
@@ -629,7 +636,8 @@ create or replace trigger job_deleted after delete on job
 create or replace trigger job_truncated before truncate on job
     for each statement execute function job_truncated();
 create or replace trigger pending_taken before delete on pending for each row
-    when (current_setting('dataflow.act', true) = 'claim') execute function pending_taken();
+    when (current_setting('dataflow.act', true) = 'claim'
+          and coalesce(current_setting('dataflow.filling', true), '') <> 'no') execute function pending_taken();
 drop trigger if exists fill_queued on fill;
 create constraint trigger fill_queued after insert or update on fill deferrable initially deferred for each row
     when (new.writers is null and coalesce(current_setting('dataflow.act', true), '') <> 'init')
