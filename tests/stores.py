@@ -14,7 +14,7 @@ from opendataflow_dagster.dataflow.targets import keeps_versions
 TABLES = (
     "dataset", "job", "datastatus", "jobpolicy", "claim", "chunkfact", "chunkrange", "pending",
     "fill", "dataevent", "dataflow_meta", "pipelinestep", "streamitem", "streamkey", "streamtoken",
-    "streamfold", "csvfile", "csvpart",
+    "streamfold", "csvfile", "csvpart", "registration",
 )  # fmt: skip
 
 
@@ -232,3 +232,4 @@ def check(store: Store) -> None:
     assert replayed(store) == {
         key: row for key, row in statuses(store).items() if row[1] is not None
     }
+    assert not sql(store, "select * from unrecorded where coalesce(datasetid, jobid) is not null")

@@ -1,6 +1,7 @@
 """`odf history`: how things came to be as they are, and what pipelines did step by step."""
 
 import time
+from collections.abc import Iterable
 from typing import Any
 
 import click
@@ -18,6 +19,7 @@ from ..dataflow.history import (
 )
 from ..dataflow.history import history as past
 from ..dataflow.names import printable
+from ..dataflow.past import in_time, registrations
 from ..dataflow.refusals import refuse_unknown_job, refuse_unknown_name
 from ..dataflow.steps import clean as clean_steps
 from ..dataflow.steps import steps as steps_of
@@ -78,7 +80,10 @@ class WithClean(click.Group):
 @click.argument("dataid", required=False)
 @click.option("--job", "named_job", metavar="ID", help="The same as JOB, for a job called `clean`.")
 @click.option("--pipeline", metavar="SLUG", help="What its runs did, step by step, newest first.")
-@click.option("--dataset", metavar="ID", help="Only changes of this dataset.")
+@click.option(
+    "--dataset", metavar="ID", help="Only changes of this dataset, and of how it is registered."
+)
+@click.option("--policy", metavar="JOB", help="How a job's dials and registration changed.")
 @click.option("--since", metavar="TIME", help="Only changes since a time, like 2026-03-01T14:30.")
 @click.option(
     "--limit", type=click.IntRange(min=1),
@@ -93,10 +98,13 @@ class WithClean(click.Group):
 @click.pass_context
 def history(
     ctx: click.Context, job: str | None, dataid: str | None, named_job: str | None,
-    pipeline: str | None, dataset: str | None, since: str | None, limit: int | None,
-    words: tuple[str, ...], everything: bool, follow: bool, as_json: bool,
+    pipeline: str | None, dataset: str | None, policy: str | None, since: str | None,
+    limit: int | None, words: tuple[str, ...], everything: bool, follow: bool, as_json: bool,
 ) -> None:  # fmt: skip
     """Show every change of a status, the newest last: when, from what to what, by whom and why.
+
+    Of a registration, the lock tells what changed: the dataset, the dials, IN or OUT for what a job
+    reads or writes, or one of its variables. Of a password only a digest is kept.
 
     With --follow and --json, each change is an object on a line of its own.
 
@@ -104,7 +112,7 @@ def history(
     DATAID, all that was printed too.
     """
     if pipeline is not None:
-        if named_job or dataid or dataset or since or follow or words or everything:
+        if named_job or dataid or dataset or policy or since or follow or words or everything:
             raise WrongUse("--pipeline goes with DATAID, --limit and --json, and with no other.")
         _show_steps(ctx, pipeline, job, limit or NEWEST, as_json)
         return
@@ -119,6 +127,14 @@ def history(
     wanted = {"jobid": job, "dataid": dataid, "datasetid": dataset}
     cursor = end_of_log(store) if follow else None
     start = parse_time(store, since) if since else None
+    if policy is not None:
+        if job or dataset or follow or statuses:
+            raise WrongUse("--policy goes with --since, --limit, --all and --json, and no other.")
+        changes = registrations(store, jobid=policy, since=start)
+        if not changes:
+            refuse_unknown_job(store, policy)
+        _show_events(changes[-(limit or CHANGES) :] if not everything else changes, as_json)
+        return
     most = 1 if everything else limit or CHANGES
     found = past(store, **wanted, since=start, statuses=statuses, limit=most)
     if job is not None and not found:
@@ -126,14 +142,15 @@ def history(
             refuse_unknown_job(store, job)
     if dataset is not None and not found:
         refuse_unknown_name(store, dataset)
+    beside = []
+    if dataset is not None and not (job or dataid or statuses or follow):
+        beside = registrations(store, datasetid=dataset, since=start)
     if everything:
         events = whole_history(store, **wanted, since=start, statuses=statuses)
-        rows = (event._asdict() for event in events)
-        show_first(rows, None, as_json=as_json, empty="History has nothing of it.")
+        _show_events(in_time(beside, events), as_json)
         return
     if not follow:
-        rows = shown_rows([event._asdict() for event in found], as_json=as_json)
-        show(rows, as_json=as_json, empty="History has nothing of it.")
+        _show_events(list(in_time(beside, found))[-most:], as_json)
         return
     seen = {event.seq for event in found}
     for event in found:
@@ -153,6 +170,11 @@ def history(
                 click.echo(late, err=True)
                 said = time.monotonic() + REMIND
             time.sleep(POLL)
+
+
+def _show_events(events: Iterable[Event], as_json: bool) -> None:
+    rows = (event._asdict() for event in events)
+    show_first(rows, None, as_json=as_json, empty="History has nothing of it.")
 
 
 @history.command("clean")

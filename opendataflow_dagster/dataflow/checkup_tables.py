@@ -10,6 +10,7 @@ from .names import printable
 from .store import Store
 from .upgrade import missing_tables, missing_triggers, triggers
 from .versions import Versions
+from .whyjob import judge_chunks
 
 OLDEST_SERVER = 13
 DRIFT = 5.0
@@ -200,16 +201,12 @@ def _queue(store: Store, deep: bool) -> Check:
         wrong = []
         queued = [jobid for (jobid,) in store.db.run("fill.queued", jobid=None)]
         for (jobid,) in store.db.run("doctor.jobs"):
-            if store.read_plan(jobid).flaw or jobid in queued:
+            plan = store.read_plan(jobid)
+            if plan.flaw or jobid in queued:
                 continue
-            counts = {
-                code: chunks
-                for code, chunks, _ in store.db.run(
-                    "why.chunks", jobid=jobid, now=1, at=None, few=1
-                )
-            }
+            counts = {code: chunks for code, chunks, _ in judge_chunks(store, plan)}
             [(pending,)] = store.db.run("why.claimable", jobid=jobid)
-            if not store.read_plan(jobid).today and pending != counts.get("", 0):
+            if not plan.today and pending != counts.get("", 0):
                 wrong.append(f"{jobid!r} ({pending} instead of {counts.get('', 0)})")
     if wrong:
         return Check(

@@ -175,7 +175,9 @@ def add_job(
             _check_links(jobid, wanted_links)
             if new_links - links:
                 _refuse_circle(store, jobid, wanted_links, beside)
-            if replace and (links != new_links or len(rows) != len(there)):
+            if replace and there == set(wanted) and len(rows) == len(there):
+                new = []
+            elif replace and (links != new_links or len(rows) != len(there)):
                 if links - new_links:
                     _refuse_live(store, jobid)
                 db.change("registry.remove_job", jobid=jobid)

@@ -170,7 +170,7 @@ class Store:
 
     def read_plan(self, jobid: str) -> Plan:
         """What a job reads and writes now."""
-        return _plan(jobid, self.db.run("claims.plan", jobid=jobid))
+        return plan_of(jobid, self.db.run("claims.plan", jobid=jobid))
 
     def claim(
         self,
@@ -495,16 +495,18 @@ def new_owner() -> str:
     return f"{user}@{os.uname().nodename}:{os.getpid()}:{os.urandom(4).hex()}"
 
 
-def _plan(jobid: str, rows: Sequence[tuple]) -> Plan:
+def plan_of(jobid: str, rows: Sequence[tuple]) -> Plan:
+    """A plan from the rows of a job; those of now tell its rivals and dials, too."""
     inputs = tuple(sorted({row[1] for row in rows if row[0] == "IN" and row[1]}))
     outputs = tuple(sorted({row[1] for row in rows if row[0] == "OUT" and row[1]}))
     environment = tuple(
         (row[0], row[2] or "") for row in rows if row[0] and row[0] not in ("IN", "OUT")
     )
+    if not rows or len(rows[0]) == 3:
+        return Plan(jobid, inputs, outputs, environment, (), False)
     rivals = tuple(sorted({row[1] for row in rows if row[0] == "OUT" and row[1] and row[3] > 1}))
     limited = any(row[4] is not None for row in rows)
-    batch_size = next((row[5] for row in rows), None)
-    return Plan(jobid, inputs, outputs, environment, rivals, limited, batch_size)
+    return Plan(jobid, inputs, outputs, environment, rivals, limited, rows[0][5])
 
 
 def taken_over(claims: Sequence[Claim]) -> StaleClaim:

@@ -126,7 +126,7 @@ def _steps(db: Database, found: Versions) -> Iterator[str]:
     yield sqlfiles.triggers(db.dialect)
     # Older tables have no history yet, and nobody works with them: it begins before workers come.
     begins = ("remember",) if found.version < BASELINE else ()
-    yield from _named(db, "sign", "rebase", *begins, "rebuild", "stamp", "clear")
+    yield from _named(db, "sign", "rebase", *begins, "record", "rebuild", "stamp", "clear")
 
 
 def _remembering(db: Database) -> Iterator[str]:

@@ -9,10 +9,11 @@ from .folding import fold_of
 from .hindrances import IN_A_CIRCLE, advice, hindrances
 from .model import BLOCKING, Plan
 from .names import check_id, typed
+from .past import Past
 from .refusals import flaw_of
 from .store import Store
-from .times import from_table, shown
-from .whystate import Answer, Reason, State, read_state
+from .times import from_table, shown, to_table
+from .whystate import Answer, Reason, read_plan, read_state
 
 CODES = (
     "NOT_REGISTERED", "FOLDED", *BLOCKING, "PAUSED", "AT_CONCURRENCY", "INVALID_LOCATION",
@@ -60,7 +61,7 @@ def explain(
 
     Of a job of many chunks, only examples are looked at, unless `everything` is to be.
 
-    The past is known of statuses and facts. Registrations, dials and claims are today's.
+    Of the past, statuses, facts and what was registered are known, but not the leases of claims.
     """
     check_id("jobid", jobid)
     if dataid is not None:
@@ -77,7 +78,7 @@ def explain_chunk(
     store: Store, jobid: str, dataid: str, at: datetime | None, asked: frozenset[str] = frozenset()
 ) -> Explanation:
     """The same within a transaction; `asked` are the consumers for whom a producer is asked."""
-    state = read_state(store, store.read_plan(jobid), dataid, at)
+    state = read_state(store, read_plan(store, jobid, at), dataid, at)
     if state.plan.flaw:
         return unregistered(store, state.plan, dataid, at)
 
@@ -91,35 +92,50 @@ def explain_chunk(
         found = explain_chunk(store, producer, dataid, at, asked | {jobid})
         return None if found.may_run else found.reasons[0]._replace(action=found.action)
 
-    reasons = list(hindrances(state, above))
-    if at is None:
-        reasons += dial_reasons(store, jobid, state.now)
+    reasons = [*hindrances(state, above), *dial_reasons(store, jobid, state.now, state.past, at)]
     return Explanation(
         jobid, dataid, at, not reasons, in_order([*reasons, *advice(state)]), five_answers(state),
-        _notes(store, state), {},
+        notes_of(store, at), {},
     )  # fmt: skip
 
 
 def unregistered(
     store: Store, plan: Plan, dataid: str | None, at: datetime | None
 ) -> Explanation:  # fmt: skip
-    action = f"odf job add {typed(plan.jobid)} --in DATASET --out DATASET"
-    reason = Reason("NOT_REGISTERED", flaw_of(store, plan).rstrip("."), action)
-    if plan.outputs:  # it reads what it writes
-        reason = reason._replace(action=reason.action + " --replace")
-    return Explanation(plan.jobid, dataid, at, False, [reason], [], [], {})
+    if at:
+        flaw, action = plan.flaw.replace("isn't registered", "wasn't registered then"), ""
+    else:
+        flaw = flaw_of(store, plan).rstrip(".")
+        action = f"odf job add {typed(plan.jobid)} --in DATASET --out DATASET"
+        action += " --replace" if plan.outputs else ""  # it reads what it writes
+    reason = Reason("NOT_REGISTERED", flaw, action)
+    return Explanation(plan.jobid, dataid, at, False, [reason], [], notes_of(store, at), {})
 
 
-def dial_reasons(store: Store, jobid: str, now: datetime | None) -> list[Reason]:
+def dial_reasons(
+    store: Store, jobid: str, now: datetime | None, past: Past | None = None,
+    at: datetime | None = None,
+) -> list[Reason]:  # fmt: skip
     """What a job's policy has against any claim at all."""
+    if past:
+        dials, now = [past.dials(jobid)], at
+    else:
+        dials = [
+            (concurrency, from_table(store, until))
+            for concurrency, until in store.db.run("why.dial", jobid=jobid)
+        ]
     reasons = []
-    for concurrency, paused_until in store.db.run("why.dial", jobid=jobid):
-        until = from_table(store, paused_until)
+    for concurrency, until in dials:
         if until and now and until > now:
             text = f"{jobid!r} is paused until {shown(until)}"
             reasons.append(Reason("PAUSED", text, f"odf policy {typed(jobid)} paused_until=no"))
-        [(live, owner)] = store.db.run("why.live", jobid=jobid)
-        if concurrency is not None and live >= concurrency:
+        if concurrency is None:
+            continue
+        if past:
+            [(live, owner)] = store.db.run("why.live_then", jobid=jobid, at=to_table(store, at))
+        else:
+            [(live, owner)] = store.db.run("why.live", jobid=jobid)
+        if live >= concurrency:
             text = f"{jobid!r} may run {concurrency} chunks at once, and {live} are running"
             text += f": {owner} holds one" if owner else ""
             action = f"odf policy {typed(jobid)} concurrency={live + 1}"
@@ -132,11 +148,17 @@ def in_order(reasons: Iterable[Reason]) -> list[Reason]:
     return sorted(dict.fromkeys(reasons), key=lambda reason: CODES.index(reason.code))
 
 
-def _notes(store: Store, state: State) -> list[str]:
-    if state.at is None:
+def notes_of(store: Store, at: datetime | None) -> list[str]:
+    """What isn't known of a moment in the past."""
+    if at is None:
         return []
-    notes = ["Registrations and places are today's; claims and dials of the past aren't kept."]
-    since = from_table(store, next((at for (at,) in store.db.run("why.since")), None))
-    if since is None or since > state.at:
+    notes = ["The leases of the past aren't kept."]
+    since = from_table(store, next((since for (since,) in store.db.run("why.since")), None))
+    if since is None or since > at:
         notes.append(f"History begins at {shown(since)}: nothing is known of the time before.")
+    if since := Past(store, at).unknown_until():
+        notes.append(
+            f"What was registered is known since {shown(since)}: of the time before, what was "
+            "there then is told."
+        )
     return notes

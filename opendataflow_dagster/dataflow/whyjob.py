@@ -3,8 +3,11 @@
 from datetime import datetime
 
 from .errors import WrongUse
+from .model import Plan
 from .names import typed
+from .past import Past
 from .store import Store
+from .targets import keeps_versions
 from .times import from_table, to_table
 from .why import (
     ADVICE,
@@ -13,9 +16,10 @@ from .why import (
     dial_reasons,
     explain_chunk,
     in_order,
+    notes_of,
     unregistered,
 )  # fmt: skip
-from .whystate import Answer, Reason
+from .whystate import Answer, Reason, datasets_at, read_plan
 
 FEW = 3
 """Blocked chunks of one kind that are looked at closely."""
@@ -29,7 +33,7 @@ def explain_job(
     store: Store, jobid: str, at: datetime | None, everything: bool = False
 ) -> Explanation:
     """What may be claimed next and how much of it; if nothing, what the first chunks wait for."""
-    plan = store.read_plan(jobid)
+    plan = read_plan(store, jobid, at)
     if plan.flaw:
         return unregistered(store, plan, None, at)
     if plan.today:
@@ -42,12 +46,10 @@ def explain_job(
     counts: dict[str, int] = {}
     queue: list[str] = []
     firsts: dict[str, list[str]] = {}
-    judged = everything or store.db.run("why.size", jobid=jobid, most=MANY + 1) <= [(MANY,)]
+    size = {"jobid": jobid, "now": int(at is None), "most": MANY + 1}
+    judged = everything or store.db.run("why.size", **size) <= [(MANY,)]
     if judged:
-        rows = store.db.run(
-            "why.chunks", jobid=jobid, now=int(at is None), at=to_table(store, at), few=FEW
-        )
-        for code, chunks, dataid in rows:
+        for code, chunks, dataid in judge_chunks(store, plan, at, FEW):
             counts[code] = chunks
             firsts.setdefault(code, []).append(dataid)
     elif at is not None:
@@ -79,16 +81,15 @@ def explain_job(
         upcoming = firsts.get("", [])[:1]
 
     now = from_table(store, datetime.fromtimestamp(store.now()).astimezone())
-    dials = dial_reasons(store, jobid, now) if at is None else []
-    reasons, answers, notes = list(dials), list[Answer](), list[str]()
+    dials = dial_reasons(store, jobid, now, Past(store, at) if at else None, at)
+    reasons, answers, notes = list(dials), list[Answer](), notes_of(store, at)
     if upcoming:
         first = explain_chunk(store, jobid, upcoming[0], at)
         reasons += [reason for reason in first.reasons if reason.code in ADVICE]
-        answers, notes = first.answers, first.notes
+        answers = first.answers
     else:
         for code in (code for code in CODES if code in firsts):
             first = explain_chunk(store, jobid, firsts[code][0], at)
-            notes = notes or first.notes
             cause = next((each for each in first.reasons if each.code == code), first.reasons[0])
             text = f"{_of(counts.get(code), firsts[code])}: {cause.text}"
             action = "" if code == "ALREADY_DONE" else cause.action  # what is done needs nothing
@@ -99,6 +100,18 @@ def explain_job(
     return Explanation(
         jobid, None, at, may_run, in_order(reasons), answers, notes + queue, counts,
         upcoming[0] if upcoming else None,
+    )  # fmt: skip
+
+
+def judge_chunks(
+    store: Store, plan: Plan, at: datetime | None = None, few: int = 1
+) -> list[tuple[str, int, str]]:
+    """What stands in the way of a job's chunks: of each code how many, and the first of them."""
+    places = {each: datasets_at(store, each, at) for each in (*plan.reads, *plan.outputs)}
+    versioned = [each for each, rows in places.items() if any(map(keeps_versions, rows))]
+    return store.db.run(
+        "why.chunks", jobid=plan.jobid, now=int(at is None), at=to_table(store, at), few=few,
+        versioned="".join(f"={each}=" for each in versioned),
     )  # fmt: skip
 
 

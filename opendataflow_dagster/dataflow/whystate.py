@@ -5,6 +5,7 @@ from datetime import datetime
 from typing import Any, NamedTuple
 
 from .model import READY, RUNNING, Plan
+from .past import Past
 from .places import location
 from .store import Store
 from .targets import keeps_versions
@@ -64,6 +65,8 @@ class State(NamedTuple):
     """The jobs that make something of the chunk: what they read they lock."""
     versioned: frozenset[str] = frozenset()
     """The datasets whose places keep a version for their readers."""
+    past: Past | None = None
+    """What was registered then, of a moment in the past."""
 
     def outputs_of(self, datasetid: str) -> list[Row]:
         return [row for row in self.rows if row.datasetid == datasetid and row.locktype == "OUT"]
@@ -100,8 +103,21 @@ class State(NamedTuple):
             yield row.datasetid, self.places.get(row.datasetid), fact.get("location")
 
 
+def read_plan(store: Store, jobid: str, at: datetime | None) -> Plan:
+    """What a job reads and writes, now or at a moment in the past."""
+    return Past(store, at).plan(jobid) if at else store.read_plan(jobid)
+
+
+def datasets_at(store: Store, datasetid: str, at: datetime | None) -> list[dict[str, Any]]:
+    """The rows of a dataset, now or at a moment in the past."""
+    if at:
+        return Past(store, at).datasets(datasetid)
+    return store.db.records("state.dataset", datasetid=datasetid)
+
+
 def read_state(store: Store, plan: Plan, dataid: str, at: datetime | None = None) -> State:
     """Read what decides about one chunk for a job with this plan, within a transaction."""
+    past = Past(store, at) if at else None
     datasets = dict.fromkeys((*plan.reads, *plan.outputs))
     chunks = [_read_chunk(store, datasetid, dataid, at) for datasetid in datasets]
     claims = {} if at else {
@@ -110,13 +126,16 @@ def read_state(store: Store, plan: Plan, dataid: str, at: datetime | None = None
     }  # fmt: skip
     places, producers, versioned = {}, {}, set()
     for datasetid in datasets:
-        for row in store.db.records("state.dataset", datasetid=datasetid):
+        for row in datasets_at(store, datasetid, at):
             places[datasetid] = location(row)
             if keeps_versions(row):
                 versioned.add(datasetid)
-        makers = store.db.run("state.producers", datasetid=datasetid)
+        if past:
+            makers = past.producers(datasetid)
+        else:
+            makers = [each for (each,) in store.db.run("state.producers", datasetid=datasetid)]
         if makers:
-            producers[datasetid] = [jobid for (jobid,) in makers]
+            producers[datasetid] = makers
     now = from_table(store, datetime.fromtimestamp(store.now()).astimezone())
     today = at.astimezone(now.tzinfo).strftime("%Y-%m-%d") if at and now else store.today()
     rows = [row for found, _ in chunks for row in found]
@@ -125,7 +144,7 @@ def read_state(store: Store, plan: Plan, dataid: str, at: datetime | None = None
     making = store.db.run("state.making", dataid=dataid, **moment)
     return State(
         plan, dataid, at, now, today, rows, facts, claims, places, producers,
-        frozenset(jobid for (jobid,) in making), frozenset(versioned),
+        frozenset(jobid for (jobid,) in making), frozenset(versioned), past,
     )  # fmt: skip
 
 

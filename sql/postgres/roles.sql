@@ -58,7 +58,7 @@ from ours where kind in ('r', 'v') and name <> 'streamtoken' \gexec
 select format('grant select on %s to %I', path, :'worker') from ours where kind = 'r' and name = 'streamtoken' \gexec
 
 select format('grant insert, update, delete on %s to %I', path, :'worker')
-from ours where kind = 'r' and name not in ('dataevent', 'dataflow_meta', 'streamtoken', 'fill') \gexec
+from ours where kind = 'r' and name not in ('dataevent', 'registration', 'dataflow_meta', 'streamtoken', 'fill') \gexec
 
 select format('grant usage on %s to %I', 'sequence ' || path, :'worker') from ours where kind = 'S' \gexec
 

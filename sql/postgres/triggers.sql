@@ -610,6 +610,71 @@ begin
     return null;
 end $$;
 
+-- What is registered now, with what history keeps of it: of a password only a digest.
+create or replace function kept(registered jsonb) returns text language sql stable as $$
+    select cast(jsonb_strip_nulls(
+        registered - cast('{jobid,datasetid,itemtype,modified}' as text[])
+        || case when registered ->> 'encryptedpass' is not null then jsonb_build_object(
+               'encryptedpass', 'digest ' || left(encode(sha256(convert_to(registered ->> 'encryptedpass', 'UTF8')), 'hex'), 8))
+           else '{}' end) as text)
+$$;
+create or replace view registered as
+select cast('dataset' as text) as tablename, cast(null as text) as jobid, cast(datasetid as text) as datasetid,
+       cast(null as text) as itemtype, kept(to_jsonb(d)) as content
+from dataset d
+union all
+select 'job', jobid, datasetid, itemtype, kept(to_jsonb(j)) from job j
+union all
+select 'jobpolicy', jobid, null, null,
+       kept(to_jsonb(p) || jsonb_build_object('paused_until', p.paused_until at time zone 'UTC'))
+from jobpolicy p;
+
+-- What of it history doesn't know yet: came (n > 0) or went.
+create or replace view unrecorded as
+select tablename, jobid, datasetid, itemtype, content, cast(sum(n) as integer) as n
+from (
+    select tablename, jobid, datasetid, itemtype, content, 1 as n from registered
+    union all
+    select tablename, jobid, datasetid, itemtype, content, -n from registration) as known
+group by tablename, jobid, datasetid, itemtype, content
+having sum(n) <> 0;
+
+create or replace function registration_changed() returns trigger
+language plpgsql security definer
+set search_path from current
+as $$
+declare
+    moment timestamptz := clock_timestamp();
+    before jsonb;
+    after jsonb;
+begin
+    if tg_op = 'TRUNCATE' then
+        insert into registration (at, tablename, jobid, datasetid, itemtype, n, content, who, why)
+        select moment, tablename, jobid, datasetid, itemtype, -count(*), content, author(), reason()
+        from registered where tablename = tg_table_name
+        group by tablename, jobid, datasetid, itemtype, content;
+        return null;
+    end if;
+    if tg_op <> 'INSERT' then
+        before := to_jsonb(old);
+    end if;
+    if tg_op <> 'DELETE' then
+        after := to_jsonb(new);
+    end if;
+    if tg_table_name = 'dataset' then
+        insert into registration (at, tablename, datasetid, n, content, who, why)
+        select moment, tablename, datasetid, n, content, author(), reason() from unrecorded
+        where tablename = 'dataset' and datasetid in (before ->> 'datasetid', after ->> 'datasetid')
+        order by n;
+    else
+        insert into registration (at, tablename, jobid, datasetid, itemtype, n, content, who, why)
+        select moment, tablename, jobid, datasetid, itemtype, n, content, author(), reason() from unrecorded
+        where tablename = tg_table_name and jobid in (before ->> 'jobid', after ->> 'jobid')
+        order by n;
+    end if;
+    return null;
+end $$;
+
 create or replace trigger datastatus_added_ready before insert on datastatus for each row
     when (new.locktype = 'OUT' and new.status = 'READY'
           and coalesce(current_setting('dataflow.act', true), '') = '')
@@ -635,6 +700,18 @@ create or replace trigger job_deleted after delete on job
     referencing old table as oldrows for each statement execute function job_changed();
 create or replace trigger job_truncated before truncate on job
     for each statement execute function job_truncated();
+create or replace trigger dataset_recorded after insert or update or delete on dataset for each row
+    execute function registration_changed();
+create or replace trigger dataset_emptied before truncate on dataset for each statement
+    execute function registration_changed();
+create or replace trigger job_recorded after insert or update or delete on job for each row
+    execute function registration_changed();
+create or replace trigger job_emptied before truncate on job for each statement
+    execute function registration_changed();
+create or replace trigger jobpolicy_recorded after insert or update or delete on jobpolicy for each row
+    execute function registration_changed();
+create or replace trigger jobpolicy_emptied before truncate on jobpolicy for each statement
+    execute function registration_changed();
 create or replace trigger pending_taken before delete on pending for each row
     when (current_setting('dataflow.act', true) = 'claim'
           and coalesce(current_setting('dataflow.filling', true), '') <> 'no') execute function pending_taken();
@@ -647,7 +724,7 @@ create constraint trigger fill_queued after insert or update on fill deferrable 
 -- Who may claim may have a chunk judged, and a queued job filled.
 revoke execute on function
     judge, fill_batch, fill_next, fill_queued, pending_taken, sent_back, follow, datastatus_numbered, datastatus_inserted,
-    datastatus_updated, datastatus_deleted, datastatus_truncated, job_changed, job_truncated from public;
+    datastatus_updated, datastatus_deleted, datastatus_truncated, job_changed, job_truncated, registration_changed from public;
 do $$
 declare
     other record;
@@ -659,7 +736,7 @@ begin
         where c.oid = cast('claim' as regclass) and privilege_type in ('SELECT', 'INSERT') and grantee <> c.relowner
         group by grantee
     loop
-        execute format('grant select on fill to %s', other.name);
+        execute format('grant select on fill, registration to %s', other.name);
         if other.claims then
             execute format('grant execute on function judge, fill_next to %s', other.name);
         end if;

@@ -17,3 +17,14 @@ select 1 from datastatus s
 where not exists (select 1 from dataevent e where e.dataid = s.dataid and e.datasetid = s.datasetid
                     and e.jobid = s.jobid)
 limit 1;
+
+-- name: record
+-- Tell history of what was registered while its triggers weren't there.
+insert into registration (tablename, jobid, datasetid, itemtype, n, content, found, who, why)
+select u.tablename, u.jobid, u.datasetid, u.itemtype, u.n, u.content,
+       case when exists (
+           select 1 from registration r
+           where r.tablename = u.tablename and (r.jobid = u.jobid or (u.jobid is null and r.datasetid = u.datasetid)))
+       then 0 else 1 end,
+       'odf init', 'found on init'
+from unrecorded u order by u.n;

@@ -2,6 +2,15 @@
 -- How many chunks of a job are being run, and by whom for one.
 select count(*), min(owner) from claim where jobid = :jobid and owner is not null;
 
+-- name: live_then
+-- How many chunks of a job were being run at a moment in the past, and who had claimed one.
+select count(distinct e.dataid), min(e.who) from dataevent e
+where e.jobid = :jobid and e.locktype = 'OUT' and e.status_after = 'RUNNING' and e.at <= :at
+  and not exists (
+      select 1 from dataevent l
+      where l.dataid = e.dataid and l.datasetid = e.datasetid and l.jobid = e.jobid and l.seq > e.seq
+        and l.at <= :at);
+
 -- name: dial
 -- What keeps a job from claiming.
 select concurrency, paused_until from jobpolicy where jobid = :jobid;
@@ -14,7 +23,11 @@ select count(*) from pending where jobid = :jobid;
 -- How many rows of the job's datasets there are, counted up to :most.
 select count(*) from (
     select 1 from datastatus s
-    where s.datasetid in (select j.datasetid from job j where j.jobid = :jobid and j.itemtype in ('IN', 'OUT'))
+    where s.datasetid in (
+        select j.datasetid from job j where cast(:now as integer) = 1 and j.jobid = :jobid and j.itemtype in ('IN', 'OUT')
+        union
+        select r.datasetid from registration r
+        where cast(:now as integer) = 0 and r.jobid = :jobid and r.itemtype in ('IN', 'OUT'))
     limit :most) as counted;
 
 -- name: examples
@@ -34,10 +47,17 @@ select dataid from (
 
 -- name: chunks
 -- Every chunk that a job could know of, by the first thing that stands in its way: how many there are of
--- each kind, and the first few of them. Nothing in the way is ''.
+-- each kind, and the first few of them. Nothing in the way is ''. `versioned`: the datasets whose place keeps a version
+-- for their readers, each between `=`.
 with item as (
-    select distinct itemtype, datasetid from job
-    where jobid = :jobid and itemtype in ('IN', 'OUT') and datasetid is not null
+    select itemtype, datasetid from job
+    where cast(:now as integer) = 1 and jobid = :jobid and itemtype in ('IN', 'OUT') and datasetid is not null
+    union
+    select itemtype, datasetid from registration
+    where cast(:now as integer) = 0 and jobid = :jobid and itemtype in ('IN', 'OUT') and datasetid is not null
+      and (found = 1 or at <= :at)
+    group by itemtype, datasetid
+    having sum(n) > 0
 ),
 state as (
     select s.datasetid, s.jobid, s.dataid, coalesce(s.locktype, '') as locktype, coalesce(s.status, '?') as status
@@ -68,7 +88,7 @@ chunk as (
           where i.datasetid <> 'today' and s.dataid <> ''
             and (s.locktype = 'OUT' or s.jobid = :jobid
                  or (claim_effect(i.itemtype, s.jobid = :jobid, s.locktype, s.status) = 'read'
-                     and not exists (select 1 from versioned_dataset v where v.datasetid = s.datasetid) and (
+                     and replace(cast(:versioned as text), '=' || s.datasetid || '=', '') = :versioned and (
                      exists (select 1 from datastatus o
                              where cast(:now as integer) = 1 and o.dataid = s.dataid and o.jobid = s.jobid
                                and o.locktype = 'OUT' and o.status = 'RUNNING')

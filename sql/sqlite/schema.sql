@@ -138,6 +138,17 @@ create table if not exists csvpart (
     primary key (dataid, journal, generation)
 ) without rowid;
 
+-- What is registered, as it comes and goes: `n` rows of `dataset`, `job` or `jobpolicy` with this content came, or went if
+-- it is negative. Its sum over rows of one content tells how many there were at a time. `found`: it was there before
+-- history was, since when nobody knows.
+create table if not exists registration (
+    seq integer primary key, at text not null default (strftime('%Y-%m-%d %H:%M:%f', 'now')),
+    tablename text not null, jobid text, datasetid text, itemtype text,
+    n integer not null, content text not null, found integer not null default 0, who text, why text
+);
+create index if not exists registration_by_job on registration (jobid);
+create index if not exists registration_by_dataset on registration (datasetid);
+
 -- `version`: of these tables. `oldest_client`: an older program takes no new claim, but settles those that it has.
 -- `schema`: whose triggers.sql ran last. The `odf init` of version 3 knows of this row only and writes '3' into it, so
 -- that another number than `version` tells that an older program has rewritten functions and triggers.

@@ -375,3 +375,107 @@ begin
     insert into rebuild (jobid) select old.jobid where old.jobid is not null;
     insert into rebuild (jobid) select new.jobid where new.jobid is not null and new.jobid is not old.jobid;
 end;
+
+-- What is registered now, with what history keeps of it: of a password only a digest, which has to do with what SQLite
+-- has for every writer.
+drop view if exists unrecorded;
+drop view if exists registered;
+create view registered as
+select 'dataset' as tablename, null as jobid, datasetid, null as itemtype, json_patch('{}', json_object(
+    'hostname', cast(hostname as text), 'database', cast(database as text), 'schemaname', cast(schemaname as text),
+    'tablename', cast(tablename as text), 'username', cast(username as text), 'format', cast(format as text),
+    'chunkcolumn', cast(chunkcolumn as text), 'domain', cast(domain as text), 'writemode', cast(writemode as text),
+    'options', cast(options as text),
+    'encryptedpass', case when encryptedpass <> '' then 'digest ' || (
+        select printf('%08x', sum(
+            unicode(substr(encryptedpass, key + 1, 1)) * ((key + 1) * 2654435761 % 4294967291) % 4294967291) % 4294967291)
+        from json_each('[0' || replace(hex(zeroblob(length(encryptedpass) - 1)), '00', ',0') || ']')) end)) as content
+from dataset
+union all
+select 'job', jobid, datasetid, itemtype, json_patch('{}', json_object('itemvalue', cast(itemvalue as text))) from job
+union all
+select 'jobpolicy', jobid, null, null, json_patch('{}', json_object(
+    'concurrency', cast(concurrency as text), 'max_attempts', cast(max_attempts as text),
+    'retry_delay', cast(retry_delay as text), 'lease_seconds', cast(lease_seconds as text),
+    'batch_size', cast(batch_size as text), 'time_limit', cast(time_limit as text),
+    'paused_until', cast(paused_until as text), 'every_minutes', cast(every_minutes as text),
+    'max_losses', cast(max_losses as text), 'fold_after', cast(fold_after as text)))
+from jobpolicy;
+
+-- What of it history doesn't know yet: came (n > 0) or went.
+create view unrecorded as
+select tablename, jobid, datasetid, itemtype, content, sum(n) as n
+from (
+    select tablename, jobid, datasetid, itemtype, content, 1 as n from registered
+    union all
+    select tablename, jobid, datasetid, itemtype, content, -n from registration) as known
+group by tablename, jobid, datasetid, itemtype, content
+having sum(n) <> 0;
+
+drop view if exists record_dataset;
+create view record_dataset as select null as datasetid where false;
+create trigger recorded_dataset instead of insert on record_dataset begin
+    insert into registration (tablename, datasetid, n, content, who, why)
+    select u.tablename, u.datasetid, u.n, u.content, coalesce(c.who, 'sql'), c.why
+    from unrecorded u, dataflow_context c
+    where u.tablename = 'dataset' and u.datasetid = new.datasetid
+    order by u.n;
+end;
+
+drop view if exists record_job;
+create view record_job as select null as jobid where false;
+create trigger recorded_job instead of insert on record_job begin
+    insert into registration (tablename, jobid, datasetid, itemtype, n, content, who, why)
+    select u.tablename, u.jobid, u.datasetid, u.itemtype, u.n, u.content, coalesce(c.who, 'sql'), c.why
+    from unrecorded u, dataflow_context c
+    where u.tablename <> 'dataset' and u.jobid = new.jobid
+    order by u.n;
+end;
+
+drop trigger if exists dataset_added;
+create trigger dataset_added after insert on dataset begin
+    insert into record_dataset values (new.datasetid);
+end;
+
+drop trigger if exists dataset_changed;
+create trigger dataset_changed after update on dataset begin
+    insert into record_dataset values (old.datasetid);
+    insert into record_dataset select new.datasetid where new.datasetid is not old.datasetid;
+end;
+
+drop trigger if exists dataset_removed;
+create trigger dataset_removed after delete on dataset begin
+    insert into record_dataset values (old.datasetid);
+end;
+
+drop trigger if exists job_added;
+create trigger job_added after insert on job begin
+    insert into record_job values (new.jobid);
+end;
+
+drop trigger if exists job_changed;
+create trigger job_changed after update on job begin
+    insert into record_job values (old.jobid);
+    insert into record_job select new.jobid where new.jobid is not old.jobid;
+end;
+
+drop trigger if exists job_removed;
+create trigger job_removed after delete on job begin
+    insert into record_job values (old.jobid);
+end;
+
+drop trigger if exists jobpolicy_added;
+create trigger jobpolicy_added after insert on jobpolicy begin
+    insert into record_job values (new.jobid);
+end;
+
+drop trigger if exists jobpolicy_changed;
+create trigger jobpolicy_changed after update on jobpolicy begin
+    insert into record_job values (old.jobid);
+    insert into record_job select new.jobid where new.jobid is not old.jobid;
+end;
+
+drop trigger if exists jobpolicy_removed;
+create trigger jobpolicy_removed after delete on jobpolicy begin
+    insert into record_job values (old.jobid);
+end;
