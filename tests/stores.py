@@ -232,4 +232,5 @@ def check(store: Store) -> None:
     assert replayed(store) == {
         key: row for key, row in statuses(store).items() if row[1] is not None
     }
-    assert not sql(store, "select * from unrecorded where coalesce(datasetid, jobid) is not null")
+    named = "case tablename when 'dataset' then datasetid else jobid end is not null"
+    assert not sql(store, f"select * from unrecorded where {named}")

@@ -344,6 +344,8 @@ class Machine(RuleBasedStateMachine):
                 self.send_back(*key[1:], again=True)
             elif word == "PENDING" or (word == "DELETE" and before.status == "RUNNING"):
                 self.send_back(*key[1:], again=False)
+            elif word == "READY" and (held := self.claims.get(key[1:])) and held.owner is None:
+                del self.claims[key[1:]]  # its failed attempts are forgotten
 
     @rule(dataid=st.sampled_from(DATAIDS))
     def plant(self, dataid: str) -> None:
