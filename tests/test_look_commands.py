@@ -304,9 +304,10 @@ def test_why_for_people(line: Store) -> None:
         "safe",
     ]
     assert odf("why", "load", "10").stdout.startswith("load 10 may run.\n")
-    assert odf("why", "load").stdout.splitlines()[:2] == [
-        "load may run.", "  2 chunks may be claimed; the next is '2'",
-    ]  # fmt: skip
+    first, claimable, held, action, *_ = odf("why", "load").stdout.splitlines()
+    assert (first, claimable) == ("load may run.", "  2 chunks may be claimed; the next is '2'")
+    assert held.startswith("  HELD: 1 chunk ('9'): 'b' is FAILED since 20")
+    assert action == "    → odf resubmit load 9"
     assert odf("why", "fetch").stdout.startswith("fetch: nothing is to be run: ALREADY_DONE\n")
     past = odf("why", "load", "9", "--at", "2001-01-01")
     assert past.stdout.startswith("load 9 could not run at 2001-01-01 00:00:00: NOT_REGISTERED")

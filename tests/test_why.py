@@ -323,6 +323,27 @@ def test_a_job_with_nothing_to_do_tells_what_its_chunks_wait_for(line: Store) ->
     )
 
 
+def test_a_job_with_something_to_do_tells_what_keeps_the_rest_back(
+    line: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(16):
+        put(line, "a", "READY", dataid=str(number))
+    for number in range(9):
+        put(line, "b", "FAILED", jobid="load", dataid=str(number))
+    put(line, "b", "READY", jobid="load", dataid="9")
+    put(line, "a", "FAILED", dataid="16")
+    found = explain(line, "load")
+    assert (found.may_run, found.next_chunk, found.counts[""]) == (True, "10", 6)
+    assert [reason.code for reason in found.reasons] == ["HELD", "DATA_NOT_READY"]
+    assert found.reasons[0].text.startswith("9 chunks ('0', '1', '2', …): 'b' is FAILED")
+    assert (found.code, found.action) == ("HELD", "odf resubmit load 0")
+
+    monkeypatch.setattr(whyjob, "MANY", 1)
+    found = explain(line, "load")
+    assert found.may_run
+    assert "HELD" in {reason.code for reason in found.reasons}
+
+
 def test_of_a_job_of_many_chunks_the_queue_and_examples_are_looked_at(
     line: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:

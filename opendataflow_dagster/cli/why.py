@@ -57,7 +57,8 @@ def tell(found: Explanation) -> None:
     when = f" at {shown(found.at)}" if found.at else ""
     blocks = [reason for reason in found.reasons if reason.code not in ADVICE]
     if found.may_run:
-        click.echo(f"{name} {verb} run{when}." + (" But look first:" if found.reasons else ""))
+        look = " But look first:" if len(blocks) < len(found.reasons) else ""
+        click.echo(f"{name} {verb} run{when}.{look}")
     elif (
         found.dataid is None
         and found.next_chunk is None

@@ -3,7 +3,7 @@
 from datetime import datetime
 
 from .errors import WrongUse
-from .model import Plan
+from .model import BLOCKING, Plan
 from .names import typed
 from .past import Past
 from .store import Store
@@ -24,6 +24,9 @@ from .whystate import Answer, Reason, datasets_at, read_plan
 FEW = 3
 """Blocked chunks of one kind that are looked at closely."""
 
+
+HINDERING = tuple(code for code in BLOCKING if code != "ALREADY_DONE")
+"""What keeps chunks back, also while others of the job may run."""
 
 MANY = 100_000
 """Rows of a job's datasets above which its chunks are judged only if all are asked for."""
@@ -65,7 +68,7 @@ def explain_job(
                 f"{jobid!r} has more than {MANY:,} chunks: those that can't run aren't counted. "
                 f"`odf why {typed(jobid)} --all` does."
             )
-            for (dataid,) in [] if upcoming else store.db.run("why.examples", jobid=jobid, few=FEW):
+            for (dataid,) in store.db.run("why.examples", jobid=jobid, few=FEW):
                 firsts.setdefault(explain_chunk(store, jobid, dataid, None).code, []).append(dataid)
         elif claimable != counts.get("", 0):
             mending = "run `odf init` to mend it."
@@ -87,18 +90,22 @@ def explain_job(
         first = explain_chunk(store, jobid, upcoming[0], at)
         reasons += [reason for reason in first.reasons if reason.code in ADVICE]
         answers = first.answers
-    else:
-        for code in (code for code in CODES if code in firsts):
-            first = explain_chunk(store, jobid, firsts[code][0], at)
-            cause = next((each for each in first.reasons if each.code == code), first.reasons[0])
-            text = f"{_of(counts.get(code), firsts[code])}: {cause.text}"
-            action = "" if code == "ALREADY_DONE" else cause.action  # what is done needs nothing
-            reasons.append(Reason(code, text, action))
-        if not firsts:
-            reasons.append(_nothing_yet(plan.jobid, plan.reads))
+    blocked = list[Reason]()
+    for code in (code for code in CODES if code in firsts):
+        if upcoming and code not in HINDERING:
+            continue  # no news where something may run
+        first = explain_chunk(store, jobid, firsts[code][0], at)
+        cause = next((each for each in first.reasons if each.code == code), first.reasons[0])
+        text = f"{_of(counts.get(code), firsts[code])}: {cause.text}"
+        action = "" if code == "ALREADY_DONE" else cause.action  # what is done needs nothing
+        blocked.append(Reason(code, text, action))
+    if not (upcoming or firsts):
+        blocked.append(_nothing_yet(plan.jobid, plan.reads))
+    # What concerns the next chunk comes before what keeps others back.
+    found = [*in_order(reasons), *blocked] if upcoming else in_order([*reasons, *blocked])
     may_run = bool(upcoming) and not dials
     return Explanation(
-        jobid, None, at, may_run, in_order(reasons), answers, notes + queue, counts,
+        jobid, None, at, may_run, found, answers, notes + queue, counts,
         upcoming[0] if upcoming else None,
     )  # fmt: skip
 
