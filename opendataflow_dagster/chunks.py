@@ -16,7 +16,7 @@ from .dataflow.model import READY, RESUBMIT, Claim
 from .dataflow.names import printable
 from .dataflow.produce import Produced
 from .dataflow.pulse import Pulse
-from .dataflow.runjob import LOST, NOTHING
+from .dataflow.runjob import LOST, nothing_to_do
 from .dataflow.store import Store
 from .dataflow.waiting import WaitingClaims
 from .materializations import made
@@ -240,7 +240,8 @@ class _Run(Claimer):
             "lost": len(self.lost),
         }
         told = ", ".join(f"{count} {word}" for word, count in counts.items() if count)
-        self.context.log.info(f"{self.jobid}: {told or NOTHING}")
+        told = told or nothing_to_do(self.store, self.jobid)
+        self.context.log.info(f"{self.jobid}: {told}")
         if bad:
             named = [f"{printable(dataid)}: {bad[dataid]}" for dataid in list(bad)[:NAMED]]
             if len(bad) > NAMED:

@@ -16,7 +16,7 @@ from .dataflow.periodic import live_generations, next_runs, offer_run
 from .dataflow.produce import Produced, produce
 from .dataflow.pulse import Pulse
 from .dataflow.reading import failing
-from .dataflow.runjob import NOTHING
+from .dataflow.runjob import nothing_to_do
 from .dataflow.steps import excerpt
 from .dataflow.store import Store
 from .materializations import made
@@ -94,7 +94,7 @@ def _next(claimer: Claimer, flow: Flow) -> tuple[Claim, str] | None:
     else:
         claims = claimer.claim(None)
     if not claims:
-        claimer.context.log.info(f"{flow.slug}: {NOTHING}")
+        claimer.context.log.info(f"{flow.slug}: {nothing_to_do(claimer.store, flow.slug)}")
         return None
     return claims[0], flow.translator.partition_key(claims[0].dataid)
 

@@ -379,7 +379,7 @@ def test_runjob_without_a_key_argument(odf: Run, store: Store, key: str | None) 
     idle = odf(program, *arguments, command="RunJob", **environ)
 
     assert idle.returncode == 0
-    assert idle.stdout.endswith(": no suitable data available for job. Not running it\n")
+    assert ": no suitable data available for job. Not running it: blocked: 1 " in idle.stdout
 
 
 def test_the_originals_commands_never_print_a_key(odf: Run) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from opendataflow_dagster.dataflow import offers
 from opendataflow_dagster.dataflow.errors import DataflowError, Refused, StaleClaim, WrongUse
 from opendataflow_dagster.dataflow.forcing import force
 from opendataflow_dagster.dataflow.handover import end, start
@@ -84,8 +85,43 @@ def test_it_says_what_the_original_says(loadbob: Store) -> None:
         "Job ./loadbob.sh has failed. Updating status",
         "Reason: exit code 3",
         "1 rows updated to FAILED for loadbob and 2.0 1 IN file-local locks released",
-        "no suitable data available for job. Not running it",
+        "no suitable data available for job. Not running it: "
+        "blocked: 1 FAILED or on HOLD, 1 done; `odf why loadbob` tells more",
     ]
+
+
+def test_with_nothing_to_do_it_says_whether_all_is_done_or_what_blocks(
+    loadbob: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def why() -> str:
+        said: list[str] = []
+        assert run(loadbob, say=said.append) == IDLE
+        return said[0].partition("no suitable data available for job. Not running it: ")[2]
+
+    more = "; `odf why loadbob` tells more"
+    assert why() == f"no chunk is known yet{more}"
+    for number in range(4):
+        put(loadbob, "bobin", str(number))
+    [claim] = loadbob.claim("loadbob", owner="me", only="0")
+    policy(loadbob, "loadbob", paused_until="2999-01-01")
+    assert why().startswith("paused until 2999-01-01")
+    policy(loadbob, "loadbob", paused_until=None, concurrency=1)
+    assert why() == f"3 claimable, at its concurrency of 1{more}"
+    policy(loadbob, "loadbob", concurrency=None)
+    loadbob.finish(claim)
+    assert run(loadbob, all_chunks=True) == Outcome(0, done=3)
+    assert why() == "all done (4 chunks)"
+    monkeypatch.setattr(offers, "GLANCE", 2)
+    assert why() == "the 4 chunks that changed last are done; `odf status loadbob` has all"
+
+    sql(loadbob, "update datastatus set status = 'FAILED' where jobid = 'loadbob' and dataid = '1'")
+    sql(loadbob, "update datastatus set status = 'HOLD' where jobid = 'loadbob' and dataid = '2'")
+    sql(loadbob, "update datastatus set status = 'FAILED' where datasetid = 'bobin'")
+    put(loadbob, "bobin", "5", status="RUNNING")
+    blocked = "blocked: 2 FAILED or on HOLD, 1 waiting for inputs, 2 done"
+    assert why() == f"{blocked}, of the 5 chunks that were looked at{more}"
+    monkeypatch.setattr(offers, "GLANCE", 100)
+    assert why() == blocked + more
 
 
 def test_rows_while_it_runs_and_after(loadbob: Store) -> None:
@@ -416,7 +452,8 @@ def test_all_ends_with_3_behind_a_dial_that_somebody_has_to_turn(loadbob: Store,
 def test_all_with_nothing_to_do_says_so(loadbob: Store) -> None:
     said: list[str] = []
     assert run(loadbob, say=said.append, all_chunks=True, workers=2) == IDLE
-    assert said[0].endswith(": no suitable data available for job. Not running it")
+    nothing = ": no suitable data available for job. Not running it: "
+    assert said[0].endswith(f"{nothing}no chunk is known yet; `odf why loadbob` tells more")
 
 
 def test_an_error_in_a_worker_ends_the_run_with_it(loadbob: Store) -> None:

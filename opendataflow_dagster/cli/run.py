@@ -4,7 +4,7 @@ import sys
 
 import click
 
-from ..dataflow.runjob import NOTHING, force_job
+from ..dataflow.runjob import force_job, nothing_to_do
 from .output import json_text, store_of
 from .runline import IDLE, RunLine, execute, exit_code, narrator
 
@@ -125,7 +125,7 @@ def start(ctx: click.Context, job: str, lease: float, secrets: bool, strict: boo
             store.fail(started[0], "`odf start` couldn't print its context", may_retry=False)
         raise
     if started is None:
-        click.echo(NOTHING, err=True)
+        click.echo(nothing_to_do(store, job), err=True)
         ctx.exit(IDLE if strict else 0)
 
 

@@ -9,7 +9,7 @@ from .givingback import interrupt_soon
 from .model import READY, Stop
 from .names import typed
 from .process import Scripts
-from .runjob import GIVEN_BACK, LOST, NOTHING, Outcome, Result, Runner, Tell, stop_code
+from .runjob import GIVEN_BACK, LOST, Outcome, Result, Runner, Tell, stop_code
 from .script import NO_START
 from .store import new_owner
 
@@ -33,7 +33,7 @@ def catch_up(runner: Runner, scripts: Scripts, *, workers: int, progress: Tell |
     crew = _Crew(runner, scripts, workers, progress)
     crew.work()
     if not (crew.done or crew.failed or crew.lost or crew.held or scripts.stopping):
-        runner.tell(NOTHING)
+        runner.tell_nothing()
         return Outcome(stop_code(scripts))
     runner.tell(crew.summary())
     code = stop_code(scripts) or int(bool(crew.failed or crew.lost))

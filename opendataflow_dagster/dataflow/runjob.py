@@ -220,6 +220,10 @@ class Runner:
     def tell(self, message: str) -> None:
         self._say(f"{date()}: {message}")
 
+    def tell_nothing(self) -> None:
+        """Say that there is nothing to claim, and why."""
+        self.tell(nothing_to_do(self.store, self.jobid))
+
     def _heart(self, claim: Claim) -> Callable[[], bool]:
         """What renews the lease; an outage is said once, and isn't the script's fault."""
         said = False
@@ -278,7 +282,7 @@ def _run_chunks(
         return catch_up(runner, scripts, workers=workers, progress=progress)
     taken = runner.claim(new_owner())
     if taken is None:
-        runner.tell(NOTHING)
+        runner.tell_nothing()
         return Outcome(stop_code(scripts))
     results = [result for _, result in runner.run(*taken, scripts)]
     return _outcome(results[0], scripts) if results else Outcome(stop_code(scripts))
@@ -319,6 +323,13 @@ def settled(claim: Claim, plan: Plan, status: str) -> str:
 def stop_code(scripts: Scripts) -> int:
     """The exit code of a run that a signal has stopped; else 0."""
     return 128 + scripts.stopping if scripts.stopping is not None else 0
+
+
+def nothing_to_do(store: Store, jobid: str) -> str:
+    """That there is nothing to claim, in the original's words, and then why."""
+    from .offers import why_nothing
+
+    return f"{NOTHING}: {why_nothing(store, jobid)}"
 
 
 def date() -> str:
