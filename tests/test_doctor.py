@@ -2,8 +2,10 @@
 
 import json
 import os
+import shlex
 import socket
 import sys
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import psycopg
@@ -14,7 +16,11 @@ from opendataflow_dagster.cli.app import app
 from opendataflow_dagster.dataflow import checkup_tables, credentials
 from opendataflow_dagster.dataflow.credentials import PROPERTIES, encrypt, for_dataset
 from opendataflow_dagster.dataflow.store import Store
+from opendataflow_dagster.dataflow.times import to_table
+from opendataflow_dagster.dataflow.why import explain
+from opendataflow_dagster.dataflow.workers import begin_work
 from opendataflow_dagster.spark.checkup import java
+from tests.stores import policy, put, register, sql
 
 
 @pytest.fixture(autouse=True)
@@ -135,6 +141,45 @@ def test_a_claim_that_ran_out(store: Store, url: str) -> None:
     )
     found = doctor(url)[1]["leases"]
     assert (found["result"], found["action"]) == ("warn", "odf recover")
+
+
+def test_leases_far_in_the_future_are_told_with_what_ends_them(store: Store, url: str) -> None:
+    register(store, "load", ["a"], ["b"])
+    for number in range(4):
+        put(store, "a", str(number))
+    policy(store, "load", lease_seconds=30 * 86400)
+    patient = store.claim("load", owner="patient", only="0")
+    assert doctor(url)[1]["leases"]["result"] == "ok", "its policy says so"
+    assert explain(store, "load", "0").action == ""
+    store.finish(patient)
+    policy(store, "load", lease_seconds=None)
+    store.claim("load", owner="here", only="1")
+    assert doctor(url)[1]["leases"]["result"] == "ok"
+
+    [claim] = store.claim("load", owner="there", only="2")
+    action = f"odf end load 2 RESUBMIT --generation {claim.generation}"
+    tomorrow = to_table(store, datetime.now(UTC) + timedelta(days=1))
+    for ahead in ({"lease_end": "2999-01-01"}, {"heartbeat": tomorrow, "lease_end": tomorrow}):
+        store.heartbeat([claim])
+        assert doctor(url)[1]["leases"]["result"] == "ok"
+        for column, until in ahead.items():
+            sql(store, f"update claim set {column} = :until where owner = 'there'", until=until)
+        found = doctor(url)[1]["leases"]
+        assert (found["result"], found["action"].split("  #")[0]) == ("warn", action)
+        assert "1 far in the future, as a wrong clock leaves them: load 2 of there" in found["detail"]
+        reason = explain(store, "load", "2").reasons[0]
+        assert (reason.code, reason.action) == ("LOCKED", action)
+    done = CliRunner().invoke(app, action.split()[1:], env={"DATAFLOW_URL": url})
+    assert done.exit_code == 0, done.output
+    assert doctor(url)[1]["leases"]["result"] == "ok"
+
+    begin_work(store, "gone", "run", "load")
+    store.db.execute("update worker set lease_end = '2999-01-01 00:00:00'", {})
+    found = doctor(url)[1]["leases"]
+    assert "worker gone of load until 2999-01-01" in found["detail"]
+    CliRunner().invoke(app, shlex.split(found["action"], comments=True)[1:],
+                       env={"DATAFLOW_URL": url})  # fmt: skip
+    assert doctor(url)[1]["leases"]["result"] == "ok"
 
 
 def test_a_circle_of_jobs_is_told(store: Store, url: str) -> None:

@@ -2,20 +2,19 @@
 
 import time
 from collections.abc import Callable, Iterator, Mapping
+from datetime import datetime
 from typing import NamedTuple
 
 from .errors import CredentialError, DataflowError
 from .history import unread
-from .names import printable
-from .store import Store
+from .names import printable, typed
+from .store import DRIFT, FAR, Store
+from .times import from_table, shown, to_table
 from .upgrade import missing_tables, missing_triggers, triggers
 from .versions import Versions
 from .whyjob import judge_chunks
 
 OLDEST_SERVER = 13
-DRIFT = 5.0
-"""Seconds by which a clock may differ from the database's."""
-
 END_TRANSACTION = (
     "Find it in pg_stat_activity and pg_prepared_xacts as superuser, and end it: "
     "select pg_terminate_backend(PID), or rollback prepared"
@@ -228,10 +227,45 @@ def _leases(store: Store) -> Check:
     late = [
         each for each in running(store) if each["lease_end"] and each["lease_end"].timestamp() < now
     ]
+    details, actions = [], []
     if late:
         first = f"{late[0]['jobid']} {late[0]['dataid']} of {late[0]['owner']}"
-        return Check("leases", "warn", f"{len(late)} claims ran out: {first}", "odf recover")
-    return Check("leases", "ok", "no claim has run out")
+        details.append(f"{len(late)} claims ran out: {first}")
+        actions.append("odf recover")
+    if far := _ahead(store, now):
+        about, action = far[0]
+        details.append(f"{len(far)} far in the future, as a wrong clock leaves them: {about}")
+        actions.append(action)
+    if details:
+        return Check("leases", "warn", "; ".join(details), "; ".join(actions))
+    return Check("leases", "ok", "no claim has run out, and none is far in the future")
+
+
+def _ahead(store: Store, now: float) -> list[tuple[str, str]]:
+    """The leases and retries that no clock will reach soon, in words, and what ends each."""
+    moments = {
+        name: to_table(store, datetime.fromtimestamp(now + seconds).astimezone())
+        for name, seconds in (("soon", DRIFT), ("far", FAR))
+    }
+    found = []
+    for kind, jobid, dataid, generation, owner, due, seconds in store.db.run(
+        "doctor.ahead", **moments
+    ):
+        until = from_table(store, due)
+        if until is None or (seconds and until.timestamp() <= now + seconds):
+            continue
+        if kind == "retry":
+            about = f"{jobid} {dataid} is tried again at {shown(until)}"
+            action = f"odf resubmit {typed(jobid, dataid)}"
+        elif kind == "lease":
+            about = f"{jobid} {dataid} of {owner} until {shown(until)}"
+            action = f"odf end {typed(jobid, dataid)} RESUBMIT --generation {generation}"
+            action += "  # if its program is gone"
+        else:
+            about = f"worker {owner} of {jobid} until {shown(until)}"
+            action = f"odf dml \"delete from worker where owner = '{owner}'\"  # if it is gone"
+        found.append((about, action))
+    return found
 
 
 def _jobs(store: Store) -> Check:

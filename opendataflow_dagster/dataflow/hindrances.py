@@ -1,10 +1,12 @@
 """What stands in the way of a claim: for each thing its code, and the command that removes it."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 from .model import BLOCKING, FAILED, HOLD, READY, RUNNING, Effect, effect, read_status
 from .names import typed
 from .places import is_missing, is_within, seen
+from .store import DRIFT, FAR
 from .times import shown
 from .whystate import Reason, Row, State
 
@@ -186,7 +188,21 @@ def _locked(state: State, row: Row) -> Reason:
     if lease_end and state.now and lease_end < state.now:
         text += f", whose lease ended at {shown(lease_end)}"
         return Reason("LOCKED", text, f"odf recover --job {typed(row.jobid)}")
-    return Reason("LOCKED", text + f", with a lease until {shown(lease_end)}")
+    text += f", with a lease until {shown(lease_end)}"
+    if state.now and _is_ahead(claim, state.now.timestamp()):
+        text += ", as a wrong clock leaves it: if that program is gone, end its claim"
+        this = f"{typed(row.jobid, state.dataid)} RESUBMIT --generation {claim['generation']}"
+        return Reason("LOCKED", text, f"odf end {this}")
+    return Reason("LOCKED", text)
+
+
+def _is_ahead(claim: Mapping[str, Any], now: float) -> bool:
+    """Whether a claim began or was renewed in the future, or ends further ahead than is meant."""
+    begun = [claim[name] for name in ("started", "heartbeat") if claim.get(name)]
+    if any(moment.timestamp() > now + DRIFT for moment in begun):
+        return True
+    longest = max(FAR, claim.get("lease_seconds") or 0)
+    return bool(claim.get("lease_end")) and claim["lease_end"].timestamp() > now + longest
 
 
 def _location_reasons(state: State) -> Iterator[Reason]:

@@ -26,6 +26,12 @@ from .versions import Versions
 LEASE = 120.0
 """Seconds that a claim lasts without a heartbeat, unless the job's policy says otherwise."""
 
+DRIFT = 5.0
+"""Seconds by which a clock may differ from the database's."""
+
+FAR = 7 * 24 * 3600.0
+"""Seconds beyond which a lease is too long to be meant, unless the job's policy says so."""
+
 MAX_LOSSES = 5
 """Lost claims in a row that put a chunk on HOLD, unless the job's policy says otherwise."""
 

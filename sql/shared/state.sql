@@ -22,9 +22,10 @@ where datasetid = :datasetid and dataid = :dataid and (cast(:now as integer) = 1
 order by generation;
 
 -- name: claims
--- Who holds or will retry a chunk.
-select jobid, generation, owner, runid, started, heartbeat, lease_end, attempts, losses, retry_at
-from claim where dataid = :dataid;
+-- Who holds or will retry a chunk, and for how long a claim lasts by the job's policy.
+select c.jobid, c.generation, c.owner, c.runid, c.started, c.heartbeat, c.lease_end, c.attempts, c.losses, c.retry_at,
+       p.lease_seconds
+from claim c left join jobpolicy p on p.jobid = c.jobid where c.dataid = :dataid;
 
 -- name: dataset
 -- Where the dataset is.
