@@ -323,6 +323,29 @@ def test_a_job_with_nothing_to_do_tells_what_its_chunks_wait_for(line: Store) ->
     )
 
 
+def test_a_job_without_chunks_points_at_what_is_missing_and_not_at_itself(store: Store) -> None:
+    job(store, "load", "a", "b")
+    found = explain(store, "load")
+    assert (found.code, found.action) == ("DATA_NOT_READY", "odf ready a DATAID")
+    assert "No chunk of 'a' is known yet, and no job is registered that makes" in found.reasons[0].text
+
+    job(store, "fetch", "raw", "a")
+    found = explain(store, "load")
+    assert found.action == "odf ready raw DATAID"
+    assert "'fetch' makes it, and may not run: No chunk of 'raw' is" in found.reasons[0].text
+    put(store, "raw", "READY", jobid="external")
+    found = explain(store, "load")
+    assert found.action == "odf run --job fetch SCRIPT"
+    set_policy(store, "fetch", {"paused_until": "forever"})
+    assert explain(store, "load").action == "odf policy fetch paused_until=no"
+
+    job(store, "first", "y", "x")
+    job(store, "second", "x", "y")
+    found = explain(store, "first")
+    assert found.action == "odf ready x DATAID"
+    assert "waits for this in turn" in found.reasons[0].text
+
+
 def test_a_job_with_something_to_do_tells_what_keeps_the_rest_back(
     line: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -19,7 +19,7 @@ from .why import (
     notes_of,
     unregistered,
 )  # fmt: skip
-from .whystate import Answer, Reason, datasets_at, read_plan
+from .whystate import Answer, Reason, datasets_at, producers_at, read_plan
 
 FEW = 3
 """Blocked chunks of one kind that are looked at closely."""
@@ -33,9 +33,13 @@ MANY = 100_000
 
 
 def explain_job(
-    store: Store, jobid: str, at: datetime | None, everything: bool = False
-) -> Explanation:
-    """What may be claimed next and how much of it; if nothing, what the first chunks wait for."""
+    store: Store, jobid: str, at: datetime | None, everything: bool = False,
+    asked: frozenset[str] = frozenset(),
+) -> Explanation:  # fmt: skip
+    """What may be claimed next and how much of it; if nothing, what the first chunks wait for.
+
+    `asked` are the consumers for whom a producer is asked.
+    """
     plan = read_plan(store, jobid, at)
     if plan.flaw:
         return unregistered(store, plan, None, at)
@@ -100,7 +104,7 @@ def explain_job(
         action = "" if code == "ALREADY_DONE" else cause.action  # what is done needs nothing
         blocked.append(Reason(code, text, action))
     if not (upcoming or firsts):
-        blocked.append(_nothing_yet(plan.jobid, plan.reads))
+        blocked.append(_nothing_yet(store, plan, at, asked | {jobid}))
     # What concerns the next chunk comes before what keeps others back.
     found = [*in_order(reasons), *blocked] if upcoming else in_order([*reasons, *blocked])
     may_run = bool(upcoming) and not dials
@@ -133,15 +137,27 @@ def _of(count: int | None, firsts: list[str]) -> str:
     )
 
 
-def _nothing_yet(jobid: str, reads: tuple[str, ...]) -> Reason:
-    if reads:
+def _nothing_yet(store: Store, plan: Plan, at: datetime | None, asked: frozenset[str]) -> Reason:
+    """What is missing for a job that has no chunk: it may be far upstream."""
+    if not plan.reads:
         return Reason(
             "DATA_NOT_READY",
-            f"No chunk of {reads[0]!r} is known yet",
-            f"odf why {typed(jobid)} DATAID",
+            f"{plan.jobid!r} reads nothing, and no row says which chunks there are",
+            f"odf hold {typed(plan.jobid)} DATAID && odf release {typed(plan.jobid)} DATAID",
         )
-    return Reason(
-        "DATA_NOT_READY",
-        f"{jobid!r} reads nothing, and no row says which chunks there are",
-        f"odf hold {typed(jobid)} DATAID && odf release {typed(jobid)} DATAID",
-    )
+    datasetid = plan.reads[0]
+    text, ready = f"No chunk of {datasetid!r} is known yet", f"odf ready {typed(datasetid)} DATAID"
+    makers = producers_at(store, datasetid, at)
+    if not makers:
+        text += ", and no job is registered that makes it"
+        return Reason("DATA_NOT_READY", text, ready)
+    maker = next((each for each in makers if each not in asked), None)
+    if maker is None:
+        text += f", and {makers[0]!r}, which makes it, waits for this in turn"
+        return Reason("DATA_NOT_READY", text, ready)
+    above = explain_job(store, maker, at, asked=asked)
+    if above.may_run:
+        text += f": {maker!r} makes it, and may run"
+        return Reason("DATA_NOT_READY", text, f"odf run --job {typed(maker)} SCRIPT")
+    text += f": {maker!r} makes it, and may not run: {above.reasons[0].text}"
+    return Reason("DATA_NOT_READY", text, above.action)

@@ -115,6 +115,13 @@ def datasets_at(store: Store, datasetid: str, at: datetime | None) -> list[dict[
     return store.db.records("state.dataset", datasetid=datasetid)
 
 
+def producers_at(store: Store, datasetid: str, at: datetime | None) -> list[str]:
+    """The jobs that write a dataset, now or at a moment in the past."""
+    if at:
+        return Past(store, at).producers(datasetid)
+    return [jobid for (jobid,) in store.db.run("state.producers", datasetid=datasetid)]
+
+
 def read_state(store: Store, plan: Plan, dataid: str, at: datetime | None = None) -> State:
     """Read what decides about one chunk for a job with this plan, within a transaction."""
     past = Past(store, at) if at else None
@@ -130,11 +137,7 @@ def read_state(store: Store, plan: Plan, dataid: str, at: datetime | None = None
             places[datasetid] = location(row)
             if keeps_versions(row):
                 versioned.add(datasetid)
-        if past:
-            makers = past.producers(datasetid)
-        else:
-            makers = [each for (each,) in store.db.run("state.producers", datasetid=datasetid)]
-        if makers:
+        if makers := producers_at(store, datasetid, at):
             producers[datasetid] = makers
     now = from_table(store, datetime.fromtimestamp(store.now()).astimezone())
     today = at.astimezone(now.tzinfo).strftime("%Y-%m-%d") if at and now else store.today()
