@@ -119,7 +119,7 @@ def test_where_nobody_reads_it_a_shared_destination_is_a_dataset_for_each(tmp_pa
     shop = project(tmp_path, "a: x > out", "b: y > out")
     assert outputs(found := plans_of(shop)) == {"a": "a", "b": "b"}
     assert found["a"].rivals == found["b"].rivals == ()
-    for known in (made("out"), Known(used=["out"]), Known(written={"a": ("out",)})):
+    for known in (made("out"), Known(placed=["out"]), Known(written={"a": ("out",)})):
         assert outputs(plans_of(shop, known))["a"] == "out"
     assert outputs(plans_of(shop, Known(written={"a": ("out",)}))) == {"a": "out", "b": "b"}
 

@@ -21,6 +21,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 from opendataflow_dagster.cli.app import app
+from opendataflow_dagster.dataflow import registry
+from opendataflow_dagster.dataflow.store import open_store
 from opendataflow_dagster.pipelines.compare import differences, equal, identical
 from opendataflow_dagster.pipelines.project import ProjectError, find_project, read_project
 from opendataflow_dagster.pipelines.transformation import load
@@ -214,6 +216,57 @@ def test_a_destination_that_is_a_list_fails_and_the_rest_is_judged(project: Make
     assert trouble.message.startswith("project.yml:3: `destination` is a list")
     assert transformation.passed
     assert odf("validate", "--project", root).exit_code == 1
+
+
+def test_a_source_that_is_nowhere_fails(project: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    yml = YML + "    sources: [a, made, kept, in/b]\n  - slug: made\n    transformations: [t]\n"
+    root = project(yml=yml, t=GOOD)
+    (root / "pipelines" / "made").mkdir()
+    (root / "pipelines" / "made" / "t.py").write_text(GOOD)
+    (root / "sources" / "in").mkdir(parents=True)
+    (root / "sources" / "in" / "b.csv").touch()
+    done = odf("validate", "--project", root)
+    assert done.exit_code == 1
+    assert done.stdout.splitlines()[0] == (
+        "FAILED  p: project.yml:2: source 'a' is sources/a.csv, which doesn't exist. Put the file "
+        "there, or run: odf dataset add a --hostname /path/FILE.csv; project.yml:2: source 'kept' "
+        "is sources/kept.csv, which doesn't exist. Put the file there, or run: odf dataset add "
+        "kept --hostname /path/FILE.csv"
+    )
+    assert done.stdout.splitlines()[1:] == ["ok      p.t", "ok      made.t"]
+
+    (root / "sources" / "a.csv").touch()
+    store = open_store(f"sqlite:///{root}/.dataflow/dataflow.db")
+    (root / ".dataflow").mkdir()
+    store.init()
+    registry.add_dataset(store, "kept")
+    assert odf("validate", "--project", root).exit_code == 1, "it is registered without a place"
+    registry.add_dataset(store, "kept", hostname="db1", tablename="kept")
+    store.close()
+    assert odf("validate", "--project", root).exit_code == 0
+    monkeypatch.setenv("DATAFLOW_URL", "sqlite:////nowhere/at/all.db")
+    away = odf("validate", "--project", root)
+    assert away.exit_code == 0
+    assert "Sources that are no files weren't looked for." in away.stderr
+
+
+def test_a_transformation_that_the_yml_does_not_name_fails(project: Make) -> None:
+    root = project(t="from pipelines.p.shared import twice\n" + GOOD, extra=GOOD,
+                   shared="def run(df): pass\ntwice = 2\n", helper="x = 1\n", __init__="")  # fmt: skip
+    done = odf("validate", "--project", root)
+    assert done.exit_code == 1
+    assert done.stdout.splitlines() == [
+        "FAILED  p: project.yml:2: pipelines/p/extra.py isn't one of the `transformations`. "
+        "List it, or remove the file.",
+        "ok      p.t",
+    ]
+    (root / "pipelines" / "p" / "extra.py").unlink()
+    (root / "pipelines" / "q").mkdir()
+    (root / "pipelines" / "q" / "t.py").write_text(GOOD)
+    [stray] = [each for each in validate(read_project(root)) if not each.passed]
+    assert (stray.pipeline, stray.transformation) == ("q", None)
+    assert "no pipeline is called 'q'" in stray.message
+    assert odf("validate", "p", "--project", root).exit_code == 0
 
 
 def test_changing_the_input_is_not_returning_it(project: Make) -> None:

@@ -37,7 +37,8 @@ def validate(
     """Run each transformation of a project on its expected inputs, and compare what it returns.
 
     A transformation fails if its output isn't the expected one, if it returns nothing or what it
-    was given, or if its file lacks `run` or its expectations. Exit code: 1 if any fails.
+    was given, or if its file lacks `run` or its expectations. A pipeline fails if a source is
+    missing, or a transformation in its folder isn't listed. Exit code: 1 if any fails.
 
     \b
     Example: odf validate
@@ -49,7 +50,7 @@ def validate(
 
     found = read_project(find_project(project))
     verdicts = []
-    for verdict in judge(found, pipeline):
+    for verdict in judge(found, pipeline, ctx.find_root().obj, say=narrator(sys.stderr)):
         verdicts.append(verdict)
         if as_json:
             continue

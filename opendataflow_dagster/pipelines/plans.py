@@ -30,10 +30,15 @@ class Known(NamedTuple):
 
     jobs: Mapping[str, Plan] = MappingProxyType({})
     """The jobs that aren't pipelines of the project."""
-    used: Collection[str] = ()
-    """What is registered with a place, or read by other jobs."""
+    placed: Collection[str] = ()
+    """What is registered with a place."""
     written: Mapping[str, tuple[str, ...]] = MappingProxyType({})
     """Pipeline → what it writes, if it is a job already."""
+
+    @property
+    def used(self) -> set[str]:
+        """What is registered with a place, or read by other jobs."""
+        return {*self.placed, *(each for plan in self.jobs.values() for each in plan.reads)}
 
     @property
     def produced(self) -> set[str]:
@@ -47,8 +52,7 @@ _NOTHING = Known()
 def known_from(jobs: Mapping[str, Plan], placed: Collection[str], own: Collection[str]) -> Known:
     """What registrations tell to a project whose pipelines are its `own` jobs."""
     others = {jobid: plan for jobid, plan in jobs.items() if jobid not in own}
-    used = {*placed, *(each for plan in others.values() for each in plan.reads)}
-    return Known(others, used, {slug: jobs[slug].outputs for slug in own if slug in jobs})
+    return Known(others, placed, {slug: jobs[slug].outputs for slug in own if slug in jobs})
 
 
 def plans_of(project: Project, known: Known = _NOTHING) -> dict[str, Plan]:

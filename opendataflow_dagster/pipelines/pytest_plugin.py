@@ -57,13 +57,14 @@ class ProjectFile(pytest.File):
         from ..dataflow.errors import DataflowError
         from .isolation import forget
         from .project import read_project
+        from .validate import examined
 
         try:
             project = read_project(self.path.parent.resolve())
         except DataflowError as error:
             raise self.CollectError(str(error)) from None
         forget(project.root)
-        for pipeline in project.pipelines:
+        for pipeline in examined(project):
             yield PipelineNode.from_parent(
                 self, name=pipeline.slug, project=project, pipeline=pipeline
             )

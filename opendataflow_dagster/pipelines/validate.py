@@ -1,16 +1,24 @@
-"""Validating a project: each transformation runs on its expected inputs."""
+"""Validating a project: its declaration, and each transformation on its expected inputs."""
 
+import re
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
 from itertools import chain, islice
+from pathlib import Path
 from typing import NamedTuple
 
-from ..dataflow.errors import DataflowError
-from .annotation import PANDAS, engine_of
+from ..dataflow.config import BUILT_IN
+from ..dataflow.errors import DataflowError, NoDatabase
+from ..dataflow.names import typed
+from ..dataflow.opening import open_from
+from ..dataflow.runjob import Say, first_line
+from .annotation import PANDAS, engine_of, takes_stream
 from .compare import Difference, differences, identical
 from .expectations import copied, expectations_of
 from .isolation import forget
-from .project import Pipeline, Project
+from .plans import known_of, makers_of
+from .project import FILE, Pipeline, Project
+from .settings import project_settings
 from .transformation import NO_STREAM, Transformation, TransformationError, load
 
 MOST = 20
@@ -39,12 +47,108 @@ class Verdict(NamedTuple):
         return f"{self.pipeline}.{self.transformation}" if self.transformation else self.pipeline
 
 
-def validate(project: Project, pipeline: str | None = None) -> Iterator[Verdict]:
-    """Validate the project's transformations, or those of one pipeline, as they are declared."""
+def validate(
+    project: Project, pipeline: str | None = None, config: str | None = None, *,
+    say: Say = lambda line: None,
+) -> Iterator[Verdict]:  # fmt: skip
+    """Validate the project's pipelines, or one of them, as they are declared.
+
+    Sources that are no files are looked for in the tables that are configured.
+    """
     forget(project.root)
-    for each in project.pipelines if pipeline is None else [project.pipeline(pipeline)]:
-        for name in names_of(each):
-            yield validate_one(project, each, name)
+    if pipeline is not None:
+        project.pipeline(pipeline)
+    for each in examined(project, config, say=say):
+        if pipeline in (None, each.slug):
+            for name in names_of(each):
+                yield validate_one(project, each, name)
+
+
+def examined(
+    project: Project, config: str | None = None, *, say: Say = lambda line: None
+) -> list[Pipeline]:
+    """The pipelines of a project, each with all that is wrong around its transformations.
+
+    A folder of transformations that project.yml doesn't name is one, too.
+    """
+    elsewhere = _elsewhere(project, config, say)
+    found = []
+    for pipeline in project.pipelines:
+        trouble = [pipeline.trouble] if pipeline.trouble else []
+        where = f"{FILE}:{pipeline.line}"
+        for source in dict.fromkeys(pipeline.sources):
+            if elsewhere is not None and not _is_there(project, source, elsewhere):
+                file = project.source_file(source).relative_to(project.root)
+                trouble.append(
+                    f"{where}: source {source!r} is {file}, which doesn't exist. Put the file "
+                    f"there, or run: odf dataset add {typed(source)} --hostname /path/FILE.csv"
+                )
+        for file in _unlisted(project, pipeline.slug, pipeline.transformations):
+            trouble.append(
+                f"{where}: {file.relative_to(project.root)} isn't one of the `transformations`. "
+                "List it, or remove the file."
+            )
+        found.append(pipeline._replace(trouble=_joined(trouble)))
+    slugs = {pipeline.slug for pipeline in project.pipelines}
+    for folder in sorted((project.root / "pipelines").glob("*/")):
+        if folder.name not in slugs and (files := _unlisted(project, folder.name, ())):
+            trouble = (
+                f"{FILE}:1: {files[0].relative_to(project.root)} is a transformation, but no "
+                f"pipeline is called {folder.name!r}. Declare it, or remove the folder."
+            )
+            found.append(Pipeline(folder.name, (), None, (), {}, 1, trouble))
+    return found
+
+
+def _elsewhere(project: Project, config: str | None, say: Say) -> set[str] | None:
+    """The sources that the tables know a place or a writer of; None: they can't be asked."""
+    store, is_built_in = None, False
+    try:
+        settings = project_settings(project.root, config)
+        is_built_in = settings.origin == BUILT_IN
+        store = open_from(settings)
+        known = known_of(store, {pipeline.slug for pipeline in project.pipelines})
+        return {*known.placed, *known.produced}
+    except DataflowError as error:
+        if is_built_in and isinstance(error, NoDatabase):  # nothing has run here yet
+            return set()
+        say(f"Sources that are no files weren't looked for. {first_line(error)}.")
+        return None
+    finally:
+        if store is not None:
+            store.close()
+
+
+def _joined(trouble: Sequence[str]) -> str | None:
+    """All that is wrong in one line."""
+    return "; ".join([*(each.rstrip(".") for each in trouble[:-1]), *trouble[-1:]]) or None
+
+
+def _is_there(project: Project, source: str, elsewhere: Collection[str]) -> bool:
+    """Whether a source is a file, is made by a pipeline, or is known to the tables."""
+    if source in elsewhere or project.source_file(source).is_file():
+        return True
+    return bool(makers_of(project, source))
+
+
+def _unlisted(project: Project, slug: str, listed: Sequence[str]) -> list[Path]:
+    """The transformations in a pipeline's folder that it doesn't list, and no file imports."""
+    folder = project.root / "pipelines" / slug
+    stray = [
+        file for file in sorted(folder.glob("*.py"))
+        if file.stem not in listed and takes_stream(file, project.root) is not None
+    ]  # fmt: skip
+    if not stray:
+        return []
+    others = (project.root / "pipelines").rglob("*.py")
+    lines = {each: each.read_text(errors="replace") for each in others}
+    return [
+        file for file in stray
+        if not any(
+            re.search(rf"(?m)^\s*(from|import)\b.*\b{re.escape(file.stem)}\b", text)
+            for other, text in lines.items() if other != file
+        )
+    ]  # fmt: skip
 
 
 def names_of(pipeline: Pipeline) -> list[str | None]:
