@@ -166,7 +166,9 @@ def test_leases_far_in_the_future_are_told_with_what_ends_them(store: Store, url
             sql(store, f"update claim set {column} = :until where owner = 'there'", until=until)
         found = doctor(url)[1]["leases"]
         assert (found["result"], found["action"].split("  #")[0]) == ("warn", action)
-        assert "1 far in the future, as a wrong clock leaves them: load 2 of there" in found["detail"]
+        assert (
+            "1 far in the future, as a wrong clock leaves them: load 2 of there" in found["detail"]
+        )
         reason = explain(store, "load", "2").reasons[0]
         assert (reason.code, reason.action) == ("LOCKED", action)
     done = CliRunner().invoke(app, action.split()[1:], env={"DATAFLOW_URL": url})

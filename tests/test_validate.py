@@ -251,8 +251,13 @@ def test_a_source_that_is_nowhere_fails(project: Make, monkeypatch: pytest.Monke
 
 
 def test_a_transformation_that_the_yml_does_not_name_fails(project: Make) -> None:
-    root = project(t="from pipelines.p.shared import twice\n" + GOOD, extra=GOOD,
-                   shared="def run(df): pass\ntwice = 2\n", helper="x = 1\n", __init__="")  # fmt: skip
+    root = project(
+        t="from pipelines.p.shared import twice\n" + GOOD,
+        extra=GOOD,
+        shared="def run(df): pass\ntwice = 2\n",
+        helper="x = 1\n",
+        __init__="",
+    )
     done = odf("validate", "--project", root)
     assert done.exit_code == 1
     assert done.stdout.splitlines() == [

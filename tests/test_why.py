@@ -2,6 +2,8 @@
 
 import json
 import shlex
+import shutil
+import sqlite3
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
@@ -10,15 +12,18 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
+from psycopg.conninfo import conninfo_to_dict
 
-from opendataflow_dagster.dataflow import moves, whyjob
+from opendataflow_dagster.dataflow import moves, whereabouts, whyjob
 from opendataflow_dagster.dataflow.errors import LostRace, WrongUse
 from opendataflow_dagster.dataflow.model import Fact
-from opendataflow_dagster.dataflow.registry import add_job, set_policy
+from opendataflow_dagster.dataflow.registry import add_dataset, add_job, set_policy
 from opendataflow_dagster.dataflow.store import Store
+from opendataflow_dagster.dataflow.tables import Rows
 from opendataflow_dagster.dataflow.times import parse_time, to_table
 from opendataflow_dagster.dataflow.why import ADVICE, Explanation, explain
 from opendataflow_dagster.dataflow.whystate import Reason
+from tests.stores import connect
 
 D = "2026-03-01"
 
@@ -280,6 +285,101 @@ def test_a_place_that_is_gone_or_moved(line: Store, tmp_path: Path) -> None:
     assert explain(line, "load").code == "INVALID_LOCATION", "and so for the job's next chunk"
 
 
+def look(store: Store) -> tuple[bool | None, str, str, str]:
+    """What `odf why load` says of where its data is: answer, text, code and action."""
+    found = explain(store, "load", D, look=True)
+    return found.answers[2].ok, found.answers[2].text, found.code, found.action
+
+
+def test_files_of_a_chunk_that_are_gone_are_noticed(line: Store, tmp_path: Path) -> None:
+    add_dataset(line, "a", hostname=str(tmp_path / "a"))
+    put(line, "raw", "READY", jobid="external")
+    chunk = tmp_path / "a" / f"dataid={D}"
+    chunk.mkdir(parents=True)
+    (chunk / "part.parquet").touch()
+    (chunk / "_odf.json").write_text('{"rows": 3}')
+    made(line, "fetch", Fact("a", D, location=str(chunk), rows=3))
+    assert look(line)[::2] == (True, "")
+    again = ("INVALID_LOCATION", f"odf resubmit fetch {D}")
+
+    (chunk / "part.parquet").unlink()
+    assert look(line) == (
+        False, f"a: {tmp_path}/a; the files of chunk '{D}' are gone from {chunk}; "
+        "b: not registered", *again,
+    )  # fmt: skip
+    shutil.rmtree(chunk)
+    assert f"there is nothing of chunk '{D}' in {tmp_path}/a" in look(line)[1]
+    assert look(line)[2:] == again
+    assert explain(line, "load", D).answers[2].ok is True, "who claims a chunk doesn't look"
+    assert explain(line, "load", look=True).code == "INVALID_LOCATION"
+
+    put(line, "b", "READY", jobid="load")
+    add_dataset(line, "a", hostname="")
+    assert look(line)[:3] == (False, f"a: registered without a place, made at {chunk}, which "
+                              "doesn't exist here; b: not registered", "ALREADY_DONE")  # fmt: skip
+
+
+def test_a_script_s_files_are_looked_for_by_name(line: Store, tmp_path: Path) -> None:
+    add_dataset(line, "a", hostname=str(tmp_path))
+    put(line, "a", "READY")
+    put(line, "a", "READY", dataid="2026-03-02")
+    (tmp_path / "all.txt").touch()
+    assert look(line)[0] is None, "names tell nothing"
+    (tmp_path / "day=2026-03-02.txt").touch()
+    assert look(line)[::3] == (False, f"odf resubmit fetch {D}")
+    (tmp_path / f"day={D}.txt").touch()
+    assert look(line)[0] is True
+
+
+def test_rows_of_a_chunk_that_are_gone_are_noticed(
+    line: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(line, "raw", "READY", jobid="external")
+    made(line, "fetch", Fact("a", D, rows=1))
+    if line.db.dialect == "sqlite":
+        where = {"database": str(tmp_path / "shop.db")}
+        table = sqlite3.connect(tmp_path / "shop.db", isolation_level=None)
+    else:
+        parts = conninfo_to_dict(line.db.url)  # type: ignore[attr-defined]
+        where = {"hostname": f"{parts['host']}:{parts['port']}", "database": parts["dbname"],
+                 "schemaname": "dataflow", "username": parts["user"]}  # fmt: skip
+        table = connect(line)
+    table.execute("create table shop (day text, n integer)")
+    add_dataset(line, "a", tablename="shop", chunkcolumn="day", **where)
+    assert look(line)[2:] == ("INVALID_LOCATION", f"odf resubmit fetch {D}")
+    assert f"has no row of chunk '{D}'" in look(line)[1]
+    table.execute(f"insert into shop values ('{D}', 1)")
+    assert look(line)[::2] == (True, "")
+    table.execute("drop table shop")
+    assert look(line)[0] is False
+    assert "there is no table" in look(line)[1]
+    table.close()
+
+    monkeypatch.setattr(whereabouts, "LOOK_SECONDS", 0.2)
+    monkeypatch.setattr(Rows, "is_there", lambda rows: time.sleep(1))
+    before = time.monotonic()
+    assert look(line)[::2] == (None, "")
+    assert "can't be told from here: it didn't answer in time" in look(line)[1]
+    assert time.monotonic() - before < 4
+
+
+@pytest.mark.parametrize(
+    "place",
+    [
+        {"hostname": "127.0.0.1:1", "tablename": "t", "chunkcolumn": "c"},
+        {"hostname": "s3a://bucket/a"},
+        {"hostname": "jdbc:db2://host/db", "tablename": "t", "chunkcolumn": "c"},
+    ],
+)
+def test_a_place_that_cannot_be_reached_from_here_is_unknown(
+    line: Store, place: dict[str, str]
+) -> None:
+    add_dataset(line, "a", **place)
+    put(line, "a", "READY")
+    assert look(line)[::2] == (None, "")
+    assert "whether the chunk is there can't be told from here" in look(line)[1]
+
+
 def test_an_input_that_failed_its_checks(line: Store) -> None:
     put(line, "raw", "READY", jobid="external")
     made(line, "fetch", Fact("a", D, validated=False, checks="3 rows without a date"))
@@ -327,7 +427,9 @@ def test_a_job_without_chunks_points_at_what_is_missing_and_not_at_itself(store:
     job(store, "load", "a", "b")
     found = explain(store, "load")
     assert (found.code, found.action) == ("DATA_NOT_READY", "odf ready a DATAID")
-    assert "No chunk of 'a' is known yet, and no job is registered that makes" in found.reasons[0].text
+    assert (
+        "No chunk of 'a' is known yet, and no job is registered that makes" in found.reasons[0].text
+    )
 
     job(store, "fetch", "raw", "a")
     found = explain(store, "load")

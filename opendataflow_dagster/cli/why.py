@@ -36,7 +36,7 @@ def why(
     """
     store = store_of(ctx)
     moment = parse_time(store, at) if at else None
-    found = explain(store, job, dataid, moment, everything=everything)
+    found = explain(store, job, dataid, moment, everything=everything, look=True)
     if found.code == "NOT_REGISTERED" and pipeline_here(store, job):
         reason = Reason(
             found.code, f"Pipeline {job!r} hasn't run yet", f"odf pipeline run {typed(job)}"

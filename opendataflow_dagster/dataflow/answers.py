@@ -8,9 +8,12 @@ from typing import NamedTuple
 from .model import READY, RUNNING
 from .places import is_missing, is_within, obstacle, path_of, seen
 from .times import shown
-from .whystate import Answer, Row, State
+from .whystate import Answer, Look, Row, State
 
 NOBODY = "nobody holds it"
+
+SEEN = Look(True)
+"""What holds of a place that nobody looked at closely."""
 
 UNPLACED = "registered without a place"
 
@@ -129,6 +132,7 @@ def _made_again(state: State, row: Row, then: int | None, made: datetime) -> boo
 def _location(state: State) -> Answer:
     found, parts = [], []
     ok: bool | None = None
+    untold = False
     places = list(state.input_places())
     for datasetid in (*state.plan.reads, *state.plan.outputs):
         place = state.places.get(datasetid)
@@ -138,12 +142,13 @@ def _location(state: State) -> Answer:
         where = seen(place, produced)
         missing = bool(where and is_missing(where))
         moved = bool(place and produced and not is_within(produced, place))
+        look = state.looks.get(datasetid, SEEN)
         found.append(
             {
                 "datasetid": datasetid,
                 "registered": place,
                 "produced": produced,
-                "exists": not missing,
+                "exists": not missing and look.there is not False,
             }
         )
         about = place or (UNPLACED if datasetid in state.places else "not registered")
@@ -152,12 +157,21 @@ def _location(state: State) -> Answer:
         about += ", which doesn't exist here" if missing else ""
         about += f" and can't be made: {blocked}" if blocked else ""
         about += f", but produced at {produced}" if moved else ""
+        about += f"; {look.text}" if look.text and not missing else ""
         parts.append(f"{datasetid}: {about}")
+        untold = untold or look.there is None
         is_there = any(row.status == READY for row in state.outputs_of(datasetid))
-        if moved or blocked or (missing and (is_there or datasetid in state.plan.reads)):
+        if (
+            moved
+            or blocked
+            or look.there is False
+            or (missing and (is_there or datasetid in state.plan.reads))
+        ):
             ok = False
         elif where and not missing and ok is None:
             ok = True
+    if ok and untold:
+        ok = None
     return Answer("location", ok, "; ".join(parts), found)
 
 

@@ -206,6 +206,13 @@ def _is_ahead(claim: Mapping[str, Any], now: float) -> bool:
 
 
 def _location_reasons(state: State) -> Iterator[Reason]:
+    for datasetid, look in state.looks.items():
+        made = state.made(datasetid)
+        if look.there is False and made:
+            action = f"odf resubmit {typed(made.jobid, state.dataid)}"
+            if made.jobid not in state.producers.get(datasetid, []):
+                action += f" && odf ready {typed(datasetid, state.dataid)}  # when it is back"
+            yield Reason("INVALID_LOCATION", f"{datasetid!r} is READY, but {look.text}", action)
     for datasetid, place, produced in state.input_places():
         where = seen(place, produced)
         if place and where and is_missing(where):

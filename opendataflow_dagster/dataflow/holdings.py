@@ -131,7 +131,7 @@ def _by_name(path: str, there: Mapping[str, Truth], ready: Mapping[str, Truth]) 
         dataid: entry.path
         for entry in os.scandir(path)
         if not entry.name.startswith(("_", "."))
-        for dataid in _names(entry.name)
+        for dataid in names_of(entry.name)
     }
     if not entries.keys() & ready.keys():  # named otherwise: nothing can be told
         return []
@@ -150,7 +150,7 @@ def _by_name(path: str, there: Mapping[str, Truth], ready: Mapping[str, Truth]) 
     return [each for each in (*gone, *unknown.values()) if each.dataid not in running]
 
 
-def _names(entry: str) -> list[str]:
+def names_of(entry: str) -> list[str]:
     """The chunks that a folder's entry may be named after; the likeliest last."""
     column = _COLUMN.fullmatch(entry)
     value = column[1] if column else entry

@@ -24,6 +24,9 @@ _PATIENCE = 60.0
 class Rows:
     """The rows of a table that are one chunk."""
 
+    _hurried = False
+    """Whether a connection is waited for only shortly."""
+
     def __init__(
         self, table: Table, dataid: str, bounds: Bounds | None = None,
         password: Callable[[], str | None] = lambda: None,
@@ -53,6 +56,14 @@ class Rows:
         with self._connected() as connection:
             cursor = self._execute(connection, "rows")
             return [column[0] for column in cursor.description], cursor.fetchall()
+
+    def is_there(self) -> bool:
+        """Whether the chunk has any row, as far as a quick look tells."""
+        self._hurried = True
+        with self._connected() as connection:
+            if self.table.dialect == POSTGRES:
+                self._execute(connection, "hurry")
+            return bool(self._execute(connection, "some").fetchall())
 
     def declared(self) -> dict[str, str]:
         """The types that the columns of a table of SQLite are declared with, in capitals."""
@@ -158,8 +169,9 @@ class Rows:
         given: Any = {name: value for name, value in told.items() if value}
         # Behind a pooler, what is prepared stays with a session that is another client's next.
         return psycopg.connect(
-            **given, password=self._password(), connect_timeout=10, prepare_threshold=None
-        )
+            **given, password=self._password(), connect_timeout=2 if self._hurried else 10,
+            prepare_threshold=None,
+        )  # fmt: skip
 
     def _sqlite(self) -> Any:
         import sqlite3
@@ -170,7 +182,8 @@ class Rows:
                 f"{table.datasetid!r} is registered at {table.location}, and there is no file "
                 f"{table.database}. Run: odf dataset add {typed(table.datasetid)} --database FILE"
             )
-        return sqlite3.connect(table.database, timeout=_PATIENCE, isolation_level=None)
+        patience = 2.0 if self._hurried else _PATIENCE
+        return sqlite3.connect(table.database, timeout=patience, isolation_level=None)
 
 
 def _of_sqlite(value: Any) -> Any:

@@ -56,10 +56,13 @@ def explain(
     at: datetime | None = None,
     *,
     everything: bool = False,
+    look: bool = False,
 ) -> Explanation:
     """Answer for one chunk, or for a job as a whole; for now, or for a moment in the past.
 
     Of a job of many chunks, only examples are looked at, unless `everything` is to be.
+
+    With `look`, the places of the chunk are looked at, too: whether its data is there now.
 
     Of the past, statuses, facts and what was registered are known, but not the leases of claims.
     """
@@ -70,13 +73,14 @@ def explain(
         if dataid is None:
             from .whyjob import explain_job
 
-            return explain_job(store, jobid, at, everything)
-        return explain_chunk(store, jobid, dataid, at)
+            return explain_job(store, jobid, at, everything, look=look and at is None)
+        return explain_chunk(store, jobid, dataid, at, look=look and at is None)
 
 
 def explain_chunk(
-    store: Store, jobid: str, dataid: str, at: datetime | None, asked: frozenset[str] = frozenset()
-) -> Explanation:
+    store: Store, jobid: str, dataid: str, at: datetime | None,
+    asked: frozenset[str] = frozenset(), *, look: bool = False,
+) -> Explanation:  # fmt: skip
     """The same within a transaction; `asked` are the consumers for whom a producer is asked."""
     state = read_state(store, read_plan(store, jobid, at), dataid, at)
     if state.plan.flaw:
@@ -85,6 +89,11 @@ def explain_chunk(
     if at is None and (fold := fold_of(store, jobid, dataid)):
         text = f"{dataid!r} lies within what was folded: {fold}; no row tells of a single one"
         return Explanation(jobid, dataid, at, False, [Reason("FOLDED", text)], [], [], {})
+
+    if look:
+        from .whereabouts import look_at  # imported late: only a person waits for what it finds
+
+        state = state._replace(looks=look_at(store, state))
 
     def above(producer: str) -> Reason | None:
         if producer in asked or producer == jobid:

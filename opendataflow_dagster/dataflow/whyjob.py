@@ -34,7 +34,7 @@ MANY = 100_000
 
 def explain_job(
     store: Store, jobid: str, at: datetime | None, everything: bool = False,
-    asked: frozenset[str] = frozenset(),
+    asked: frozenset[str] = frozenset(), *, look: bool = False,
 ) -> Explanation:  # fmt: skip
     """What may be claimed next and how much of it; if nothing, what the first chunks wait for.
 
@@ -46,7 +46,7 @@ def explain_job(
     if plan.today:
         now = from_table(store, datetime.fromtimestamp(store.now()).astimezone())
         today = at.astimezone(now.tzinfo).strftime("%Y-%m-%d") if at and now else store.today()
-        found = explain_chunk(store, jobid, today, at)
+        found = explain_chunk(store, jobid, today, at, look=look)
         counts = {"" if found.may_run else found.code: 1}
         return found._replace(counts=counts, next_chunk=today if found.may_run else None)
 
@@ -91,7 +91,7 @@ def explain_job(
     dials = dial_reasons(store, jobid, now, Past(store, at) if at else None, at)
     reasons, answers, notes = list(dials), list[Answer](), notes_of(store, at)
     if upcoming:
-        first = explain_chunk(store, jobid, upcoming[0], at)
+        first = explain_chunk(store, jobid, upcoming[0], at, look=look)
         reasons += [reason for reason in first.reasons if reason.code in ADVICE]
         answers = first.answers
     blocked = list[Reason]()

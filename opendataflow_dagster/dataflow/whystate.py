@@ -1,7 +1,8 @@
 """Every row that decides about one chunk of one job, now or at a moment in the past."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from datetime import datetime
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from .model import READY, RUNNING, Plan
@@ -30,6 +31,13 @@ class Answer(NamedTuple):
     ok: bool | None
     text: str
     rows: list[dict[str, Any]]
+
+
+class Look(NamedTuple):
+    """Whether the data of a READY chunk is in its place: None if that can't be told from here."""
+
+    there: bool | None
+    text: str = ""
 
 
 class Row(NamedTuple):
@@ -67,6 +75,8 @@ class State(NamedTuple):
     """The datasets whose places keep a version for their readers."""
     past: Past | None = None
     """What was registered then, of a moment in the past."""
+    looks: Mapping[str, Look] = MappingProxyType({})
+    """What was found where the chunks are, if somebody looked."""
 
     def outputs_of(self, datasetid: str) -> list[Row]:
         return [row for row in self.rows if row.datasetid == datasetid and row.locktype == "OUT"]
@@ -89,12 +99,15 @@ class State(NamedTuple):
     def fact(self, row: Row) -> dict[str, Any]:
         return self.facts.get((row.datasetid, row.generation or 0), {})
 
+    def made(self, datasetid: str) -> Row | None:
+        """The row of a dataset whose data is there, if it is READY."""
+        ready = [row for row in self.outputs_of(datasetid) if row.status == READY]
+        return max(ready, key=lambda row: row.generation or 0, default=None)
+
     def inputs(self) -> Iterator[tuple[Row, dict[str, Any]]]:
         """The READY rows of the inputs, and what is known of them."""
         for datasetid in self.plan.reads:
-            ready = [row for row in self.outputs_of(datasetid) if row.status == READY]
-            if ready:
-                row = max(ready, key=lambda row: row.generation or 0)
+            if row := self.made(datasetid):
                 yield row, self.fact(row)
 
     def input_places(self) -> Iterator[tuple[str, str | None, str | None]]:

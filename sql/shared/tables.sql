@@ -18,6 +18,10 @@ select * from {table} where {chunk};
 -- How many they are.
 select count(*) from {table} where {chunk};
 
+-- name: some
+-- Whether there are any.
+select 1 from {table} where {chunk} limit 1;
+
 -- name: delete
 -- Remove them, to write them anew.
 delete from {table} where {chunk};
