@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import dagster as dg
 
-from .dataflow.catalog import read_catalog
+from .dataflow.catalog import Catalog, read_catalog
 from .dataflow.holdings import Drift, drift_of_data, shown_word
 from .dataflow.model import FAILED, PENDING, READY, RUNNING
 from .dataflow.names import natural_key
@@ -24,14 +24,15 @@ def drift(
     *,
     datasetid: str | None = None,
     some: Mapping[str, Sequence[str]] = {},
+    catalog: Catalog | None = None,
 ) -> list[Drift]:
     """Compare the tables with Dagster's grid, and with the data on this machine.
 
     What a Dagster run is still at work on isn't drift: it will tell itself how it ended. Of a
-    dataset in `some`, only those chunks are compared.
+    dataset in `some`, only those chunks are compared. Without a `catalog` it is read.
     """
     translator = translator or DataflowTranslator()
-    catalog = read_catalog(store)
+    catalog = catalog or read_catalog(store)
     of_data = drift_of_data(store, catalog, datasetid, some)
     found: list[Drift] = []
     for each in [datasetid] if datasetid is not None else list(catalog.domains):

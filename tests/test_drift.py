@@ -3,6 +3,7 @@
 import json
 import time
 from pathlib import Path
+from typing import Any
 
 import dagster as dg
 import pytest
@@ -11,6 +12,7 @@ from click.testing import CliRunner, Result
 from opendataflow_dagster.cli.app import app
 from opendataflow_dagster.dataflow import holdings, moves, registry
 from opendataflow_dagster.dataflow.catalog import read_catalog
+from opendataflow_dagster.dataflow.database import Database
 from opendataflow_dagster.dataflow.holdings import Drift, drift_of_data
 from opendataflow_dagster.dataflow.model import FAILED, READY, Fact
 from opendataflow_dagster.dataflow.store import Store, new_owner
@@ -137,6 +139,50 @@ def test_of_a_large_dataset_the_chunks_that_changed_last_are_compared(
     assert len(drift_of_data(store, read_catalog(store), "bobin")) == 3
 
 
+def test_a_listing_of_drift_is_limited_and_chosen_like_others(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "copies"
+    folder.mkdir()
+    registry.add_dataset(store, "copies", hostname=str(folder))
+    registry.add_job(store, "copy", ["orders"], ["copies"])
+    moves.ready(store, "orders", DAYS)
+    for claim in store.claim("copy", owner=new_owner(), k=3):
+        place = str(folder / claim.dataid)
+        store.finish(claim, [Fact("copies", claim.dataid, location=place)])
+    (folder / "2020-01-01").touch()
+    (folder / DAYS[2]).touch()
+    sql(store, "update datastatus set modified = '2020-01-01' where dataid = :day", day=DAYS[0])
+
+    read: list[str] = []
+    run = Database.run
+
+    def counted(db: Database, name: str, /, **params: Any) -> Any:
+        read.append(name)
+        return run(db, name, **params)
+
+    monkeypatch.setattr(type(store.db), "run", counted)
+
+    def days(*words: str) -> list[str]:
+        read.clear()
+        told = odf(store, None, "--no-dagster", "--json", *words)
+        assert read.count("catalog.jobs") == 1
+        return [row["dataid"] for row in json.loads(told.stdout)]
+
+    assert days() == ["2020-01-01", *DAYS[:2]]
+    assert days("--limit", "2") == ["2020-01-01", DAYS[0]]
+    assert days("--status", "READY") == DAYS[:2]
+    assert days("--status", "pending") == ["2020-01-01"]
+    assert days("--since", "2021-01-01") == [DAYS[1]]
+    assert days("copies", "--all") == ["2020-01-01", *DAYS[:2]]
+    few = odf(store, None, "--no-dagster", "--limit", "1")
+    assert few.exit_code == 1
+    assert "The first 1 rows: --limit or --all shows more" in few.stderr
+    assert "3 differences." in few.stderr
+    for words in (("--limit", "1", "--all"), ("--status", "BAD"), ("--since", "soon")):
+        assert odf(store, None, "--no-dagster", *words).exit_code == 2
+
+
 def test_a_folder_that_is_not_there_is_one_line(store: Store) -> None:
     registry.add_dataset(store, "orders", hostname="/nowhere/at/all")
     moves.ready(store, "orders", DAYS)
@@ -154,6 +200,8 @@ def test_names_that_tell_nothing_are_left_alone(store: Store, tmp_path: Path) ->
 def test_the_command_reports_repairs_and_exits(grid: Grid) -> None:
     moves.ready(grid.store, "orders", DAYS)
     home = Path(grid.instance.root_directory)
+    told = odf(grid.store, home, "--json", "--status", "READY", "--since", "2020-01-01")
+    assert {row["dataid"] for row in json.loads(told.stdout)} == set(DAYS)
     told = odf(grid.store, home, "--json")
     assert told.exit_code == 1
     assert {row["dataid"] for row in json.loads(told.stdout)} == set(DAYS)

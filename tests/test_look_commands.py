@@ -8,13 +8,16 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
 
+from opendataflow_dagster.cli import look as cli_look
 from opendataflow_dagster.cli.app import app
 from opendataflow_dagster.cli.look import draw
 from opendataflow_dagster.dataflow import look, moves
+from opendataflow_dagster.dataflow.database import Database
 from opendataflow_dagster.dataflow.look import Strip
 from opendataflow_dagster.dataflow.store import Store
 from tests.stores import sql
@@ -163,6 +166,7 @@ def test_what_a_listing_can_not_be_asked_for(line: Store) -> None:
 def test_the_grid_of_many_chunks_is_a_sample_with_all_that_failed(
     line: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    assert cli_look.MANY is look.MANY
     monkeypatch.setattr(look, "MANY", 50)
     monkeypatch.setattr(look, "SAMPLE", 40)
     moves.ready(line, "a", [str(number) for number in range(1, 401)])
@@ -231,6 +235,38 @@ def test_on_a_terminal_the_squares_come_in_colour(line: Store) -> None:
     plain = on_a_terminal("status", NO_COLOR="1")
     assert "\x1b[31m" not in plain
     assert "  .F." in plain
+
+
+def test_runs_are_limited_and_chosen_like_other_listings(line: Store) -> None:
+    for number in range(30):
+        put(line, "a", "READY", dataid=str(number))
+    sql(line, "update datastatus set modified = '2020-01-01'")
+    sql(line, "update datastatus set modified = '2026-01-01' where dataid in ('7', '9')")
+    assert len(objects("runs")) == 20
+    assert len(objects("runs", "--all")) == 31
+    since = objects("runs", "--since", "2021-01-01")
+    assert sorted(row["dataid"] for row in since) == ["7", "9", "9"]
+    [failed] = objects("runs", "--status", "failed")
+    assert (failed["jobid"], failed["dataid"]) == ("load", "9")
+    assert objects("runs", "load", "--status", "READY") == []
+    assert odf("runs", "--status", "HOLD").stderr == "There are no such outputs.\n"
+    for words in (("--limit", "1", "--all"), ("--status", "BAD"), ("--since", "soon")):
+        assert odf("runs", *words).exit_code == 2
+
+
+def test_a_name_is_looked_up_once(line: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    looked: list[str] = []
+    run = type(line.db).run
+
+    def counted(db: Database, name: str, /, **params: Any) -> list[tuple]:
+        looked.append(name)
+        return run(db, name, **params)
+
+    monkeypatch.setattr(type(line.db), "run", counted)
+    for words in ("load", "raw", "laod", "raw --counts", "raw --running", "raw --grid"):
+        looked.clear()
+        odf("status", *words.split())
+        assert looked.count("look.known") <= 1, words
 
 
 def test_runs_and_history(line: Store) -> None:

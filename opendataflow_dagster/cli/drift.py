@@ -1,15 +1,20 @@
 """`odf drift`: where the tables, Dagster and the data disagree."""
 
 import os
+from collections.abc import Iterable, Iterator
+from datetime import datetime
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from ..dataflow.catalog import read_catalog
+from ..dataflow.catalog import Catalog, read_catalog
 from ..dataflow.errors import WrongUse
-from ..dataflow.holdings import NEWEST, drift_of_data, newest_of_large
-from .output import as_json, count_of, most_of, show_first, store_of
+from ..dataflow.holdings import NEWEST, Drift, drift_of_data, newest_of_large, shown_word
+from ..dataflow.look import status
+from ..dataflow.times import parse_time
+from .look import MORE
+from .output import SCREEN, as_json, count_of, most_of, read_word, show_first, store_of
 
 if TYPE_CHECKING:
     from ..dataflow.store import Store
@@ -27,14 +32,24 @@ if TYPE_CHECKING:
     help="Your DataflowTranslator, if your location has one of its own.",
 )  # fmt: skip
 @click.option(
+    "--status", "words", multiple=True, metavar="STATUS",
+    help="Only chunks of this status in the tables.",
+)  # fmt: skip
+@click.option("--since", metavar="TIME", help="Only chunks that changed since, like 2026-03-01.")
+@click.option(
+    "--limit", type=click.IntRange(min=1), metavar="N",
+    help=f"Show so many differences: {SCREEN} unless told, and with --json all.",
+)  # fmt: skip
+@click.option(
     "--all", "everything", is_flag=True,
-    help="Compare all chunks, also of datasets with more than 100,000.",
+    help="Compare all chunks, also of datasets with more than 100,000, and show all differences.",
 )  # fmt: skip
 @as_json
 @click.pass_context
 def drift(
     ctx: click.Context, dataset: str | None, repair: bool, no_dagster: bool,
-    translator: str | None, everything: bool, as_json: bool,
+    translator: str | None, words: tuple[str, ...], since: str | None, limit: int | None,
+    everything: bool, as_json: bool,
 ) -> None:  # fmt: skip
     """Compare the tables with Dagster's grid, and with the data where it can be listed.
 
@@ -47,11 +62,23 @@ def drift(
     command that makes it again is shown, not run.
     """
     store = store_of(ctx)
+    most = most_of(limit, everything, as_json)
+    statuses = [shown_word(read_word(word)) for word in words]
+    start = parse_time(store, since) if since else None
+
+    def report(catalog: Catalog, found: Iterable[Drift]) -> None:
+        if statuses:
+            found = (each for each in found if each.tables in statuses)
+        if start:
+            found = _changed(store, catalog, found, start)
+        _report(ctx, found, most, as_json)
+
     if no_dagster:
         if repair:
             raise WrongUse("--repair is for Dagster's grid. Leave --no-dagster out.")
-        some = _some(store, dataset, everything)
-        _report(ctx, drift_of_data(store, read_catalog(store), dataset, some), as_json)
+        catalog = read_catalog(store)
+        some = _some(store, catalog, dataset, everything)
+        report(catalog, drift_of_data(store, catalog, dataset, some))
         return
     names = _translator(translator)
     if not os.environ.get("DAGSTER_HOME"):
@@ -73,15 +100,21 @@ def drift(
                 f"{done.keys} partition keys.",
                 err=True,
             )
-        some = _some(store, dataset, everything)
-        _report(ctx, compare(store, Mirror(instance), names, datasetid=dataset, some=some), as_json)
+        catalog = read_catalog(store)
+        some = _some(store, catalog, dataset, everything)
+        found = compare(
+            store, Mirror(instance), names, datasetid=dataset, some=some, catalog=catalog
+        )
+        report(catalog, found)
 
 
-def _some(store: "Store", dataset: str | None, everything: bool) -> dict[str, list[str]]:
+def _some(
+    store: "Store", catalog: Catalog, dataset: str | None, everything: bool
+) -> dict[str, list[str]]:
     """Large datasets, of which not all chunks are compared: those that are."""
     if everything:
         return {}
-    some = newest_of_large(store, [dataset] if dataset else read_catalog(store).domains)
+    some = newest_of_large(store, [dataset] if dataset else catalog.domains)
     if some:
         click.echo(
             f"Of {', '.join(map(repr, some))}, only the {NEWEST:,} chunks that changed last are "
@@ -91,13 +124,42 @@ def _some(store: "Store", dataset: str | None, everything: bool) -> dict[str, li
     return some
 
 
-def _report(ctx: click.Context, found: list[Any], as_json: bool) -> None:
-    most = most_of(None, everything=False, as_json=as_json)
-    rows = (each._asdict() for each in found)
-    show_first(rows, most, as_json=as_json, empty="No drift.", more="--json lists all")
-    if found:
+def _changed(
+    store: "Store", catalog: Catalog, found: Iterable[Drift], since: datetime
+) -> Iterator[Drift]:
+    """The differences of chunks that changed since then."""
+    changed: dict[str, set[str]] = {}
+    for each in found:
+        if each.datasetid not in catalog.datasets:  # a key of a whole domain
+            continue
+        if each.datasetid not in changed:
+            rows = status(store, each.datasetid, since=since)
+            changed[each.datasetid] = {
+                row["dataid"] for row in rows if row["datasetid"] == each.datasetid
+            }
+        if each.dataid in changed[each.datasetid]:
+            yield each
+
+
+def _report(
+    ctx: click.Context, found: Iterable[Drift], most: int | None, as_json: bool
+) -> None:  # fmt: skip
+    """Show the first differences, and count the rest as they come."""
+    differences = 0
+
+    def rows() -> Iterator[dict[str, Any]]:
+        nonlocal differences
+        for each in found:
+            differences += 1
+            yield each._asdict()
+
+    told = rows()
+    show_first(told, most, as_json=as_json, empty="No drift.", more=MORE)
+    for _ in told:
+        pass
+    if differences:
         if not as_json:
-            click.echo(f"{count_of(len(found), 'difference')}.", err=True)
+            click.echo(f"{count_of(differences, 'difference')}.", err=True)
         ctx.exit(1)
 
 

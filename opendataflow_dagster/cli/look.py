@@ -3,14 +3,14 @@
 import shutil
 import sys
 from collections.abc import Sequence
+from itertools import chain
 
 import click
 
 from ..dataflow.errors import WrongUse
 from ..dataflow.folding import folds
-from ..dataflow.history import NEWEST
-from ..dataflow.history import runs as newest
-from ..dataflow.look import Strip, running, summary
+from ..dataflow.history import NEWEST, whole_runs
+from ..dataflow.look import MANY, Strip, running, summary
 from ..dataflow.look import grid as squares
 from ..dataflow.look import status as rows_of
 from ..dataflow.model import (
@@ -33,14 +33,10 @@ from .output import (
     read_word,
     show,
     show_first,
-    shown_rows,
     store_of,
 )
 
 MORE = "--limit or --all shows more, --status FAILED and --since fewer"
-
-MANY = 100_000
-"""Chunks above which a grid is drawn only when asked for: all have to be read and sorted."""
 
 LOOKS = {
     READY: ("■", "green", "R", "READY"),
@@ -84,25 +80,27 @@ def status(
     Of more than 1,000 chunks, those with shorter ids come first.
     """
     store = store_of(ctx)
-    if name is not None:
-        with knowing_pipelines(store, name):
-            refuse_unknown_name(store, name)
     most = most_of(limit, everything, as_json)
     chosen = bool(words or since)
     if chosen and (grid or only_running or only_counts):
         raise WrongUse("--status and --since list chunks: leave --grid, --running, --counts out.")
+    listed = chosen or everything or limit is not None or name is not None
+    lists = not (only_counts or only_running) and (as_json or (listed and not grid))
+    if name is not None and not lists:  # a listing refuses a name of which it finds nothing
+        with knowing_pipelines(store, name):
+            refuse_unknown_name(store, name)
     if only_running:
         show_first(running(store, name), most, as_json=as_json, empty="Nothing is running.")
         return
-    listed = chosen or everything or limit is not None or name is not None
-    if not only_counts and (as_json or (listed and not grid)):
+    if lists:
         rows = rows_of(
             store, name, statuses=[read_word(word) for word in words],
             since=parse_time(store, since) if since else None, limit=most and most + 1,
         )  # fmt: skip
         whose = "There are" if name is None else f"{name!r} has"
         empty = f"{whose} no such chunks." if chosen else f"{whose} no chunks yet."
-        show_first(rows, most, as_json=as_json, empty=empty, more=MORE)
+        with knowing_pipelines(store, name or ""):
+            show_first(rows, most, as_json=as_json, empty=empty, more=MORE)
         for fold in folds(store, name):
             click.echo(f"Not listed: {fold}.", err=True)
         return
@@ -124,21 +122,37 @@ def status(
         show_first(live, NEWEST, as_json=False, empty="", more=more)
 
 
-@click.command(epilog="Example: odf runs loadbob --limit 5")
+@click.command(epilog="Example: odf runs loadbob --status FAILED --limit 5")
 @click.argument("job", required=False)
 @click.option(
-    "--limit", type=click.IntRange(min=1), default=NEWEST, show_default=True, help="Rows to show."
+    "--limit", type=click.IntRange(min=1), metavar="N", help=f"Rows to show: {NEWEST} unless told."
 )
+@click.option(
+    "--status", "words", multiple=True, metavar="STATUS", help="Only outputs of this status."
+)
+@click.option("--since", metavar="TIME", help="Only outputs that changed since, like 2026-03-01.")
+@click.option("--all", "everything", is_flag=True, help="Show all outputs, as they are read.")
 @as_json
 @click.pass_context
-def runs(ctx: click.Context, job: str | None, limit: int, as_json: bool) -> None:
+def runs(
+    ctx: click.Context, job: str | None, limit: int | None, words: tuple[str, ...],
+    since: str | None, everything: bool, as_json: bool,
+) -> None:  # fmt: skip
     """Show the outputs that changed last, the newest first."""
     store = store_of(ctx)
-    found = newest(store, jobid=job, limit=limit)
-    if job is not None and not found:
+    most = most_of(limit, everything, as_json=False, screen=NEWEST)
+    rows = whole_runs(
+        store, jobid=job, statuses=[read_word(word) for word in words],
+        since=parse_time(store, since) if since else None, limit=most,
+    )  # fmt: skip
+    first = next(rows, None)
+    if job is not None and first is None:
         with knowing_pipelines(store, job):
             refuse_unknown_job(store, job)
-    show(shown_rows(found, as_json=as_json), as_json=as_json, empty="Nothing has run yet.")
+    found = rows if first is None else chain([first], rows)
+    chosen = words or since
+    empty = "There are no such outputs." if chosen else "Nothing has run yet."
+    show_first(found, None, as_json=as_json, empty=empty)
 
 
 def draw(strips: Sequence[Strip], width: int | None = None) -> None:

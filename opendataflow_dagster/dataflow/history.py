@@ -15,6 +15,12 @@ from .times import from_table, to_table
 NEWEST = 20
 """Rows of a listing, unless told otherwise: as many as the original's `runs`."""
 
+RUNS = (
+    "datasetid", "jobid", "dataid", "locktype", "status", "modified", "generation", "attempts",
+    "owner",
+)  # fmt: skip
+"""What a listing of runs tells."""
+
 LATE = 30
 """Seconds that a change may wait for older transactions before that is reported."""
 
@@ -140,18 +146,46 @@ def _chosen(
     store: Store, jobid: str | None, dataid: str | None, datasetid: str | None,
     since: datetime | None, statuses: Collection[str],
 ) -> dict[str, Any]:  # fmt: skip
-    words = words_of(statuses)
     return {
         "jobid": jobid, "dataid": dataid, "datasetid": datasetid, "since": to_table(store, since),
-        "words": json.dumps(words) if words else None,
+        "words": _words(statuses),
     }  # fmt: skip
+
+
+def _words(statuses: Collection[str]) -> str | None:
+    """The words of some statuses as a parameter; None takes all."""
+    words = words_of(statuses)
+    return json.dumps(words) if words else None
 
 
 def runs(store: Store, *, jobid: str | None = None, limit: int = NEWEST) -> list[dict[str, Any]]:
     """The outputs that changed last, the newest first: the original's `runs`."""
-    with store.db.reading():
-        found = store.db.records("history.runs", jobid=jobid, limit=limit)
-    return [row | {"modified": from_table(store, row["modified"])} for row in found]
+    return list(whole_runs(store, jobid=jobid, limit=limit))
+
+
+def whole_runs(
+    store: Store,
+    *,
+    jobid: str | None = None,
+    statuses: Collection[str] = (),
+    since: datetime | None = None,
+    limit: int | None = None,
+) -> Iterator[dict[str, Any]]:
+    """The outputs that match, one by one, those that changed last first.
+
+    Args:
+        jobid: The job; None takes all.
+        statuses: Only those that are read as one of these.
+        since: Only those that changed since then.
+        limit: At most so many; None reads on to the end.
+    """
+    chosen = {
+        "jobid": jobid, "words": _words(statuses), "since": to_table(store, since), "limit": limit,
+    }  # fmt: skip
+    with store.db.reading(), closing(store.db.stream("history.runs", **chosen)) as rows:
+        for row in rows:
+            found = dict(zip(RUNS, row, strict=True))
+            yield found | {"modified": from_table(store, found["modified"])}
 
 
 def _event(store: Store, row: tuple) -> Event:

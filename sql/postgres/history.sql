@@ -67,5 +67,7 @@ select s.datasetid, s.jobid, s.dataid, s.locktype, s.status,
        cast(s.modified as timestamptz) as modified, s.generation, c.attempts, c.owner
 from datastatus s left join claim c on c.jobid = s.jobid and c.dataid = s.dataid
 where s.locktype = 'OUT' and (cast(:jobid as text) is null or s.jobid = :jobid)
+  and (cast(:words as text) is null or s.status in (select json_array_elements_text(cast(:words as json))))
+  and (cast(:since as timestamptz) is null or cast(s.modified as timestamptz) >= :since)
 order by s.modified desc nulls last, s.generation desc nulls last, s.dataid desc
-limit :limit;
+limit cast(:limit as bigint);

@@ -35,5 +35,7 @@ select coalesce(max(seq), 0) from dataevent;
 select datasetid, jobid, dataid, locktype, status, modified, s.generation, attempts, owner
 from datastatus s left join claim c using (jobid, dataid)
 where s.locktype = 'OUT' and (cast(:jobid as text) is null or s.jobid = :jobid)
+  and (cast(:words as text) is null or s.status in (select value from json_each(:words)))
+  and (:since is null or s.modified >= :since)
 order by s.modified desc, s.generation desc, s.dataid desc
-limit :limit;
+limit coalesce(:limit, -1);
