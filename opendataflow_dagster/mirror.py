@@ -44,8 +44,6 @@ from .dataflow.errors import WrongUse
 from .dataflow.model import FAILED, PENDING, READY, RUNNING, Status
 from .materializations import VERSION_TAG
 
-TRIED_WITH = "1.13.27"
-
 SHADOW_TAG = "opendataflow/stands-for"
 OURS = "opendataflow"
 """The step key of events that the mirror writes, so that it doesn't read its own as news."""

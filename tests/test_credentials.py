@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from opendataflow_dagster.dataflow import credentials
 from opendataflow_dagster.dataflow.credentials import (
     PROPERTIES,
-    Secret,
     decrypt,
     encrypt,
     for_dataset,
@@ -424,13 +423,6 @@ def test_a_lone_surrogate_is_refused_without_showing_what_is_around_it() -> None
     refused(lambda: encrypt(TEXT, passkey, purpose=BOB), "broken-k")
     value = ours()
     refused(lambda: decrypt(value, passkey, purpose=BOB), "broken-k")
-
-
-def test_a_secret_shows_only_when_asked() -> None:
-    secret = Secret(TEXT)
-    assert secret.reveal() == TEXT
-    assert [str(secret), repr(secret), f"{secret}", f"{[secret]}"] == ["***"] * 3 + ["[***]"]
-    assert not hasattr(secret, "__dict__")
 
 
 # --- where the passkey comes from ---

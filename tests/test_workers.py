@@ -13,11 +13,9 @@ from opendataflow_dagster.dataflow.model import Recovered
 from opendataflow_dagster.dataflow.moves import release
 from opendataflow_dagster.dataflow.store import Store
 from opendataflow_dagster.dataflow.workers import (
-    Worker,
     beat,
     begin_work,
-    end_work,
-    lost_workers,
+    lost_runs,
     runs_at_work,
     settle_run,
 )
@@ -69,15 +67,15 @@ def test_an_older_database_gets_the_table_on_init(store: Store) -> None:
     assert workers(store) == [("w1", "run", "job")]
 
 
-def test_a_worker_begins_beats_and_ends(store: Store) -> None:
+def test_a_worker_begins_beats_and_ends_with_its_run(store: Store) -> None:
     begin_work(store, "w1", "run", "job", 60)
     begin_work(store, "w1", "run", "job", 60)
-    begin_work(store, "w2", "run", "job", 60)
+    begin_work(store, "w2", "other run", "job", 60)
     assert beat(store, "w1", 60)
-    assert lost_workers(store) == []
-    end_work(store, "w1")
-    end_work(store, "w1")
-    assert workers(store) == [("w2", "run", "job")]
+    assert lost_runs(store) == []
+    settle_run(store, "run", why="it is over", canceled=False)
+    settle_run(store, "run", why="it is over", canceled=False)
+    assert workers(store) == [("w2", "other run", "job")]
     assert not beat(store, "w1", 60)
 
 
@@ -91,13 +89,13 @@ def test_a_workers_lease_is_that_of_its_jobs_policy(store: Store) -> None:
 
 def test_a_worker_is_lost_when_its_lease_is_over_and_back_when_it_beats(store: Store) -> None:
     begin_work(store, "w1", "run", "job", 0)
-    begin_work(store, "w2", "run", "job", 60)
+    begin_work(store, "w2", "other run", "job", 60)
     store.db.run("claims.now")
-    assert lost_workers(store, grace=3600) == []
+    assert lost_runs(store, grace=3600) == []
     gone(store)
-    assert lost_workers(store, grace=3600) == [Worker("w1", "run", "job")] == lost_workers(store)
+    assert lost_runs(store, grace=3600) == ["run"] == lost_runs(store)
     assert beat(store, "w1", 60)
-    assert lost_workers(store) == []
+    assert lost_runs(store) == []
 
 
 def test_the_runs_at_work_are_those_with_claims_or_workers(job: Store) -> None:

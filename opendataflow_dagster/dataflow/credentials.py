@@ -40,21 +40,6 @@ class Purpose(NamedTuple):
     remake: str
 
 
-class Secret:
-    """A text that prints as `***` until it is asked to reveal itself."""
-
-    __slots__ = ("_text",)
-
-    def __init__(self, text: str) -> None:
-        self._text = text
-
-    def __repr__(self) -> str:
-        return "***"
-
-    def reveal(self) -> str:
-        return self._text
-
-
 PROPERTIES = Purpose(
     "`encrypted` of the properties file", b"properties\0encrypted", "`odf encrypt`"
 )

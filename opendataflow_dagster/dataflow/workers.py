@@ -1,20 +1,10 @@
 """Who is at work in which run, and what becomes of the claims of a run that is over."""
 
-from typing import NamedTuple
-
 from .model import HOLD, Lost, Recovered
 from .store import LEASE, MAX_LOSSES, Store
 
 RACES = 10
 """How often a settlement that met locked rows is tried again: for seconds, not for minutes."""
-
-
-class Worker(NamedTuple):
-    """A step of a run that is, or was, at work."""
-
-    owner: str
-    runid: str
-    jobid: str
 
 
 def begin_work(store: Store, owner: str, runid: str, jobid: str, lease: float = LEASE) -> float:
@@ -32,17 +22,6 @@ def beat(store: Store, owner: str, lease: float = LEASE) -> float | None:
     """Renew a worker's lease and return how long it is; None: the worker was given up for lost."""
     rows = store.db.run("workers.beat", owner=owner, lease=lease)
     return float(rows[0][0]) if rows else None
-
-
-def end_work(store: Store, owner: str) -> None:
-    """Note that a worker is done."""
-    store.db.insist(lambda: store.db.change("workers.end", owner=owner))
-
-
-def lost_workers(store: Store, grace: float = 0.0) -> list[Worker]:
-    """The workers whose lease has been over for `grace` seconds."""
-    rows, _ = store.db.insist(lambda: store.db.run("workers.lost", grace=grace))
-    return [Worker(*row) for row in rows]
 
 
 def lost_runs(store: Store, grace: float = 0.0) -> list[str]:

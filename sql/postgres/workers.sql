@@ -16,12 +16,6 @@ set heartbeat = now(), lease_end = now() + interval '1 second' * coalesce(
 where w.owner = :owner
 returning extract(epoch from lease_end - heartbeat);
 
--- name: lost
--- Workers whose lease has been over for so many seconds.
-select owner, runid, jobid from worker
-where lease_end < now() - :grace * interval '1 second'
-order by runid, owner;
-
 -- name: lost_runs
 -- Runs of which no worker is left: one that is alive keeps its run alive.
 select runid from worker

@@ -18,12 +18,6 @@ update worker set heartbeat = strftime('%Y-%m-%d %H:%M:%f', 'now'),
 where owner = :owner
 returning (julianday(lease_end) - julianday(heartbeat)) * 86400;
 
--- name: lost
--- Workers whose lease has been over for so many seconds.
-select owner, runid, jobid from worker
-where lease_end < strftime('%Y-%m-%d %H:%M:%f', 'now', '-' || :grace || ' seconds')
-order by runid, owner;
-
 -- name: lost_runs
 -- Runs of which no worker is left: one that is alive keeps its run alive.
 select runid from worker
