@@ -24,6 +24,7 @@ from .pipelines.buffer import Buffer
 from .pipelines.engines import Engine
 from .pipelines.project import Pipeline, Project
 from .pipelines.stepping import CLEANED
+from .spark.progress import label, working_on
 from .translator import DataflowTranslator
 
 if TYPE_CHECKING:
@@ -58,11 +59,14 @@ class Flow(NamedTuple):
 
         def given() -> "SparkSession":
             if self.pyspark:
-                return getattr(context.resources, PYSPARK).spark_session
-            from .spark.session import spark_session
+                session = getattr(context.resources, PYSPARK).spark_session
+            else:
+                from .spark.session import spark_session
 
-            settings = getattr(context.resources, self.tables).settings
-            return spark_session(app=f"odf {self.slug}", settings=settings)
+                settings = getattr(context.resources, self.tables).settings
+                session = spark_session(app=f"odf {self.slug}", settings=settings)
+            label()
+            return session
 
         return given
 
@@ -162,7 +166,7 @@ def held(context: Context, flow: Flow, handed: Handed) -> Iterator[Work]:
             pulse.hold(claim)
             store.confirm(claim)
             work = Work(context, flow, claim, pulse, store, handed["began"])
-            with work.engine, work.interruptible():
+            with work.engine, work.interruptible(), working_on([claim]):
                 yield work
     except StaleClaim as error:
         buffer.clear()

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,27 @@ from tests.stores import close, put, register, sql, status
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+
+
+@contextmanager
+def labels_of_jobs(spark: "SparkSession") -> Iterator[list[tuple[str | None, str | None]]]:
+    """Group and description of each job of Spark that is done in the block, as its UI has them."""
+    context: Any = spark.sparkContext
+    java = context._jsc.sc()
+
+    def known() -> dict[int, tuple[str | None, str | None]]:
+        java.listenerBus().waitUntilEmpty()
+        jobs = java.statusStore().jobsList(None)
+        found = [jobs.apply(at) for at in range(jobs.size())]
+        return {
+            job.jobId(): tuple(each.get() if each.isDefined() else None
+                               for each in (job.jobGroup(), job.description()))
+            for job in found
+        }  # fmt: skip
+
+    before, labels = known(), []
+    yield labels
+    labels += [label for job, label in sorted(known().items()) if job not in before]
 
 
 class Line:

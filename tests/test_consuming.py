@@ -37,6 +37,7 @@ from opendataflow_dagster.pipelines.project import read_project
 from opendataflow_dagster.pipelines.sources import source_of
 from opendataflow_dagster.pipelines.transformation import TransformationError
 from opendataflow_dagster.pipelines.turns import Turns
+from tests.spark_lines import labels_of_jobs
 from tests.stores import check, expire, policy, sql, statuses, take
 
 if TYPE_CHECKING:
@@ -305,6 +306,13 @@ def test_what_a_destination_cannot_keep_fails_alone(lite: Shop) -> None:
     lite.send("half \ud800", "nul \0")
     lite.consume()
     assert lite.names()[2:] == ["'half \\ud800'", "'nul \\x00'"]
+
+
+def test_the_job_of_a_batch_of_items_tells_them(lite: Shop) -> None:
+    ids = lite.send("a", "b", "c")
+    with labels_of_jobs(lite.spark) as labels:
+        lite.consume()
+    assert set(labels) == {(f"live {ids[0]} and 2 more", f"odf live: chunk {ids[0]} and 2 more")}
 
 
 def test_a_paused_pipeline_waits(shop: Shop) -> None:

@@ -17,6 +17,7 @@ from opendataflow_dagster.dataflow.steps import steps
 from opendataflow_dagster.dataflow.store import Store
 from opendataflow_dagster.pipeline_projects import tables_of
 from tests.dagster_servers import Ticker
+from tests.spark_lines import labels_of_jobs
 from tests.stores import check, expire, policy, put, register, sql, status, statuses
 from tests.test_assets import Ran, metadata
 from tests.test_pipeline_run import Shop
@@ -323,8 +324,10 @@ def test_frames_keep_index_and_types_between_steps_and_engines(line: Line, url: 
             return df.set_index("qty", drop=False)
     """)  # fmt: skip
     line.define(url, line.instance)
-    ran = line.materialize("mixed", domain="mixed")
+    with labels_of_jobs(line.spark) as labels:
+        ran = line.materialize("mixed", domain="mixed")
     assert ran.success, ran.reason
+    assert {each for _, each in labels} == {f"odf mixed: chunk {ONE}"}
     assert sorted(line.outcomes()) == [
         "mixed.begin", "mixed.native", "mixed.on_spark", "mixed.publish", "mixed.typed",
         "mixed.typed_2",

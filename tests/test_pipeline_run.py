@@ -39,6 +39,7 @@ from opendataflow_dagster.pipelines.project import read_project
 from opendataflow_dagster.pipelines.running import run_pipeline, run_project
 from opendataflow_dagster.pipelines.streamfile import claim_items
 from opendataflow_dagster.pipelines.transformation import TransformationError
+from tests.spark_lines import labels_of_jobs
 from tests.stores import check, close, expire, policy, register, sql, statuses, take
 
 SHOP = """
@@ -647,8 +648,12 @@ def test_spark_transformations_go_to_the_same_places(own: Shop) -> None:
             return df.withColumn("total", F.col("qty") * F.col("price"))
     """)  # fmt: skip
     add_dataset(own.store, "sales", hostname=str(own.root / "sales.csv"), format="csv")
-    assert own.run("daily") == Outcome(0, done=1)
+    assert own.spark is not None
+    with labels_of_jobs(own.spark) as labels:
+        assert own.run("daily") == Outcome(0, done=1)
 
+    [dataid] = own.outs("daily")
+    assert set(labels) == {(f"daily {dataid}", f"odf daily: chunk {dataid}")}
     expected = "product,qty,price,total\nA,2,10,20\nB,0,5,0\n"
     assert own.output("daily") == (own.root / "sales.csv").read_text() == expected
 

@@ -20,6 +20,7 @@ from opendataflow_dagster import DataflowIOManager, DataflowResource
 from opendataflow_dagster.dataflow.registry import add_dataset
 from opendataflow_dagster.dataflow.store import Store
 from opendataflow_dagster.spark import publishing
+from tests.spark_lines import labels_of_jobs
 from tests.stores import check, register, sql, status
 from tests.test_io_manager import Ran, asset, dataflow, instance, run, url  # noqa: F401
 
@@ -59,11 +60,13 @@ def reader(annotation: Any, seen: list[Any]) -> dg.AssetsDefinition:
 
 
 def test_a_frame_of_spark_is_read_and_published_with_its_evidence(
-    store: Store, run: Run, tmp_path: Path  # noqa: F811
+    store: Store, run: Run, spark: SparkSession, tmp_path: Path  # noqa: F811
 ) -> None:  # fmt: skip
-    ran = run(writer(lambda df: df.selectExpr("name", "amount * 2 as twice")), "1")
+    with labels_of_jobs(spark) as labels:
+        ran = run(writer(lambda df: df.selectExpr("name", "amount * 2 as twice")), "1")
 
     assert ran.success
+    assert ("loadbob 1", "odf loadbob: chunk 1") in labels
     assert status(store, "bobout", "1", "loadbob") == "READY"
     [fact] = sql(
         store, "select generation, rows, bytes, fingerprint, schema from chunkfact where rows = 1"

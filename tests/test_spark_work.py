@@ -29,7 +29,7 @@ from opendataflow_dagster.spark.evidence import HIGH, LOW, ROWS, Evidence, Obser
 from opendataflow_dagster.spark.frames import lake_name
 from opendataflow_dagster.spark.jobs import spark_job
 from opendataflow_dagster.spark.last import Last
-from tests.spark_lines import Line
+from tests.spark_lines import Line, labels_of_jobs
 from tests.stores import policy, put, sql, take
 from tests.test_publish import ODD
 
@@ -671,6 +671,50 @@ def test_a_batch_gives_the_same_chunks_as_one_by_one(line: Line, spark: SparkSes
         fact["generation"] for fact in line.facts("batched").values()
     }
     assert line.left() == []
+
+
+def test_each_job_of_spark_tells_the_chunk_that_it_is_for(
+    doubling: Line, spark: SparkSession
+) -> None:
+    doubling.arrive("numbers", _1=numbers(spark, 1), _2=numbers(spark, 2))
+    both = threading.Barrier(2, timeout=30)
+
+    def counted(numbers: DataFrame) -> DataFrame:
+        both.wait()  # the threads have their labels at the same time
+        assert numbers.count() == 1
+        return double(numbers)
+
+    with labels_of_jobs(spark) as labels:
+        doubling.run("double", counted, workers=2)
+
+    one, two = (labels.count((f"double {n}", f"odf double: chunk {n}")) for n in (1, 2))
+    assert one == two == len(labels) / 2 > 1
+
+
+def test_after_a_chunk_jobs_have_the_label_that_they_had_before(
+    doubling: Line, spark: SparkSession
+) -> None:
+    doubling.arrive("numbers", _1=numbers(spark, 1))
+    with labels_of_jobs(spark) as labels:
+        spark.sparkContext.setJobGroup("mine", "my own")
+        try:
+            doubling.run("double", double)
+            spark.range(1).count()
+        finally:
+            for name in ("spark.jobGroup.id", "spark.job.description"):
+                spark.sparkContext.setLocalProperty(name, None)  # type: ignore[arg-type]
+        spark.range(1).count()
+
+    assert list(dict.fromkeys(labels)) == [
+        ("double 1", "odf double: chunk 1"), ("mine", "my own"), (None, None)
+    ]  # fmt: skip
+
+
+def test_the_job_of_a_batch_tells_its_chunks(copied: Line, spark: SparkSession) -> None:
+    with labels_of_jobs(spark) as labels:
+        copied.run("many", spark_job(lambda df: df, batch=5))
+
+    assert set(labels) == {("many 1 and 4 more", "odf many: chunk 1 and 4 more")}
 
 
 @pytest.fixture

@@ -24,6 +24,7 @@ from ..dataflow.pulse import Pulse
 from ..dataflow.runjob import Say, first_line
 from ..dataflow.steps import Step, record
 from ..dataflow.store import Store, taken_over
+from ..spark.progress import working_on
 from .current import Current
 from .destinations import Destination, destination_of
 from .engines import Engine, Stopped
@@ -94,7 +95,8 @@ class Consumer:
         left = {claim.generation: claim for claim in claims}
         try:
             if claims:
-                self._work(pipeline, claims, left, pace)
+                with working_on(claims):
+                    self._work(pipeline, claims, left, pace)
         except Stopped as error:
             interrupt_soon(self.store, list(left.values()), Stop(str(error)))
             raise

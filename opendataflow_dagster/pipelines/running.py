@@ -22,6 +22,7 @@ from ..dataflow.periodic import live_generations
 from ..dataflow.reading import failing
 from ..dataflow.runjob import Outcome, Say, first_line, run_chunks
 from ..dataflow.store import Store
+from ..spark.progress import working_on
 from .buffer import Buffer
 from .destinations import destination_of, publish_result, refuse_loss, refuse_older
 from .engines import Engine
@@ -80,17 +81,18 @@ class PipelineWork(Maker):
 
     def compute(self, chunk: Chunk) -> Result:
         """Run the transformations of a chunk, and keep what the last one returned."""
-        self.begin(chunk)
-        buffer = Buffer(self.project, self.pipeline.slug, chunk.generation)
-        buffer.sweep(live_generations(self.store, self.pipeline.slug))
-        stepping = Stepping(self.store, chunk.claim, self.engine, self.pipeline, say=self.say)
-        item = stepping.item()
-        if item is None:
-            with failing():
-                refuse_older(self.store, self.destination, chunk)
-                self.refuse_loss()
-        sources = open_sources(self.store, self.project, self.pipeline, chunk)
-        frame = stepping.run(sources) if item is None else stepping.run_item(sources, item)
+        with working_on([chunk.claim]):
+            self.begin(chunk)
+            buffer = Buffer(self.project, self.pipeline.slug, chunk.generation)
+            buffer.sweep(live_generations(self.store, self.pipeline.slug))
+            stepping = Stepping(self.store, chunk.claim, self.engine, self.pipeline, say=self.say)
+            item = stepping.item()
+            if item is None:
+                with failing():
+                    refuse_older(self.store, self.destination, chunk)
+                    self.refuse_loss()
+            sources = open_sources(self.store, self.project, self.pipeline, chunk)
+            frame = stepping.run(sources) if item is None else stepping.run_item(sources, item)
         self._made[chunk.generation] = frame, item is not None
         return Result()
 
@@ -102,7 +104,7 @@ class PipelineWork(Maker):
         """Write the destination, and of a run that isn't an item's the output for people."""
         frame, is_item = self._made[chunk.generation]
 
-        with failing(), self.engine.telling():
+        with failing(), self.engine.telling(), working_on([chunk.claim]):
             return publish_result(
                 self.store, self.project, self.pipeline, self.destination, frame, chunk,
                 is_item=is_item, say=self.say,

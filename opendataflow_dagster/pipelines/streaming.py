@@ -24,6 +24,7 @@ from ..dataflow.reading import failing
 from ..dataflow.runjob import Outcome, stop_code
 from ..dataflow.steps import Step, record
 from ..dataflow.store import new_owner
+from ..spark.progress import working_on
 from .destinations import publish_result
 from .plans import takes_items, why_no_items
 from .stepping import reason_of_item, steps_of
@@ -62,7 +63,8 @@ def run_stream(runner: "PipelineRunner", file: Path) -> Outcome:
                 pulse.hold(claim)
             made = _Stream(runner, environment, pulse, claims)
             try:
-                made.run(items)
+                with working_on(claims):
+                    made.run(items)
             except BaseException as error:
                 made.give_up(error)
                 if not isinstance(error, Exception):

@@ -1,11 +1,14 @@
-"""How far Spark is, told quietly; and how another thread ends what this one has Spark do."""
+"""What a thread has Spark do: how far that is, for which chunks, and how another thread ends it."""
 
+import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
+from ..dataflow.model import Claim
+from ..dataflow.names import printable
 from .session import is_remote
 
 if TYPE_CHECKING:
@@ -135,7 +138,61 @@ def _first_of(stages: list[tuple[int, int, bool]]) -> State | None:
 
 
 _here = threading.local()
-"""Which tag the jobs of this thread have: Java forgets it with the call that is interrupted."""
+"""The tag and the label of this thread's jobs: Java forgets them with an interrupted call."""
+
+_LABEL = "spark.jobGroup.id", "spark.job.description"
+"""The properties of a thread of Java that Spark's UI shows of each job."""
+
+
+def which_of(claims: Sequence[Claim]) -> str:
+    """The chunk of a claim; of several claims, the first and how many more."""
+    more = f" and {len(claims) - 1} more" if len(claims) > 1 else ""
+    return printable(claims[0].dataid) + more
+
+
+@contextmanager
+def working_on(claims: Sequence[Claim]) -> Iterator[None]:
+    """Let Spark's UI show of each job that this thread starts which chunks it is for.
+
+    A session that starts only in the block is labelled by `label`.
+    """
+    jobid, which = printable(claims[0].jobid), which_of(claims)
+    outer = getattr(_here, "label", None)
+    before = _shown_label()
+    _here.label = f"{jobid} {which}", f"odf {jobid}: chunk {which}"
+    label()
+    try:
+        yield
+    finally:
+        _show_label(before)
+        _here.label = outer
+
+
+def label() -> None:
+    """Label this thread's jobs, if a session runs and the thread is at work on chunks."""
+    if told := getattr(_here, "label", None):
+        _show_label(told)
+
+
+def _shown_label() -> tuple[str | None, ...]:
+    with suppress(Exception):  # Java may be gone
+        if context := _context():
+            return tuple(context.getLocalProperty(name) for name in _LABEL)
+    return (None,) * len(_LABEL)
+
+
+def _show_label(values: Sequence[str | None]) -> None:
+    with suppress(Exception):
+        if context := _context():
+            for name, value in zip(_LABEL, values, strict=True):
+                context.setLocalProperty(name, value)
+
+
+def _context() -> Any:
+    """The context of this process's classic session; Spark Connect names jobs by itself."""
+    pyspark = sys.modules.get("pyspark")
+    return pyspark.SparkContext._active_spark_context if pyspark else None
+
 
 ENDING = 10.0
 """Seconds that jobs may take to end once they are told to."""
@@ -225,6 +282,7 @@ def interrupting(session: "SparkSession") -> Iterator[Callable[[], None]]:
             threading.Thread(target=end, name="odf-spark-cancel", daemon=True).start()
 
     target.addTag(tag) if remote else target.addJobTag(tag)
+    label()
     before = getattr(_here, "tag", None)
     _here.tag = tag
     try:

@@ -7,7 +7,7 @@ from ..dataflow.chunk import Chunk, ChunkFailed, Place, Result
 from ..dataflow.reading import failing
 from ..dataflow.store import Store
 from ..dataflow.targets import DEFAULT_FORMAT
-from .progress import Progress, interrupting
+from .progress import Progress, interrupting, working_on
 from .staging import result_of, stage
 from .troubles import in_a_line
 
@@ -29,12 +29,13 @@ def publish_frame(
     try:
         with failing():
             spark = df.sparkSession
-            with interrupting(spark), Progress(spark, say, every=PROGRESS):
-                staged = stage(spark, store, chunk, place, df, (), format)
-            try:
-                return result_of(staged, staged.show(lambda: store.confirm(chunk.claim)))
-            finally:
-                staged.discard()
+            with working_on([chunk.claim]):
+                with interrupting(spark), Progress(spark, say, every=PROGRESS):
+                    staged = stage(spark, store, chunk, place, df, (), format)
+                try:
+                    return result_of(staged, staged.show(lambda: store.confirm(chunk.claim)))
+                finally:
+                    staged.discard()
     except Exception as error:
         if (reason := in_a_line(error)) is None:
             raise

@@ -11,7 +11,6 @@ from ..dataflow.chunk import Checked, Chunk, ChunkFailed, Place, Result, reason_
 from ..dataflow.errors import DataflowError, SessionError, StaleClaim
 from ..dataflow.maker import Maker
 from ..dataflow.model import Claim, Plan
-from ..dataflow.names import printable
 from ..dataflow.produce import Check
 from ..dataflow.publish import publish
 from ..dataflow.reading import bounds_of, failing, with_code
@@ -28,6 +27,7 @@ from .last import Last
 from .living import ended_meanwhile
 from .loading import send_modules
 from .postgres_read import looking
+from .progress import which_of, working_on
 from .publishing import is_frame
 from .returned import Unmixed, outputs_of
 from .staging import StagedFrame, result_of, stage
@@ -121,6 +121,7 @@ class SparkWork(Maker):
         results = {}
         made, rest = self._made[chunk.generation], self._rest.get(chunk.generation, {})
         with ExitStack() as showing:
+            showing.enter_context(working_on([chunk.claim]))
             for each, one in made.items():
                 showing.enter_context(self._next(chunk, each, one.staged.evidence))
             for each in sorted([*made, *rest], key=lambda each: self._turn(chunk, each)):
@@ -173,10 +174,7 @@ class SparkWork(Maker):
     @contextmanager
     def watched(self, chunks: Sequence[Chunk]) -> Iterator[None]:
         """Let the jobs of Spark be ended from outside, and say in a line what ended them."""
-        which = printable(chunks[0].dataid)
-        if len(chunks) > 1:
-            which += f" and {len(chunks) - 1} more"
-
+        claims = [each.claim for each in chunks]
         limit = sum(each.claim.time_limit or 0 for each in chunks)
         due = time.monotonic() + limit if limit else math.inf
 
@@ -189,7 +187,8 @@ class SparkWork(Maker):
         spark = self.spark()
         try:
             with (
-                self._watch.block(spark, which, over),
+                working_on(claims),
+                self._watch.block(spark, which_of(claims), over),
                 looking(),  # the parts of a read see one moment
             ):
                 yield
