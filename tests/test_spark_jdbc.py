@@ -140,6 +140,16 @@ drop(by_value, password, [dead.name], spark)
 assert leftovers(by_value, password, spark) == []
 print(refused(lambda: drop(by_value, password, ["n"], spark)))
 print(refused(lambda: read_rows(spark, table("nothing", "id"), "1", None, password)))
+
+for where, dataid, rows in (
+    (by_day, "2026-01", "select 1 id"), (by_id, "shop 7", "select date '2026-01-01' day")):
+    for work in (lambda: read_rows(spark, where, dataid, None, password),
+                 lambda: write(spark.sql(rows), where, dataid)):
+        said = refused(work, Refused)
+        assert said.startswith(f"db/n isn't split, so that chunk {dataid!r} is its "), said
+        command = "orders --pending --by month --from 2026-01-01 --to 2026-01-01"
+        assert said.endswith(f"Run: odf split {command if where is by_day else '--help'}"), said
+assert leftovers(by_day, password, spark) == []
 spark.stop()
 """)
     assert base.execute("select relname from pg_class where relname like 'odf%'").fetchall() == []

@@ -13,11 +13,13 @@ from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pandas
 import psycopg
 import pytest
 from psycopg import sql
 
 from opendataflow_dagster.dataflow.errors import DataflowError, Refused, StaleClaim, WrongUse
+from opendataflow_dagster.dataflow.tables import Rows
 from opendataflow_dagster.dataflow.targets import Table
 from opendataflow_dagster.spark.postgres import (
     StagedRows,
@@ -466,6 +468,57 @@ def test_rows_of_another_chunk_are_refused(
 
     assert base.execute("select * from n").fetchall() == [(1, "A")]
     assert tables(base) == []
+
+
+@pytest.mark.parametrize(
+    ("type", "dataid", "command"),
+    [
+        ("date", "2026-02", "odf split orders --pending --by month --from 2026-02-01 "
+         "--to 2026-02-01"),
+        ("timestamptz", "2026", "odf split orders --pending --by year --from 2026-01-01 "
+         "--to 2026-01-01"),
+        ("bigint", "shop 7", "odf split --help"),
+        ("smallint", "70000", "odf split --help"),
+    ],
+)  # fmt: skip
+def test_a_chunk_of_a_table_that_is_not_split_says_what_to_run(
+    spark: "SparkSession", base: psycopg.Connection, at: "Target", type: str, dataid: str,
+    command: str,
+) -> None:  # fmt: skip
+    base.execute(f"create table n (id int, c {type})")  # type: ignore[arg-type]
+    table = at("n", "c")
+    rows = Rows(table, dataid)
+
+    def looked() -> None:
+        with looking():
+            read_rows(spark, table, dataid)
+
+    for work in (
+        lambda: write(spark.sql("select 1 id"), table, dataid), looked,
+        lambda: read_rows(spark, table, dataid), rows.read,
+        lambda: rows.replace(pandas.DataFrame({"id": [1]}), ours),
+    ):  # fmt: skip
+        with pytest.raises(Refused) as refused:
+            work()
+        told = str(refused.value)
+        assert told.startswith(f"{table.location} isn't split, so that chunk {dataid!r} is its ")
+        assert told.endswith(f"). Run: {command}")
+        assert "\n" not in told
+    assert tables(base) == []
+
+
+def test_rows_of_a_range_in_a_table_that_is_not_split_say_what_to_run(
+    spark: "SparkSession", base: psycopg.Connection, at: "Target"
+) -> None:
+    base.execute("create table n (id int, c date)")
+    week = spark.sql("select 1 id, date '2026-01-05' c union all select 2, date '2026-01-07'")
+    rows = Rows(at("n", "c"), "2026-01-05")
+    for work in (
+        lambda: write(week, at("n", "c"), "2026-01-05"),
+        lambda: rows.replace(week.toPandas(), ours),
+    ):
+        with pytest.raises(Refused, match=r"only; if it is a range of them, run: odf split --help"):
+            work()
 
 
 def test_rows_that_the_table_itself_gives_to_another_chunk_are_refused(

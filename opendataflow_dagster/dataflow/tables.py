@@ -4,6 +4,7 @@ import os
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
+from datetime import date
 from typing import Any
 
 from . import sqlfiles
@@ -90,8 +91,9 @@ class Rows:
             [(found,)] = self._execute(connection, "count").fetchall()
             if found != len(frame):
                 raise strangers(
-                    self.table.location, self.table.column, self.dataid, len(frame), found
-                )
+                    self.table.location, self.table.column, self.dataid, len(frame), found,
+                    split=self.split,
+                )  # fmt: skip
             confirm()
             connection.commit()
         return len(frame)
@@ -126,8 +128,26 @@ class Rows:
         else:
             self._execute(connection, "turn")
 
+    @property
+    def split(self) -> str:
+        """The command that splits the table by ranges, unless it is split."""
+        return split_command(self.table.datasetid, self.dataid) if self.bounds is None else ""
+
     def _execute(self, connection: Any, name: str) -> Any:
-        return connection.execute(self._statement(name), self._known)
+        with self._finding():
+            return connection.execute(self._statement(name), self._known)
+
+    @contextmanager
+    def _finding(self) -> Iterator[None]:
+        """Refuse a dataid that its column can't have; no other value is in the statement."""
+        import psycopg
+
+        try:
+            yield
+        except psycopg.DataError as error:
+            if self.bounds is not None:
+                raise
+            raise not_split(self.table, self.dataid, first_line(error)) from error
 
     def _statement(self, name: str, **names: str) -> str:
         text = self._statements[name].partition("\n")[2]
@@ -154,9 +174,18 @@ class Rows:
                 f"{self.table.datasetid!r} is registered at {self.table.location}, which can't be "
                 f"opened: {first_line(error)}. Run: odf dataset list"
             ) from None
+        with self._telling(), closing(connection):
+            yield connection
+
+    @contextmanager
+    def _telling(self) -> Iterator[None]:
+        """Say in a line what the database refuses, and where."""
+        import sqlite3
+
+        import psycopg
+
         try:
-            with closing(connection):
-                yield connection
+            yield
         except (psycopg.Error, sqlite3.Error) as error:
             kind = Unreachable if is_outage(error) else DataflowError
             raise kind(f"{self.table.location}: {first_line(error)}") from error
@@ -193,10 +222,36 @@ def _of_sqlite(value: Any) -> Any:
     return value
 
 
-def strangers(where: str, column: str, dataid: str, rows: int, found: int) -> Refused:
-    """What refuses rows of other chunks: so many of them are the chunk's, by its column."""
+def strangers(
+    where: str, column: str, dataid: str, rows: int, found: int, *, split: str = ""
+) -> Refused:
+    """What refuses rows of other chunks: so many of them are the chunk's, by its column.
+
+    `split` is the command for a table that isn't split: a chunk of it may be meant as a range.
+    """
+    more = f"; if it is a range of them, run: {split}" if split else "."
     return Refused(
         f"Of {rows} rows that were to be chunk {dataid!r} of {where}, {found} are by their "
-        f"{column!r}. Return rows of this chunk only.",
+        f"{column!r}. Return rows of this chunk only{more}",
         code="NOT_VALIDATED",
     )
+
+
+def not_split(table: Table, dataid: str, why: str) -> Refused:
+    """What refuses a dataid that no row can have in the column, of a table that isn't split."""
+    return Refused(
+        f"{table.location} isn't split, so that chunk {dataid!r} is its rows with that value of "
+        f"{table.column!r}, which no row can have ({why}). "
+        f"Run: {split_command(table.datasetid, dataid)}",
+        code="INVALID_LOCATION",
+    )
+
+
+def split_command(datasetid: str, dataid: str) -> str:
+    """The command that makes a chunk with this dataid a range of a table, if that can be told."""
+    try:
+        period = {4: "year", 7: "month"}[len(dataid)]
+        first = date.fromisoformat(dataid + "-01-01"[len(dataid) - 4 :])
+    except (KeyError, ValueError):
+        return "odf split --help"
+    return f"odf split {typed(datasetid)} --pending --by {period} --from {first} --to {first}"

@@ -61,6 +61,7 @@ def read_rows(
             code="INVALID_LOCATION",
         )
     type = whole.schema[table.column].dataType
+    place.find(type)
     parts = _usual_parts(spark) if parts is None else parts
     is_cut = place.upper is not None and type.simpleString().split("(")[0] in _RANGED
     if is_cut and parts > 1:
@@ -165,7 +166,9 @@ class StagedRows:
     def _compare(self, rows: int, found: int) -> None:
         place = self._place
         if rows != self.rows or found != rows:
-            raise strangers(place.location, place.column, place.dataid, self.rows, found)
+            raise strangers(
+                place.location, place.column, place.dataid, self.rows, found, split=place.split
+            )
 
     def _names(self) -> dict[str, str]:
         columns = ", ".join(map(self._place.quoted, self._columns))
@@ -181,8 +184,11 @@ class StagedRows:
         options = place.options(self._spark, names["stage"])
         try:
             there = self._spark.read.format("jdbc").options(**options).load().schema
+            place.find(there[place.column].dataType)
             checked, losses = watched(df, there, digits)
             checked.write.format("jdbc").options(**options).mode("append").save()
+        except DataflowError:
+            raise
         except Exception as error:
             raise place.trouble(error) from error
         with place.connected(self._spark) as connection:

@@ -1,12 +1,13 @@
 """A table behind Java's drivers: its name, its chunk, and a connection to it."""
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 from ..dataflow import sqlfiles
 from ..dataflow.errors import DataflowError, Refused
-from ..dataflow.tables import Bounds
+from ..dataflow.tables import Bounds, not_split, split_command
 from ..dataflow.targets import Table
 
 if TYPE_CHECKING:
@@ -31,6 +32,11 @@ _TIMESTAMPS = (93, 2014)
 _NOT_PREPARED = {"postgresql": {"prepareThreshold": "0"}}
 """What is prepared behind a pooler stays with a session that is another client's next."""
 
+_DATES = ("date", "timestamp", "timestamp_ntz")
+_DATE = r"\d+-\d+-\d+"
+_NUMBERS = ("tinyint", "smallint", "int", "bigint", "decimal", "float", "double")
+_NUMBER = r"[-+]?\.?\d[\d.]*([eE][-+]?\d+)?$"
+
 _TELL_DIGITS = ("postgresql",)
 """The drivers of which it is known that they tell the digits of a second; others say 0."""
 
@@ -44,6 +50,7 @@ class Place:
         self.target, self.dataid, self.password = table, dataid or "", password
         self.location, self.column = table.location, table.column
         self.lower, self.upper, self.modulus = bounds or (self.dataid, None, None)
+        self.is_split = bounds is not None
         self.kind = table.host.removeprefix("jdbc:").partition(":")[0].lower()
         self.table = self.beside(table.name)
         self._statements = sqlfiles.statements("jdbc", "spark")
@@ -53,6 +60,21 @@ class Place:
         elif self.upper is not None:
             way, self._values = "range", [self.lower, self.upper]
         self._chunk = self._spelled(way, column=self.quoted(table.column))
+
+    @property
+    def split(self) -> str:
+        """The command that splits the table by ranges, unless it is split."""
+        return "" if self.is_split else split_command(self.target.datasetid, self.dataid)
+
+    def find(self, type: Any) -> None:
+        """Refuse a dataid that no row can have in a column of this type of Spark's.
+
+        Spark would take a part of a date for the first day, and Java tell of its classes.
+        """
+        kind = type.simpleString().partition("(")[0]
+        form = _DATE if kind in _DATES else _NUMBER if kind in _NUMBERS else ""
+        if not self.is_split and not re.match(form, self.dataid):
+            raise not_split(self.target, self.dataid, f"it is {kind}")
 
     @property
     def remainders(self) -> tuple[int, int]:

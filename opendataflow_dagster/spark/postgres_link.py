@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -95,6 +95,12 @@ class PostgresRows(Rows):
         cursor = connection.execute(text, self._known | params)
         return cursor.fetchall() if cursor.description else []
 
+    def find(self, connection: Any) -> int:
+        """How many rows the planner expects of the chunk; refuse one that no row can be in."""
+        with self._finding():
+            [(plan,)] = self.run(connection, "expected_of_chunk")
+        return plan[0]["Plan"]["Plan Rows"]
+
     def spelled(self, connection: Any, statement: str, names: dict[str, str], **params: Any) -> str:
         """A statement with its values quoted in it, for a way that takes no parameters."""
         from psycopg import ClientCursor
@@ -138,6 +144,10 @@ class PostgresRows(Rows):
     def open(self) -> Any:
         """A connection that its caller closes."""
         return self._postgres()
+
+    def telling(self) -> AbstractContextManager[None]:
+        """What says in a line what the database refuses."""
+        return self._telling()
 
     def take_turn(self, connection: Any) -> None:
         self._take_turn(connection)

@@ -77,7 +77,8 @@ def _at(rows: PostgresRows) -> Iterator[tuple[Any, str | None]]:
         rows.run(connection, "look_begin")
         [(snapshot,)] = rows.run(connection, "snapshot")
         held[key] = connection, snapshot
-    yield held[key]
+    with rows.telling():
+        yield held[key]
 
 
 def _queries(
@@ -90,12 +91,14 @@ def _queries(
     def query(part: str = "true", **params: Any) -> str:
         return rows.spelled(connection, statement, {"columns": selected, "part": part}, **params)
 
+    expected = None if whole else rows.find(connection)
     layout = rows.layout(connection)
     if layout.kind not in ("r", "m", "p") or layout.foreign or parts == 1:
         return [query()]
     if parts is None:
-        [(plan,)] = rows.run(connection, "expected_of_all" if whole else "expected_of_chunk")
-        expected = plan[0]["Plan"]["Plan Rows"]
+        if expected is None:
+            [(plan,)] = rows.run(connection, "expected_of_all")
+            expected = plan[0]["Plan"]["Plan Rows"]
         parts = min(MOST_PARTS, max(1, round(expected / ROWS_OF_A_PART)))
     if parts == 1:
         return [query()]

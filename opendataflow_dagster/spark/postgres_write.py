@@ -46,6 +46,7 @@ class StagedRows:
         name = f"{STAGE}_{generation}_{marks}_{os.urandom(4).hex()}"
         with rows.connected() as connection:
             ways = _ways(rows, df, rows.columns(connection))
+            rows.find(connection)
             schema = rows.layout(connection).schema
             made = cls(rows, dataid, name, list(ways.values()), schema)
             left = [each for each, older in _found(rows, connection)
@@ -124,7 +125,9 @@ class StagedRows:
     def _refuse_others(self, rows: int, found: int) -> None:
         table = self._rows.table
         if found != rows:
-            raise strangers(table.location, table.column, self._dataid, rows, found)
+            raise strangers(
+                table.location, table.column, self._dataid, rows, found, split=self._rows.split
+            )
 
     def _names(self) -> dict[str, str]:
         return _names(self._rows, self._schema, self.name)
