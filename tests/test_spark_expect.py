@@ -115,6 +115,30 @@ def test_what_doesnt_hold_is_told_with_a_sample(
     assert (told.datasetid, told.severity) == ("out", ERROR)
 
 
+def test_columns_are_keys_each_and_a_list_of_them_is_one_key(spark: SparkSession) -> None:
+    df = spark.sql(
+        "select id % 3 as shop, id % 2 as even, id div 2 as odf_times, int(null) as gone"
+        " from range(10)"
+    )
+    told = judged(df, {"unique": [["shop", "even"], ("shop", "gone")]})
+    assert {name: each.passed for name, each in told.items()} == {
+        "unique_shop_even": False, "unique_shop_gone": True,
+    }  # fmt: skip
+    message = told["unique_shop_even"].message
+    assert message.startswith(
+        "8 of 10 rows share shop, even with another (4 values), such as (shop="
+    )
+
+    told = judged(df, {"unique": ["odf_times", "even"]})
+    assert {name: each.passed for name, each in told.items()} == {
+        "unique_odf_times": False, "unique_even": False,
+    }  # fmt: skip
+    assert all(
+        each.message.endswith("; one key of several columns is [['odf_times', 'even']]")
+        for each in told.values()
+    )
+
+
 LONG = Decimal("123456789012.12345678")
 
 
@@ -336,6 +360,9 @@ def test_a_sample_that_cant_be_read_doesnt_hide_the_answer(df: DataFrame) -> Non
         ({"not_null": [1]}, ["a"], "not_null is 1. Give a column's name"),
         ({"unique": [[]]}, ["a"], "Give a column, or a list of columns"),
         ({"unique": {"x": 1}}, ["a"], "Give a list of columns, or of lists"),
+        ({"unique": [["x", "y", "X"]]}, ["a"], r"is \['x', 'y', 'X'\]\. Give each column once"),
+        ({"unique": [["x", ["y"]]]}, ["a"], r"unique is \['y'\]\. Give a column's name"),
+        ({"unique": []}, ["a"], r"unique is \[\]\. Give a list of columns, or of lists of them"),
         ({"range": {"x": 1}}, ["a"], r"range of 'x' is 1\. Give \(least, most\)"),
         ({"range": {"x": (None, None)}}, ["a"], "at most one of them None"),
         ({"range": {"x": (1, "b")}}, ["a"], "Give two numbers, dates or texts"),

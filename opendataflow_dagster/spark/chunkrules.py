@@ -24,6 +24,9 @@ KNOWN = 5
 class UniqueRule(Rule):
     """No two rows have the same values in these columns; as in SQL, a NULL equals nothing."""
 
+    hint: str = ""
+    """What follows a failure, where columns may be meant as one key."""
+
     def judge(
         self, prefix: str, evidence: Evidence, frame: Frame, last: Sequence[int], chunk: Chunk
     ) -> Checked:
@@ -32,16 +35,18 @@ class UniqueRule(Rule):
         df, told = frame(), None
         if told := self.wrong(df):
             return self.failed(told, rows=evidence.rows)
-        keys = [F.expr(quoted(each)) for each in self.columns]
         whole = df.where(" and ".join(f"{quoted(each)} is not null" for each in self.columns))
-        twice = whole.groupBy(*keys).agg(F.expr("count(1) as odf_times")).where("odf_times > 1")
-        [(values, rows)] = twice.selectExpr("count(1)", "coalesce(sum(odf_times), 0)").collect()
+        # By number: a column may be called as the count is.
+        keys = [f"{quoted(each)} as c{at}" for at, each in enumerate(self.columns)]
+        counted = whole.selectExpr(*keys).groupBy(*(f"c{at}" for at in range(len(keys))))
+        twice = counted.agg(F.expr("count(1) as times")).where("times > 1")
+        [(values, rows)] = twice.selectExpr("count(1)", "coalesce(sum(times), 0)").collect()
         if not values:
             return self.passed(rows=evidence.rows, violations=0)
-        sample = of_keys(twice, self.columns, "odf_times")
+        sample = of_keys(twice, self.columns, "times")
         return self.failed(
             f"{rows:,} of {evidence.rows:,} rows share {', '.join(self.columns)} with another"
-            f" ({values:,} {'values' if values > 1 else 'value'}), such as {sample}",
+            f" ({values:,} {'values' if values > 1 else 'value'}), such as {sample}{self.hint}",
             rows=evidence.rows, violations=rows, sample=sample,
         )  # fmt: skip
 

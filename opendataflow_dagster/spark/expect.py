@@ -101,12 +101,18 @@ def _not_null(what: Any, about: str, *of: str) -> Iterator[Make]:
 
 
 def _unique(what: Any, about: str, *of: str) -> Iterator[Make]:
-    for key in _list(what, about, "a list of columns, or of lists of them"):
+    keys = _list(what, about, "a list of columns, or of lists of them")
+    alone = [key for key in keys if isinstance(key, str)]
+    hint = f"; one key of several columns is [{alone!r}]" if len(alone) > 1 else ""
+    for key in keys:
         columns = (key,) if isinstance(key, str) else key
         if not isinstance(columns, list | tuple) or not columns:
             raise _refused(about, key, "a column, or a list of columns")
         columns = tuple(_column(each, about) for each in columns)
-        yield _rule(UniqueRule, f"unique_{'_'.join(columns)}", of, columns=columns)
+        if len({each.casefold() for each in columns}) < len(columns):
+            raise _refused(about, key, "each column once")
+        yield _rule(UniqueRule, f"unique_{'_'.join(columns)}", of, columns=columns,
+                    hint=hint if len(columns) == 1 else "")  # fmt: skip
 
 
 def _range(what: Any, about: str, *of: str) -> Iterator[Make]:
