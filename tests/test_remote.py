@@ -154,6 +154,23 @@ def test_old_versions_go_after_their_grace_and_the_current_one_stays(line: Store
     assert texts(second) == {"new"}
 
 
+def test_the_grace_of_a_version_begins_when_it_is_replaced(line: Store) -> None:
+    first = made(line, "1", "old")
+    folder = Path(address(first).removeprefix("file://"))
+    for each in (folder, *folder.iterdir()):  # yesterday's, which others read today
+        os.utime(each, (time.time() - 86400,) * 2)
+    moves.resubmit(line, "load", ["1"])
+    second = made(line, "1", "new")
+
+    assert cleaned(line, 3600) == []
+    assert texts(first) == {"old"}
+    folder = Path(address(second).removeprefix("file://"))
+    for each in (folder, *folder.iterdir()):
+        os.utime(each, (time.time() - 7200,) * 2)
+    assert cleaned(line, 3600) == [cleaning.VERSION]
+    assert texts(second) == {"new"}
+
+
 def test_a_version_that_is_being_written_or_read_stays(line: Store) -> None:
     register(line, "use", ["out"], ["end"])
     made(line, "1", "old")

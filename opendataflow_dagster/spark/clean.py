@@ -22,7 +22,7 @@ from ..dataflow.folders import NOTE, directory, unescaped
 from ..dataflow.places import path_of
 from ..dataflow.store import Store
 from ..dataflow.targets import JDBC, Remote, Table, address
-from .remote import versions
+from .remote import Version, versions
 from .stores import Files, files_of, loads, text_of
 
 _ASIDE = re.compile(r"/dataid=([^/]+)/_odf-[0-9a-f]+$")
@@ -46,6 +46,9 @@ def in_remote(
     kept = {row[2] for row in store.db.insist(
         lambda: store.db.run("cleaning.located", **known))[0]}  # fmt: skip
     there = {each.location for each in found}
+    chunks: dict[str, list[Version]] = {}
+    for each in found:
+        chunks.setdefault(each.dataid, []).append(each)
     for chunk in standing(store, datasetid).values():
         if chunk.location in there and _pointed(files, target, chunk.dataid) != chunk.location:
             path = f"{target.root}/{directory(chunk.dataid)}/{NOTE}"
@@ -57,7 +60,8 @@ def in_remote(
             row = Leftover(datasetid, dataid, None, SPARK, each.path, each.bytes, age)
             yield row, lambda each=each: files.remove(each.path)
     for each in found:
-        age = max(0.0, time.time() - each.changed)
+        newer = [one.changed for one in chunks[each.dataid] if one.generation > each.generation]
+        age = max(0.0, time.time() - max(each.changed, min(newer, default=0.0)))  # since replaced
         if each.location in kept or age < grace or each.generation in alive.generations:
             continue
         if _pointed(files, target, each.dataid) != each.location:
