@@ -75,6 +75,8 @@ def test_a_ready_chunk_is_made_again_with_all_its_outputs(load: Store) -> None:
     assert moved.chunks == 1
     assert (status(load, "b", "2", "load"), status(load, "b", "1", "load")) == (READY, RESUBMIT)
     assert pending(load) == {("load", "1"): 0, ("load", "3"): 1}
+    generations = "select distinct generation from datastatus where status = 'RESUBMIT'"
+    assert sql(load, generations) == [(None,)]
     assert sql(
         load,
         "select distinct status_before, who, why from dataevent where status_after = 'RESUBMIT'",
