@@ -2,18 +2,24 @@
 
 import gc
 import os
+import signal
 import sqlite3
+import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import psycopg
 import pytest
+from psycopg.conninfo import conninfo_to_dict
 
+from opendataflow_dagster.dataflow import catchup
+from opendataflow_dagster.dataflow.errors import NoDatabase
+from opendataflow_dagster.dataflow.runjob import Outcome, run_job
 from opendataflow_dagster.dataflow.store import Store, open_store
-from tests.stores import close, connect, sql
+from tests.stores import close, connect, put, register, sql, statuses, take
 
 
 @pytest.fixture
@@ -100,3 +106,130 @@ def test_a_fork_leaves_the_connections_of_other_threads_to_its_parent(
     person = connect(store)
     assert is_open(person)
     person.close()
+
+
+# --- no connection is free ---
+
+Few = Callable[[int], str]
+
+
+@pytest.fixture
+def owner(postgres_url: str) -> Iterator[Store]:
+    """A store of somebody whose connections nothing limits."""
+    made = open_store(postgres_url)
+    made.init()
+    register(made, "job", ["a"], ["b"])
+    yield made
+    close(made)
+
+
+@pytest.fixture
+def few(owner: Store, postgres_url: str) -> Iterator[Few]:
+    """Makes the url of a role that gets so many connections at once."""
+    name = f"few_{conninfo_to_dict(postgres_url)['dbname']}"
+
+    def make(count: int) -> str:
+        sql(owner, f"create role {name} login connection limit {count}")
+        for what in ("all tables", "all sequences", "all functions"):
+            sql(owner, f"grant all on {what} in schema dataflow to {name}")
+        sql(owner, f"grant usage on schema dataflow to {name}")
+        return postgres_url.replace("postgres@", f"{name}@")
+
+    yield make
+    sql(owner, f"drop owned by {name}")
+    sql(owner, f"drop role {name}")
+
+
+def run_all(url: str, said: list[str], **more: Any) -> Outcome:
+    store = open_store(url)
+    store.db.patience = 10.0
+    try:
+        return run_job(store, "job", ["true"], say=said.append, all_chunks=True, **more)
+    finally:
+        store.close()
+
+
+def waits(said: list[str]) -> list[str]:
+    return [line for line in said if "Waiting for one, " in line]
+
+
+def test_workers_without_a_connection_hold_up_none_that_have_one(owner: Store, few: Few) -> None:
+    for each in range(40):
+        put(owner, "a", str(each))
+    url, said = few(3), list[str]()
+    began = time.monotonic()
+    assert run_all(url, said, workers=6) == Outcome(0, done=40)
+    assert time.monotonic() - began < 9
+    [line] = waits(said)
+    assert "too many connections for role" in line
+    assert "raise max_connections" in line
+
+
+def test_processes_wait_for_a_connection_and_go_on_when_there_is_one(
+    owner: Store, few: Few
+) -> None:
+    for each in range(8):
+        put(owner, "a", str(each))
+    words = [sys.executable, "-m", "opendataflow_dagster.cli", "run", "--all", "--job", "job"]
+    environ = os.environ | {"DATAFLOW_URL": few(1)}
+    running = [
+        subprocess.Popen([*words, "/bin/true"], env=environ, stderr=subprocess.PIPE, text=True)
+        for _ in range(4)
+    ]
+    try:
+        told = [each.communicate(timeout=60)[1] for each in running]
+    finally:
+        for each in running:
+            each.kill()
+    assert [each.returncode for each in running] == [0] * 4, told
+    assert any(waits(each.splitlines()) for each in told)
+    done = [key for key, row in statuses(owner).items() if row == ("OUT", "READY")]
+    assert len([key for key in done if key[0] == "b"]) == 8
+
+
+def test_an_idle_worker_gives_back_its_connection(
+    owner: Store, few: Few, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(catchup, "REST", 0.1)
+    monkeypatch.setattr(catchup, "LOOK_AGAIN", 0.7)
+    put(owner, "a", "1")
+    [claim] = take(owner, "job", owner="another")
+    url, said = few(1), list[str]()
+    run = threading.Thread(target=lambda: said.append(str(run_all(url, said).code)))
+    run.start()
+    another = open_store(url)
+    another.db.patience, another.db.say = 10.0, print
+    deadline = time.monotonic() + 20
+    while not any("1 in other hands" in line for line in said):
+        assert time.monotonic() < deadline, said
+        time.sleep(0.01)
+    another.finish(claim)
+    another.close()
+    run.join(20)
+    assert said[-1] == "0", said
+
+
+def test_who_gets_no_connection_ends_after_its_patience(few: Few) -> None:
+    url, said = few(0), list[str]()
+    store = open_store(url)
+    store.db.patience, store.db.say = 0.5, said.append
+    began = time.monotonic()
+    with pytest.raises(NoDatabase, match="is free: .*too many connections for role"):
+        store.plan("job")
+    assert 0.5 <= time.monotonic() - began < 5
+    assert len(waits(said)) == 1
+    assert NoDatabase.exit_code == 1
+
+
+def test_who_waits_for_a_connection_can_be_stopped(few: Few) -> None:
+    words = [sys.executable, "-m", "opendataflow_dagster.cli", "run", "--job", "job", "/bin/true"]
+    environ = os.environ | {"DATAFLOW_URL": few(0)}
+    run = subprocess.Popen(words, env=environ, stderr=subprocess.PIPE, text=True)
+    assert run.stderr is not None
+    try:
+        assert waits([run.stderr.readline()])
+        run.send_signal(signal.SIGTERM)
+        _, told = run.communicate(timeout=20)
+    finally:
+        run.kill()
+    assert (run.returncode, "Stopped" in told) == (128 + signal.SIGTERM, True), told

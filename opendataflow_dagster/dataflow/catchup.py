@@ -19,6 +19,9 @@ LOOK_AGAIN = 5.0
 HELD_BACK = 3
 """The exit code when a pause, or a concurrency of 0, keeps a job from claiming what is left."""
 
+REST = 1.0
+"""Seconds after which an idle worker gives back its connection: others may wait for one."""
+
 NAP = 0.2
 """Seconds in which a signal is noticed by who waits."""
 
@@ -66,6 +69,7 @@ class _Crew:
         if self.workers == 1:
             self._work()
             return
+        self.runner.store.db.drop()  # this thread only waits: a worker may need its connection
         # Daemons: a second Ctrl-C waits for none of them, nor does the end of Python.
         threads = [threading.Thread(target=self._guarded, daemon=True) for _ in range(self.workers)]
         for thread in threads:
@@ -165,12 +169,15 @@ class _Crew:
             patience = LOOK_AGAIN
             if retry_in is not None:
                 patience = min(patience, max(retry_in, NAP / 4))
-            until = time.monotonic() + patience
+            now = time.monotonic()
+            until, rest_at = now + patience, now + REST
             while not self._over and self.scripts.stopping is None and ended == self._ended:
-                left = until - time.monotonic()
-                if left <= 0:
+                now = time.monotonic()
+                if now >= until:
                     break
-                self._changed.wait(min(left, NAP))
+                if now >= rest_at:
+                    self.runner.store.db.drop()
+                self._changed.wait(min(until - now, NAP))
             self._busy += 1
             return not self._over
 

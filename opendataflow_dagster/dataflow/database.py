@@ -17,6 +17,12 @@ T = TypeVar("T")
 PATIENCE = 600.0
 """Seconds that a running job waits for its database to come back before it gives up."""
 
+NEXT_TRY, LONGEST_PAUSE = 0.1, 5.0
+"""Seconds until who gets no connection tries again: the first time, and at most."""
+
+STOP_NOTICED = 0.2
+"""Seconds in which who waits for a connection notices that the work is to stop."""
+
 RACES = 50
 """How often a transaction that lost a race is tried again before it is an error."""
 
@@ -40,6 +46,11 @@ class Database:
         os.register_at_fork(after_in_child=lambda: (forked() or int)())
         self._topics: dict[str, dict[str, str]] = {}
         self._met = False
+        self.say: Callable[[str], object] = _warn
+        """Is told that no connection is free, once while that lasts."""
+        self.ending: Callable[[], object] = bool
+        """Tells what ends the work, if something does: then no connection is waited for."""
+        self._say_at = 0.0
         self.versions: Versions | None = None
         """Of the tables, when a connection was opened or a claim was refused last."""
 
@@ -79,10 +90,11 @@ class Database:
         """Do `work` until it is through; and tell whether the connection was lost on the way.
 
         Races are run again. A row that somebody keeps locked (unless `wait` is off: then that's a
-        race too), and a connection that was there and went away, are waited for, up to `patience`
-        seconds; a connection that never was is an error at once.
+        race too), a connection that was there and went away, and a server that has no connection
+        left to give, are waited for, up to `patience` seconds; a connection that never was is an
+        error at once.
         """
-        lost, raced, deadline = False, 0, 0.0
+        lost, raced, deadline, pause = False, 0, 0.0, NEXT_TRY
         while True:
             try:
                 return work(), lost
@@ -93,6 +105,12 @@ class Database:
                 if trouble == "race" and raced < races:
                     raced += 1
                     time.sleep(0.001 * raced)
+                elif trouble == "gone" and self.is_full(error):
+                    deadline = deadline or time.monotonic() + self.patience
+                    if time.monotonic() > deadline or (self.ending() and not lost):
+                        raise
+                    self._await_room(error, pause)
+                    pause = min(LONGEST_PAUSE, pause * 1.5)
                 elif trouble == "locked" or (trouble == "gone" and self._met):
                     if trouble == "gone":
                         self.drop()
@@ -108,6 +126,16 @@ class Database:
                     ) from error
                 else:
                     raise
+
+    def _await_room(self, error: Exception, seconds: float) -> None:
+        """Wait so long for a free connection, and say so unless that was just said."""
+        now = time.monotonic()
+        until = now + seconds
+        if now >= self._say_at:
+            self._say_at = now + self.patience
+            self.say(f"{error} Waiting for one, {self.patience:g} s at most")
+        while (left := until - time.monotonic()) > 0 and not self.ending():
+            time.sleep(min(left, STOP_NOTICED))
 
     @contextmanager
     def transaction(self, *, who: str = "", why: str = "", act: str = "") -> Iterator[None]:
@@ -157,6 +185,10 @@ class Database:
     def trouble(self, error: Exception) -> str:
         """`race`, `locked`, `gone`, or nothing that trying again could mend."""
         return "race" if isinstance(error, LostRace) else ""
+
+    def is_full(self, error: Exception) -> bool:
+        """Whether no connection could be had because others have all that the server gives."""
+        return False
 
     def connect(self) -> Any:
         """This thread's connection, opened on first use."""
@@ -208,6 +240,12 @@ class Database:
         """Leave the connections to the parent process: closing one here would end it there."""
         _INHERITED.append(self._mine)
         self._mine = _local()
+
+
+def _warn(line: str) -> None:
+    import logging  # imported late: a cron line rarely needs it
+
+    logging.getLogger(__package__).warning(line)
 
 
 class _Lifetime:

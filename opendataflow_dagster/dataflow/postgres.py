@@ -76,6 +76,12 @@ ROLES = os.path.join(sqlfiles.ROOT, "postgres", "roles.sql")
 
 _DENIED = re.compile(r"permission denied for (?P<kind>\w+) (?P<name>\w+)$")
 
+_FULL = re.compile(
+    r"too many clients|too many connections|connection slots are reserved"
+    r"|no more connections allowed"
+)
+"""What servers and poolers say who have no connection left; libpq doesn't give the code of it."""
+
 STREAMED = 5000
 """Rows that a listing of any length fetches at once."""
 
@@ -112,6 +118,11 @@ class PostgresDatabase(Database):
                 connection.close()
                 raise
         except psycopg.Error as error:
+            if _FULL.search(str(error)):
+                raise NoDatabase(
+                    f"No connection to {redact(self.url)} is free: {_first_line(error)}. Start "
+                    "fewer workers, or raise max_connections or the role's limit."
+                ) from error
             raise NoDatabase(
                 f"Cannot connect to {redact(self.url)}: {_first_line(error)}. "
                 "Check `url`, `user` and `encrypted`, and run `odf doctor`."
@@ -202,6 +213,9 @@ class PostgresDatabase(Database):
             if state[:3] == "57P" or state[:2] == "08" or connection is None or connection.closed:
                 return "gone"
         return super().trouble(error)
+
+    def is_full(self, error: Exception) -> bool:
+        return isinstance(error, NoDatabase) and bool(_FULL.search(str(error.__cause__)))
 
     @contextmanager
     def _begun(self) -> Iterator[None]:

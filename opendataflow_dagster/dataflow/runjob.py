@@ -6,7 +6,7 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import NamedTuple
 
 from .environment import JobEnvironment, job_environment
-from .errors import DataflowError, InputsChanged, StaleClaim, WrongUse
+from .errors import DataflowError, InputsChanged, NoDatabase, StaleClaim, WrongUse
 from .model import READY, RESUBMIT, Claim, Fact, Plan, Stop
 from .names import printable
 from .process import Ended, Scripts
@@ -264,8 +264,14 @@ def run_chunks(
 ) -> Outcome:
     """Let a runner work on the next chunk, or with `all_chunks` until nothing is left."""
     with Scripts() as scripts:
+        runner.store.db.say, runner.store.db.ending = runner.tell, scripts.why_stopping
         try:
             return _run_chunks(runner, scripts, all_chunks, workers, progress)
+        except NoDatabase:
+            if scripts.stopping is None:
+                raise
+            runner.tell("Stopped while it waited for a connection")
+            return Outcome(stop_code(scripts))
         except KeyboardInterrupt:
             if scripts.stopping is None:
                 raise
