@@ -1,7 +1,6 @@
 """A deploy that is broken, half written or half done: what was served before goes on."""
 
 import os
-import subprocess
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,14 +9,20 @@ import pytest
 
 from opendataflow_dagster.dataflow.registry import add_job
 from opendataflow_dagster.dataflow.store import open_store
+from opendataflow_dagster.ingest.app import REFUSED
 from opendataflow_dagster.pipelines import deploys
 from opendataflow_dagster.pipelines.homes import listing
 from opendataflow_dagster.pipelines.isolation import surroundings
 from opendataflow_dagster.pipelines.project import read_project
+from tests.disks import fill, small
 from tests.postgres import Server
 from tests.stores import close
 from tests.test_ingest import ADD, YML, Client, make_project, wait_until
 from tests.test_serve import ROW, Served
+
+STAYS = "The project stays as it was: "
+
+__all__ = ["small"]
 
 LONG = 90
 """Seconds: on a busy machine a version is checked for long."""
@@ -41,9 +46,13 @@ def client(sqlite_url: str, root: Path) -> Iterator[Client]:
 
 
 def refused(client: Client) -> str:
+    """Why newer files aren't served, as the log has it; whoever asks hears only that it is so."""
     answer = client.http.get("/health")
     assert answer.status_code == 200, answer.text
-    return answer.json().get("refused", "")
+    if "refused" not in answer.json():
+        return ""
+    assert answer.json()["refused"] == REFUSED
+    return [line for line in client.said if line.startswith(STAYS)][-1].removeprefix(STAYS)
 
 
 def test_a_file_with_a_syntax_error_takes_nothing_away(client: Client, root: Path) -> None:
@@ -59,7 +68,7 @@ def test_a_file_with_a_syntax_error_takes_nothing_away(client: Client, root: Pat
     assert refused(client) == "pipelines/live/add.py:6: SyntaxError: '(' was never closed"
     assert "odf_project_refused 1" in client.http.get("/metrics").text
     assert codes == {202}
-    assert client.said == [f"The project stays as it was: {refused(client)}"]
+    assert client.said == [STAYS + refused(client)]
     file.write_text(ADD)
     wait_until(lambda: not refused(client), LONG)
     assert "odf_project_refused 0" in client.http.get("/metrics").text
@@ -191,7 +200,8 @@ def test_the_worker_goes_on_with_the_files_that_were_good(served: Served) -> Non
     # The second file of the deploy comes later; what the first needs isn't there until then.
     file.write_text(HELPED.replace("import mark", "import newer").replace("mark(", "newer("))
     wait_until(lambda: "refused" in served.health(), LONG)
-    assert served.health()["refused"].startswith("pipelines/live/add.py:4: ImportError: ")
+    assert served.health()["refused"] == REFUSED
+    assert f"{STAYS}pipelines/live/add.py:4: ImportError: " in served.said()
     assert done("b") == "old 1"
 
     # Nor does a worker that starts anew in the meantime import the files that are refused.
@@ -217,29 +227,6 @@ def served(tmp_path: Path) -> Iterator[Served]:
     made = Served(tmp_path / "shop")
     yield made
     made.close()
-
-
-@pytest.fixture
-def small(tmp_path: Path) -> Iterator[Path]:
-    """A folder that is a disk of its own, of 16 MB."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=16m", "tmpfs", str(folder)]
-    if os.geteuid() or subprocess.run(mount, capture_output=True, check=False).returncode:
-        pytest.skip("needs the right to mount a tmpfs")
-    yield folder
-    subprocess.run(["umount", "-l", str(folder)], check=True)
-
-
-def fill(folder: Path) -> Path:
-    file = folder / "filler"
-    with file.open("wb", buffering=0) as filler:
-        try:
-            while True:
-                filler.write(bytes(65536))
-        except OSError:
-            pass
-    return file
 
 
 def test_health_knows_a_full_disk_of_the_database(small: Path, root: Path) -> None:
@@ -470,7 +457,7 @@ def test_a_module_that_runs_on_the_driver_is_of_the_version_that_counts(served: 
 
     assert marks() == "old"
     helper.write_text("def mark(:\n")
-    wait_until(lambda: served.health().get("refused", "").startswith("helper.py:1: Syntax"), LONG)
+    wait_until(lambda: f"{STAYS}helper.py:1: Syntax" in served.said(), LONG)
     assert marks() == "old"
     helper.write_text("def mark():\n    return 'new'\n")
     wait_until(lambda: marks() == "new", LONG)

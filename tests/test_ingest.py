@@ -14,7 +14,10 @@ import httpx
 import pytest
 
 from opendataflow_dagster.dataflow.folding import fold_items
+from opendataflow_dagster.dataflow.givingback import interrupt
 from opendataflow_dagster.dataflow.items import accept, payloads
+from opendataflow_dagster.dataflow.model import Fact, Stop
+from opendataflow_dagster.dataflow.steps import Step, record
 from opendataflow_dagster.dataflow.store import Store, open_store
 from opendataflow_dagster.dataflow.tokens import drop_token, new_token
 from opendataflow_dagster.ingest import Limits, make_app
@@ -180,6 +183,45 @@ def test_a_status_is_told_to_who_has_the_token(client: Client) -> None:
     for unknown in ("1000000000", "nothing", "%00", "9" * 400, "-1", "１"):
         answer = client.get(f"/status/live/{unknown}")
         assert (answer.status_code, list(answer.json())) == (404, ["error"]), unknown
+
+
+def test_a_sender_hears_no_path_and_no_text_of_an_error(
+    lite: Callable[..., Client], root: Path
+) -> None:
+    (root / "pipelines/quiet/add.py").write_text("run = eval('lambda df: df')\n")
+    (root / "project.yml").write_text(YML.replace("transformations: []", f"sources: {root}"))
+    client = lite()
+    store, secret = client.store, f"KeyError: 'x' ({root}/pipelines/live/add.py:7)"
+    ids = [
+        each["dataid"] for each in client.post([{"id": each} for each in range(5)]).json()["items"]
+    ]
+    good, bad, full, held = store.claim("live", owner="w", k=4)
+    store.finish(good, [Fact("live_orders", good.dataid, f"{root}/output/live.csv", rows=1)])
+    record(store, [Step("live", bad.dataid, bad.generation, 1, "add", "FAILED", reason=secret)])
+    for claim in (bad, full):
+        store.fail(claim, f"add: {secret}")
+    interrupt(store, held, Stop(f"{root} is full", hold=True))
+    answers = [client.get(f"/status/live/{each}") for each in ids]
+    shown = [
+        (each["dataid"], each["status"], each["reason"], each["transformation"], each["rows"])
+        for each in (answer.json() for answer in answers)
+    ]
+    assert shown == [
+        (ids[0], "READY", None, None, 1),
+        (ids[1], "FAILED", "transformation failed", "add", None),
+        (ids[2], "FAILED", "result can't be kept", None, None),
+        (ids[3], "HOLD", "held by the operator", None, None),
+        (ids[4], "PENDING", None, None, None),
+    ]
+    described = client.http.get("/openapi.json").json()["paths"]["/status/{slug}/{dataid}"]["get"]
+    schema = described["responses"]["200"]["content"]["application/json"]["schema"]
+    assert all(answer.json().keys() == schema["properties"].keys() for answer in answers)
+    answers += [client.post({}, slug=slug) for slug in ("quiet", "broken", "daily", "nothing")]
+    assert {answer.status_code for answer in answers[5:]} == {404}
+    answers += [client.http.get(path) for path in ("/health", "/docs", "/openapi.json", "/metrics")]
+    for answer in answers:
+        for told in (str(root), "KeyError", "add.py", "project.yml"):
+            assert told not in answer.text, answer.text
 
 
 def test_a_folded_item_is_gone(client: Client) -> None:
@@ -383,8 +425,8 @@ def test_a_pipeline_takes_nothing_until_it_has_a_token(client: Client) -> None:
     assert client.refused({"a": 1}, 403, slug="quiet").endswith("Run: odf token quiet")
     token = client.token
     assert "no such pipeline" in client.refused({"a": 1}, 404, slug="nothing")
-    assert "`stream`" in client.refused({"a": 1}, 404, slug="daily")
-    assert "has no `transformations`" in client.refused({"a": 1}, 404, slug="broken")
+    assert "see `odf token daily`" in client.refused({"a": 1}, 404, slug="daily")
+    assert "see `odf validate`" in client.refused({"a": 1}, 404, slug="broken")
     new_token(client.store, "quiet")
     client.refused({"a": 1}, 401, slug="quiet")
     assert client.post({"a": 1}).status_code == 202

@@ -8,8 +8,14 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 
+from ..dataflow.model import FAILED, PENDING, READY, RESUBMIT, RUNNING, read_status
 from ..dataflow.names import printable
 from .metrics import Numbers
+
+REASONS = TRANSFORMATION, RESULT, AGAIN, HELD = (
+    "transformation failed", "result can't be kept", "to be made again", "held by the operator",
+)  # fmt: skip
+"""Why an item isn't READY, as a sender is told; `odf history` has the rest."""
 
 
 class Counted:
@@ -53,5 +59,19 @@ def after(seconds: float) -> dict[str, str]:
     return {"Retry-After": str(max(1, round(seconds + 0.49)))}
 
 
-def plain(value: Any) -> Any:
+def told_to_sender(row: dict[str, Any]) -> dict[str, Any]:
+    """The status of an item for who sent it: no place on this machine, and no text of an error."""
+    shown = {name: _plain(value) for name, value in row.items() if name != "location"}
+    return shown | {"reason": _reason(read_status(row["status"]), row["transformation"])}
+
+
+def _reason(status: str, transformation: str | None) -> str | None:
+    if status in (READY, RUNNING, PENDING):
+        return None
+    if status == FAILED:
+        return TRANSFORMATION if transformation else RESULT
+    return AGAIN if status == RESUBMIT else HELD
+
+
+def _plain(value: Any) -> Any:
     return value.isoformat(timespec="milliseconds") if isinstance(value, datetime) else value

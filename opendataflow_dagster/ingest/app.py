@@ -24,7 +24,7 @@ from ..pipelines.current import Current
 from ..pipelines.deploys import Deploys
 from ..pipelines.plans import register
 from ..pipelines.project import Project
-from .answers import Counted, Undisturbed, after, as_error, as_trouble, plain
+from .answers import Counted, Undisturbed, after, as_error, as_trouble, told_to_sender
 from .bodies import body_of, key_of
 from .committing import Committer, Overfull
 from .disks import DATABASE, Disks
@@ -42,6 +42,8 @@ UNKNOWN = (
     "The database doesn't answer: whether this was accepted isn't known. Send it again with the "
     "same Idempotency-Key; without one, it may be there twice then."
 )
+
+REFUSED = "The project's files as they are now can't be served; the log of odf serve tells why."
 
 LOOK = 0.5
 """Seconds between two looks at the project's files."""
@@ -202,7 +204,7 @@ class _Served:
                 raise HTTPException(410, line)
         if found is None:
             raise HTTPException(404, f"Pipeline {slug!r} has no item {printable(dataid)[:40]!r}.")
-        return JSONResponse({name: plain(value) for name, value in found.items()})
+        return JSONResponse(told_to_sender(found))
 
     def _fold(self, slug: str, dataid: str) -> Fold | None:
         return self.store.db.insist(lambda: fold_of(self.store, slug, dataid))[0]
@@ -242,7 +244,7 @@ class _Served:
     async def health(self, _: Request) -> Response:
         more: dict[str, Any] = self._worker()
         if self.deploys.refused:
-            more["refused"] = self.deploys.refused
+            more["refused"] = REFUSED
         if full := await self._threads.run(self._disks.full):
             more["full"] = full
         there = True

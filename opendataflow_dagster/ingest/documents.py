@@ -7,6 +7,7 @@ from typing import Any
 from urllib.parse import quote
 
 from .. import __version__
+from .answers import REASONS
 from .limits import Limits
 
 ERRORS = {
@@ -95,8 +96,8 @@ def _status(pipeline: dict[str, Any]) -> dict[str, Any]:
     known = {
         "jobid": {"type": "string"}, "dataid": {"type": "string"}, "status": {"type": "string"},
         "generation": {"type": ["integer", "null"]}, "received": text, "modified": text,
-        "rows": {"type": ["integer", "null"]}, "location": text, "reason": text,
-        "transformation": text,
+        "rows": {"type": ["integer", "null"]},
+        "reason": {"enum": [*REASONS, None]}, "transformation": text,
     }  # fmt: skip
     dataid = {"name": "dataid", "in": "path", "required": True, "schema": {"type": "string"}}
     told = {"200": {"description": "Its status.", "content": _json(_object(known))}}
@@ -118,8 +119,8 @@ def _health() -> dict[str, Any]:
     )
     schema["properties"]["refused"] = {
         "type": "string",
-        "description": "Why the project's files, as they are now, aren't served: the last good "
-        "ones are. Absent if they are.",
+        "description": "The project's files, as they are now, aren't served: the last good ones "
+        "are. The log tells why. Absent if they are.",
     }
     schema["properties"]["full"] = {
         "type": "array",

@@ -7,9 +7,10 @@ from threading import Lock
 
 from ..dataflow.errors import DataflowError
 from ..dataflow.model import Plan
+from ..dataflow.names import typed
 from ..dataflow.runjob import Say, first_line
 from ..dataflow.store import Store
-from .plans import register, takes_items, why_no_items
+from .plans import register, takes_items
 from .project import FILE, Pipeline, Project, read_project
 
 AGAIN = 30.0
@@ -33,7 +34,7 @@ class Current:
         self.plans: dict[str, Plan] = {}
         self.taking: dict[str, Pipeline] = {}
         self.others: dict[str, str] = {}
-        """The pipelines that take no items, and why."""
+        """The pipelines that take no items, and what tells why: anybody may read this."""
         self._lock = Lock()
         self._seen: object = None
         self._said = ""
@@ -58,11 +59,11 @@ class Current:
         taking, others = {}, {}
         for each in code.pipelines:
             if each.trouble:
-                others[each.slug] = f"can't run: {each.trouble}"
+                others[each.slug] = "can't run as it is declared: see `odf validate`."
             elif takes_items(code, each):
                 taking[each.slug] = each
             else:
-                others[each.slug] = f"takes no items: {why_no_items(code, each)}."
+                others[each.slug] = f"takes no items: see `odf token {typed(each.slug)}`."
         with self._lock:
             self.project, self.code = code._replace(root=self.project.root), code
             self.plans, self.taking, self.others = plans, taking, others
