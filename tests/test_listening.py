@@ -4,7 +4,7 @@ import json
 import socket
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 
 import pytest
 
@@ -174,14 +174,69 @@ def test_who_is_refused_cannot_keep_a_connection_by_sending_slowly(lite: Clients
 def test_a_connection_too_many_is_told_so(lite: Clients) -> None:
     client = lite(connections=3, head=20.0)
     client.http.close()
-    with connected(client) as first, connected(client), connected(client):
-        wait_until(lambda: len(client._server.server_state.connections) == 3)
+    with connected(client) as first, connected(client) as second, connected(client) as third:
+        for raw in (first, second, third):  # none of these is waited for: a body comes
+            raw.sendall(head(client, "Content-Length: 2"))
+        wait_until(lambda: busy(client) == 3)
         with connected(client) as raw:
             code, text = answer(raw)
             assert (code, list(json.loads(text))) == (503, ["error"])
             assert seconds_until_closed(raw, time.monotonic()) < SOON
-        first.sendall(head(client, "Content-Length: 2") + b"{}")
+        first.sendall(b"{}")
         assert answer(first)[0] == 202
     with connected(client) as raw:
         raw.sendall(head(client, "Content-Length: 2") + b"{}")
         assert answer(raw)[0] == 202
+
+
+def posted(client: Client) -> int:
+    with connected(client) as raw:
+        raw.sendall(head(client, "Content-Length: 2") + b"{}")
+        return answer(raw)[0]
+
+
+def busy(client: Client) -> int:
+    """How many connections the server can't do without."""
+    return len(client._server.server_state.tasks)
+
+
+SLOW = {
+    "nothing": b"",
+    "half a head": b"POST /stream/live HTTP/1.1\r\nHost: h",
+    "no body": b"POST /stream/live HTTP/1.1\r\nHost: h\r\nContent-Length: 9\r\n\r\n",
+    "no other request": b"GET /docs HTTP/1.1\r\nHost: h\r\n\r\n",
+    "unread answers": b"GET /openapi.json HTTP/1.1\r\nHost: h\r\n\r\n" * 500,
+}
+
+
+@pytest.mark.parametrize("sent", SLOW.values(), ids=SLOW)
+def test_slow_clients_keep_out_nobody(lite: Clients, sent: bytes) -> None:
+    client = lite(connections=3, head=60.0, upload=60.0)
+    client.http.close()
+    with ExitStack() as stack:
+        uploading = stack.enter_context(connected(client))
+        uploading.sendall(head(client, "Content-Length: 2"))
+        wait_until(lambda: busy(client) == 1)
+        for _ in range(8):
+            slow = stack.enter_context(socket.socket())
+            slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            slow.connect(("127.0.0.1", client.http.base_url.port or 0))
+            with suppress(OSError):
+                slow.sendall(sent)
+        wait_until(lambda: posted(client) == 202, SOON)  # they are at work for a moment
+        assert [posted(client) for _ in range(3)] == [202] * 3
+        uploading.sendall(b"{}")
+        assert answer(uploading)[0] == 202
+
+
+@pytest.mark.parametrize("body", [b'{"a": 1}', b'8\r\n{"a": 1}\r\n0\r\n\r\n'])
+def test_a_body_of_two_lengths_is_answered_with_400(lite: Clients, body: bytes) -> None:
+    client = lite()
+    lengths = [f"Content-Length: {len(body)}", "Transfer-Encoding: chunked"]
+    for lines in (lengths, lengths[::-1]):
+        with connected(client) as raw:
+            raw.sendall(head(client, *lines) + body)
+            told = b"".join(iter(lambda: raw.recv(65536), b""))
+        assert told.startswith(b"HTTP/1.1 400 "), told
+        assert told.count(b"HTTP/1.1") == 1
+    assert client.kept() == {}

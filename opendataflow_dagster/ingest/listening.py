@@ -4,7 +4,7 @@ import asyncio
 import json
 import resource
 from contextlib import suppress
-from typing import Any
+from typing import Any, ClassVar
 
 import h11
 import uvicorn
@@ -35,6 +35,7 @@ def make_server(app: Any, limits: Limits, *, log_level: str = "warning") -> uvic
 
     class Limited(Connection):
         bounds = limits._replace(connections=most)
+        waiting: ClassVar[dict[Connection, None]] = {}
 
     return uvicorn.Server(
         uvicorn.Config(
@@ -55,20 +56,43 @@ def _files() -> int:
     return FILES if soft == resource.RLIM_INFINITY else soft
 
 
+class _Strict(h11.Connection):
+    """Takes no request with two lengths: a proxy may have gone by the other one."""
+
+    def next_event(self) -> Any:
+        event = super().next_event()
+        if isinstance(event, h11.Request):
+            names = {name for name, _ in event.headers}
+            if {b"content-length", b"transfer-encoding"} <= names:
+                raise h11.RemoteProtocolError("Content-Length beside Transfer-Encoding")
+        return event
+
+
 class Connection(H11Protocol):
     """A connection on which a request has to begin in time, and to end once it is answered.
+
+    When there are too many, the one goes for which the server has waited longest: slow clients
+    can't keep out others. One whose request is being worked on stays.
 
     h11 reads a body whatever the `Upgrade` header offers; httptools takes it for another protocol.
     """
 
     bounds = Limits()
+    waiting: ClassVar[dict["Connection", None]] = {}
+    """The connections of this server on which a client is waited for, the longest first."""
     _timer: asyncio.TimerHandle | None = None
     _drained: int | None = None
     """Bytes read of a request that is answered already."""
     _refused = False
 
+    def __init__(self, *given: Any, **more: Any) -> None:
+        super().__init__(*given, **more)
+        self.conn = _Strict(h11.SERVER)
+
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        if len(self.connections) > self.bounds.connections:
+            self._make_room()
         count = len(self.connections)
         if count > self.bounds.connections + OTHERS:
             transport.abort()
@@ -105,6 +129,17 @@ class Connection(H11Protocol):
         if self.cycle.response_complete and self.conn.their_state is h11.SEND_BODY:
             self._drained = 0
             self._close_after(self.bounds.upload)
+        elif self.conn.their_state is h11.IDLE and self._timer is None:
+            self.waiting[self] = None  # uvicorn closes it if no other request comes
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._close_after(self.bounds.upload)  # the client doesn't read its answers
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        if self._drained is None:
+            self._stay()
 
     def send_400_response(self, msg: str) -> None:
         try:
@@ -112,11 +147,25 @@ class Connection(H11Protocol):
         except h11.LocalProtocolError:  # it has its answer, and what comes after that isn't HTTP
             self.transport.close()
 
+    def _make_room(self) -> None:
+        """End the connection for which was waited longest, if any is waited for."""
+        if slowest := next(iter(self.waiting), None):
+            slowest._stay()
+            self.connections.discard(slowest)
+            slowest.transport.abort()
+
     def _close_after(self, seconds: float) -> None:
         self._stay()
-        self._timer = self.loop.call_later(seconds, self.transport.close)
+        self.waiting[self] = None
+        self._timer = self.loop.call_later(seconds, self._close)
+
+    def _close(self) -> None:
+        if self.flow.write_paused:
+            self.transport.abort()  # what is left to write would keep it open
+        self.transport.close()
 
     def _stay(self) -> None:
+        self.waiting.pop(self, None)
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
