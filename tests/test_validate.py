@@ -387,6 +387,15 @@ def test_causes_in_the_users_code_are_told(project: Make) -> None:
 
 # project.yml
 
+BOMB = "".join(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}' if n else 'x'] * 9)}]\n" for n in range(6))
+BOMB += "pipelines: [{slug: p, sources: *a5}]"
+"""Half a million values in a few lines."""
+
+
+def test_aliases_of_a_project_are_read(project: Make) -> None:
+    root = project(yml="pipelines: [{slug: p, transformations: &t [t]}, {slug: q, sources: *t}]")
+    assert read_project(root).pipeline("q").sources == ("t",)
+
 
 @pytest.mark.parametrize(
     ("yml", "told"),
@@ -402,6 +411,8 @@ def test_causes_in_the_users_code_are_told(project: Make) -> None:
         ("x: !!python/object/apply:os.system ['true']", "isn't YAML"),
         ("x: \x01", "isn't YAML"),
         ("x: 2026-99-99", "isn't YAML"),
+        (BOMB, "project.yml has more than 100,000 values once its aliases"),
+        ("x: &x [*x]\npipelines: []", "project.yml has more than 100,000 values"),
     ],
 )
 def test_a_project_that_cant_be_read(project: Make, yml: str, told: str) -> None:
