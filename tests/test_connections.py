@@ -214,7 +214,7 @@ def test_who_gets_no_connection_ends_after_its_patience(few: Few) -> None:
     store = open_store(url)
     store.db.patience, store.db.say = 0.5, said.append
     began = time.monotonic()
-    with pytest.raises(NoDatabase, match="is free: .*too many connections for role"):
+    with pytest.raises(NoDatabase, match=r"is free: .*too many connections for role"):
         store.plan("job")
     assert 0.5 <= time.monotonic() - began < 5
     assert len(waits(said)) == 1
