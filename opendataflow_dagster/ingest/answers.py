@@ -59,7 +59,7 @@ def after(seconds: float) -> dict[str, str]:
     return {"Retry-After": str(max(1, round(seconds + 0.49)))}
 
 
-def told_to_sender(row: dict[str, Any]) -> dict[str, Any]:
+def public_status(row: dict[str, Any]) -> dict[str, Any]:
     """The status of an item for who sent it: no place on this machine, and no text of an error."""
     shown = {name: _plain(value) for name, value in row.items() if name != "location"}
     return shown | {"reason": _reason(read_status(row["status"]), row["transformation"])}

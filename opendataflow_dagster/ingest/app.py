@@ -24,7 +24,7 @@ from ..pipelines.current import Current
 from ..pipelines.deploys import Deploys
 from ..pipelines.plans import register
 from ..pipelines.project import Project
-from .answers import Counted, Undisturbed, after, as_error, as_trouble, told_to_sender
+from .answers import Counted, Undisturbed, after, as_error, as_trouble, public_status
 from .bodies import body_of, key_of
 from .committing import Committer, Overfull
 from .disks import DATABASE, Disks
@@ -204,7 +204,7 @@ class _Served:
                 raise HTTPException(410, line)
         if found is None:
             raise HTTPException(404, f"Pipeline {slug!r} has no item {printable(dataid)[:40]!r}.")
-        return JSONResponse(told_to_sender(found))
+        return JSONResponse(public_status(found))
 
     def _fold(self, slug: str, dataid: str) -> Fold | None:
         return self.store.db.insist(lambda: fold_of(self.store, slug, dataid))[0]
