@@ -648,6 +648,10 @@ def test_a_destination_that_is_away_is_waited_for(lite: Shop, tmp_path: Path) ->
     assert lite.consume() == []
     assert lite.status() == ["RESUBMIT"] * 3
     assert "tried again in 1 s" in lite.said[-1]
+    said = len(lite.said)
+    lite.consumer._paces["live"].until = 0.0
+    assert lite.consume() == []
+    assert len(lite.said) == said, "it is said once"
     folder.unlink()
     lite.consumer._paces["live"].until = 0.0
     assert sum(lite.consume()) == 3

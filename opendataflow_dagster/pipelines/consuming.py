@@ -108,13 +108,15 @@ class Consumer:
                 raise  # the claims come back by their leases, or with the lock
             pause = pace.failed()
             reason = tidy(first_line(error))
-            self._say(f"{slug}: {reason}. Its items are tried again in {pause:g} s")
+            if reason != pace.reason:
+                pace.reason = reason
+                self._say(f"{slug}: {reason}. Its items are tried again in {pause:g} s, then later")
             give_back(self.store, list(left.values()), reason)
             return 0
         finally:
             for claim in claims:
                 self.pulse.let_go(claim)
-        pace.pause = 0.0
+        pace.pause, pace.reason = 0.0, ""
         return len(claims)
 
     # --- claims ---

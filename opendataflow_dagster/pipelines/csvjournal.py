@@ -10,7 +10,7 @@ import json
 import os
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from hashlib import blake2b
 from typing import Any, NamedTuple
 
@@ -132,6 +132,10 @@ class Journal:
             # Whoever waits for the old one sees then that it isn't the journal any more.
             os.dup2(handle, held)
             self._handle = held
+        except BaseException:
+            with suppress(FileNotFoundError):
+                os.unlink(aside)
+            raise
         finally:
             os.close(handle)
 

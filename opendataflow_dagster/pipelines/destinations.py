@@ -263,9 +263,10 @@ class CsvDestination(Destination):
             return one(self._appender.append([(chunk.claim, as_pandas(rows))], confirm))
 
     def append(self, parts: Parts, confirm: Confirm) -> list[Verdict]:
-        if not self.replaces(items=True):
-            return self._appender.append([(claim, as_pandas(f)) for claim, f in parts], confirm)
-        return [self._instead_of_all(as_pandas(frame), confirm) for _, frame in parts]
+        with csvfile.told(self.location):
+            if not self.replaces(items=True):
+                return self._appender.append([(claim, as_pandas(f)) for claim, f in parts], confirm)
+            return [self._instead_of_all(as_pandas(frame), confirm) for _, frame in parts]
 
     def _instead_of_all(self, frame: Any, confirm: Confirm) -> Verdict:
         path = self.location

@@ -92,6 +92,8 @@ class ItemWorker:
         self._busy: set[str] = set()
         self._folding: Future[None] | None = None
         self._fold_at = 0.0
+        self._unfolded = ""
+        """Why items weren't folded the last time."""
         self._again: set[str] = set()
         self._lock = threading.Lock()
         self._away = False
@@ -163,8 +165,11 @@ class ItemWorker:
             pause = min([pause, *(age / 50 for age in ages)])
             if fold_items(store):
                 tidy(store)
+            self._unfolded = ""
         except Exception as error:
-            self._say(f"Finished items can't be folded: {first_line(error)}")
+            if self._unfolded != (why := first_line(error)):
+                self._say(f"Finished items can't be folded: {why}")
+            self._unfolded = why
             store.db.drop()
         took = time.monotonic() - began
         self._fold_at = time.monotonic() + max(FOLDS[0], pause, 10 * took)

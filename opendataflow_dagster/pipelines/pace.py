@@ -18,6 +18,8 @@ class Pace:
     def __init__(self) -> None:
         self.size = FIRST
         self.pause = self.until = 0.0
+        self.reason = ""
+        """Why its items wait, as it was said last."""
 
     def took(self, items: int, seconds: float) -> None:
         fit = int(AIM * items / max(seconds, 0.001))

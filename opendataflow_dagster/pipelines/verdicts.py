@@ -13,6 +13,7 @@ from ..dataflow.errors import (
     Unreachable,
     WrongUse,
 )
+from ..dataflow.outages import is_outage
 
 Verdict = Result | DataflowError
 
@@ -37,6 +38,8 @@ def is_to_blame(error: Exception) -> bool:
 
     if isinstance(error, OSError):
         return error.errno is None  # it isn't the system's
+    if error.__cause__ is not None and is_outage(error.__cause__):
+        return False  # of our tables, told in a line
     return not isinstance(error, (*_NOBODYS, psycopg.Error, sqlite3.Error))
 
 
