@@ -67,7 +67,7 @@ def test_items_do_not_fail_of_tables_that_have_no_room(small: Path, tmp_path: Pa
     parts = [(claim(each), row(each)) for each in range(300)]
     store.db.drop()  # its log begins anew
     filler = fill(small, 12 * PAGE)
-    with pytest.raises(DataflowError, match="disk is full. Make room") as full:
+    with pytest.raises(DataflowError, match=r"disk is full\. Make room") as full:
         where.append(parts, nothing)
     assert not is_to_blame(full.value)
     filler.unlink()
