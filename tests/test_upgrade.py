@@ -1,6 +1,7 @@
 """`init`: on a database of the original, on ours again, while workers run, twice at once."""
 
 import threading
+import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from itertools import product
@@ -8,6 +9,7 @@ from itertools import product
 import psycopg
 import pytest
 
+from opendataflow_dagster.dataflow import postgres
 from opendataflow_dagster.dataflow.items import new_run
 from opendataflow_dagster.dataflow.model import Fact
 from opendataflow_dagster.dataflow.store import Store, new_owner, open_store
@@ -16,6 +18,7 @@ from tests.stores import (
     check,
     claimable,
     close,
+    connect,
     everything,
     pending,
     put,
@@ -357,3 +360,33 @@ def test_tables_of_the_second_version_get_what_pipelines_keep(url: str) -> None:
         assert sql(store, f"select count(*) from {table}") == [(0,)]
     check(store)
     close(store)
+
+
+@pytest.mark.parametrize("first", ["changed_input", "pending, claim_row"])
+def test_init_takes_its_locks_in_the_order_of_the_workers(
+    postgres_url: str, first: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(postgres, "UPGRADING", "set local lock_timeout = '20s'")
+    store = open_store(postgres_url)
+    store.init()
+    tries, upgrading = [], store.db.upgrading
+    store.db.upgrading = lambda: tries.append(1) or upgrading()  # type: ignore[method-assign]
+    worker, init = connect(store), threading.Thread(target=store.init)
+    worker.execute("begin")
+    worker.execute(f"select from {first} where false")
+    if first != "changed_input":
+        worker.execute("delete from pending where false")
+    init.start()
+    waiting = "select 1 from pg_locks where not granted"
+    deadline = time.monotonic() + 20
+    while not sql(store, waiting):
+        assert time.monotonic() < deadline
+    for rest in (
+        "delete from datastatus where false", "delete from pending where false",
+        "select from claim_row where false", "commit",
+    ):  # fmt: skip
+        worker.execute(rest)
+    init.join()
+    worker.close()
+    close(store)
+    assert len(tries) == 1

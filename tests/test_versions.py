@@ -241,7 +241,7 @@ def test_an_upgrade_of_sqlite_that_is_killed_has_changed_nothing(tmp_path: Any) 
 
 OBSTACLES = {
     "at the migration": "lock table dataflow_meta in exclusive mode",
-    "at the tables": "lock table pipelinestep in row exclusive mode",
+    "at a later migration": "lock table jobpolicy in row exclusive mode",
     "at the triggers": "lock table datastatus in row exclusive mode",
     "at the stamp": "select * from dataflow_meta where name = 'schema' for update",
 }

@@ -178,6 +178,10 @@ class Database:
         """The names of the tables that are there, ours and others."""
         raise NotImplementedError
 
+    def indexes(self) -> set[str]:
+        """The names of the indexes that are there, where making one again would lock its table."""
+        return set()
+
     def translate(self, text: str) -> str:
         """A statement in the driver's own parameter style."""
         return text

@@ -280,6 +280,9 @@ class PostgresDatabase(Database):
     def tables(self) -> set[str]:
         return {name for (name,) in self.run("upgrade.tables", schema=self.schema)}
 
+    def indexes(self) -> set[str]:
+        return {name for (name,) in self.run("upgrade.indexes", schema=self.schema)}
+
 
 class PostgresStore(Store):
     """The tables on PostgreSQL."""

@@ -14,6 +14,7 @@ PAUSE = 1.0
 """Seconds until an upgrade that met locked tables is tried again."""
 
 _ADDS_COLUMN = re.compile(r"(?im)^alter table (\w+) add column (\w+) .*;\n")
+_CREATES_INDEX = re.compile(r"(?im)^create (?:unique )?index if not exists (\w+)[^;]*;\n")
 _CREATES_TABLE = re.compile(r"(?im)^create table if not exists (\w+)")
 _CREATES_TRIGGER = re.compile(r"(?im)^create (?:or replace |constraint )?trigger (\w+)")
 
@@ -122,7 +123,11 @@ def _steps(db: Database, found: Versions) -> Iterator[str]:
     """Scripts: what brings older tables here, what every init runs, and the stamp."""
     if there := db.tables() & _tables(db):
         yield from missing_migrations(db, found, there)
-    yield sqlfiles.schema(db.dialect)
+    indexes = db.indexes()
+    # `if not exists` would lock the table also for an index that is there.
+    yield _CREATES_INDEX.sub(
+        lambda found: "" if found[1] in indexes else found[0], sqlfiles.schema(db.dialect)
+    )
     yield sqlfiles.triggers(db.dialect)
     # Older tables have no history yet, and nobody works with them: it begins before workers come.
     begins = ("remember",) if found.version < BASELINE else ()

@@ -7,6 +7,11 @@ select pg_advisory_xact_lock(hashtextextended('odf init', 79643));
 select c.relname from pg_class c join pg_namespace n on n.oid = c.relnamespace
 where n.nspname = :schema and c.relkind in ('r', 'p');
 
+-- name: indexes
+-- The indexes in our schema.
+select c.relname from pg_class c join pg_namespace n on n.oid = c.relnamespace
+where n.nspname = :schema and c.relkind = 'i';
+
 -- name: sign
 -- Tell the triggers who writes, and why.
 select set_config('dataflow.act', 'init', true), set_config('dataflow.who', 'odf init', true),
