@@ -347,7 +347,7 @@ def test_why_for_people(line: Store) -> None:
     assert odf("why", "fetch").stdout.startswith("fetch: nothing is to be run: ALREADY_DONE\n")
     sql(line, "update registration set found = 1")  # as if it had always been there
     past = odf("why", "load", "9", "--at", "2001-01-01")
-    assert past.stdout.startswith("load 9 could not run at 2001-01-01 00:00:00: NOT_REGISTERED")
+    assert past.stdout.startswith("load 9 could not run at 2001-01-01 00:00:00: DATA_NOT_READY")
     assert "→" not in past.stdout
     assert "History begins at" in past.stderr
 
