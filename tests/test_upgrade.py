@@ -362,9 +362,15 @@ def test_tables_of_the_second_version_get_what_pipelines_keep(url: str) -> None:
     close(store)
 
 
-@pytest.mark.parametrize("first", ["changed_input", "pending, claim_row"])
+CLAIMS = ("select from fill", "select from claim", "delete from pending", "delete from claim")
+FINISHES = ("delete from claim",)
+BOTH = ("delete from datastatus", "select from claim_row", "delete from pending")
+
+
+@pytest.mark.parametrize("held", [1, 2, 3])
+@pytest.mark.parametrize("locks", [CLAIMS + BOTH, FINISHES + BOTH])
 def test_init_takes_its_locks_in_the_order_of_the_workers(
-    postgres_url: str, first: str, monkeypatch: pytest.MonkeyPatch
+    postgres_url: str, locks: tuple[str, ...], held: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(postgres, "UPGRADING", "set local lock_timeout = '20s'")
     store = open_store(postgres_url)
@@ -373,19 +379,16 @@ def test_init_takes_its_locks_in_the_order_of_the_workers(
     store.db.upgrading = lambda: tries.append(1) or upgrading()  # type: ignore[method-assign]
     worker, init = connect(store), threading.Thread(target=store.init)
     worker.execute("begin")
-    worker.execute(f"select from {first} where false")
-    if first != "changed_input":
-        worker.execute("delete from pending where false")
+    for each in locks[:held]:
+        worker.execute(f"{each} where false")
     init.start()
     waiting = "select 1 from pg_locks where not granted"
     deadline = time.monotonic() + 20
     while not sql(store, waiting):
         assert time.monotonic() < deadline
-    for rest in (
-        "delete from datastatus where false", "delete from pending where false",
-        "select from claim_row where false", "commit",
-    ):  # fmt: skip
-        worker.execute(rest)
+    for each in locks[held:]:
+        worker.execute(f"{each} where false")
+    worker.execute("commit")
     init.join()
     worker.close()
     close(store)

@@ -2,10 +2,10 @@
 -- runs it. Run with search_path set to the schema of the tables.
 
 -- Lock what claims and finishes lock, in their order: who comes now waits for these first, and holds nothing that is
--- needed below. (A view alone is locked by changing it; `lock` would take its tables, too, and wait for their readers.)
-alter view if exists changed_input reset (security_barrier);
-lock table pending in share row exclusive mode;
-alter view if exists claim_row reset (security_barrier);
+-- needed below.
+lock table job in share row exclusive mode;
+lock table fill in access exclusive mode;
+lock table claim, pending in share row exclusive mode;
 
 -- A sort key by which 2 comes before 10: each run of digits is led by its length.
 create or replace function naturalkey(dataid text) returns text
