@@ -15,6 +15,7 @@ import psycopg
 import pytest
 
 import opendataflow_dagster
+from opendataflow_dagster.dataflow import sqlfiles
 from tests.postgres import Server
 
 ROOT = Path(__file__).parents[1]
@@ -166,3 +167,18 @@ def test_type_checkers_know_every_public_name() -> None:
     told = set(re.findall(r" (\w+) as \1", text))
 
     assert told == set(opendataflow_dagster.__all__)
+
+
+def test_every_statement_that_the_code_names_is_there() -> None:
+    """A statement that is missing may only be met where an error is passed over."""
+    run_by = r"""\.(?:run|change|records|stream|statement)\(\s*"(\w+)\.(\w+)\""""
+    package = Path(opendataflow_dagster.__file__).parent
+    named = {
+        found for file in package.rglob("*.py") for found in re.findall(run_by, file.read_text())
+    }
+    known = {
+        topic: {**sqlfiles.statements("sqlite", topic), **sqlfiles.statements("postgres", topic)}
+        for topic, _ in named
+    }
+    assert len(named) > 200
+    assert [f"{topic}.{name}" for topic, name in named if name not in known[topic]] == []

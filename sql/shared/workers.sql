@@ -1,3 +1,7 @@
+-- name: end
+-- A worker is done.
+delete from worker where owner = :owner;
+
 -- name: end_run
 -- The workers of a run that is over are gone.
 delete from worker where runid = :runid;
