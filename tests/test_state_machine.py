@@ -173,7 +173,28 @@ class Machine(RuleBasedStateMachine):
     def claim(self, jobid: str, k: int, data: st.DataObject) -> None:
         if jobid not in self.jobs:
             return
-        only = data.draw(st.sampled_from([None, None, *DATAIDS]))
+        self.claim_next(jobid, k, data.draw(st.sampled_from([None, None, *DATAIDS])))
+
+    @rule(
+        jobid=st.sampled_from([*JOBS]), k=st.sampled_from([1, 2]),
+        there=st.sets(st.sampled_from(DATAIDS)),
+    )  # fmt: skip
+    def claim_while_filling(self, jobid: str, k: int, there: set[str]) -> None:
+        """A job was registered anew: what waits may be stale, and what may be claimed not there."""
+        sql(
+            self.store,
+            "insert into fill (jobid) values (:j) on conflict (jobid) do update "
+            "set datasetid = '', producer = '', dataid = ''",
+            j=jobid,
+        )
+        sql(self.store, "delete from pending where jobid = :j", j=jobid)
+        if self.store.db.dialect == "sqlite":  # there a registration leaves nothing that is stale
+            there = {each for each in there if self.rank(jobid, each) is not None}
+        for dataid in there:
+            sql(self.store, "insert into pending values (:j, :d, 1, '')", j=jobid, d=dataid)
+        self.claim_next(jobid, k, None)
+
+    def claim_next(self, jobid: str, k: int, only: str | None) -> None:
         ranks = {each: self.rank(jobid, each) for each in DATAIDS if only in (None, each)}
         order = sorted(
             (each for each, rank in ranks.items() if rank is not None),
@@ -186,8 +207,15 @@ class Machine(RuleBasedStateMachine):
             )
             k = max(0, min(k, concurrency - live))
         self.workers += 1
+        is_queued = jobid in self.store.unfilled()
         claims = take(self.store, jobid, f"w{self.workers}", k=k or 1, only=only)
-        assert [claim.dataid for claim in claims] == order[:k]
+        claimed = [claim.dataid for claim in claims]
+        if is_queued and only is None:  # what is claimable is found, in any order
+            assert len(claimed) <= k
+            assert set(claimed) <= set(order)
+            assert bool(claimed) == bool(order[:k])
+        else:
+            assert claimed == order[:k]
         before = self.last
         for claim in claims:
             assert claim.generation > before
@@ -374,6 +402,10 @@ class Machine(RuleBasedStateMachine):
     def init_again(self) -> None:
         self.store.init()
 
+    @rule()
+    def fill_the_queue(self) -> None:
+        assert self.store.fill() == []
+
     # What holds
 
     @invariant()
@@ -418,6 +450,7 @@ def run(url: str, examples: int, steps: int) -> None:
             "datastatus",
             "claim",
             "chunkfact",
+            "fill",
             "pending",
             "dataevent",
         ):
