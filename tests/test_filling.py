@@ -139,6 +139,19 @@ def test_what_was_pending_before_a_job_changed_is_not_claimed_wrongly(full: Stor
     check(full)
 
 
+def test_a_job_that_changes_keeps_its_queue_while_it_is_judged_anew(full: Store) -> None:
+    register(full, "job", ["a"], ["b"])
+    full.fill()
+    put(full, "c", "1", jobid="other")
+    add_job(full, "job", [], ["c"])
+    assert len(pending(full)) >= MANY - 1, "nobody waits until it is filled again"
+    assert full.unfilled() == ["job"]
+    assert [claim.dataid for claim in take(full, "job")] == ["2"], "another job has made chunk 1"
+    full.fill()
+    assert len(pending(full)) == MANY - 2
+    check(full)
+
+
 def test_a_filling_that_is_killed_goes_on_elsewhere(full: Store, url: str) -> None:
     register(full, "job", ["a"], ["b"])
     program = (

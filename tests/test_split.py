@@ -1,14 +1,17 @@
 """Splitting a large table into chunks."""
 
 import time
+import tracemalloc
 
 import pytest
 
 from opendataflow_dagster.dataflow import registry
+from opendataflow_dagster.dataflow import split as splitting
 from opendataflow_dagster.dataflow.errors import Refused, WrongUse
 from opendataflow_dagster.dataflow.split import (
     MOST,
     Chunk,
+    Series,
     by_date,
     by_number,
     by_shards,
@@ -35,16 +38,16 @@ def test_days_are_all_there_also_the_last_and_the_leap_day() -> None:
 
 
 def test_periods_are_whole() -> None:
-    assert by_date("2026-01-15", "2026-02-01", "month") == [
+    assert list(by_date("2026-01-15", "2026-02-01", "month")) == [
         Chunk("2026-01", "2026-01-01", "2026-02-01"),
         Chunk("2026-02", "2026-02-01", "2026-03-01"),
     ]
-    assert by_date("2024-05-05", "2026-01-01", "year") == [
+    assert list(by_date("2024-05-05", "2026-01-01", "year")) == [
         Chunk("2024", "2024-01-01", "2025-01-01"),
         Chunk("2025", "2025-01-01", "2026-01-01"),
         Chunk("2026", "2026-01-01", "2027-01-01"),
     ]
-    assert by_date("2026-01-01", "2026-01-05", "week") == [
+    assert list(by_date("2026-01-01", "2026-01-05", "week")) == [
         Chunk("2025-12-29", "2025-12-29", "2026-01-05"),
         Chunk("2026-01-05", "2026-01-05", "2026-01-12"),
     ]
@@ -58,7 +61,7 @@ def test_numbers_are_half_open_and_cover_each_number_once() -> None:
     assert len(chunks) == 10
     assert chunks[0] == Chunk("0", "0", "100000")
     assert chunks[-1] == Chunk("900000", "900000", "1000000")
-    assert by_number(-5, 6, size=10) == [Chunk("-5", "-5", "5"), Chunk("5", "5", "6")]
+    assert list(by_number(-5, 6, size=10)) == [Chunk("-5", "-5", "5"), Chunk("5", "5", "6")]
     for count in (1, 3, 7, 11):
         pieces = by_number(-5, 6, count=count)
         assert len(pieces) == count
@@ -71,8 +74,8 @@ def test_numbers_are_half_open_and_cover_each_number_once() -> None:
 
 
 def test_shards_and_values() -> None:
-    assert by_shards(2) == [Chunk("0", "0", None, 2), Chunk("1", "1", None, 2)]
-    assert by_value(["at", "de", "at"]) == [Chunk("at", "at"), Chunk("de", "de")]
+    assert list(by_shards(2)) == [Chunk("0", "0", None, 2), Chunk("1", "1", None, 2)]
+    assert list(by_value(["at", "de", "at"])) == [Chunk("at", "at"), Chunk("de", "de")]
 
 
 @pytest.mark.parametrize(
@@ -137,7 +140,7 @@ def test_again_adds_only_what_is_missing_and_touches_nothing(orders: Store) -> N
     after = sql(orders, "select * from datastatus order by dataid")
     assert [row for row in after if row[2] != "40"] == before
     assert sql(orders, "select count(*) from chunkrange") == [(5,)]
-    assert split(orders, "orders", by_number(0, 50, size=10)).new == []
+    assert not split(orders, "orders", by_number(0, 50, size=10)).new
     check(orders)
 
 
@@ -178,10 +181,10 @@ def test_a_plan_writes_nothing(orders: Store) -> None:
         by_date("2026-01-01", "2026-01-02", "day"),
     ],
 )
-def test_chunks_that_would_share_rows_are_refused(orders: Store, other: list[Chunk]) -> None:
+def test_chunks_that_would_share_rows_are_refused(orders: Store, other: Series) -> None:
     split(orders, "orders", by_number(0, 100, size=10), column="id")
     before = sql(orders, "select * from chunkrange order by dataid"), statuses(orders)
-    with pytest.raises(Refused, match="Nothing was registered") as caught:
+    with pytest.raises(Refused, match="Nothing more was registered") as caught:
         split(orders, "orders", other)
     assert caught.value.code == "OVERLAP"
     assert (sql(orders, "select * from chunkrange order by dataid"), statuses(orders)) == before
@@ -211,7 +214,7 @@ def test_a_dataset_that_is_not_registered_or_has_no_column(store: Store) -> None
     with pytest.raises(WrongUse, match="--column"):
         split(store, "orders", by_shards(2))
     with pytest.raises(WrongUse, match="Name some values"):
-        split(store, "orders", [], column="id")
+        split(store, "orders", by_value([]), column="id")
 
 
 def test_odd_values_are_kept_exactly(orders: Store) -> None:
@@ -238,6 +241,64 @@ def test_odd_values_are_kept_exactly(orders: Store) -> None:
     assert sorted(claim.dataid for claim in take(orders, "load", k=99)) == sorted(odd)
 
 
+def test_the_plan_of_a_million_chunks_is_computed_when_it_is_shown(orders: Store) -> None:
+    tracemalloc.start()
+    try:
+        done = split(orders, "orders", by_number(0, MOST, size=1), column="id", plan=True)
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert (len(done.new), done.new[-1].dataid) == (MOST, "999999")
+    assert most < 5_000_000, f"{most:,} bytes for a plan that shows six rows"
+
+
+def test_many_chunks_are_registered_in_short_transactions_and_go_on_after_a_kill(
+    orders: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(splitting, "AT_ONCE", 10)
+    seen = []
+
+    def pause(_: int) -> None:
+        seen.append((sql(orders, "select count(*) from datastatus"), len(take(orders, "load"))))
+        if len(seen) == 2:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(orders, "give_way", pause)
+    with pytest.raises(KeyboardInterrupt):
+        split(orders, "orders", by_shards(25), column="id")
+    assert seen == [([(10,)], 1), ([(22,)], 1)], "others see and claim what is there already"
+
+    monkeypatch.undo()
+    done = split(orders, "orders", by_shards(25))
+    assert [chunk.dataid for chunk in done.new] == ["20", "21", "22", "23", "24"]
+    assert sql(orders, "select count(*) from chunkrange") == [(25,)]
+    check(orders)
+
+
+@pytest.mark.parametrize("same", [True, False])
+def test_of_two_splits_at_once_none_adds_rows_twice(
+    orders: Store, monkeypatch: pytest.MonkeyPatch, same: bool
+) -> None:
+    monkeypatch.setattr(splitting, "AT_ONCE", 10)
+    other = by_shards(25) if same else by_number(0, 100, size=10)
+    register = splitting._register
+
+    def later(*given):
+        monkeypatch.setattr(splitting, "_register", register)
+        split(orders, "orders", other, column="id")
+        return register(*given)
+
+    monkeypatch.setattr(splitting, "_register", later)
+    if same:
+        split(orders, "orders", by_shards(25), column="id")
+    else:
+        with pytest.raises(Refused, match="Nothing more was registered"):
+            split(orders, "orders", by_shards(25), column="id")
+    assert sql(orders, "select count(*) from chunkrange") == [(len(other),)]
+    assert sql(orders, "select count(*) from datastatus") == [(len(other),)]
+    check(orders)
+
+
 def test_ten_thousand_chunks_take_seconds(orders: Store) -> None:
     chunks = by_number(0, 1_000_000, count=10_000)
     began = time.monotonic()
@@ -245,7 +306,7 @@ def test_ten_thousand_chunks_take_seconds(orders: Store) -> None:
     took = time.monotonic() - began
     assert len(pending(orders)) == 10_000
     began = time.monotonic()
-    assert split(orders, "orders", chunks).new == []
+    assert not split(orders, "orders", chunks).new
     again = time.monotonic() - began
     print(f"{took:.2f} s, again {again:.2f} s")
     assert took < 60  # 1 to 2 s on an idle machine

@@ -1,7 +1,8 @@
 """`odf dataset`, `job`, `policy`, `split`: what is registered."""
 
 import sys
-from typing import Any
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -15,10 +16,14 @@ from .output import (
     knowing_pipelines,
     pipeline_here,
     show,
+    show_first,
     shown_rows,
     store_of,
 )  # fmt: skip
 from .progress import fill_queues
+
+if TYPE_CHECKING:
+    from ..dataflow.split import Series
 
 _plan = click.option("--plan", is_flag=True, help="Say what would go, and change nothing.")
 
@@ -269,6 +274,9 @@ def split(
     called 2026-01-05 (a day, or the week from that Monday), 2026-01, 2026. Number chunks are called
     by their lower bound, shards by their remainder, values by themselves. NULLs are in no chunk.
 
+    Many are registered 5,000 at a time, so that workers begin meanwhile. If the command is ended
+    before that is done, run it again.
+
     \b
     Example: odf split orders --column day --from 2026-01-01 --to 2026-12-31 --by month
     Example: odf split orders --column id --from 0 --to 1000000 --size 100000
@@ -302,17 +310,22 @@ def split(
     done = splitting.split(
         store_of(ctx), datasetid, pieces, column=column, pending=pending, jobid=jobid, plan=plan
     )
-    rows = [{"datasetid": datasetid} | chunk._asdict() for chunk in done.new]
     if as_json:
-        show(rows, as_json=True)
-    elif plan and rows:
-        show(rows if len(rows) <= 6 else rows[:3] + rows[-3:], as_json=False)
+        show_first(_rows(datasetid, done.new), None, as_json=True, empty="")
+    elif plan and done.new:
+        few = [done.new] if len(done.new) <= 6 else [done.new[:3], done.new[-3:]]
+        show([row for some in few for row in _rows(datasetid, some)], as_json=False)
     words = "would be registered" if plan else "are registered"
+    new, all_of_them = len(done.new), len(done.chunks)
     click.echo(
-        f"{len(rows)} chunks of {datasetid!r} {words} as {done.status}; "
-        f"{len(done.chunks) - len(rows)} of these {len(done.chunks)} were there already.",
+        f"{new} chunks of {datasetid!r} {words} as {done.status}; "
+        f"{all_of_them - new} of these {all_of_them} were there already.",
         err=True,
     )
+
+
+def _rows(datasetid: str, chunks: "Series") -> Iterator[dict[str, Any]]:
+    return ({"datasetid": datasetid} | chunk._asdict() for chunk in chunks)
 
 
 def _show_removal(

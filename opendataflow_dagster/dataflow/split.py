@@ -1,25 +1,28 @@
 """The chunks of a large table: by calendar, by number, by remainder, or by value."""
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
-from datetime import date, timedelta
-from itertools import islice, pairwise
-from typing import Any, NamedTuple
+from array import array
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import closing
+from datetime import date
+from typing import Any, NamedTuple, overload
 
-from .errors import Refused, WrongUse
+from .accepting import ACCEPT
+from .errors import LostRace, Refused, WrongUse
 from .model import PENDING, READY
 from .moves import is_registered
 from .names import check_id, check_text, typed
-from .outputs import Move, add_rows, person
+from .outputs import Move, add_rows, as_json, generations, person
 from .refusals import refuse_unknown_job, unknown_dataset
 from .registry import SPLIT
 from .store import Store
+from .truth import known
 
 MOST = 1_000_000
 """Chunks that one split may register."""
 
-AT_ONCE = 10_000
-"""Rows that one statement writes."""
+AT_ONCE = 5_000
+"""Chunks that one transaction registers: on SQLite, others wait for its end."""
 
 PERIODS = ("day", "week", "month", "year")
 
@@ -37,35 +40,75 @@ class Chunk(NamedTuple):
     modulus: int | None = None
 
 
+class Series(Sequence[Chunk]):
+    """Chunks in order, of which each is computed when it is asked for: a million cost nothing.
+
+    Args:
+        places: The numbers of the chunks.
+        chunk: The chunk of a number.
+        place: The number of the chunk that has a lower bound in it; one that is no place if none.
+    """
+
+    def __init__(
+        self, places: Sequence[int], chunk: Callable[[int], Chunk], place: Callable[[str], int]
+    ) -> None:
+        self.places, self.chunk, self.place = places, chunk, place
+
+    def __len__(self) -> int:
+        return len(self.places)
+
+    @overload
+    def __getitem__(self, at: int) -> Chunk: ...
+    @overload
+    def __getitem__(self, at: slice) -> "Series": ...
+    def __getitem__(self, at: int | slice) -> "Chunk | Series":
+        if isinstance(at, slice):
+            return Series(self.places[at], self.chunk, self.place)
+        return self.chunk(self.places[at])
+
+
 class Split(NamedTuple):
     """The chunks that a table has by now, and those of them that are new."""
 
-    chunks: list[Chunk]
-    new: list[Chunk]
+    chunks: Series
+    new: Series
     status: str
 
 
-def by_date(first: str, last: str, period: str) -> list[Chunk]:
+def by_date(first: str, last: str, period: str) -> Series:
     """A chunk for each whole period from the one of `first` to the one of `last`, both included.
 
     The dataid is 2026-01-05 for a day and for the week from that Monday, 2026-01, or 2026.
     """
     if period not in PERIODS:
         raise WrongUse(f"There are no chunks by {period!r}. Choose from {', '.join(PERIODS)}.")
-    begin, end = _date(first), _date(last)
-    if end < begin:
+    begin, end = _number(_date(first), period), _number(_date(last), period)
+    if _date(last) < _date(first):
         raise WrongUse(f"--to {last} is before --from {first}. Swap them.")
+    length = {"month": 7, "year": 4}.get(period, 10)
+
+    def chunk(number: int) -> Chunk:
+        start = _start(number, period).isoformat()
+        return Chunk(start[:length], start, _start(number + 1, period).isoformat())
+
     try:
-        return _limited(_periods(_start(begin, period), end, period))
-    except OverflowError:
+        _start(end + 1, period)  # where the last chunk ends
+    except (OverflowError, ValueError):
         raise WrongUse(
             f"--to {last} is at the end of the calendar. Choose an earlier date."
         ) from None
+    return _limited(
+        Series(
+            range(begin, end + 1),
+            chunk,
+            lambda bound: _number(date.fromisoformat(bound), period),
+        )
+    )
 
 
 def by_number(
     lower: int, upper: int, *, size: int | None = None, count: int | None = None
-) -> list[Chunk]:
+) -> Series:
     """Chunks from `lower` up to, not including, `upper`: of `size` numbers, or `count` of them.
 
     The dataid is the lower bound, so that a table that grew is split on from where it ended.
@@ -75,33 +118,52 @@ def by_number(
         raise WrongUse(f"--to {upper} isn't above --from {lower}, so there is nothing to split.")
     if (size is None) == (count is None):
         raise WrongUse("Say either --size, numbers per chunk, or --chunks, how many chunks.")
-    if size is not None:
-        if size < 1:
-            raise WrongUse("--size is at least 1.")
-        return _limited(_between([*range(lower, upper, size)[: MOST + 1], upper]))
-    if not count or not 1 <= count <= width:
+    if size is not None and size < 1:
+        raise WrongUse("--size is at least 1.")
+    if count is not None and not 1 <= count <= width:
         raise WrongUse(f"--chunks is between 1 and the {width} numbers that there are.")
+    # Chunk n begins at lower + n * step / parts, rounded down.
+    step, parts = (size, 1) if size is not None else (width, count or 1)
+
+    def chunk(number: int) -> Chunk:
+        low = str(lower + step * number // parts)
+        return Chunk(low, low, str(min(upper, lower + step * (number + 1) // parts)))
+
     return _limited(
-        _between([lower + width * at // count for at in range(min(count, MOST + 1) + 1)])
+        Series(
+            range(-(-width * parts // step)),
+            chunk,
+            lambda bound: ((int(bound) - lower + 1) * parts - 1) // step,
+        )
     )
 
 
-def by_shards(count: int) -> list[Chunk]:
+def by_shards(count: int) -> Series:
     """A chunk for each remainder of the column divided by `count`; the dataid is the remainder."""
     if count < 1:
         raise WrongUse("--shards is at least 1.")
-    return _limited(Chunk(str(shard), str(shard), None, count) for shard in range(count))
+    return _limited(
+        Series(range(count), lambda shard: Chunk(str(shard), str(shard), None, count), int)
+    )
 
 
-def by_value(values: Iterable[str]) -> list[Chunk]:
+def by_value(values: Iterable[str]) -> Series:
     """A chunk for each value; the dataid is the value."""
-    return _limited(Chunk(check_id("dataid", value), value) for value in dict.fromkeys(values))
+    names = list(dict.fromkeys(check_id("dataid", value) for value in values))
+    places = {name: place for place, name in enumerate(names)}
+    return _limited(
+        Series(
+            range(len(names)),
+            lambda place: Chunk(names[place], names[place]),
+            lambda value: places.get(value, -1),
+        )
+    )
 
 
 def split(
     store: Store,
     datasetid: str,
-    chunks: Sequence[Chunk],
+    chunks: Series,
     *,
     column: str | None = None,
     pending: bool = False,
@@ -112,6 +174,8 @@ def split(
     """Register the chunks of a table; those that are there already stay as they are.
 
     They are READY, since the table's data is there; with `pending` PENDING, for `jobid` to produce.
+    Many are registered in one short transaction after another: what is killed goes on when it is
+    run again.
     """
     check_id("datasetid", datasetid)
     check_text("column", column)
@@ -120,38 +184,86 @@ def split(
     if jobid and not pending:
         raise WrongUse("--job names who is to produce the chunks: use it with --pending.")
     status = PENDING if pending else READY
+    new, mark = store.db.insist(lambda: _compared(store, datasetid, chunks, column, jobid))[0]
+    if plan:
+        return Split(chunks, new, status)
+    row, left = Move(jobid or SPLIT, datasetid, "", None, status), new
+    while True:
+        some = left[:AT_ONCE]
+        after = store.db.insist(
+            lambda some=some, mark=mark: _register(store, row, some, column, mark, who or person())
+        )[0]
+        if after is None:  # another split of the dataset has come in between
+            left, mark = store.db.insist(
+                lambda: _compared(store, datasetid, chunks, column, jobid)
+            )[0]
+            continue
+        left, mark = left[AT_ONCE:], after
+        if not left:
+            return Split(chunks, new, status)
+        store.give_way(len(some))
 
-    def work() -> Split:
-        db = store.db
-        with db.transaction(who=who or person(), why="odf split"):
-            db.run("registry.lock_datasets")
-            kept = [Chunk(*row) for row in db.run("split.ranges", datasetid=datasetid)]
-            _check_dataset(store, datasetid, column, kept)
+
+def _compared(
+    store: Store, datasetid: str, chunks: Series, column: str | None, jobid: str | None
+) -> tuple[Series, str]:
+    """Those chunks that aren't registered yet, and a mark that another split would change.
+
+    Refuses a chunk that shares rows with one that is there, or that has other bounds than before.
+    """
+    db, first, count = store.db, chunks.places[0], len(chunks)
+    there: bytearray | None = None
+    with db.reading(), closing(db.stream("split.ranges", datasetid=datasetid)) as rows:
+        [(mark,)] = db.run("split.mark", datasetid=datasetid)
+        for *bounds, is_known in rows:
+            old = Chunk(*bounds)
+            if there is None:
+                there = bytearray(count)
+                _check_dataset(store, datasetid, column, is_split=True)
+                _check_job(store, datasetid, jobid)
+                if _kind(old) != _kind(chunks[0]):
+                    raise _overlap(datasetid, old, chunks[0])
+            place = chunks.place(old.lower_bound) - first
+            if 0 <= place < count and chunks[place] == old:
+                there[place] = bool(is_known)
+            elif _share_rows(old, new := chunks[min(max(place, 0), count - 1)]):
+                raise _overlap(datasetid, old, new)
+        if there is None:
+            _check_dataset(store, datasetid, column, is_split=False)
             _check_job(store, datasetid, jobid)
-            _check_overlap(datasetid, kept, chunks)
-            ranged = {chunk.dataid for chunk in kept}
-            known = {dataid for (dataid,) in db.run("split.known", datasetid=datasetid)}
-            new = [
-                chunk for chunk in chunks if chunk.dataid not in known or chunk.dataid not in ranged
-            ]
-            if not plan:
-                if column:
-                    db.change("split.set_column", datasetid=datasetid, column=column)
-                for some in _batches([chunk for chunk in new if chunk.dataid not in ranged]):
-                    rows = json.dumps([chunk._asdict() for chunk in some])
-                    db.change("split.add_ranges", datasetid=datasetid, rows=rows)
-                for some in _batches([chunk for chunk in new if chunk.dataid not in known]):
-                    rows = [
-                        Move(jobid or SPLIT, datasetid, chunk.dataid, None, status)
-                        for chunk in some
-                    ]
-                    add_rows(store, rows)
-            return Split(list(chunks), new, status)
-
-    return store.db.insist(work)[0]
+            return chunks, mark
+    missing = array("q", (first + at for at, is_there in enumerate(there) if not is_there))
+    return Series(missing, chunks.chunk, chunks.place), mark
 
 
-def _check_dataset(store: Store, datasetid: str, column: str | None, kept: Sequence[Chunk]) -> None:
+def _register(
+    store: Store, row: Move, chunks: Series, column: str | None, mark: str, who: str
+) -> str | None:
+    """Register some chunks if the mark holds, and give the next one."""
+    db, datasetid = store.db, row.datasetid
+    with db.transaction(who=who, why="odf split", act=ACCEPT):
+        db.run("registry.lock_datasets")
+        if db.run("split.overtaken", datasetid=datasetid, mark=mark):
+            return None
+        db.change("split.set_column", datasetid=datasetid, column=column)
+        ranges = json.dumps([chunk._asdict() for chunk in chunks])
+        db.change("split.add_ranges", datasetid=datasetid, rows=ranges)
+        names = [chunk.dataid for chunk in chunks]
+        old = known(store, [datasetid], names)
+        rows = [row._replace(dataid=name) for name in names if name not in old]
+        numbers: dict[str, int] = {}
+        if row.status_after == READY:
+            fresh = generations(store, len(rows))
+            numbers = {each.dataid: number for each, number in zip(rows, fresh, strict=True)}
+        if add_rows(store, rows, numbers) < len(rows):
+            raise LostRace("A chunk was registered by somebody else meanwhile.")
+        if numbers:
+            db.change("split.note", rows=as_json(rows, numbers))
+        db.run("split.sort_pending", datasetid=datasetid)
+        return db.run("split.mark", datasetid=datasetid)[0][0]
+
+
+def _check_dataset(store: Store, datasetid: str, column: str | None, *, is_split: bool) -> None:
     if not is_registered(store, datasetid):
         raise unknown_dataset(
             store, datasetid,
@@ -160,7 +272,7 @@ def _check_dataset(store: Store, datasetid: str, column: str | None, kept: Seque
     columns = [name for (name,) in store.db.run("split.column", datasetid=datasetid) if name]
     if not (column or columns):
         raise WrongUse(f"By which column is {datasetid!r} split? Say --column NAME.")
-    if column and kept and columns and column not in columns:
+    if column and is_split and columns and column not in columns:
         raise Refused(
             f"Dataset {datasetid!r} is split by {columns[0]!r} already: chunks by {column!r} would "
             "hold the same rows again. Register the table as another dataset to split it so.",
@@ -178,30 +290,19 @@ def _check_job(store: Store, datasetid: str, jobid: str | None) -> None:
         )
 
 
-def _check_overlap(datasetid: str, kept: Sequence[Chunk], chunks: Sequence[Chunk]) -> None:
-    """Refuse a chunk that shares rows with another, or that has other bounds than before."""
-    before = {chunk.dataid: chunk for chunk in kept}
-    for chunk in chunks:
-        old = before.get(chunk.dataid, chunk)
-        if old != chunk:
-            raise _overlap(datasetid, old, chunk)
-    for old in kept[:1]:
-        for chunk in chunks:
-            if _kind(old) != _kind(chunk):
-                raise _overlap(datasetid, old, chunk)
-    ranges = [chunk for chunk in {*kept, *chunks} if chunk.upper_bound is not None]
-    ranges.sort(key=lambda chunk: (_bound(chunk.lower_bound), _bound(chunk.upper_bound)))
-    for one, next_one in pairwise(ranges):
-        if _bound(next_one.lower_bound) < _bound(one.upper_bound):
-            old, new = (one, next_one) if one in kept else (next_one, one)
-            raise _overlap(datasetid, old, new)
+def _share_rows(old: Chunk, new: Chunk) -> bool:
+    """Whether two chunks of one kind have rows in common."""
+    if old.upper_bound is None or new.upper_bound is None:
+        return old.dataid == new.dataid or old.lower_bound == new.lower_bound
+    low, high = (_bound(old.lower_bound), _bound(old.upper_bound))
+    return low < _bound(new.upper_bound) and _bound(new.lower_bound) < high
 
 
 def _overlap(datasetid: str, old: Chunk, new: Chunk) -> Refused:
     return Refused(
         f"Dataset {datasetid!r} has chunk {old.dataid!r} with {_shown(old)}; chunk {new.dataid!r} "
-        f"with {_shown(new)} would hold rows of it again. Nothing was registered. Use the same "
-        "bounds, or register the table as another dataset.",
+        f"with {_shown(new)} would hold rows of it again. Nothing more was registered. Use the "
+        "same bounds, or register the table as another dataset.",
         code="OVERLAP",
     )
 
@@ -237,38 +338,25 @@ def _date(text: str) -> date:
         raise WrongUse(f"{text!r} isn't a date. Write it like 2026-01-31.") from None
 
 
-def _start(day: date, period: str) -> date:
-    if period == "week":
-        return day - timedelta(days=day.weekday())
+def _number(day: date, period: str) -> int:
+    """The number of the period that a day is in: whole periods are counted from the year 1."""
+    if period == "year":
+        return day.year
     if period == "month":
-        return day.replace(day=1)
-    return day.replace(month=1, day=1) if period == "year" else day
+        return day.year * 12 + day.month - 1
+    return day.toordinal() if period == "day" else (day.toordinal() - 1) // 7
 
 
-def _next(start: date, period: str) -> date:
-    steps = {"day": 1, "week": 7, "month": 31, "year": 366}
-    return _start(start + timedelta(days=steps[period]), period)
+def _start(number: int, period: str) -> date:
+    """The first day of a period."""
+    if period == "year":
+        return date(number, 1, 1)
+    if period == "month":
+        return date(number // 12, number % 12 + 1, 1)
+    return date.fromordinal(number if period == "day" else number * 7 + 1)
 
 
-def _periods(start: date, end: date, period: str) -> Iterator[Chunk]:
-    length = {"month": 7, "year": 4}.get(period, 10)
-    while start <= end:
-        following = _next(start, period)
-        yield Chunk(start.isoformat()[:length], start.isoformat(), following.isoformat())
-        start = following
-
-
-def _between(edges: Sequence[int]) -> Iterator[Chunk]:
-    return (Chunk(str(low), str(low), str(high)) for low, high in pairwise(edges))
-
-
-def _limited(chunks: Iterable[Chunk]) -> list[Chunk]:
-    found = list(islice(chunks, MOST + 1))
-    if len(found) > MOST:
+def _limited(chunks: Series) -> Series:
+    if len(chunks) > MOST:
         raise WrongUse(f"That is more than {MOST:,} chunks. Make them larger.")
-    return found
-
-
-def _batches(items: Sequence[Chunk]) -> Iterator[Sequence[Chunk]]:
-    for at in range(0, len(items), AT_ONCE):
-        yield items[at : at + AT_ONCE]
+    return chunks

@@ -10,13 +10,16 @@ from typing import Any
 from .config import make_folder, private_folder
 from .database import Database
 from .errors import DataflowError, LostRace, NoDatabase
-from .model import FAILED, RESUBMIT, Claim, Fact, Failure, effect
+from .model import FAILED, RESUBMIT, Claim, Fact, Failure, Plan, effect
 from .names import natural_key
 from .store import Changed, Settled, Store
 from .versions import no_tables
 
 BUSY = 60.0
 """Seconds to wait for another writer's turn to end."""
+
+TURN = 0.1
+"""Seconds after which a writer that has found nothing to claim yet lets others have their turn."""
 
 
 class SqliteDatabase(Database):
@@ -193,29 +196,39 @@ class SqliteStore(Store):
             [(free, lease, time_limit)] = db.run(
                 "claims.dial", jobid=jobid, k=k, lease=lease, version=self.version
             )  # fmt: skip
-            picked = db.run("claims.pick", jobid=jobid, only=only, free=free)
-            claims = []
-            for (dataid,) in picked:
-                [(generation,)] = db.run("claims.next_generation")
-                [(attempts,)] = db.run(
-                    "claims.open", jobid=jobid, dataid=dataid, generation=generation, owner=owner,
-                    runid=runid, lease=lease,
-                )  # fmt: skip
-                for name, datasets in (("claims.hold", plan.reads), ("claims.lock", plan.outputs)):
-                    for datasetid in datasets:
-                        changed = db.change(
-                            name,
-                            datasetid=datasetid,
-                            jobid=jobid,
-                            dataid=dataid,
-                            generation=generation,
-                        )
-                        if not changed:
-                            raise LostRace(
-                                f"{datasetid}/{dataid} changed under a claim of {jobid}."
-                            )
-                claims.append(Claim(jobid, dataid, generation, owner, attempts, lease, time_limit))
+            until = time.monotonic() + TURN
+            claims: list[Claim] = []
+            while picked := db.run("claims.pick", jobid=jobid, only=only, free=free):
+                claims = [
+                    claim
+                    for (dataid,) in picked
+                    if (claim := self._open(plan, dataid, owner, runid, lease, time_limit))
+                ]
+                # What was pending before its job changed may not be any more, and is gone now.
+                if claims or time.monotonic() > until:
+                    break
         return claims
+
+    def _open(
+        self, plan: Plan, dataid: str, owner: str, runid: str | None, lease: float,
+        time_limit: int | None,
+    ) -> Claim | None:  # fmt: skip
+        """Claim one chunk that is pending, unless it is so by mistake."""
+        db, jobid = self.db, plan.jobid
+        [(generation,)] = db.run("claims.next_generation")
+        opened = db.run(
+            "claims.open", jobid=jobid, dataid=dataid, generation=generation, owner=owner,
+            runid=runid, lease=lease,
+        )  # fmt: skip
+        if not opened:
+            return None
+        for name, datasets in (("claims.hold", plan.reads), ("claims.lock", plan.outputs)):
+            for datasetid in datasets:
+                if not db.change(
+                    name, datasetid=datasetid, jobid=jobid, dataid=dataid, generation=generation
+                ):
+                    raise LostRace(f"{datasetid}/{dataid} changed under a claim of {jobid}.")
+        return Claim(jobid, dataid, generation, owner, opened[0][0], lease, time_limit)
 
     def _fill(self, jobid: str, most: int) -> int:
         db = self.db
@@ -245,7 +258,7 @@ class SqliteStore(Store):
                 db.change("fill.end", jobid=jobid)
         return len(rows) or 1
 
-    def _pause_filling(self, done: int) -> None:
+    def give_way(self, done: int) -> None:
         time.sleep(0.05)  # SQLite has no order among its writers: who waits needs a gap
 
     def _finish(

@@ -120,7 +120,7 @@ class Store:
                 narrate(f"Filling the queue of {', '.join(queued)}: {what}")
             if now - progress > FILL_PATIENCE or (seconds is not None and now - started > seconds):
                 break
-            self._pause_filling(done)
+            self.give_way(done)
         return queued
 
     def unfilled(self, jobid: str | None = None) -> list[str]:
@@ -141,7 +141,7 @@ class Store:
 
         return self.db.insist(work)[0]
 
-    def _pause_filling(self, done: int) -> None:
+    def give_way(self, done: int) -> None:
         """Wait until it makes sense to go on, and let others have their turn."""
         if not done:
             time.sleep(0.05)
@@ -226,7 +226,7 @@ class Store:
                 progress = now
             elif now - progress > FILL_PATIENCE:
                 raise self._not_filled(jobid)
-            self._pause_filling(done)
+            self.give_way(done)
         self._idle.discard((jobid, owner)) if claims else self._idle.add((jobid, owner))
         return claims
 

@@ -1,6 +1,32 @@
+-- name: ranges
+-- The chunks that a table has been split into, and whether anybody made each, or is to make it.
+select r.dataid, r.lower_bound, r.upper_bound, r.modulus,
+       exists (
+           select 1 from datastatus s where s.dataid = r.dataid and s.datasetid = r.datasetid and s.locktype = 'OUT')
+from chunkrange r where r.datasetid = :datasetid;
+
+-- name: mark
+-- Which transaction registered chunks of a table last, or changed what is told of it.
+select coalesce(string_agg(cast(xmin as text), ' '), '') from dataset where datasetid = :datasetid;
+
+-- name: overtaken
+-- Whether another one has done so since a mark.
+select 1 from dataset where datasetid = :datasetid having string_agg(cast(xmin as text), ' ') is distinct from :mark;
+
 -- name: add_ranges
 -- Remember which rows are in which chunk.
 insert into chunkrange (datasetid, dataid, lower_bound, upper_bound, modulus)
 select :datasetid, dataid, lower_bound, upper_bound, modulus
 from json_to_recordset(cast(:rows as json)) as k(dataid text, lower_bound text, upper_bound text, modulus bigint)
 on conflict (datasetid, dataid) do nothing;
+
+-- name: note
+-- The generations of chunks that were registered READY.
+insert into chunkfact (datasetid, dataid, generation, jobid)
+select datasetid, dataid, generation, jobid
+from json_to_recordset(cast(:rows as json)) as k(datasetid text, dataid text, generation bigint, jobid text)
+on conflict (datasetid, dataid, generation) do nothing;
+
+-- name: sort_pending
+-- Each chunk that may be claimed has its place in the natural order already.
+select null where false;

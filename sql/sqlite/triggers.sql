@@ -124,24 +124,40 @@ create trigger judge_pair instead of insert on judge begin
           where i.jobid = new.jobid and i.itemtype = 'IN' and o.itemtype = 'OUT');
 end;
 
--- "insert into rebuild" takes away what a job may claim and queues it, to be judged anew. The first chunks are judged at
--- once, so that a small job is claimable whatever program registers it and works on it.
+-- "insert into rebuild" queues a job, to be judged anew. The first chunks are judged at once, so that a small job is
+-- claimable whatever program registers it and works on it. Of a large one what is pending stays, to be judged when it is
+-- claimed: nobody waits while it is taken away, and nobody until it is there again.
 create view rebuild as select null as jobid where false;
 create trigger rebuild_job instead of insert on rebuild begin
-    delete from pending where jobid = new.jobid;
     insert into fill (jobid) values (new.jobid)
     on conflict (jobid) do update set datasetid = '', producer = '', dataid = '';
+    delete from pending
+    where jobid = new.jobid and not exists (select 1 from pending where jobid = new.jobid limit 1 offset 500);
     insert into judge (jobid, dataid)
-    select distinct new.jobid, r.dataid from claim_row r
-    where r.jobid = new.jobid and r.dataid <> '' and r.locktype = 'OUT'
+    select distinct new.jobid, r.dataid from (select * from claim_row where jobid = new.jobid limit 5000) r
+    where r.dataid <> '' and r.locktype = 'OUT'
       and (r.effect = 'available' or (r.itemtype = 'OUT' and r.own and r.effect in ('free', 'again')))
     limit 500;
-    delete from fill where jobid = new.jobid and 500 > (
+    delete from fill
+    where jobid = new.jobid
+      and not exists (select 1 from pending where jobid = new.jobid limit 1 offset 500)
+      and not exists (select 1 from claim_row where jobid = new.jobid limit 1 offset 5000)
+      and 500 > (
         select count(*) from (
             select distinct r.dataid from claim_row r
             where r.jobid = new.jobid and r.dataid <> '' and r.locktype = 'OUT'
               and (r.effect = 'available' or (r.itemtype = 'OUT' and r.own and r.effect in ('free', 'again')))
             limit 500));
+end;
+
+-- A claim takes only what is still right while its job is queued: what was pending before may not be.
+drop trigger if exists claim_of_queued;
+create trigger claim_of_queued before insert on claim
+when (select act from dataflow_context) = 'claim' and exists (select 1 from fill where jobid = new.jobid)
+begin
+    insert into judge (jobid, dataid) values (new.jobid, new.dataid);
+    select raise(ignore)
+    where not exists (select 1 from pending where jobid = new.jobid and dataid = new.dataid);
 end;
 
 drop trigger if exists event_for_readers;
