@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import dagster as dg
 
 from .dataflow.catalog import Catalog, read_catalog
-from .dataflow.holdings import Drift, drift_of_data, shown_word
+from .dataflow.holdings import Drift, drift_of_data, refuse_unknown_dataset, shown_word
 from .dataflow.model import FAILED, PENDING, READY, RUNNING
 from .dataflow.names import natural_key
 from .dataflow.store import Store
@@ -33,11 +33,12 @@ def drift(
     """
     translator = translator or DataflowTranslator()
     catalog = catalog or read_catalog(store)
-    of_data = drift_of_data(store, catalog, datasetid, some)
+    if datasetid is not None:
+        refuse_unknown_dataset(catalog, datasetid)
     found: list[Drift] = []
     for each in [datasetid] if datasetid is not None else list(catalog.domains):
         found += _of_grid(store, mirror, translator, each, catalog.domains[each], some.get(each))
-        found += [one for one in of_data if one.datasetid == each]
+        found += drift_of_data(store, catalog, each, some)
     if datasetid is None:
         for domain in sorted(set(catalog.domains.values())):
             members = [each for each, name in catalog.domains.items() if name == domain]

@@ -25,9 +25,11 @@ from opendataflow_dagster.dataflow import (
     compacting,
     files,
     folders,
+    holdings,
     merging,
     moves,
     packs,
+    truth,
 )
 from opendataflow_dagster.dataflow.compacting import compact
 from opendataflow_dagster.dataflow.merging import same
@@ -194,6 +196,41 @@ def test_a_plan_changes_nothing(line: Store) -> None:
     assert {each: os.stat(each) for each in data_of("out/dataid=1")} == before
     assert json.loads(odf(line, "compact", "out", "--plan", "--pack", "--json").stdout) == []
     assert os.listdir("out") == ["dataid=1"]
+
+
+def test_a_plan_looks_at_the_chunks_of_a_large_dataset_that_changed_last(
+    line: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(holdings, "MANY", 2)
+    monkeypatch.setattr(holdings, "NEWEST", 2)
+    for number, dataid in enumerate(["1", "2", "10"]):
+        made(line, dataid, table(number), table(number))
+        time.sleep(0.01)
+
+    quick = odf(line, "compact", "out", "--plan", "--json")
+    assert [row["dataid"] for row in json.loads(quick.stdout)] == ["2", "10"]
+    assert "only the 2 chunks that changed last are looked at: --all" in quick.stderr
+    for whole in (["--plan", "--all"], ["--plan", "1", "2", "10"], []):
+        done = odf(line, "compact", "out", *whole)
+        assert "3 chunks" in done.stderr, whole
+    assert "0 chunks" in odf(line, "compact", "out", "--plan").stderr
+
+
+def test_chunks_are_looked_at_some_at_a_time(line: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(truth, "PAGE", 2)
+    asked = []
+    some = compacting.standing
+
+    def counted(store: Store, datasetid: str, dataids: list[str]) -> dict:
+        asked.append(len(dataids))
+        return some(store, datasetid, dataids)
+
+    monkeypatch.setattr(compacting, "standing", counted)
+    for number, dataid in enumerate(["1", "2", "10"]):
+        made(line, dataid, table(number), table(number))
+
+    assert sorted(each.dataid for each in compact(line, "out", plan=True)) == ["1", "10", "2"]
+    assert asked == [2, 1]
 
 
 def test_what_somebody_has_in_hand_is_left(line: Store) -> None:

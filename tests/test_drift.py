@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from opendataflow_dagster.cli.app import app
-from opendataflow_dagster.dataflow import holdings, moves, registry
+from opendataflow_dagster.dataflow import holdings, moves, registry, truth
 from opendataflow_dagster.dataflow.catalog import read_catalog
 from opendataflow_dagster.dataflow.database import Database
 from opendataflow_dagster.dataflow.holdings import Drift, drift_of_data
@@ -30,7 +30,7 @@ def odf(store: Store, home: Path | None, *line: str) -> Result:
 
 
 def of_data(store: Store) -> list[Drift]:
-    return drift_of_data(store, read_catalog(store))
+    return list(drift_of_data(store, read_catalog(store)))
 
 
 def test_each_kind_of_difference_is_told(grid: Grid) -> None:
@@ -134,9 +134,37 @@ def test_of_a_large_dataset_the_chunks_that_changed_last_are_compared(
 
     some = holdings.newest_of_large(store, ["bobin", "raw"])
     assert list(some) == ["bobin", "raw"]
-    newest = drift_of_data(store, read_catalog(store), "bobin", some)
+    newest = list(drift_of_data(store, read_catalog(store), "bobin", some))
     assert [(each.dataid, each.data.split(":")[0]) for each in newest] == [("3", "data is gone")]
-    assert len(drift_of_data(store, read_catalog(store), "bobin")) == 3
+    assert len(list(drift_of_data(store, read_catalog(store), "bobin"))) == 3
+
+
+def test_all_chunks_are_compared_some_at_a_time(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(truth, "PAGE", 2)
+    monkeypatch.setattr(holdings, "_PIECE", 2)
+    sizes = []
+    whole = holdings.truths
+
+    def some(store: Store, datasetid: str, dataids: list[str] | None = None) -> dict:
+        sizes.append(9 if dataids is None else len(dataids))
+        return whole(store, datasetid, dataids)
+
+    monkeypatch.setattr(holdings, "truths", some)
+    names = ["a", "b", "c%2Fd", "e", "odd 1", "odd 2", "odd 3"]
+    for name in names:
+        (tmp_path / "data" / f"day={name}").mkdir(parents=True)
+    registry.add_dataset(store, "orders", hostname=str(tmp_path / "data"))
+    moves.ready(store, "orders", ["a", "b", "c/d", "e", "f", "g", "h"])
+
+    found = of_data(store)
+
+    assert max(sizes) == 2, "no more than a page is held in memory"
+    assert [(each.dataid, each.data.split(":")[0]) for each in found] == [
+        *((each, "data is gone") for each in "fgh"),
+        *((f"odd {each}", "data of no known chunk") for each in "123"),
+    ]
 
 
 def test_a_listing_of_drift_is_limited_and_chosen_like_others(

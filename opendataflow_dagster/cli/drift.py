@@ -10,11 +10,11 @@ import click
 
 from ..dataflow.catalog import Catalog, read_catalog
 from ..dataflow.errors import WrongUse
-from ..dataflow.holdings import NEWEST, Drift, drift_of_data, newest_of_large, shown_word
+from ..dataflow.holdings import Drift, drift_of_data, shown_word
 from ..dataflow.look import status
 from ..dataflow.times import parse_time
 from .look import MORE
-from .output import SCREEN, as_json, count_of, most_of, read_word, show_first, store_of
+from .output import SCREEN, as_json, count_of, most_of, read_word, show_first, some_of, store_of
 
 if TYPE_CHECKING:
     from ..dataflow.store import Store
@@ -77,7 +77,7 @@ def drift(
         if repair:
             raise WrongUse("--repair is for Dagster's grid. Leave --no-dagster out.")
         catalog = read_catalog(store)
-        some = _some(store, catalog, dataset, everything)
+        some = some_of(store, [dataset] if dataset else catalog.domains, everything)
         report(catalog, drift_of_data(store, catalog, dataset, some))
         return
     names = _translator(translator)
@@ -101,27 +101,11 @@ def drift(
                 err=True,
             )
         catalog = read_catalog(store)
-        some = _some(store, catalog, dataset, everything)
+        some = some_of(store, [dataset] if dataset else catalog.domains, everything)
         found = compare(
             store, Mirror(instance), names, datasetid=dataset, some=some, catalog=catalog
         )
         report(catalog, found)
-
-
-def _some(
-    store: "Store", catalog: Catalog, dataset: str | None, everything: bool
-) -> dict[str, list[str]]:
-    """Large datasets, of which not all chunks are compared: those that are."""
-    if everything:
-        return {}
-    some = newest_of_large(store, [dataset] if dataset else catalog.domains)
-    if some:
-        click.echo(
-            f"Of {', '.join(map(repr, some))}, only the {NEWEST:,} chunks that changed last are "
-            "compared: --all compares all.",
-            err=True,
-        )
-    return some
 
 
 def _changed(

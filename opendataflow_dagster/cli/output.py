@@ -137,6 +137,22 @@ def most_of(limit: int | None, everything: bool, as_json: bool, screen: int = SC
     return limit or (None if everything or as_json else screen)
 
 
+def some_of(store: Store, datasetids: Iterable[str], everything: bool) -> dict[str, list[str]]:
+    """The large ones of some datasets, with those of their chunks that a quick look takes in."""
+    from ..dataflow.holdings import NEWEST, newest_of_large
+
+    if everything:
+        return {}
+    some = newest_of_large(store, datasetids)
+    if some:
+        click.echo(
+            f"Of {', '.join(map(repr, some))}, only the {NEWEST:,} chunks that changed last are "
+            "looked at: --all looks at all.",
+            err=True,
+        )
+    return some
+
+
 def read_word(word: str) -> str:
     """The status that a person names."""
     if word.upper() not in WORDS:

@@ -13,7 +13,7 @@ from ..dataflow.refusals import unknown_dataset
 from ..dataflow.store import Store
 from ..dataflow.targets import SQLITE, Folder, Remote, Table, target_of
 from ..dataflow.times import parse_duration
-from .output import as_json, count_of, show, store_of
+from .output import as_json, count_of, most_of, show, show_first, some_of, store_of
 from .runline import complain
 
 _plan = click.option("--plan", is_flag=True, help="Say what would be done, and change nothing.")
@@ -76,11 +76,15 @@ def clean(
     help="How large a file should be.",
 )  # fmt: skip
 @_plan
+@click.option(
+    "--all", "everything", is_flag=True,
+    help="Plan for all chunks, also of a dataset with more than 100,000.",
+)  # fmt: skip
 @as_json
 @click.pass_context
 def compact(
     ctx: click.Context, dataset: str, dataids: tuple[str, ...], pack: bool, size: str, plan: bool,
-    as_json: bool,
+    everything: bool, as_json: bool,
 ) -> None:  # fmt: skip
     """Rewrite chunks of many small files as few; each stays the chunk that it was.
 
@@ -89,6 +93,8 @@ def compact(
 
     With --pack, chunks of Parquet that are smaller than half the size move into files with a column
     `dataid`, in `_packs` of the dataset's folder. A chunk that is made again leaves its pack.
+
+    Of a dataset with more than 100,000 chunks, --plan looks at the 10,000 that changed last.
 
     \b
     Example: odf compact bobout --plan
@@ -99,16 +105,25 @@ def compact(
     from ..dataflow.packing import pack as put_together
 
     store, target = store_of(ctx), _bytes(size)
+    whole = everything or not plan or bool(dataids)
+    some = some_of(store, [dataset], whole).get(dataset)
     way = put_together if pack else rewrite
-    rows = list(way(store, dataset, dataids, target=target, plan=plan))
-    done = [row for row in rows if not row.left]
-    left = [row for row in rows if row.left]
-    if plan or as_json or left:
-        shown = rows if plan or as_json else left
-        show([row._asdict() for row in shown], as_json=as_json)
+    done = left = 0
+
+    def rows() -> Iterator[dict[str, Any]]:
+        nonlocal done, left
+        for row in way(store, dataset, dataids, target=target, plan=plan, some=some):
+            done, left = (done, left + 1) if row.left else (done + 1, left)
+            if plan or as_json or row.left:
+                yield row._asdict()
+
+    told, most = rows(), most_of(None, everything=False, as_json=as_json)
+    show_first(told, most, as_json=as_json, empty="", more="--json lists all")
+    for _ in told:  # the work goes on
+        pass
     verb = "would be" if plan else "are"
     packed = "packed" if pack else "compacted"
-    click.echo(f"{count_of(len(done), 'chunk')} {verb} {packed}, {len(left)} left.", err=True)
+    click.echo(f"{count_of(done, 'chunk')} {verb} {packed}, {left} left.", err=True)
 
 
 def _leftovers(

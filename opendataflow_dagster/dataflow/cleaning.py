@@ -8,7 +8,7 @@ from contextlib import suppress
 from typing import Any, NamedTuple
 
 from . import folders
-from .compacting import Standing, standing
+from .compacting import Standing, all_standing, standing
 from .errors import Refused
 from .locks import locked, turn
 from .packing import named, packs_in, set_aside
@@ -168,7 +168,7 @@ def _of_packs(
         if path not in used and not _is_young(entry, grace):
             yield entry, lambda path=path: _remove_pack(store, root, sharing, path)
     for each in sharing:
-        for chunk in standing(store, each).values():
+        for chunk in all_standing(store, each):
             if not is_packed(chunk.location):
                 continue
             path = folders.chunk_path(root, chunk.dataid)
@@ -186,7 +186,7 @@ def _remove_pack(store: Store, root: str, sharing: Sequence[str], path: str) -> 
 
 
 def _remove_directory(store: Store, root: str, chunk: Standing) -> bool:
-    now = standing(store, chunk.datasetid, chunk.dataid).get(chunk.dataid)
+    now = standing(store, chunk.datasetid, [chunk.dataid]).get(chunk.dataid)
     aside = set_aside(root, chunk, store.id) if now == chunk else None
     if aside is not None:
         folders.discard(aside)

@@ -1,8 +1,9 @@
 """`odf compact`: chunks of many small files become chunks of few, and stay what they are."""
 
+import json
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from typing import Any, NamedTuple
 
@@ -16,6 +17,7 @@ from .refusals import unknown_dataset
 from .runjob import first_line
 from .store import Store
 from .targets import Folder, Remote, Table, target_of
+from .truth import pages
 
 TARGET = 128 * 2**20
 """Bytes of a file that is large enough."""
@@ -73,10 +75,11 @@ def folder_of(store: Store, datasetid: str, formats: Sequence[str] = MERGEABLE) 
     return target
 
 
-def standing(store: Store, datasetid: str, dataid: str | None = None) -> dict[str, Standing]:
-    """The chunks of a dataset, or the one, that are READY and in nobody's hands; by dataid."""
+def standing(store: Store, datasetid: str, dataids: Iterable[str]) -> dict[str, Standing]:
+    """Those of some chunks that are READY and in nobody's hands; by dataid."""
+    asked = json.dumps(list(dataids))
     rows, _ = store.db.insist(
-        lambda: store.db.run("packs.chunks", datasetid=datasetid, dataid=dataid)
+        lambda: store.db.run("packs.chunks", datasetid=datasetid, dataids=asked)
     )
     found: dict[str, Standing] = {}
     busy = set()
@@ -89,37 +92,58 @@ def standing(store: Store, datasetid: str, dataid: str | None = None) -> dict[st
     return {each: chunk for each, chunk in found.items() if each not in busy}
 
 
-def chosen(
-    store: Store, datasetid: str, dataids: Sequence[str]
-) -> tuple[list[Standing], list[Compacted]]:
-    """The chunks to compact in their natural order, and those named that can't be now."""
-    from .names import natural_key
+def all_standing(store: Store, datasetid: str) -> Iterator[Standing]:
+    """All chunks of a dataset that are READY and in nobody's hands, as they are read."""
+    for dataids in pages(store, datasetid):
+        yield from in_order(standing(store, datasetid, dataids).values())
 
-    there = standing(store, datasetid)
+
+def chosen(
+    store: Store, datasetid: str, dataids: Sequence[str], some: Sequence[str] | None
+) -> tuple[Iterable[Standing], list[Compacted]]:
+    """The chunks to compact, and those named that can't be now.
+
+    Args:
+        store: The tables.
+        datasetid: The dataset.
+        dataids: Only these; none takes all, or those of `some`.
+        some: What a quick plan looks at.
+    """
+    if not dataids:
+        if some is None:
+            return all_standing(store, datasetid), []
+        return in_order(standing(store, datasetid, some).values()), []
+    there = standing(store, datasetid, dataids)
     missing = [
         Compacted(datasetid, each, None, 0, 0, 0, None, "", "it isn't READY, or somebody has it")
         for each in dataids
         if each not in there
     ]
-    wanted = [there[each] for each in dataids if each in there] if dataids else there.values()
-    return sorted(wanted, key=lambda chunk: natural_key(chunk.dataid)), missing
+    return in_order(there.values()), missing
+
+
+def in_order(chunks: Iterable[Standing]) -> list[Standing]:
+    """Chunks in their natural order."""
+    from .names import natural_key
+
+    return sorted(chunks, key=lambda chunk: natural_key(chunk.dataid))
 
 
 def compact(
     store: Store, datasetid: str, dataids: Sequence[str] = (), *, target: int = TARGET,
-    plan: bool = False,
+    plan: bool = False, some: Sequence[str] | None = None,
 ) -> Iterator[Compacted]:  # fmt: skip
     """Rewrite the chunks of a folder that have more files than their bytes need, one by one."""
     folder = folder_of(store, datasetid)
     with nullcontext() if plan else rewriting(folder.root):
-        yield from _all(store, folder, dataids, target, plan)
+        wanted, missing = chosen(store, datasetid, dataids, some)
+        yield from missing
+        yield from _all(store, folder, wanted, target, plan)
 
 
 def _all(
-    store: Store, folder: Folder, dataids: Sequence[str], target: int, plan: bool
+    store: Store, folder: Folder, wanted: Iterable[Standing], target: int, plan: bool
 ) -> Iterator[Compacted]:
-    wanted, missing = chosen(store, folder.datasetid, dataids)
-    yield from missing
     replaced: list[tuple[float, folders.Staged]] = []
     try:
         for chunk in wanted:
@@ -166,7 +190,7 @@ def still(store: Store, chunk: Standing) -> Callable[[], None]:
     """Asks whether a chunk is as it was when it was chosen."""
 
     def confirm() -> None:
-        now = standing(store, chunk.datasetid, chunk.dataid).get(chunk.dataid)
+        now = standing(store, chunk.datasetid, [chunk.dataid]).get(chunk.dataid)
         if now != chunk:
             raise Unfit("somebody has taken it, or made it anew, meanwhile")
 

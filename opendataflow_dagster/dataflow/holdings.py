@@ -2,17 +2,20 @@
 
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+import sqlite3
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
+from itertools import islice
 from typing import NamedTuple
 
 from . import packs
 from .catalog import Catalog
 from .errors import WrongUse
-from .model import PENDING, READY, RUNNING
+from .model import PENDING, READY
 from .names import typed
 from .places import location, path_of
 from .store import Store
-from .truth import Truth, facts, is_larger, newest, truths
+from .truth import Truth, facts, is_larger, newest, pages, truths
 
 GONE, UNKNOWN, NO_FOLDER = "data is gone", "data of no known chunk", "folder is gone"
 
@@ -50,27 +53,31 @@ def newest_of_large(store: Store, datasetids: Iterable[str]) -> dict[str, list[s
     return {each: newest(store, each, NEWEST) for each in large}
 
 
+def refuse_unknown_dataset(catalog: Catalog, datasetid: str) -> None:
+    """Refuse a name that no dataset has."""
+    if datasetid not in catalog.datasets:
+        raise WrongUse(
+            f"There is no dataset {datasetid!r}. `odf dataset list` tells what there is."
+        )
+
+
 def drift_of_data(
     store: Store, catalog: Catalog, datasetid: str | None = None,
     some: Mapping[str, Sequence[str]] = {},
-) -> list[Drift]:  # fmt: skip
+) -> Iterator[Drift]:  # fmt: skip
     """Compare the tables with the data on this machine, of one dataset or of all.
 
     Of a dataset in `some`, only those chunks.
     """
-    if datasetid is not None and datasetid not in catalog.datasets:
-        raise WrongUse(
-            f"There is no dataset {datasetid!r}. `odf dataset list` tells what there is."
-        )
-    found: list[Drift] = []
+    if datasetid is not None:
+        refuse_unknown_dataset(catalog, datasetid)
     for each in [datasetid] if datasetid is not None else list(catalog.domains):
         for held in misplaced(store, each, catalog.datasets[each].columns, some.get(each)):
             jobid = next(iter(catalog.producers(each)), None)
             made = [jobid, held.dataid] if jobid and held.dataid else None
             again = f"odf resubmit {typed(*made)}" if made and held.found == GONE else ""
             status = shown_word(held.status)
-            found.append(Drift(each, held.dataid, status, "", f"{held.found}: {held.place}", again))
-    return found
+            yield Drift(each, held.dataid, status, "", f"{held.found}: {held.place}", again)
 
 
 def shown_word(status: str) -> str:
@@ -83,71 +90,126 @@ def misplaced(
     datasetid: str,
     columns: Mapping[str, str | None],
     dataids: Sequence[str] | None = None,
-) -> list[Holding]:
+) -> Iterator[Holding]:
     """The READY chunks of a dataset whose data isn't there, and data that no chunk stands for.
 
     Only where it can be told: a chunk's own recorded place, or a folder of this machine whose
     entries are named after chunks (`2026-11-18`, `2026-11-18.csv`, `day=2026-11-18`). Of some
     `dataids`, only their own places are looked at: a large folder isn't listed for a few chunks.
+    All are compared some at a time, so that memory doesn't grow with them.
     """
-    there = truths(store, datasetid, dataids)
-    ready = {dataid: truth for dataid, truth in there.items() if truth.status == READY}
     root = location(columns)
     path = path_of(root) if root else None
+
+    def parts() -> Iterator[dict[str, Truth]]:
+        some = _pieces(dataids) if dataids is not None else pages(store, datasetid)
+        return (truths(store, datasetid, each) for each in some)
+
+    if path is not None and not os.path.exists(path):
+        if any(_ready(there) for there in parts()):
+            yield Holding("", READY, NO_FOLDER, path)
+        return
+    if dataids is not None or path is None or not os.path.isdir(path):
+        for there in parts():
+            yield from sorted(_own_gone(store, datasetid, _ready(there), root)[0].values())
+        return
+    with closing(_Folder(path)) as folder:
+        # A folder whose entries are named otherwise tells nothing.
+        is_named = any(folder.entries(_ready(there)) for there in parts())
+        for there in parts():
+            ready = _ready(there)
+            found, own = _own_gone(store, datasetid, ready, root)
+            if is_named:
+                entries = folder.entries(there)
+                folder.forget(entries.values())
+                for each in ready:
+                    # One with a place of its own, such as a pack, was looked at.
+                    if each not in entries and each not in own:
+                        found[each] = Holding(each, READY, GONE, os.path.join(path, each))
+            yield from sorted(found.values())
+        if is_named:
+            for dataid, entry in folder.rest():
+                yield Holding(dataid, PENDING, UNKNOWN, os.path.join(path, entry))
+
+
+def _ready(there: Mapping[str, Truth]) -> dict[str, Truth]:
+    return {dataid: truth for dataid, truth in there.items() if truth.status == READY}
+
+
+def _own_gone(
+    store: Store, datasetid: str, ready: Mapping[str, Truth], root: str | None
+) -> tuple[dict[str, Holding], set[str]]:
+    """Of chunks with a recorded place on this machine of their own: whose is gone; and all."""
     found: dict[str, Holding] = {}
-    own = _own_places(store, datasetid, ready, root)
-    for dataid, place in own.items():
+    own: set[str] = set()
+    for dataid, fact in facts(store, datasetid, ready).items():
+        recorded = fact["location"]
+        place = path_of(recorded) if recorded and recorded != root else None
+        if place is None:
+            continue
+        own.add(dataid)
         if not (packs.is_there(place) if packs.is_packed(place) else os.path.exists(place)):
             found[dataid] = Holding(dataid, READY, GONE, place)
-    if path is not None and ready and not os.path.exists(path):
-        return [Holding("", READY, NO_FOLDER, path)]
-    if dataids is None and path is not None and os.path.isdir(path):
-        for holding in _by_name(path, there, ready):
-            if holding.dataid in own and holding.found == GONE:
-                continue  # it has a place of its own, such as a pack, which was looked at
-            found.setdefault(holding.dataid, holding)
-    return sorted(found.values())
+    return found, own
 
 
-def _own_places(
-    store: Store, datasetid: str, ready: Mapping[str, Truth], root: str | None
-) -> dict[str, str]:
-    """The paths on this machine that were recorded for single chunks."""
-    places: dict[str, str] = {}
-    names = list(ready)
-    for start in range(0, len(names), _PIECE):
-        some = {each: ready[each] for each in names[start : start + _PIECE]}
-        for dataid, fact in facts(store, datasetid, some).items():
-            recorded = fact["location"]
-            path = path_of(recorded) if recorded and recorded != root else None
-            if path is not None:
-                places[dataid] = path
-    return places
+class _Folder:
+    """The entries of a folder by the chunks that they may be named after, in a file, not memory."""
+
+    def __init__(self, path: str) -> None:
+        self._db = sqlite3.connect("", isolation_level=None)  # a temporary file
+        self._db.execute("pragma journal_mode = off")
+        self._db.execute("create table entry (name text primary key, likeliest text) without rowid")
+        self._db.execute("create table named (dataid text primary key, name text) without rowid")
+        with os.scandir(path) as entries:
+            names = (each.name for each in entries if not each.name.startswith(("_", ".")))
+            while some := list(islice(names, _PIECE)):
+                self._add({name: names_of(name) for name in some})
+
+    def _add(self, entries: dict[str, list[str]]) -> None:
+        self._db.execute("begin")
+        self._db.executemany(
+            "insert into entry values (?, ?)",
+            [(_bytes(name), _bytes(dataids[-1])) for name, dataids in entries.items()],
+        )
+        self._db.executemany(
+            "insert or replace into named values (?, ?)",
+            [(_bytes(each), _bytes(name)) for name, dataids in entries.items() for each in dataids],
+        )
+        self._db.execute("commit")
+
+    def entries(self, dataids: Iterable[str]) -> dict[str, str]:
+        """Those of some chunks that an entry is named after, with the entry."""
+        found = {}
+        for dataid in dataids:
+            row = self._db.execute("select name from named where dataid = ?", [_bytes(dataid)])
+            for (name,) in row:
+                found[dataid] = os.fsdecode(name)
+        return found
+
+    def forget(self, names: Iterable[str]) -> None:
+        """A chunk stands for these entries."""
+        some = [[_bytes(name)] for name in names]
+        self._db.execute("begin")
+        self._db.executemany("delete from entry where name = ?", some)
+        self._db.execute("commit")
+
+    def rest(self) -> Iterator[tuple[str, str]]:
+        """The entries that no chunk stands for, each with the chunk that it may be named after."""
+        for dataid, name in self._db.execute("select likeliest, name from entry order by name"):
+            yield os.fsdecode(dataid), os.fsdecode(name)
+
+    def close(self) -> None:
+        self._db.close()
 
 
-def _by_name(path: str, there: Mapping[str, Truth], ready: Mapping[str, Truth]) -> list[Holding]:
-    """Compare with a folder's entries, if they are named after chunks."""
-    entries = {
-        dataid: entry.path
-        for entry in os.scandir(path)
-        if not entry.name.startswith(("_", "."))
-        for dataid in names_of(entry.name)
-    }
-    if not entries.keys() & ready.keys():  # named otherwise: nothing can be told
-        return []
-    gone = [
-        Holding(each, READY, GONE, os.path.join(path, each))
-        for each in ready
-        if each not in entries
-    ]
-    of_chunks = {entries[each] for each, truth in there.items() if each in entries}
-    unknown = {
-        entries[each]: Holding(each, PENDING, UNKNOWN, entries[each])
-        for each in entries
-        if entries[each] not in of_chunks
-    }
-    running = [each for each, truth in there.items() if truth.status == RUNNING]
-    return [each for each in (*gone, *unknown.values()) if each.dataid not in running]
+def _bytes(name: str) -> bytes:
+    """A name as the file system has it: it may be no UTF-8."""
+    return os.fsencode(name)
+
+
+def _pieces(dataids: Sequence[str]) -> Iterator[Sequence[str]]:
+    return (dataids[start : start + _PIECE] for start in range(0, len(dataids), _PIECE))
 
 
 def names_of(entry: str) -> list[str]:

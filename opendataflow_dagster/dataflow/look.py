@@ -34,7 +34,7 @@ COLUMNS: tuple[str, ...] = (
 MANY = 100_000
 """Chunks above which a grid is drawn from a sample."""
 
-SAMPLE = 100_000
+SAMPLE = 20_000
 """Chunks that a grid is drawn from at most, but for those of rare statuses."""
 
 SMALL = 1000

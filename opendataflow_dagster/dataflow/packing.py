@@ -18,6 +18,7 @@ from .compacting import (
     Standing,
     chosen,
     folder_of,
+    in_order,
     own_directory,
     unreadable,
     why_left,
@@ -71,13 +72,14 @@ class Member(NamedTuple):
 
 def pack(
     store: Store, datasetid: str, dataids: Sequence[str] = (), *, target: int = TARGET,
-    plan: bool = False,
+    plan: bool = False, some: Sequence[str] | None = None,
 ) -> Iterator[Compacted]:  # fmt: skip
     """Pack the chunks of a folder that are smaller than half the target; one row for each."""
     folder = folder_of(store, datasetid, ("parquet",))
     with nullcontext() if plan else rewriting(folder.root):
-        wanted, missing = chosen(store, datasetid, dataids)
+        found, missing = chosen(store, datasetid, dataids, some)
         yield from missing
+        wanted = in_order(found)  # neighbours come into one pack
         if not plan:
             # A packer may have been killed before it was done.
             packed = [chunk for chunk in wanted if is_packed(chunk.location)]

@@ -1,11 +1,14 @@
 """What each chunk of a dataset is, whoever made it: what other views of it are compared with."""
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from .model import STRENGTH, read_status
 from .store import Store
+
+PAGE = 1000
+"""Chunks that are looked at together where all of a dataset are."""
 
 
 class Truth(NamedTuple):
@@ -34,6 +37,19 @@ def truths(store: Store, datasetid: str, dataids: Iterable[str] | None = None) -
         if other is None or _rank(truth) > _rank(other):
             found[dataid] = truth
     return found
+
+
+def pages(store: Store, datasetid: str) -> Iterator[list[str]]:
+    """All chunks of a dataset, some at a time, so that memory doesn't grow with them."""
+    after = ""
+
+    def page() -> list[str]:
+        rows = store.db.run("truth.page", datasetid=datasetid, after=after, most=PAGE)
+        return [dataid for (dataid,) in rows]
+
+    while dataids := store.db.insist(page)[0]:
+        yield dataids
+        after = dataids[-1]
 
 
 def newest(store: Store, datasetid: str, limit: int) -> list[str]:

@@ -17,7 +17,7 @@ from ..dataflow.cleaning import (
     is_written,
     live,
 )
-from ..dataflow.compacting import Standing, standing
+from ..dataflow.compacting import Standing, all_standing, standing
 from ..dataflow.folders import NOTE, directory, unescaped
 from ..dataflow.places import path_of
 from ..dataflow.store import Store
@@ -49,7 +49,7 @@ def in_remote(
     chunks: dict[str, list[Version]] = {}
     for each in found:
         chunks.setdefault(each.dataid, []).append(each)
-    for chunk in standing(store, datasetid).values():
+    for chunk in all_standing(store, datasetid):
         if chunk.location in there and _pointed(files, target, chunk.dataid) != chunk.location:
             path = f"{target.root}/{directory(chunk.dataid)}/{NOTE}"
             row = Leftover(datasetid, chunk.dataid, chunk.generation, POINTER, path, None, None)
@@ -103,7 +103,7 @@ def _pointed(files: Files, target: Remote, dataid: str) -> str:
 
 def _correct(store: Store, files: Files, chunk: Standing, path: str) -> bool:
     """Let a pointer name the version that the tables tell of, if they still do."""
-    now = standing(store, chunk.datasetid, chunk.dataid).get(chunk.dataid)
+    now = standing(store, chunk.datasetid, [chunk.dataid]).get(chunk.dataid)
     if now != chunk or chunk.location is None:
         return False
     version = chunk.location.rpartition("/")[2]

@@ -10,3 +10,8 @@ select count(*) from (select 1 from datastatus where datasetid = :datasetid limi
 -- The chunks of a dataset that changed last.
 select dataid from datastatus where datasetid = :datasetid and locktype = 'OUT'
 order by modified desc nulls last limit :limit;
+
+-- name: page
+-- The next chunks of a dataset that somebody made, or is to make.
+select distinct dataid from datastatus
+where datasetid = :datasetid and dataid > :after and locktype = 'OUT' order by dataid limit :most;

@@ -28,17 +28,19 @@ group by s.jobid, s.datasetid, s.status;
 
 -- name: sample
 -- Some of the squares: of each output of each job as large a part as :rates says, but all whose status is in :rare.
+with rate as materialized (
+    select value ->> 'jobid' as jobid, value ->> 'datasetid' as datasetid,
+           cast((value ->> 'rate') * 4611686018427387904.0 as integer) as most
+    from json_each(:rates))
 select s.jobid, s.datasetid, s.dataid, s.status
-from json_each(:rates) r
-    cross join datastatus s on s.jobid = r.value ->> 'jobid' and s.datasetid = r.value ->> 'datasetid'
-where s.locktype = 'OUT' and (abs(random() / 9223372036854775808.0) < r.value ->> 'rate' or s.status in (select value from json_each(:rare)))
+from rate r cross join datastatus s on s.jobid = r.jobid and s.datasetid = r.datasetid
+where s.locktype = 'OUT' and ((random() & 4611686018427387903) < r.most or s.status in (select value from json_each(:rare)))
 union all
-select p.jobid, r.value ->> 'datasetid', p.dataid, ''
-from json_each(:rates) r
-    cross join pending p on p.jobid = r.value ->> 'jobid'
-where abs(random() / 9223372036854775808.0) < r.value ->> 'rate'
-  and exists (select 1 from job o where o.jobid = p.jobid and o.itemtype = 'OUT' and o.datasetid = r.value ->> 'datasetid')
+select p.jobid, r.datasetid, p.dataid, ''
+from rate r cross join pending p on p.jobid = r.jobid
+where (random() & 4611686018427387903) < r.most
+  and exists (select 1 from job o where o.jobid = p.jobid and o.itemtype = 'OUT' and o.datasetid = r.datasetid)
   and (p.dataid = :today or not exists (
       select 1 from job t where t.jobid = p.jobid and t.itemtype = 'IN' and t.datasetid = 'today'))
   and not exists (select 1 from datastatus s
-                  where s.dataid = p.dataid and s.datasetid = r.value ->> 'datasetid' and s.jobid = p.jobid);
+                  where s.dataid = p.dataid and s.datasetid = r.datasetid and s.jobid = p.jobid);
