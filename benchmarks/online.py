@@ -1,8 +1,9 @@
 """Claims while jobs are registered and tables upgraded: `benchmarks/online.py [--quick]`.
 
 Eight workers claim and finish chunks of a large job, one by one. Meanwhile another job is added,
-theirs gets another output, a job is removed, and `odf init` judges anew what may be claimed. What
-counts is the longest that a worker waited for a claim. Exit code 0 if none waited too long.
+theirs gets another output, a job is removed, `odf init` judges anew what may be claimed, and a
+table is split into a tenth as many chunks. What counts is the longest that a worker waited for a
+claim. Exit code 0 if none waited too long.
 """
 
 import multiprocessing
@@ -20,7 +21,7 @@ sys.path.insert(0, str(ROOT))
 
 from lite import LiteOurs  # noqa: E402
 from measure import concluded, progress  # noqa: E402
-from product import add_job, new_owner, open_store  # noqa: E402
+from product import add_dataset, add_job, by_number, new_owner, open_store, split  # noqa: E402
 from report import FULL, QUICK, SLICE, TINY, Report, options  # noqa: E402
 from rivals import Ours, fact  # noqa: E402
 
@@ -44,17 +45,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
             url = server.create_database("bench")
             progress("PostgreSQL: loading")
             Ours.load(url, chunks, chunks // 2)
-            measure("PostgreSQL", url, workers, report)
+            measure("PostgreSQL", url, chunks, workers, report)
     if given.database != "postgres":
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder, "bench.db")
             progress("SQLite: loading")
             LiteOurs.load(path, chunks, chunks // 2)
-            measure("SQLite", f"sqlite:///{path}", workers, report)
+            measure("SQLite", f"sqlite:///{path}", chunks, workers, report)
     return report.verdict()
 
 
-def measure(database: str, url: str, workers: int, report: Report) -> None:
+def measure(database: str, url: str, chunks: int, workers: int, report: Report) -> None:
     """Time each change of the tables, and the claims that are made meanwhile."""
     store = open_store(url)
     rows = []
@@ -63,7 +64,7 @@ def measure(database: str, url: str, workers: int, report: Report) -> None:
             progress(f"{database}: {what}")
             beside.told()
             start = time.monotonic()
-            change(store)
+            change(store, chunks)
             took = time.monotonic() - start
             claims, claim, end = beside.told()
             rows.append([what, f"{took:.1f}", f"{claims:,}", f"{claim:.2f}", f"{end:.2f}"])
@@ -77,27 +78,34 @@ def measure(database: str, url: str, workers: int, report: Report) -> None:
     store.close()
 
 
-def job_added(store: Any) -> None:
+def job_added(store: Any, _: int) -> None:
     add_job(store, "copy", ["bench_in"], ["copies"])
     store.fill()
 
 
-def output_added(store: Any) -> None:
+def output_added(store: Any, _: int) -> None:
     add_job(store, "bench", [], ["more"])
     store.fill()
 
 
-def job_removed(store: Any) -> None:
+def job_removed(store: Any, _: int) -> None:
     with store.db.transaction():
         store.db.change("registry.remove_job", jobid="copy")
     store.fill()
 
 
-CHANGES: dict[str, Callable[[Any], object]] = {
+def table_split(store: Any, chunks: int) -> None:
+    add_dataset(store, "table")
+    add_job(store, "extract", ["table"], ["extracted"])
+    split(store, "table", by_number(0, chunks // 10, size=1), column="id")
+
+
+CHANGES: dict[str, Callable[[Any, int], object]] = {
     "a job is added": job_added,
     "the job gets another output": output_added,
     "a job is removed": job_removed,
-    "odf init": lambda store: store.init(),
+    "odf init": lambda store, _: store.init(),
+    "a table is split": table_split,
 }
 
 
