@@ -92,9 +92,9 @@ def pack(
             elif member is not None:
                 alike.setdefault(_kind(member), []).append(member)
         for members in alike.values():
-            for some in _portions(members, target):
-                if len(some) > 1:
-                    yield from _planned(some) if plan else _pack(store, folder, some)
+            for portion in _portions(members, target):
+                if len(portion) > 1:
+                    yield from _planned(portion) if plan else _pack(store, folder, portion)
 
 
 def set_aside(root: str, chunk: Standing, store: str) -> str | None:
