@@ -211,22 +211,22 @@ def _compared(
 
     Refuses a chunk that shares rows with one that is there, or that has other bounds than before.
     """
-    db, first, count = store.db, chunks.places[0], len(chunks)
+    db, chunk, place = store.db, chunks.chunk, chunks.place
+    first, count = chunks.places[0], len(chunks)
     there: bytearray | None = None
     with db.reading(), closing(db.stream("split.ranges", datasetid=datasetid)) as rows:
         [(mark,)] = db.run("split.mark", datasetid=datasetid)
-        for *bounds, is_known in rows:
-            old = Chunk(*bounds)
+        for row in rows:
             if there is None:
                 there = bytearray(count)
                 _check_dataset(store, datasetid, column, is_split=True)
                 _check_job(store, datasetid, jobid)
-                if _kind(old) != _kind(chunks[0]):
-                    raise _overlap(datasetid, old, chunks[0])
-            place = chunks.place(old.lower_bound) - first
-            if 0 <= place < count and chunks[place] == old:
-                there[place] = bool(is_known)
-            elif _share_rows(old, new := chunks[min(max(place, 0), count - 1)]):
+                if _kind(Chunk(*row[:4])) != _kind(chunks[0]):
+                    raise _overlap(datasetid, Chunk(*row[:4]), chunks[0])
+            at = place(row[1]) - first
+            if 0 <= at < count and chunk(first + at) == row[:4]:
+                there[at] = bool(row[4])
+            elif _share_rows(old := Chunk(*row[:4]), new := chunks[min(max(at, 0), count - 1)]):
                 raise _overlap(datasetid, old, new)
         if there is None:
             _check_dataset(store, datasetid, column, is_split=False)
