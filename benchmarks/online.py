@@ -98,6 +98,7 @@ def table_split(store: Any, chunks: int) -> None:
     add_dataset(store, "table")
     add_job(store, "extract", ["table"], ["extracted"])
     split(store, "table", by_number(0, chunks // 10, size=1), column="id")
+    store.fill()
 
 
 CHANGES: dict[str, Callable[[Any, int], object]] = {

@@ -14,6 +14,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from opendataflow_dagster.cli import look as cli_look
+from opendataflow_dagster.cli import recovery
 from opendataflow_dagster.cli.app import app
 from opendataflow_dagster.cli.look import draw
 from opendataflow_dagster.dataflow import look, moves
@@ -150,6 +151,29 @@ def test_a_long_plan_shows_its_first_rows(line: Store) -> None:
     assert len(done.stdout.splitlines()) == 1001
     assert done.stderr.startswith("The first 1,000 rows: --json lists all.")
     assert len(objects(*plan)) == 1001
+
+
+@pytest.mark.parametrize("which", ["--failed", "--stale"])
+def test_a_plan_of_very_many_chunks_looks_at_the_first_of_them(
+    line: Store, monkeypatch: pytest.MonkeyPatch, which: str
+) -> None:
+    monkeypatch.setattr(recovery, "PLANNED", 2)
+    moves.ready(line, "a", ["x1", "x2", "x3"])
+    for claim in line.claim("load", owner="me", k=9):
+        if which == "--failed":
+            line.fail(claim, "broken")
+        else:
+            line.finish(claim)
+    if which == "--stale":
+        moves.resubmit(line, "external", ["x1", "x2", "x3"])
+        moves.ready(line, "a", ["x1", "x2", "x3"])
+    everything = len(objects("resubmit", "load", which, "--plan"))
+
+    plan = odf("resubmit", "load", which, "--plan")
+
+    assert (everything > 2, len(plan.stdout.splitlines())) == (True, 3)
+    assert "Only 2 chunks are looked at: --json plans for all." in plan.stderr
+    assert f"{everything} chunks became RESUBMIT" in odf("resubmit", "load", which).stderr
 
 
 def test_what_a_listing_can_not_be_asked_for(line: Store) -> None:

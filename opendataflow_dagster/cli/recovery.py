@@ -15,6 +15,9 @@ from .output import as_json, count_of, knowing_pipelines, most_of, show_first, s
 
 NOTHING_TO_DO = 3
 
+PLANNED = 10_000
+"""Chunks that failed or are stale and that a plan looks at, unless it is for a program."""
+
 _plan = click.option("--plan", is_flag=True, help="Say what would change, and change nothing.")
 _reason = click.option("--reason", metavar="TEXT", help="Why, for the history.")
 _strict = click.option("--strict", is_flag=True, help="Exit with 3 when there was nothing to do.")
@@ -104,7 +107,7 @@ def resubmit(
     with knowing_pipelines(store := store_of(ctx), jobid or ""):
         moved = moves.resubmit(
             store, jobid, dataids, failed=failed, stale=stale, downstream=downstream, plan=plan,
-            why=reason,
+            most=None if as_json else PLANNED, why=reason,
         )  # fmt: skip
     _tell(ctx, moved, "RESUBMIT", "are to be made already", plan, strict, as_json)
 
@@ -261,6 +264,8 @@ def _tell(
     if as_json or (plan and moved.moves):
         _show((move._asdict() for move in moved.moves), as_json)
     verb = "would become" if plan else "became"
+    if moved.cut:
+        click.echo(f"Only {PLANNED:,} chunks are looked at: --json plans for all.", err=True)
     click.echo(f"{count_of(moved.chunks, 'chunk')} {verb} {after}.", err=True)
     if moved.same:
         click.echo(f"{len(moved.same)} {same}: nothing to do.", err=True)

@@ -52,6 +52,9 @@ __all__ = [
     "is_registered", "person", "ready", "recover_abandoned", "release", "resubmit", "unclaimed",
 ]  # fmt: skip
 
+ALL = 2**62
+"""More chunks than there are."""
+
 EXTERNAL = "external"
 """The job id of chunks that were produced outside."""
 
@@ -65,6 +68,7 @@ def resubmit(
     stale: bool = False,
     downstream: bool = False,
     plan: bool = False,
+    most: int | None = None,
     who: str | None = None,
     why: str | None = None,
 ) -> Moved:
@@ -73,10 +77,12 @@ def resubmit(
     With `failed`, naming chunks limits it to them. With `downstream`, what other jobs made of them
     is made again too; what runs there, or is held, is left. With `stale`, it is the chunks of the
     job, or of all jobs, that were made from data which has been replaced since. A chunk isn't made
-    again whose place holds a newer one: it is refused, or but for named ones left.
+    again whose place holds a newer one: it is refused, or but for named ones left. A plan looks at
+    `most` chunks that failed or are stale, and says whether there are more.
     """
+    limit = most + 1 if plan and most and not dataids else ALL
     if stale:
-        return _resubmit_stale(store, jobid, dataids, plan, who, why)
+        return _resubmit_stale(store, jobid, dataids, plan, limit, who, why)
     if jobid is None:
         raise WrongUse("Which job? Name it, or use --stale for the stale chunks of all jobs.")
     asked = _asked(jobid, dataids)
@@ -89,7 +95,8 @@ def resubmit(
         chosen = asked
         if failed:
             refuse_unknown_job(store, jobid)
-            chosen = _failed(store, jobid, asked)
+            chosen = _failed(store, jobid, asked, limit)
+        cut, chosen = len(chosen) == limit, chosen[: limit - 1]
         rows = outputs_of(store, [jobid], chosen)
         if not failed:
             refuse_unknown(store, jobid, chosen, rows)
@@ -109,26 +116,28 @@ def resubmit(
             stays += [row for row, _ in overtaken(store, free_below)]
             moves += _apart(below, stays)
             left += stays
-        return carry_out(store, moves, left=left, asked=chosen, plan=plan)
+        return carry_out(store, moves, left=left, asked=chosen, plan=plan)._replace(cut=cut)
 
     return through(store, work, who, why or "odf resubmit")
 
 
 def _resubmit_stale(
-    store: Store, jobid: str | None, asked: Sequence[str], plan: bool, who: str | None,
-    why: str | None,
+    store: Store, jobid: str | None, asked: Sequence[str], plan: bool, limit: int,
+    who: str | None, why: str | None,
 ) -> Moved:  # fmt: skip
     def work() -> Moved:
         if jobid is not None:
             refuse_unknown_job(store, jobid)
         found: dict[str, list[str]] = {}
-        for job, dataid in store.db.run("moves.stale", jobid=jobid):
+        chunks = store.db.run("moves.stale", jobid=jobid, most=limit)
+        for job, dataid in chunks[: limit - 1]:
             if not asked or dataid in asked:
                 found.setdefault(job, []).append(dataid)
         rows = [row for job in sorted(found) for row in outputs_of(store, [job], found[job])]
         left = [row for row in rows if status(row) == RUNNING]
         left += [row for row, _ in overtaken(store, [row for row in rows if row not in left])]
-        return carry_out(store, _apart(rows, left), left=left, plan=plan)
+        moved = carry_out(store, _apart(rows, left), left=left, plan=plan)
+        return moved._replace(cut=len(chunks) == limit)
 
     return through(store, work, who, why or "odf resubmit --stale")
 
@@ -324,9 +333,9 @@ def _asked(jobid: str, dataids: Sequence[str], *, needed: bool = False) -> list[
     return [check_id("dataid", each) for each in dict.fromkeys(dataids)]
 
 
-def _failed(store: Store, jobid: str, asked: Sequence[str]) -> list[str]:
+def _failed(store: Store, jobid: str, asked: Sequence[str], limit: int) -> list[str]:
     """The chunks of a job that failed; of those asked for, if any are."""
-    found = {dataid for (dataid,) in store.db.run("moves.failed", jobid=jobid)}
+    found = {dataid for (dataid,) in store.db.run("moves.failed", jobid=jobid, most=limit)}
     return [each for each in asked if each in found] if asked else sorted(found, key=natural_key)
 
 

@@ -24,11 +24,15 @@ class Move(NamedTuple):
 
 
 class Moved(NamedTuple):
-    """What was moved; what was left alone though it matters; which chunks needed nothing."""
+    """What was moved; what was left alone though it matters; which chunks needed nothing.
+
+    A plan that is `cut` has the first chunks only.
+    """
 
     moves: list[Move]
     left: list[Move]
     same: list[str]
+    cut: bool = False
 
     @property
     def chunks(self) -> int:
