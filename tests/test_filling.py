@@ -152,12 +152,38 @@ def test_a_job_that_changes_keeps_its_queue_while_it_is_judged_anew(full: Store)
     check(full)
 
 
+def test_who_begins_again_at_once_gets_ahead_of_no_writer_that_waits(sqlite_url: str) -> None:
+    store = open_store(sqlite_url)
+    store.init()
+    turns, ended = 0, threading.Event()
+
+    def begin_again_and_again() -> None:
+        nonlocal turns
+        while turns < 200 and not ended.is_set():
+            with store.db.transaction():
+                turns += 1
+                time.sleep(0.003)
+
+    eager = threading.Thread(target=begin_again_and_again)
+    eager.start()
+    try:
+        while not turns:
+            time.sleep(0.001)
+        before = turns
+        with store.db.transaction():
+            assert turns - before < 10, "SQLite itself lets the eager one have nearly all turns"
+    finally:
+        ended.set()
+        eager.join()
+        close(store)
+
+
 def test_a_filling_that_is_killed_goes_on_elsewhere(full: Store, url: str) -> None:
     register(full, "job", ["a"], ["b"])
     program = (
         "import sys, time\n"
-        "from opendataflow_dagster.dataflow import store as stores\n"
-        "stores.FILL_BATCH = 50\n"
+        "from opendataflow_dagster.dataflow import sqlite, store as stores\n"
+        "stores.FILL_BATCH, sqlite.TURN = 50, 0\n"
         "store = stores.open_store(sys.argv[1])\n"
         "store.fill(narrate=lambda line: (print('filled', flush=True), time.sleep(0.02)))\n"
     )

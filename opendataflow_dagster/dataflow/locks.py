@@ -18,7 +18,7 @@ def turn(staging: str) -> Iterator[None]:
     handle = os.open(staging, os.O_RDONLY)
     try:
         deadline = time.monotonic() + PATIENCE
-        while not _had(handle):
+        while not had(handle):
             if time.monotonic() > deadline:
                 raise Refused(
                     f"Another process has been publishing to {staging} for {PATIENCE:.0f} s. "
@@ -40,13 +40,13 @@ def locked(path: str) -> Iterator[bool]:
         yield False
         return
     try:
-        mine = _had(handle) and os.path.exists(path)
+        mine = had(handle) and os.path.exists(path)
         yield mine and os.path.samestat(os.fstat(handle), os.stat(path))
     finally:
         os.close(handle)
 
 
-def _had(handle: int) -> bool:
+def had(handle: int) -> bool:
     """Whether a lock is ours now; without locks in this file system, the generations tell."""
     with suppress(OSError):
         try:

@@ -10,6 +10,7 @@ from typing import Any
 from .config import make_folder, private_folder
 from .database import Database
 from .errors import DataflowError, LostRace, NoDatabase
+from .locks import had
 from .model import FAILED, RESUBMIT, Claim, Fact, Failure, Plan, effect
 from .names import natural_key
 from .store import Changed, Settled, Store
@@ -18,8 +19,11 @@ from .versions import no_tables
 BUSY = 60.0
 """Seconds to wait for another writer's turn to end."""
 
+ASK = 0.002
+"""Seconds after which a waiting writer looks again whether it is its turn."""
+
 TURN = 0.1
-"""Seconds after which a writer that has found nothing to claim yet lets others have their turn."""
+"""Seconds after which a writer with more to do lets others have their turn."""
 
 
 class SqliteDatabase(Database):
@@ -31,6 +35,7 @@ class SqliteDatabase(Database):
     def __init__(self, path: str) -> None:
         super().__init__()
         self.path = path
+        self._folder = os.path.dirname(os.path.abspath(path))
         self.where = f"SQLite file {path}"
 
     def connect(self, *, create: bool = False) -> sqlite3.Connection:
@@ -98,7 +103,7 @@ class SqliteDatabase(Database):
     @contextmanager
     def transaction(self, *, who: str = "", why: str = "", act: str = "") -> Iterator[None]:
         connection = self.connect()
-        self.execute("begin immediate", None)
+        self._begin(connection)
         try:
             signed = bool(who or why or act)
             if signed:
@@ -111,6 +116,42 @@ class SqliteDatabase(Database):
             if connection.in_transaction:
                 connection.rollback()
             raise
+
+    def _begin(self, connection: sqlite3.Connection) -> None:
+        """Wait for this writer's turn, as long as `BUSY`.
+
+        SQLite has no order among its writers: one that begins again at once gets ahead of those
+        that wait, for seconds. So one of them has a lock of the folder, and is the next.
+        """
+        deadline = time.monotonic() + BUSY
+        connection.execute("pragma busy_timeout = 0")
+        try:
+            with self._next(deadline):
+                while True:
+                    try:
+                        connection.execute("begin immediate")
+                        return
+                    except sqlite3.Error as error:
+                        if "locked" not in str(error) or time.monotonic() > deadline:
+                            raise self.explained(error) from error
+                    time.sleep(ASK / 10)
+        finally:
+            connection.execute(f"pragma busy_timeout = {BUSY * 1000:.0f}")
+
+    @contextmanager
+    def _next(self, deadline: float) -> Iterator[None]:
+        """Be the next writer; where a folder can't be locked, in no order."""
+        try:
+            handle = os.open(self._folder, os.O_RDONLY)
+        except OSError:
+            yield
+            return
+        try:
+            while not had(handle) and time.monotonic() < deadline:
+                time.sleep(ASK)
+            yield
+        finally:
+            os.close(handle)
 
     @contextmanager
     def reading(self) -> Iterator[None]:
@@ -231,35 +272,44 @@ class SqliteStore(Store):
         return Claim(jobid, dataid, generation, owner, opened[0][0], lease, time_limit)
 
     def _fill(self, jobid: str, most: int) -> int:
+        looked, until = 0, time.monotonic() + TURN
+        with self.db.transaction():
+            while found := self.db.run("fill.place", jobid=jobid):
+                looked += self._fill_part(jobid, most, *found[0])
+                if time.monotonic() > until:
+                    break
+            if looked:
+                self.db.change("claims.sort_pending", jobid=jobid)
+        return looked
+
+    def _fill_part(
+        self, jobid: str, most: int, datasetid: str, producer: str, after: str, source: str | None,
+        output: str | None,
+    ) -> int:  # fmt: skip
+        """Judge some of the chunks that a job may know: how many rows were looked at, or 1."""
         db = self.db
-        with db.transaction():
-            found = db.run("fill.place", jobid=jobid)
-            if not found:
-                return 0
-            [(datasetid, producer, after, source, output)] = found
-            if not datasetid:
-                name, following = "waiting", source or output
-            elif source:
-                name, following = "inputs", None
-            else:
-                name, following = "outputs", output
-            place = {"datasetid": datasetid, "producer": producer, "after": after}
-            rows = db.run(f"fill.{name}", jobid=jobid, most=most, **place)
-            for _, dataid, to_judge in rows:
-                if to_judge:
-                    db.run("claims.judge", jobid=jobid, dataid=dataid)
-            db.change("claims.sort_pending", jobid=jobid)
-            if len(rows) == most:
-                place |= {"producer": rows[-1][0], "after": rows[-1][1]}
-                db.change("fill.move", jobid=jobid, **place)
-            elif following:
-                db.change("fill.move", jobid=jobid, datasetid=following, producer="", after="")
-            else:
-                db.change("fill.end", jobid=jobid)
+        if not datasetid:
+            name, following = "waiting", source or output
+        elif source:
+            name, following = "inputs", None
+        else:
+            name, following = "outputs", output
+        place = {"datasetid": datasetid, "producer": producer, "after": after}
+        rows = db.run(f"fill.{name}", jobid=jobid, most=most, **place)
+        for _, dataid, to_judge in rows:
+            if to_judge:
+                db.run("claims.judge", jobid=jobid, dataid=dataid)
+        if len(rows) == most:
+            place |= {"producer": rows[-1][0], "after": rows[-1][1]}
+            db.change("fill.move", jobid=jobid, **place)
+        elif following:
+            db.change("fill.move", jobid=jobid, datasetid=following, producer="", after="")
+        else:
+            db.change("fill.end", jobid=jobid)
         return len(rows) or 1
 
     def give_way(self, done: int) -> None:
-        time.sleep(0.05)  # SQLite has no order among its writers: who waits needs a gap
+        """Nothing: whoever waits is the next writer."""
 
     def _finish(
         self, claims: Sequence[Claim], facts: Sequence[Fact], *, accept: bool, why: str
