@@ -274,7 +274,7 @@ def split(
     called 2026-01-05 (a day, or the week from that Monday), 2026-01, 2026. Number chunks are called
     by their lower bound, shards by their remainder, values by themselves. NULLs are in no chunk.
 
-    Many are registered 5,000 at a time, so that workers begin meanwhile. If the command is ended
+    Many are registered 2,000 at a time, so that workers begin meanwhile. If the command is ended
     before that is done, run it again.
 
     \b

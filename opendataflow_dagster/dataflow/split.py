@@ -21,7 +21,7 @@ from .truth import known
 MOST = 1_000_000
 """Chunks that one split may register."""
 
-AT_ONCE = 5_000
+AT_ONCE = 2_000
 """Chunks that one transaction registers: on SQLite, others wait for its end."""
 
 PERIODS = ("day", "week", "month", "year")
