@@ -485,6 +485,9 @@ def killed(pool: Any, serving: Serving, name: str, setting: Setting, report: Rep
 def long(pool: Any, serving: Serving, name: str, count: int, report: Report) -> None:
     """Many items through one pipeline, in order, until all of them are folded."""
     if report.judges:  # a pace and a kill have looked at the history of items, which goes
+        if serving.process is None:  # which registers the pipeline
+            serving.start()
+            serving.wait_until_warm()
         serving.stop()
         product.set_policy(serving.store, "live", {"fold_after": str(FOLD_AFTER)})
         serving.start()
