@@ -5,6 +5,7 @@ import re
 import sqlite3
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
+from heapq import merge
 from itertools import islice
 from typing import NamedTuple
 
@@ -114,22 +115,27 @@ def misplaced(
             yield from sorted(_own_gone(store, datasetid, _ready(there), root)[0].values())
         return
     with closing(_Folder(path)) as folder:
-        # A folder whose entries are named otherwise tells nothing.
-        is_named = any(folder.entries(_ready(there)) for there in parts())
+        is_named = False  # one whose entries are named otherwise tells nothing
         for there in parts():
-            ready = _ready(there)
-            found, own = _own_gone(store, datasetid, ready, root)
-            if is_named:
-                entries = folder.entries(there)
-                folder.forget(entries.values())
-                for each in ready:
-                    # One with a place of its own, such as a pack, was looked at.
-                    if each not in entries and each not in own:
-                        found[each] = Holding(each, READY, GONE, os.path.join(path, each))
-            yield from sorted(found.values())
-        if is_named:
-            for dataid, entry in folder.rest():
-                yield Holding(dataid, PENDING, UNKNOWN, os.path.join(path, entry))
+            entries = folder.entries(there)
+            folder.forget(entries.values())
+            is_named = is_named or not _ready(there).keys().isdisjoint(entries)
+
+        def gone() -> Iterator[Holding]:
+            for there in parts():
+                ready = _ready(there)
+                found, own = _own_gone(store, datasetid, ready, root)
+                # One with a place of its own, such as a pack, was looked at.
+                named = folder.entries(ready).keys() | own if is_named else ready.keys()
+                for each in ready.keys() - named:
+                    found[each] = Holding(each, READY, GONE, os.path.join(path, each))
+                yield from sorted(found.values())
+
+        unknown = (
+            Holding(dataid, PENDING, UNKNOWN, os.path.join(path, entry))
+            for dataid, entry in (folder.rest() if is_named else ())
+        )
+        yield from merge(gone(), unknown)
 
 
 def _ready(there: Mapping[str, Truth]) -> dict[str, Truth]:
@@ -196,7 +202,9 @@ class _Folder:
 
     def rest(self) -> Iterator[tuple[str, str]]:
         """The entries that no chunk stands for, each with the chunk that it may be named after."""
-        for dataid, name in self._db.execute("select likeliest, name from entry order by name"):
+        for dataid, name in self._db.execute(
+            "select likeliest, name from entry order by likeliest, name"
+        ):
             yield os.fsdecode(dataid), os.fsdecode(name)
 
     def close(self) -> None:
