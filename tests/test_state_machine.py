@@ -188,8 +188,6 @@ class Machine(RuleBasedStateMachine):
             j=jobid,
         )
         sql(self.store, "delete from pending where jobid = :j", j=jobid)
-        if self.store.db.dialect == "sqlite":  # there a registration leaves nothing that is stale
-            there = {each for each in there if self.rank(jobid, each) is not None}
         for dataid in there:
             sql(self.store, "insert into pending values (:j, :d, 1, '')", j=jobid, d=dataid)
         self.claim_next(jobid, k, None)

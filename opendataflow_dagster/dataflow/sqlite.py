@@ -4,7 +4,7 @@ import os
 import sqlite3
 import time
 from collections.abc import Generator, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from .config import make_folder, private_folder
@@ -18,6 +18,11 @@ from .versions import no_tables
 
 BUSY = 60.0
 """Seconds to wait for another writer's turn to end."""
+
+SESSION = "pragma synchronous = full; pragma cache_size = -8192"
+"""Every commit is on disk; and 8 MiB of pages are kept: a claim reads some in many places."""
+
+BUSY_TIMEOUT = f"pragma busy_timeout = {BUSY * 1000:.0f}"
 
 ASK = 0.002
 """Seconds after which a waiting writer looks again whether it is its turn."""
@@ -50,7 +55,7 @@ class SqliteDatabase(Database):
             connection = sqlite3.connect(
                 self.path, timeout=BUSY, isolation_level=None, check_same_thread=False
             )
-            connection.execute("pragma synchronous = full")
+            connection.executescript(SESSION)
         except (sqlite3.Error, OSError) as error:
             cure = _cure(str(error)) or "`odf doctor` tells more."
             raise NoDatabase(f"Cannot open {self.where}: {error}. {cure}") from None
@@ -124,34 +129,25 @@ class SqliteDatabase(Database):
         that wait, for seconds. So one of them has a lock of the folder, and is the next.
         """
         deadline = time.monotonic() + BUSY
+        handle = None
+        with suppress(OSError):  # where a folder can't be opened, there is no order
+            handle = os.open(self._folder, os.O_RDONLY)
         connection.execute("pragma busy_timeout = 0")
         try:
-            with self._next(deadline):
-                while True:
-                    try:
-                        connection.execute("begin immediate")
-                        return
-                    except sqlite3.Error as error:
-                        if "locked" not in str(error) or time.monotonic() > deadline:
-                            raise self.explained(error) from error
-                    time.sleep(ASK / 10)
-        finally:
-            connection.execute(f"pragma busy_timeout = {BUSY * 1000:.0f}")
-
-    @contextmanager
-    def _next(self, deadline: float) -> Iterator[None]:
-        """Be the next writer; where a folder can't be locked, in no order."""
-        try:
-            handle = os.open(self._folder, os.O_RDONLY)
-        except OSError:
-            yield
-            return
-        try:
-            while not had(handle) and time.monotonic() < deadline:
+            while handle is not None and not had(handle) and time.monotonic() < deadline:
                 time.sleep(ASK)
-            yield
+            while True:
+                try:
+                    connection.execute("begin immediate")
+                    return
+                except sqlite3.Error as error:
+                    if "locked" not in str(error) or time.monotonic() > deadline:
+                        raise self.explained(error) from error
+                time.sleep(ASK / 10)
         finally:
-            os.close(handle)
+            if handle is not None:
+                os.close(handle)
+            connection.execute(BUSY_TIMEOUT)
 
     @contextmanager
     def reading(self) -> Iterator[None]:
