@@ -19,7 +19,7 @@ FOLD_AFTER = 7 * 24 * 3600
 PAGE = 1000
 """Items that one transaction looks at, so that workers never wait for long."""
 
-SHRINK = 16 * 1024 * 1024
+SHRINK = 8 * 1024 * 1024
 """Bytes that must be free in a SQLite file, and more than are in use, before it is written anew."""
 
 TABLES = (
@@ -123,6 +123,9 @@ def tidy(store: Store) -> None:
     if db.dialect == "postgres":
         for table in TABLES:  # who isn't their owner leaves it to autovacuum
             db.insist(lambda table=table: db.run(f"folding.tidy_{table}"))
+        for (table,) in db.insist(lambda: db.run("folding.bloated", tables=list(TABLES)))[0]:
+            text = db.statement(f"folding.tidy_{table}").replace("vacuum (", "vacuum (full, ")
+            db.insist(lambda text=text: db.execute(text, {}))
         return
     [(used, free)] = db.insist(lambda: db.run("folding.free"))[0]
     if free > max(SHRINK, used):

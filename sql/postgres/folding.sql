@@ -96,3 +96,9 @@ vacuum (skip_locked, parallel 0) streamkey;
 -- name: tidy_csvpart
 -- Give the room of rows that are gone to those that come.
 vacuum (skip_locked, parallel 0) csvpart;
+
+-- name: bloated
+-- Tables that are large for the few rows that they have: to write them anew takes a moment.
+select c.relname from pg_class c join pg_namespace n on n.oid = c.relnamespace
+where n.nspname = current_schema() and c.relkind = 'r' and c.relname = any(cast(:tables as text[]))
+  and c.reltuples between 0 and 5000 and pg_total_relation_size(c.oid) > 2097152;
