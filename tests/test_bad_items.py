@@ -13,7 +13,7 @@ import pytest
 from psycopg.conninfo import conninfo_to_dict
 
 from opendataflow_dagster.dataflow.chunk import Result
-from opendataflow_dagster.dataflow.errors import DataflowError, StaleClaim, Unreachable
+from opendataflow_dagster.dataflow.errors import DataflowError, Refused, StaleClaim, Unreachable
 from opendataflow_dagster.dataflow.files import read_frame
 from opendataflow_dagster.dataflow.folders import FORMATS
 from opendataflow_dagster.dataflow.registry import add_dataset
@@ -263,5 +263,5 @@ def test_a_place_that_cannot_be_written_to_fails_no_item(
         {"hostname": str(tmp_path / "file" / "sums.csv"), "writemode": "replace"},
     ):
         add_dataset(store, "sums", **columns)
-        with pytest.raises((OSError, Unreachable)):
+        with pytest.raises((OSError, Unreachable, Refused)):
             to(store, project).append(parts, nothing)
