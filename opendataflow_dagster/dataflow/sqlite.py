@@ -4,7 +4,7 @@ import os
 import sqlite3
 import time
 from collections.abc import Generator, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import Any
 
 from .config import make_folder, private_folder
@@ -26,6 +26,9 @@ BUSY_TIMEOUT = f"pragma busy_timeout = {BUSY * 1000:.0f}"
 
 ASK = 0.002
 """Seconds after which a waiting writer looks again whether it is its turn."""
+
+ASKED = 0.01
+"""Seconds for which a writer may begin again without asking whether others wait."""
 
 TURN = 0.1
 """Seconds after which a writer with more to do lets others have their turn."""
@@ -126,28 +129,45 @@ class SqliteDatabase(Database):
         """Wait for this writer's turn, as long as `BUSY`.
 
         SQLite has no order among its writers: one that begins again at once gets ahead of those
-        that wait, for seconds. So one of them has a lock of the folder, and is the next.
+        that wait, for seconds. So one of them has a lock of the folder, and is the next; and who
+        begins again at once asks for that lock every `ASKED` seconds.
         """
         deadline = time.monotonic() + BUSY
-        handle = None
-        with suppress(OSError):  # where a folder can't be opened, there is no order
-            handle = os.open(self._folder, os.O_RDONLY)
         connection.execute("pragma busy_timeout = 0")
         try:
-            while handle is not None and not had(handle) and time.monotonic() < deadline:
-                time.sleep(ASK)
-            while True:
-                try:
-                    connection.execute("begin immediate")
-                    return
-                except sqlite3.Error as error:
-                    if "locked" not in str(error) or time.monotonic() > deadline:
-                        raise self.explained(error) from error
-                time.sleep(ASK / 10)
+            if deadline < getattr(self._mine, "asks_at", 0.0) and self._has_begun(connection):
+                return
+            with self._next(deadline):
+                while not self._has_begun(connection, time.monotonic() > deadline):
+                    time.sleep(ASK / 10)
+            self._mine.asks_at = time.monotonic() + BUSY + ASKED
         finally:
-            if handle is not None:
-                os.close(handle)
             connection.execute(BUSY_TIMEOUT)
+
+    def _has_begun(self, connection: sqlite3.Connection, is_last: bool = False) -> bool:
+        """Begin to write, unless another writer is at work."""
+        try:
+            connection.execute("begin immediate")
+        except sqlite3.Error as error:
+            if is_last or "locked" not in str(error):
+                raise self.explained(error) from error
+            return False
+        return True
+
+    @contextmanager
+    def _next(self, deadline: float) -> Iterator[None]:
+        """Be the next writer; where a folder can't be locked, in no order."""
+        try:
+            handle = os.open(self._folder, os.O_RDONLY)
+        except OSError:
+            yield
+            return
+        try:
+            while not had(handle) and time.monotonic() < deadline:
+                time.sleep(ASK)
+            yield
+        finally:
+            os.close(handle)
 
     @contextmanager
     def reading(self) -> Iterator[None]:
