@@ -132,15 +132,16 @@ class SqliteDatabase(Database):
         that wait, for seconds. So one of them has a lock of the folder, and is the next; and who
         begins again at once asks for that lock every `ASKED` seconds.
         """
-        deadline = time.monotonic() + BUSY
+        now = time.monotonic()
+        deadline = now + BUSY
         connection.execute("pragma busy_timeout = 0")
         try:
-            if deadline < getattr(self._mine, "asks_at", 0.0) and self._has_begun(connection):
+            if now < getattr(self._mine, "asks_at", 0.0) and self._has_begun(connection):
                 return
             with self._next(deadline):
                 while not self._has_begun(connection, time.monotonic() > deadline):
                     time.sleep(ASK / 10)
-            self._mine.asks_at = time.monotonic() + BUSY + ASKED
+            self._mine.asks_at = time.monotonic() + ASKED
         finally:
             connection.execute(BUSY_TIMEOUT)
 

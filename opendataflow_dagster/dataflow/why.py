@@ -101,7 +101,7 @@ def explain_chunk(
         found = explain_chunk(store, producer, dataid, at, asked | {jobid})
         return None if found.may_run else found.reasons[0]._replace(action=found.action)
 
-    reasons = [*hindrances(state, above), *dial_reasons(store, jobid, state.now, state.past, at)]
+    reasons = [*hindrances(state, above), *dial_reasons(store, jobid, state.now, at)]
     return Explanation(
         jobid, dataid, at, not reasons, in_order([*reasons, *advice(state)]), five_answers(state),
         notes_of(store, at), {},
@@ -122,12 +122,11 @@ def unregistered(
 
 
 def dial_reasons(
-    store: Store, jobid: str, now: datetime | None, past: Past | None = None,
-    at: datetime | None = None,
+    store: Store, jobid: str, now: datetime | None, at: datetime | None
 ) -> list[Reason]:  # fmt: skip
-    """What a job's policy has against any claim at all."""
-    if past:
-        dials, now = [past.dials(jobid)], at
+    """What a job's policy has against any claim at all, now or at a moment in the past."""
+    if at:
+        dials, now = [Past(store, at).dials(jobid)], at
     else:
         dials = [
             (concurrency, from_table(store, until))
@@ -140,7 +139,7 @@ def dial_reasons(
             reasons.append(Reason("PAUSED", text, f"odf policy {typed(jobid)} paused_until=no"))
         if concurrency is None:
             continue
-        if past:
+        if at:
             [(live, owner)] = store.db.run("why.live_then", jobid=jobid, at=to_table(store, at))
         else:
             [(live, owner)] = store.db.run("why.live", jobid=jobid)

@@ -5,7 +5,6 @@ from datetime import datetime
 from .errors import WrongUse
 from .model import BLOCKING, Plan
 from .names import typed
-from .past import Past
 from .store import Store
 from .targets import keeps_versions
 from .times import from_table, to_table
@@ -88,7 +87,7 @@ def explain_job(
         upcoming = firsts.get("", [])[:1]
 
     now = from_table(store, datetime.fromtimestamp(store.now()).astimezone())
-    dials = dial_reasons(store, jobid, now, Past(store, at) if at else None, at)
+    dials = dial_reasons(store, jobid, now, at)
     reasons, answers, notes = list(dials), list[Answer](), notes_of(store, at)
     if upcoming:
         first = explain_chunk(store, jobid, upcoming[0], at, look=look)

@@ -73,8 +73,6 @@ class State(NamedTuple):
     """The jobs that make something of the chunk: what they read they lock."""
     versioned: frozenset[str] = frozenset()
     """The datasets whose places keep a version for their readers."""
-    past: Past | None = None
-    """What was registered then, of a moment in the past."""
     looks: Mapping[str, Look] = MappingProxyType({})
     """What was found where the chunks are, if somebody looked."""
 
@@ -137,7 +135,6 @@ def producers_at(store: Store, datasetid: str, at: datetime | None) -> list[str]
 
 def read_state(store: Store, plan: Plan, dataid: str, at: datetime | None = None) -> State:
     """Read what decides about one chunk for a job with this plan, within a transaction."""
-    past = Past(store, at) if at else None
     datasets = dict.fromkeys((*plan.reads, *plan.outputs))
     chunks = [_read_chunk(store, datasetid, dataid, at) for datasetid in datasets]
     claims = {} if at else {
@@ -160,7 +157,7 @@ def read_state(store: Store, plan: Plan, dataid: str, at: datetime | None = None
     making = store.db.run("state.making", dataid=dataid, **moment)
     return State(
         plan, dataid, at, now, today, rows, facts, claims, places, producers,
-        frozenset(jobid for (jobid,) in making), frozenset(versioned), past,
+        frozenset(jobid for (jobid,) in making), frozenset(versioned),
     )  # fmt: skip
 
 
