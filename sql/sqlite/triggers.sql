@@ -166,6 +166,7 @@ when new.locktype = 'OUT'
     and ((new.status_before is 'READY') <> (new.status_after is 'READY')
          or ((new.status_before is 'RUNNING' or new.status_after is 'RUNNING')
              and (select act from dataflow_context) <> 'claim'))
+    and exists (select 1 from job where datasetid = new.datasetid and itemtype = 'IN')
 begin
     insert into judge (jobid, dataid)
     select distinct jobid, new.dataid from job where datasetid = new.datasetid and itemtype = 'IN';
@@ -176,14 +177,23 @@ create trigger event_for_producers after insert on dataevent
 when new.locktype = 'OUT'
     and not (coalesce(new.status_before, '') in ('RUNNING', 'READY', 'FAILED')
              and coalesce(new.status_after, '') in ('RUNNING', 'READY', 'FAILED'))
+    and exists (
+        select 1 from job where datasetid = new.datasetid and itemtype = 'OUT'
+          and not (jobid is new.jobid and (select act from dataflow_context) = 'claim'))
 begin
-    -- A claim's own job has nothing to judge: its chunk leaves the queue.
-    delete from pending
-    where jobid = new.jobid and dataid = new.dataid and (select act from dataflow_context) = 'claim';
     insert into judge (jobid, dataid)
     select distinct jobid, new.dataid from job
     where datasetid = new.datasetid and itemtype = 'OUT'
       and not (jobid is new.jobid and (select act from dataflow_context) = 'claim');
+end;
+
+-- A claim's own job has nothing to judge: its chunk leaves the queue.
+drop trigger if exists event_of_claim;
+create trigger event_of_claim after insert on dataevent
+when new.locktype = 'OUT' and coalesce(new.status_before, '') not in ('RUNNING', 'READY', 'FAILED')
+    and (select act from dataflow_context) = 'claim'
+begin
+    delete from pending where jobid = new.jobid and dataid = new.dataid;
 end;
 
 -- Who reads a chunk locks it: with its end its producers go on, unless the chunk is there.
@@ -191,13 +201,13 @@ drop trigger if exists event_of_reader;
 create trigger event_of_reader after insert on dataevent
 when new.locktype = 'IN' and (new.status_before is 'RUNNING' or new.status_after is 'RUNNING')
     and (select act from dataflow_context) <> 'claim'
+    and not exists (
+        select 1 from datastatus s
+        where s.dataid = new.dataid and s.datasetid = new.datasetid and s.locktype = 'OUT' and s.status = 'READY')
 begin
     insert into judge (jobid, dataid)
     select distinct jobid, new.dataid from job
-    where datasetid = new.datasetid and itemtype = 'OUT' and jobid is not new.jobid
-      and not exists (
-          select 1 from datastatus s
-          where s.dataid = new.dataid and s.datasetid = new.datasetid and s.locktype = 'OUT' and s.status = 'READY');
+    where datasetid = new.datasetid and itemtype = 'OUT' and jobid is not new.jobid;
 end;
 
 drop trigger if exists event_of_foreign_reader;
@@ -222,10 +232,16 @@ begin
 end;
 
 -- What others declare READY (the Java program, a person) gets a number, so that it can be told from what was
--- there before. A chunk that was held and is released keeps the number that it was published with.
+-- there before. A chunk that was held and is released keeps the number that it was published with; `outdated` says
+-- that the row has the number of an older claim.
 drop view if exists numbered;
-create view numbered as select null as datasetid, null as jobid, null as dataid where false;
-create trigger numbered_ready instead of insert on numbered begin
+create view numbered as
+select null as datasetid, null as jobid, null as dataid, null as locktype, null as status, null as outdated where false;
+create trigger numbered_ready instead of insert on numbered
+when new.locktype = 'OUT' and new.status = 'READY' and (select act from dataflow_context) = ''
+begin
+    update datastatus set generation = null
+    where datasetid = new.datasetid and jobid = new.jobid and dataid = new.dataid and new.outdated;
     update generation set last = last + 1;
     update datastatus set generation = (select last from generation)
     where datasetid = new.datasetid and jobid = new.jobid and dataid = new.dataid and generation is null;
@@ -238,23 +254,32 @@ create trigger numbered_ready instead of insert on numbered begin
 end;
 
 -- "insert or replace" fires no delete trigger: history knows of the row that is gone.
-drop trigger if exists datastatus_inserted;
-create trigger datastatus_inserted after insert on datastatus begin
+drop view if exists replaced;
+create view replaced as select null as datasetid, null as jobid, null as dataid where false;
+create trigger replaced_row instead of insert on replaced
+when (select act from dataflow_context) = ''
+begin
     insert into dataevent (datasetid, jobid, dataid, locktype, status_before, generation, who, why)
     select e.datasetid, e.jobid, e.dataid, e.locktype, e.status_after, e.generation, coalesce(c.who, 'sql'), c.why
     from dataflow_context c join dataevent e on e.seq = (
         select max(seq) from dataevent
         where dataid = new.dataid and datasetid = new.datasetid and jobid = new.jobid)
-    where c.act = '' and e.status_after is not null;
-    insert into numbered select new.datasetid, new.jobid, new.dataid from dataflow_context
-    where act = '' and new.locktype = 'OUT' and new.status = 'READY';
+    where e.status_after is not null;
+end;
+
+-- The triggers of every claim insert by VALUES, into views whose triggers have the condition: for INSERT ... SELECT into
+-- what has triggers SQLite makes a temporary table, which costs more than what it does.
+drop trigger if exists datastatus_inserted;
+create trigger datastatus_inserted after insert on datastatus begin
+    insert into replaced values (new.datasetid, new.jobid, new.dataid);
+    insert into numbered values (new.datasetid, new.jobid, new.dataid, new.locktype, new.status, false);
     insert into dataevent (datasetid, jobid, dataid, locktype, status_after, generation, who, why)
-    select new.datasetid, new.jobid, new.dataid, new.locktype, new.status,
-           case when act = '' and new.locktype = 'OUT' then (
-               select generation from datastatus
-               where datasetid = new.datasetid and jobid = new.jobid and dataid = new.dataid)
-           else new.generation end,
-           coalesce(who, 'sql'), why from dataflow_context;
+    values (new.datasetid, new.jobid, new.dataid, new.locktype, new.status,
+            case when new.locktype = 'OUT' and (select act from dataflow_context) = '' then (
+                select generation from datastatus
+                where datasetid = new.datasetid and jobid = new.jobid and dataid = new.dataid)
+            else new.generation end,
+            coalesce((select who from dataflow_context), 'sql'), (select why from dataflow_context));
 end;
 
 drop trigger if exists datastatus_deleted;
@@ -262,8 +287,8 @@ create trigger datastatus_deleted after delete on datastatus
 when (select act from dataflow_context) <> 'fold'
 begin
     insert into dataevent (datasetid, jobid, dataid, locktype, status_before, generation, who, why)
-    select old.datasetid, old.jobid, old.dataid, old.locktype, old.status, old.generation,
-           coalesce(who, 'sql'), why from dataflow_context;
+    values (old.datasetid, old.jobid, old.dataid, old.locktype, old.status, old.generation,
+            coalesce((select who from dataflow_context), 'sql'), (select why from dataflow_context));
 end;
 
 -- An item that is folded takes its history along.
@@ -280,24 +305,22 @@ when new.status is not old.status and new.datasetid is old.datasetid and new.job
     and new.dataid is old.dataid and new.locktype is old.locktype
 begin
     -- a number that this change didn't bring is an older claim's, unless the chunk was held and is released
-    update datastatus set generation = null
-    where datasetid = new.datasetid and jobid = new.jobid and dataid = new.dataid
-      and new.locktype = 'OUT' and new.status = 'READY' and new.generation is old.generation
-      and (select act from dataflow_context) = ''
-      and (old.status in ('PENDING', 'RUNNING', 'FAILED', 'ERROR', 'RESUBMIT', 'RERUN')
-           or not exists (
-               select 1 from chunkfact f
-               where f.datasetid = new.datasetid and f.dataid = new.dataid and f.generation = new.generation));
-    insert into numbered select new.datasetid, new.jobid, new.dataid from dataflow_context
-    where act = '' and new.locktype = 'OUT' and new.status = 'READY';
+    insert into numbered values (
+        new.datasetid, new.jobid, new.dataid, new.locktype, new.status,
+        case when new.generation is old.generation and (select act from dataflow_context) = '' then
+            old.status in ('PENDING', 'RUNNING', 'FAILED', 'ERROR', 'RESUBMIT', 'RERUN')
+            or not exists (
+                select 1 from chunkfact f
+                where f.datasetid = new.datasetid and f.dataid = new.dataid and f.generation = new.generation)
+        end);
     insert into dataevent
         (datasetid, jobid, dataid, locktype, status_before, status_after, generation, who, why)
-    select new.datasetid, new.jobid, new.dataid, new.locktype, old.status, new.status,
-           case when act = '' and new.locktype = 'OUT' and new.status = 'READY' then (
-               select generation from datastatus
-               where datasetid = new.datasetid and jobid = new.jobid and dataid = new.dataid)
-           else coalesce(new.generation, old.generation) end,
-           coalesce(who, 'sql'), why from dataflow_context;
+    values (new.datasetid, new.jobid, new.dataid, new.locktype, old.status, new.status,
+            case when new.locktype = 'OUT' and new.status = 'READY' and (select act from dataflow_context) = '' then (
+                select generation from datastatus
+                where datasetid = new.datasetid and jobid = new.jobid and dataid = new.dataid)
+            else coalesce(new.generation, old.generation) end,
+            coalesce((select who from dataflow_context), 'sql'), (select why from dataflow_context));
 end;
 
 -- A row that changes its key or its locktype is logged as one lock gone and another come.
