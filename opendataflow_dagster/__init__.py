@@ -7,28 +7,28 @@ names come from their modules on first use.
 __version__ = "0.1.0"
 
 _HOMES = {
-    "Catalog": "dataflow.catalog",
-    "Checked": "dataflow.produce",
-    "Chunk": "dataflow.produce",
-    "DataflowIOManager": "io_manager",
-    "DataflowResource": "resource",
-    "DataflowTranslator": "translator",
-    "OpenDataFlowComponent": "component",
-    "Place": "dataflow.produce",
-    "Result": "dataflow.produce",
-    "SparkJob": "spark.jobs",
-    "SparkResource": "spark_resource",
-    "build_definitions": "build",
-    "catch_up_sensor": "launching",
-    "dataflow_assets": "assets",
-    "dataflow_check": "checks",
-    "dataflow_specs": "assets",
-    "external_assets": "assets",
-    "pipeline_assets": "project_assets",
-    "reconcile_sensor": "sensors",
-    "script_assets": "scripts",
-    "spark_job": "spark.jobs",
-    "today_schedules": "schedules",
+    "Catalog": "store.catalog",
+    "Checked": "runner.produce",
+    "Chunk": "runner.produce",
+    "DataflowIOManager": "dagster.io_manager",
+    "DataflowResource": "dagster.resources",
+    "DataflowTranslator": "dagster.translator",
+    "OpenDataFlowComponent": "dagster.component",
+    "Place": "runner.produce",
+    "Result": "runner.produce",
+    "SparkJob": "spark.job",
+    "SparkResource": "dagster.spark_resource",
+    "build_definitions": "dagster.build",
+    "catch_up_sensor": "dagster.catch_up_sensor",
+    "dataflow_assets": "dagster.assets",
+    "dataflow_check": "dagster.checks",
+    "dataflow_specs": "dagster.assets",
+    "external_assets": "dagster.assets",
+    "pipeline_assets": "dagster.pipeline_assets",
+    "reconcile_sensor": "dagster.sensors",
+    "script_assets": "dagster.script_assets",
+    "spark_job": "spark.job",
+    "today_schedules": "dagster.schedules",
 }
 """Public name → the module that has it."""
 
@@ -37,35 +37,35 @@ __all__ = [*_HOMES]  # pyright: ignore[reportUnsupportedDunderAll]
 
 TYPE_CHECKING = False  # type checkers take it for true; importing `typing` would cost a cron line
 if TYPE_CHECKING:
-    from .assets import dataflow_assets as dataflow_assets
-    from .assets import dataflow_specs as dataflow_specs
-    from .assets import external_assets as external_assets
-    from .build import build_definitions as build_definitions
-    from .checks import dataflow_check as dataflow_check
-    from .component import OpenDataFlowComponent as OpenDataFlowComponent
-    from .dataflow.catalog import Catalog as Catalog
-    from .dataflow.produce import Checked as Checked
-    from .dataflow.produce import Chunk as Chunk
-    from .dataflow.produce import Place as Place
-    from .dataflow.produce import Result as Result
-    from .io_manager import DataflowIOManager as DataflowIOManager
-    from .launching import catch_up_sensor as catch_up_sensor
-    from .project_assets import pipeline_assets as pipeline_assets
-    from .resource import DataflowResource as DataflowResource
-    from .schedules import today_schedules as today_schedules
-    from .scripts import script_assets as script_assets
-    from .sensors import reconcile_sensor as reconcile_sensor
-    from .spark.jobs import SparkJob as SparkJob
-    from .spark.jobs import spark_job as spark_job
-    from .spark_resource import SparkResource as SparkResource
-    from .translator import DataflowTranslator as DataflowTranslator
+    from .dagster.assets import dataflow_assets as dataflow_assets
+    from .dagster.assets import dataflow_specs as dataflow_specs
+    from .dagster.assets import external_assets as external_assets
+    from .dagster.build import build_definitions as build_definitions
+    from .dagster.catch_up_sensor import catch_up_sensor as catch_up_sensor
+    from .dagster.checks import dataflow_check as dataflow_check
+    from .dagster.component import OpenDataFlowComponent as OpenDataFlowComponent
+    from .dagster.io_manager import DataflowIOManager as DataflowIOManager
+    from .dagster.pipeline_assets import pipeline_assets as pipeline_assets
+    from .dagster.resources import DataflowResource as DataflowResource
+    from .dagster.schedules import today_schedules as today_schedules
+    from .dagster.script_assets import script_assets as script_assets
+    from .dagster.sensors import reconcile_sensor as reconcile_sensor
+    from .dagster.spark_resource import SparkResource as SparkResource
+    from .dagster.translator import DataflowTranslator as DataflowTranslator
+    from .runner.produce import Checked as Checked
+    from .runner.produce import Chunk as Chunk
+    from .runner.produce import Place as Place
+    from .runner.produce import Result as Result
+    from .spark.job import SparkJob as SparkJob
+    from .spark.job import spark_job as spark_job
+    from .store.catalog import Catalog as Catalog
 
 
 def __getattr__(name: str) -> object:
     if name in _HOMES:
         from importlib import import_module
 
-        from .dataflow.errors import what_installs
+        from .errors import what_installs
 
         try:
             return getattr(import_module(f".{_HOMES[name]}", __name__), name)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from opendataflow_dagster.dataflow import passkey
+from opendataflow_dagster.config import passkey
 from tests import spark_archive
 from tests.postgres import Server
 

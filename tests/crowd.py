@@ -16,9 +16,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import SimpleNamespace
 
-from opendataflow_dagster.dataflow.errors import InputsChanged, Refused, StaleClaim
-from opendataflow_dagster.dataflow.forcing import force
-from opendataflow_dagster.dataflow.store import Store, new_owner, open_store
+from opendataflow_dagster.errors import InputsChanged, Refused, StaleClaim
+from opendataflow_dagster.store.force import force
+from opendataflow_dagster.store.store import Store, new_owner, open_store
 from tests.java import Java
 from tests.stores import connect
 

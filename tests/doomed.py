@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from opendataflow_dagster.dataflow.errors import StaleClaim
-from opendataflow_dagster.dataflow.store import Store, open_store
+from opendataflow_dagster.errors import StaleClaim
+from opendataflow_dagster.store.store import Store, open_store
 from tests.stores import expire
 
 POINTS = [

@@ -8,10 +8,10 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from opendataflow_dagster.dataflow import moves, registry
-from opendataflow_dagster.dataflow.store import Store, open_store
-from opendataflow_dagster.drift import Drift, drift
-from opendataflow_dagster.mirror import Mirror
+from opendataflow_dagster.dagster.drift import Drift, drift
+from opendataflow_dagster.dagster.grid import Mirror
+from opendataflow_dagster.store import operations, registry
+from opendataflow_dagster.store.store import Store, open_store
 from tests.dagster_servers import Dagster
 from tests.graphql_client import Client, wait_for
 from tests.stores import close, statuses
@@ -61,7 +61,7 @@ class Flow:
         for day in days:
             (self.folder / "orders" / f"{day}.csv").write_text("north,1250\n\nsouth,990\n")
         if status == "READY":
-            moves.ready(self.store, "orders", days)
+            operations.ready(self.store, "orders", days)
         self.known(*days)
 
     def known(self, *days: str) -> None:

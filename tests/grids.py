@@ -7,12 +7,12 @@ from pathlib import Path
 import dagster as dg
 import pytest
 
-from opendataflow_dagster.dataflow import registry
-from opendataflow_dagster.dataflow.store import Store, open_store
-from opendataflow_dagster.drift import drift
-from opendataflow_dagster.mirror import Mirror
-from opendataflow_dagster.reconcile import Reconciled, reconcile
-from opendataflow_dagster.translator import DataflowTranslator
+from opendataflow_dagster.dagster.drift import drift
+from opendataflow_dagster.dagster.grid import Mirror
+from opendataflow_dagster.dagster.reconcile import Reconciled, reconcile
+from opendataflow_dagster.dagster.translator import DataflowTranslator
+from opendataflow_dagster.store import registry
+from opendataflow_dagster.store.store import Store, open_store
 from tests.postgres import Server
 from tests.stores import close
 

@@ -108,9 +108,10 @@ def real(work: Mapping[str, Any], log: Path) -> subprocess.Popen[bytes]:
 
 def doom(point: str, delay: float, act: Callable[[], None]) -> None:
     """Let `act` happen at a point of publishing, or at any moment."""
-    from opendataflow_dagster.dataflow import folders
-    from opendataflow_dagster.dataflow.store import Store
-    from opendataflow_dagster.spark import batches, staging
+    from opendataflow_dagster.spark import batch as batches
+    from opendataflow_dagster.spark import write
+    from opendataflow_dagster.storage import folder as folders
+    from opendataflow_dagster.store.store import Store
 
     def before(owner: Any, name: str) -> None:
         plain = getattr(owner, name)
@@ -153,11 +154,11 @@ def doom(point: str, delay: float, act: Callable[[], None]) -> None:
         owner.write_files = watched
 
     if point == "before write":
-        before(staging, "write_files")
+        before(write, "write_files")
     elif point == "during write":
-        while_written(staging)
+        while_written(write)
     elif point == "after write":
-        after(staging, "write_files")
+        after(write, "write_files")
     elif point == "after verify":
         after(folders.Staged, "tell")
     elif point == "before show":
@@ -182,7 +183,7 @@ def doom(point: str, delay: float, act: Callable[[], None]) -> None:
 
 def versioned(version: int, slow: int, batch: int) -> Any:
     """A job whose chunk tells by its rows which version it is; `slow` is the ms of every 4th."""
-    from opendataflow_dagster.spark.jobs import spark_job
+    from opendataflow_dagster.spark.job import spark_job
 
     def make(numbers: "DataFrame") -> "DataFrame":
         df = numbers.where(f"n < {ROWS + version}").withColumn("version", _literal(version))
@@ -207,9 +208,9 @@ def run(
     group: bool = False, all_chunks: bool = False,
 ) -> int:  # fmt: skip
     """Run a job; at `point` it is killed (with `group`, its Java too), or stopped if `stop`."""
-    from opendataflow_dagster.dataflow.config import load_settings
-    from opendataflow_dagster.dataflow.store import open_store
-    from opendataflow_dagster.spark.runs import run_spark_job
+    from opendataflow_dagster.config.settings import load_settings
+    from opendataflow_dagster.spark.run import run_spark_job
+    from opendataflow_dagster.store.store import open_store
 
     number = signal.SIGSTOP if stop else signal.SIGKILL
 
@@ -236,9 +237,10 @@ class _Server:
         import pandas  # noqa: F401
         import pyarrow.parquet  # noqa: F401
 
-        from opendataflow_dagster.dataflow import config, store  # noqa: F401
-        from opendataflow_dagster.spark import runs  # noqa: F401
+        from opendataflow_dagster.config import settings  # noqa: F401
+        from opendataflow_dagster.spark import run as runs  # noqa: F401
         from opendataflow_dagster.spark.session import spark_session
+        from opendataflow_dagster.store import store  # noqa: F401
 
         self.spark = spark_session(CONF, app="doomed", short=True)
         self.spark.range(10).count()

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from opendataflow_dagster.dataflow.config import load_settings
-from opendataflow_dagster.dataflow.registry import add_dataset
-from opendataflow_dagster.dataflow.runjob import Outcome
-from opendataflow_dagster.dataflow.store import Store, open_store
+from opendataflow_dagster.config.settings import load_settings
+from opendataflow_dagster.runner.run import Outcome
+from opendataflow_dagster.store.registry import add_dataset
+from opendataflow_dagster.store.store import Store, open_store
 from tests.stores import close, put, register, sql, status
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ class Line:
             self.arrived(datasetid, name.removeprefix("_"), df)
 
     def arrived(self, datasetid: str, dataid: str, df: "DataFrame") -> None:
-        from opendataflow_dagster.dataflow.folders import chunk_path
+        from opendataflow_dagster.storage.folder import chunk_path
 
         df.coalesce(1).write.parquet(chunk_path(str(self.folder / datasetid), dataid))
         put(self.store, datasetid, dataid)
@@ -76,8 +76,8 @@ class Line:
     def run(
         self, jobid: str, fn: Callable[..., Any], all_chunks: bool = True, **more: Any
     ) -> Outcome:
-        from opendataflow_dagster.spark.jobs import as_spark_job
-        from opendataflow_dagster.spark.runs import run_spark_job
+        from opendataflow_dagster.spark.job import as_spark_job
+        from opendataflow_dagster.spark.run import run_spark_job
 
         self.store._plans.clear()
         return run_spark_job(

@@ -7,9 +7,9 @@ from typing import Any
 import psycopg
 import pytest
 
-from opendataflow_dagster.dataflow.model import Claim
-from opendataflow_dagster.dataflow.store import Store, open_store
-from opendataflow_dagster.dataflow.targets import keeps_versions
+from opendataflow_dagster.location import keeps_versions
+from opendataflow_dagster.model import Claim
+from opendataflow_dagster.store.store import Store, open_store
 
 TABLES = (
     "dataset", "job", "datastatus", "jobpolicy", "claim", "chunkfact", "chunkrange", "pending",

@@ -7,7 +7,7 @@ from typing import Any
 
 import psycopg
 
-from opendataflow_dagster.dataflow.store import Store, open_store
+from opendataflow_dagster.store.store import Store, open_store
 from tests.stores import sql
 
 FROZEN = Path(__file__).with_name("frozen")

@@ -26,10 +26,10 @@ from opendataflow_dagster import (
     external_assets,
     script_assets,
 )
-from opendataflow_dagster.dataflow.errors import WrongUse
-from opendataflow_dagster.dataflow.moves import release
-from opendataflow_dagster.dataflow.registry import add_dataset
-from opendataflow_dagster.dataflow.store import Store
+from opendataflow_dagster.errors import WrongUse
+from opendataflow_dagster.store.operations import release
+from opendataflow_dagster.store.registry import add_dataset
+from opendataflow_dagster.store.store import Store
 from tests.postgres import Server
 from tests.stores import (
     check,
@@ -730,7 +730,7 @@ def test_what_the_dial_holds_back_waits_for_its_turn(
         if len(looks) == 3:
             store.finish(other)
 
-    monkeypatch.setattr("opendataflow_dagster.chunks.time", SimpleNamespace(sleep=look))
+    monkeypatch.setattr("opendataflow_dagster.dagster.step.time", SimpleNamespace(sleep=look))
     ran = run(job_of(dataflow), *keys(3))
     assert ran.success
     assert len(looks) >= 3
@@ -864,7 +864,7 @@ def test_what_a_function_returns_is_published_as_the_chunk(
 def test_a_run_that_others_have_ended_makes_no_more_chunks(
     dataflow: DataflowResource, store: Store, run: Callable[..., Ran]
 ) -> None:
-    from opendataflow_dagster.dataflow.workers import runs_at_work, settle_run
+    from opendataflow_dagster.store.runs import runs_at_work, settle_run
 
     for key in keys(3):
         put(store, "bobin", key)
@@ -889,7 +889,7 @@ def test_a_chunk_that_another_has_in_hand_is_asked_for_again_shortly(
         put(store, "bobin", key)
     [other] = store.claim("loadbob", owner="somebody else", only=keys(2)[0])
     clock = SimpleNamespace(sleep=lambda seconds: store.finish(other))  # ours, not other threads'
-    monkeypatch.setattr("opendataflow_dagster.chunks.time", clock)
+    monkeypatch.setattr("opendataflow_dagster.dagster.step.time", clock)
     assert run(job_of(dataflow), *keys(2)).success
     [again] = store.claim("loadbob", owner="somebody else", only=keys(2)[0]) or [None]
     assert again is None
@@ -900,7 +900,7 @@ def test_a_chunk_that_another_keeps_in_hand_is_refused(
     dataflow: DataflowResource, store: Store, run: Callable[..., Ran],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    monkeypatch.setattr("opendataflow_dagster.claiming.LOCK_PATIENCE", 0.0)
+    monkeypatch.setattr("opendataflow_dagster.dagster.step_claim.LOCK_PATIENCE", 0.0)
     put(store, "bobin", keys(1)[0])
     store.claim("loadbob", owner="somebody else")
     assert not run(job_of(dataflow), *keys(1)).success

@@ -12,15 +12,15 @@ import pandas as pd
 import pytest
 from psycopg.conninfo import conninfo_to_dict
 
-from opendataflow_dagster.dataflow.chunk import Result
-from opendataflow_dagster.dataflow.errors import DataflowError, Refused, StaleClaim, Unreachable
-from opendataflow_dagster.dataflow.files import read_frame
-from opendataflow_dagster.dataflow.folders import FORMATS
-from opendataflow_dagster.dataflow.registry import add_dataset
-from opendataflow_dagster.dataflow.store import Store
-from opendataflow_dagster.pipelines.csvfile import CsvAppender
+from opendataflow_dagster.chunk import Result
+from opendataflow_dagster.errors import DataflowError, Refused, StaleClaim, Unreachable
+from opendataflow_dagster.location import FORMATS
+from opendataflow_dagster.pipelines.csv_file import CsvAppender
 from opendataflow_dagster.pipelines.project import Project
 from opendataflow_dagster.pipelines.sources import source_of
+from opendataflow_dagster.storage.files import read_frame
+from opendataflow_dagster.store.registry import add_dataset
+from opendataflow_dagster.store.store import Store
 from tests.test_pipeline_places import Shop, claim, frame, nothing, project, stale, to, url
 
 __all__ = ["project", "url"]
@@ -234,7 +234,7 @@ def test_a_database_that_cannot_be_used_fails_no_item(
     with pytest.raises(StaleClaim):
         to(new_table.store, project).append(parts, stale)
     if shop.format == "sqlite":
-        monkeypatch.setattr("opendataflow_dagster.dataflow.tables._PATIENCE", 0.1)
+        monkeypatch.setattr("opendataflow_dagster.storage.table._PATIENCE", 0.1)
         with closing(sqlite3.connect(shop.columns["database"])) as other:
             other.execute("begin immediate")
             with pytest.raises(Unreachable, match="database is locked"):

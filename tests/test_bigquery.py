@@ -12,19 +12,19 @@ import pyarrow as pa
 import pytest
 from pandas.testing import assert_frame_equal
 
-from opendataflow_dagster.dataflow.chunk import Result
-from opendataflow_dagster.dataflow.errors import (
+from opendataflow_dagster.chunk import Result
+from opendataflow_dagster.errors import (
     CredentialError,
     DataflowError,
     Refused,
     StaleClaim,
     Unreachable,
 )
-from opendataflow_dagster.dataflow.registry import add_dataset
-from opendataflow_dagster.dataflow.store import Store
 from opendataflow_dagster.pipelines import bigquery
 from opendataflow_dagster.pipelines.project import Project
 from opendataflow_dagster.pipelines.sources import source_of
+from opendataflow_dagster.store.registry import add_dataset
+from opendataflow_dagster.store.store import Store
 from tests.bigquery_server import BigQuery, big_query
 from tests.test_pipeline_places import chunk_of, claim, frame, nothing, project, row, stale, to
 

@@ -18,7 +18,7 @@ from opendataflow_dagster import (
     dataflow_assets,
     dataflow_check,
 )
-from opendataflow_dagster.dataflow.errors import DataflowError, NoDatabase, WrongUse
+from opendataflow_dagster.errors import DataflowError, NoDatabase, WrongUse
 from tests.postgres import Server
 from tests.stores import put, register, status
 

@@ -275,7 +275,11 @@ def test_items_over_http(ways: Ways, monkeypatch: pytest.MonkeyPatch) -> None:
 
 LOCATION = """
 import dagster as dg
-from opendataflow_dagster import Chunk, DataflowResource, Result, build_definitions, dataflow_assets
+from opendataflow_dagster import Chunk
+from opendataflow_dagster import DataflowResource
+from opendataflow_dagster import Result
+from opendataflow_dagster import build_definitions
+from opendataflow_dagster import dataflow_assets
 import sys
 sys.path.insert(0, {folder!r})
 import spy

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from opendataflow_dagster.dataflow.catalog import Catalog, read_catalog
-from opendataflow_dagster.dataflow.credentials import encrypt, for_dataset
-from opendataflow_dagster.dataflow.errors import NoDatabase
-from opendataflow_dagster.dataflow.registry import add_dataset
-from opendataflow_dagster.dataflow.store import Store
+from opendataflow_dagster.config.credentials import encrypt, for_dataset
+from opendataflow_dagster.errors import NoDatabase
+from opendataflow_dagster.store.catalog import Catalog, read_catalog
+from opendataflow_dagster.store.registry import add_dataset
+from opendataflow_dagster.store.store import Store
 from tests.stores import close, policy, put, register, sql
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from opendataflow_dagster.dataflow.store import Store, open_store
+from opendataflow_dagster.store.store import Store, open_store
 from tests import crowd
 from tests.pooler import Pooler, needs_pgbouncer
 from tests.stores import check, close, connect, policy, register, sql

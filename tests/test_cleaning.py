@@ -14,10 +14,12 @@ import pytest
 from click.testing import CliRunner, Result
 
 from opendataflow_dagster.cli.app import app
-from opendataflow_dagster.dataflow import cleaning, files, folders, moves
-from opendataflow_dagster.dataflow.model import Claim, Fact
-from opendataflow_dagster.dataflow.registry import add_dataset
-from opendataflow_dagster.dataflow.store import Store
+from opendataflow_dagster.model import Claim, Fact
+from opendataflow_dagster.storage import cleanup, files
+from opendataflow_dagster.storage import folder as folders
+from opendataflow_dagster.store import operations
+from opendataflow_dagster.store.registry import add_dataset
+from opendataflow_dagster.store.store import Store
 from tests.stores import expire, register, take
 
 POINTS = ["before", "during", "written", "shown"]
@@ -28,7 +30,7 @@ def line(store: Store, tmp_path: Path) -> Store:
     """A job `load` that makes `out`, a folder, of `src`."""
     register(store, "load", ["src"], ["out"])
     add_dataset(store, "out", hostname=str(tmp_path / "out"), format="csv")
-    moves.ready(store, "src", ["1", "2", "a/b"])
+    operations.ready(store, "src", ["1", "2", "a/b"])
     return store
 
 
@@ -61,7 +63,7 @@ def killed(root: Path, dataid: str, generation: int, point: str) -> None:
     code = f"""
 import os, signal, sys
 from pathlib import Path
-from opendataflow_dagster.dataflow import folders
+from opendataflow_dagster.storage import folder as folders
 
 def die(*more): os.kill(os.getpid(), signal.SIGKILL)
 
@@ -105,7 +107,7 @@ def test_what_a_kill_left_goes_when_its_claim_is_over(
 ) -> None:
     root = tmp_path / "out"
     made(line, root, dataid)
-    moves.resubmit(line, "load", [dataid])
+    operations.resubmit(line, "load", [dataid])
     [claim] = take(line, "load", only=dataid)
     killed(root, dataid, claim.generation, point)
     before = sorted(map(str, root.rglob("*")))
@@ -133,7 +135,7 @@ def test_what_a_kill_left_goes_when_its_claim_is_over(
 def test_the_only_whole_chunk_is_put_back(line: Store, tmp_path: Path) -> None:
     root = tmp_path / "out"
     made(line, root, "1")
-    moves.resubmit(line, "load", ["1"])
+    operations.resubmit(line, "load", ["1"])
     [claim] = take(line, "load", only="1")
     killed(root, "1", claim.generation, "swap")
     assert cleaned(line) == []  # the claim is alive: it may be in the middle of it
@@ -142,7 +144,7 @@ def test_the_only_whole_chunk_is_put_back(line: Store, tmp_path: Path) -> None:
 
     done = cleaned(line)  # at once: it is missing from where it is read
 
-    assert [row["what"] for row in done] == [cleaning.BACK]
+    assert [row["what"] for row in done] == [cleanup.BACK]
     assert data(root, "1") == [1]
 
 
@@ -156,7 +158,7 @@ def test_of_two_chunks_moved_aside_the_newer_is_put_back(line: Store, tmp_path: 
 
     found = cleaned(line, "--older-than", "0s")
 
-    assert sorted(row["what"] for row in found) == [cleaning.BACK, cleaning.OLD]
+    assert sorted(row["what"] for row in found) == [cleanup.BACK, cleanup.OLD]
     assert data(tmp_path / "out", "1") == [12]
     assert os.listdir(tmp_path / "out") == ["dataid=1"]
 
@@ -180,7 +182,7 @@ def test_a_publish_in_progress_isnt_touched(line: Store, tmp_path: Path) -> None
     staged.tell({"rows": 1, "format": "csv"})
     staged.show(lambda: None)
     line.finish(claim)
-    assert [row["what"] for row in cleaned(line, "--older-than", "0s")] == [cleaning.BATCH] * 2
+    assert [row["what"] for row in cleaned(line, "--older-than", "0s")] == [cleanup.BATCH] * 2
     staged.discard()
     assert os.listdir(root) == ["dataid=1"]
     assert data(root, "1") == [5]
@@ -193,7 +195,7 @@ def test_a_batch_from_before_every_live_claim_goes(line: Store, tmp_path: Path) 
     os.utime(batch, (past, past))
     take(line, "load", only="1")
 
-    assert [row["what"] for row in cleaned(line)] == [cleaning.BATCH]
+    assert [row["what"] for row in cleaned(line)] == [cleanup.BATCH]
     assert not (tmp_path / "out").joinpath("_staging").exists()
 
 
@@ -206,7 +208,7 @@ def test_what_spark_left_in_a_chunk_goes_unless_it_is_being_made(
 
     found = cleaned(line, "--older-than", "0s")
 
-    assert [(row["dataid"], row["what"]) for row in found] == [("1", cleaning.SPARK)]
+    assert [(row["dataid"], row["what"]) for row in found] == [("1", cleanup.SPARK)]
     assert os.listdir(tmp_path / "out" / "dataid=2") == ["_temporary"]
     assert (tmp_path / "out" / "dataid=1").is_dir()
 
@@ -250,7 +252,7 @@ def test_a_reader_sees_whole_chunks_while_clean_and_publish_go_on(
     code = f"""
 import sys
 from pathlib import Path
-from opendataflow_dagster.dataflow import files, folders
+from opendataflow_dagster.storage import files, folder as folders
 for number in range(2, 200):
     def write(folder):
         for _ in "ab":
@@ -269,7 +271,7 @@ for number in range(2, 200):
     try:
         while writer.poll() is None:
             # Its generations are no claim's, as a zombie's: removing them makes it fail, at worst.
-            for _, remove in cleaning.in_folder(line, "out", str(root), 0.5):
+            for _, remove in cleanup.in_folder(line, "out", str(root), 0.5):
                 remove()
             try:
                 found = data(root, "1")
@@ -295,5 +297,5 @@ def test_the_size_and_age_of_leftovers(line: Store, tmp_path: Path) -> None:
 
     [row] = cleaned(line, "--plan")
 
-    assert (row["what"], row["bytes"], row["path"]) == (cleaning.STAGED, 4, str(left))
+    assert (row["what"], row["bytes"], row["path"]) == (cleanup.STAGED, 4, str(left))
     assert 4990 < row["age"] < 5100

@@ -20,23 +20,17 @@ import pytest
 from click.testing import CliRunner, Result
 
 from opendataflow_dagster.cli.app import app
-from opendataflow_dagster.dataflow import (
-    cleaning,
-    compacting,
-    files,
-    folders,
-    holdings,
-    merging,
-    moves,
-    packs,
-    truth,
-)
-from opendataflow_dagster.dataflow.compacting import compact
-from opendataflow_dagster.dataflow.merging import same
-from opendataflow_dagster.dataflow.model import Claim, Fact
-from opendataflow_dagster.dataflow.packing import pack
-from opendataflow_dagster.dataflow.registry import add_dataset
-from opendataflow_dagster.dataflow.store import Store, open_store
+from opendataflow_dagster.model import Claim, Fact
+from opendataflow_dagster.storage import audit, cleanup, files, merge_files
+from opendataflow_dagster.storage import compact as compacting
+from opendataflow_dagster.storage import folder as folders
+from opendataflow_dagster.storage import pack as packs
+from opendataflow_dagster.storage.compact import compact
+from opendataflow_dagster.storage.compact_pack import pack
+from opendataflow_dagster.storage.merge_files import same
+from opendataflow_dagster.store import current_status, operations
+from opendataflow_dagster.store.registry import add_dataset
+from opendataflow_dagster.store.store import Store, open_store
 from tests.stores import close, register, sql, take
 
 ODD = ["1", "2", "10", "a/b", "a b", "a%2Fb", "日本", "x#y", '"']
@@ -48,14 +42,14 @@ def line(store: Store, tmp_path: Path) -> Store:
     register(store, "load", ["src"], ["out"])
     register(store, "use", ["out"], ["end"])
     add_dataset(store, "out", hostname=str(tmp_path / "out"))
-    moves.ready(store, "src", ODD)
+    operations.ready(store, "src", ODD)
     return store
 
 
 @pytest.fixture(autouse=True)
 def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compacting, "LINGER", 0.05)
-    monkeypatch.setattr("opendataflow_dagster.dataflow.packing.LINGER", 0.05)
+    monkeypatch.setattr("opendataflow_dagster.storage.compact_pack.LINGER", 0.05)
 
 
 def url_of(store: Store) -> str:
@@ -163,7 +157,7 @@ def test_files_reach_the_target_and_no_more(line: Store) -> None:
 def test_rows_keep_their_order_in_however_many_files(
     line: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(merging, "_PIECE", 50_000)
+    monkeypatch.setattr(merge_files, "_PIECE", 50_000)
     noise = pa.table({"n": pa.array(range(400_000), pa.int64())})
     made(line, "1", *[noise.slice(at, 10_000) for at in range(0, 400_000, 10_000)])
     size = sum(map(os.path.getsize, data_of("out/dataid=1")))
@@ -180,7 +174,7 @@ def test_lines_keep_their_order_in_however_many_files(tmp_path: Path) -> None:
         each.write_text(f"n\n{number}\n")
     (tmp_path / "out").mkdir()
 
-    merging.merge(list(map(str, paths)), str(tmp_path / "out"), "csv", 1)
+    merge_files.merge(list(map(str, paths)), str(tmp_path / "out"), "csv", 1)
 
     written = data_of(str(tmp_path / "out"))
     assert [Path(each).read_text() for each in written] == [f"n\n{n}\n" for n in range(12)]
@@ -201,8 +195,8 @@ def test_a_plan_changes_nothing(line: Store) -> None:
 def test_a_plan_looks_at_the_chunks_of_a_large_dataset_that_changed_last(
     line: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(holdings, "MANY", 2)
-    monkeypatch.setattr(holdings, "NEWEST", 2)
+    monkeypatch.setattr(audit, "MANY", 2)
+    monkeypatch.setattr(audit, "NEWEST", 2)
     for number, dataid in enumerate(["1", "2", "10"]):
         made(line, dataid, table(number), table(number))
         time.sleep(0.01)
@@ -217,7 +211,7 @@ def test_a_plan_looks_at_the_chunks_of_a_large_dataset_that_changed_last(
 
 
 def test_chunks_are_looked_at_some_at_a_time(line: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(truth, "PAGE", 2)
+    monkeypatch.setattr(current_status, "PAGE", 2)
     asked = []
     some = compacting.standing
 
@@ -237,7 +231,7 @@ def test_what_somebody_has_in_hand_is_left(line: Store) -> None:
     for dataid in ("1", "2", "10"):
         made(line, dataid, table(1), table(1))
     [reading] = take(line, "use", only="1")
-    moves.resubmit(line, "load", ["2"])
+    operations.resubmit(line, "load", ["2"])
 
     done = {row.dataid: row for row in compact(line, "out", ["1", "2", "10"])}
 
@@ -276,7 +270,7 @@ def test_a_newer_chunk_isnt_replaced_by_the_old_rows(
 
     def slow(*args: Any) -> None:
         plain(*args)
-        moves.resubmit(line, "load", ["1"])
+        operations.resubmit(line, "load", ["1"])
         made(line, "1", table(2))
 
     monkeypatch.setattr(compacting, "merge", slow)
@@ -317,7 +311,7 @@ def test_what_cant_be_rewritten_as_it_is_is_left_with_the_reason(
 def test_files_of_lines_are_joined(store: Store, tmp_path: Path, format: str) -> None:
     register(store, "load", ["src"], ["out"])
     add_dataset(store, "out", hostname=str(tmp_path / "out"), format=format)
-    moves.ready(store, "src", ["1"])
+    operations.ready(store, "src", ["1"])
     [claim] = take(store, "load", only="1")
     frame = pd.DataFrame({"a\nb": ["x", 'q"\n', ""], "n": [1, 2, 3]})
 
@@ -367,7 +361,7 @@ def test_small_chunks_are_packed_and_stay_chunks(line: Store) -> None:
     for number, dataid in enumerate(ODD):
         made(line, dataid, table(number), table(number, 4))
     made_empty = "10"
-    moves.resubmit(line, "load", [made_empty])
+    operations.resubmit(line, "load", [made_empty])
     made(line, made_empty, table(5).slice(0, 0))
     before = {each: content(line, each) for each in ODD}
     notes = {each: folders.read_note(f"out/{folders.directory(each)}") for each in ODD}
@@ -397,17 +391,17 @@ def test_a_chunk_that_is_made_again_leaves_its_pack(line: Store) -> None:
     for dataid in ("1", "2"):
         made(line, dataid, table(1))
     list(pack(line, "out"))
-    moves.resubmit(line, "load", ["1"])
+    operations.resubmit(line, "load", ["1"])
     made(line, "1", table(9))
 
     assert set(content(line, "1").column("n").to_pylist()) == {9}
     assert set(content(line, "2").column("n").to_pylist()) == {1}
     [found] = os.listdir("out/_packs")
-    assert list(cleaning.in_folder(line, "out", str(Path.cwd() / "out"), 0)) == []
-    moves.resubmit(line, "load", ["2"])
+    assert list(cleanup.in_folder(line, "out", str(Path.cwd() / "out"), 0)) == []
+    operations.resubmit(line, "load", ["2"])
     made(line, "2", table(9))
-    [(left, remove)] = cleaning.in_folder(line, "out", str(Path.cwd() / "out"), 0)
-    assert (left.what, os.path.basename(left.path)) == (cleaning.PACK, found)
+    [(left, remove)] = cleanup.in_folder(line, "out", str(Path.cwd() / "out"), 0)
+    assert (left.what, os.path.basename(left.path)) == (cleanup.PACK, found)
     assert remove()
     assert sorted(os.listdir("out")) == ["dataid=1", "dataid=2"]
 
@@ -417,7 +411,7 @@ def test_a_pack_stays_while_its_chunks_fail_to_be_made_again(line: Store) -> Non
         made(line, dataid, table(1))
     list(pack(line, "out"))
     for dataid in ("1", "2"):
-        moves.resubmit(line, "load", [dataid])
+        operations.resubmit(line, "load", [dataid])
         [claim] = take(line, "load", only=dataid)
         line.fail(claim, "NOT_VALIDATED")
         sql(
@@ -426,7 +420,7 @@ def test_a_pack_stays_while_its_chunks_fail_to_be_made_again(line: Store) -> Non
             l=str(Path.cwd() / "out"), v=False,
         )  # fmt: skip
 
-    assert list(cleaning.in_folder(line, "out", str(Path.cwd() / "out"), 0)) == []
+    assert list(cleanup.in_folder(line, "out", str(Path.cwd() / "out"), 0)) == []
 
 
 def test_chunks_that_differ_go_into_different_packs_and_odd_ones_stay(line: Store) -> None:
@@ -435,7 +429,7 @@ def test_chunks_that_differ_go_into_different_packs_and_odd_ones_stay(line: Stor
     for dataid in ("10", "a/b"):
         made(line, dataid, pa.table({"z": ["x"]}))
     made(line, "a b", pa.table({"DataID": ["x"]}))
-    moves.ready(line, "out", ["by hand"])
+    operations.ready(line, "out", ["by hand"])
     os.makedirs("out/dataid=by hand")
     pq.write_table(table(1), "out/dataid=by hand/x.parquet")
 
@@ -521,8 +515,11 @@ def test_ten_thousand_chunks_become_a_few_files(sqlite_url: str) -> None:
 
 KILLED = """
 import os, signal, sys
-from opendataflow_dagster.dataflow import compacting, folders, merging, packing
-from opendataflow_dagster.dataflow.store import open_store
+from opendataflow_dagster.storage import compact as compacting
+from opendataflow_dagster.storage import folder as folders
+from opendataflow_dagster.storage import merge_files as merging
+from opendataflow_dagster.storage import compact_pack as packing
+from opendataflow_dagster.store.store import open_store
 
 def die(*more): os.kill(os.getpid(), signal.SIGKILL)
 
@@ -585,9 +582,9 @@ def test_killed_anywhere_a_rerun_converges_and_nothing_is_left(line: Store, poin
     for dataid in ids:
         assert same(content(line, dataid).combine_chunks(), before[dataid])
     root = str(Path.cwd() / "out")
-    for _, remove in list(cleaning.in_folder(line, "out", root, 0)):
+    for _, remove in list(cleanup.in_folder(line, "out", root, 0)):
         remove()
-    assert list(cleaning.in_folder(line, "out", root, 0)) == []
+    assert list(cleanup.in_folder(line, "out", root, 0)) == []
     for dataid in ids:
         assert same(content(line, dataid).combine_chunks(), before[dataid])
     if packing:
@@ -607,7 +604,7 @@ def test_clean_alone_ends_what_a_killed_packer_began(line: Store, point: str) ->
 
     done = odf(line, "clean", "--older-than", "0s", "--json")
 
-    assert {row["what"] for row in json.loads(done.stdout)} >= {cleaning.PACKED}
+    assert {row["what"] for row in json.loads(done.stdout)} >= {cleanup.PACKED}
     assert os.listdir("out") == ["_packs"]
     assert [content(line, each).num_rows for each in ("1", "2")] == [10, 10]
 
@@ -639,7 +636,7 @@ def test_a_reader_in_a_loop_sees_the_chunk_whole(line: Store, way: Callable[...,
         for _ in range(5):
             assert {row.left for row in way(line, "out")} == {""}
             for number, dataid in enumerate(ids):
-                moves.resubmit(line, "load", [dataid])
+                operations.resubmit(line, "load", [dataid])
                 made(line, dataid, *[table(number) for _ in range(6)])
     finally:
         over.set()

@@ -14,9 +14,9 @@ import pytest
 import yaml
 
 from opendataflow_dagster import DataflowResource, OpenDataFlowComponent
-from opendataflow_dagster.component import Scaffolder
-from opendataflow_dagster.dataflow.errors import NoDatabase
-from opendataflow_dagster.dataflow.registry import add_dataset
+from opendataflow_dagster.dagster.component import Scaffolder
+from opendataflow_dagster.errors import NoDatabase
+from opendataflow_dagster.store.registry import add_dataset
 from tests.stores import register
 
 TYPE = "opendataflow_dagster.OpenDataFlowComponent"

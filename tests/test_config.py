@@ -9,16 +9,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
-from opendataflow_dagster.dataflow import config
-from opendataflow_dagster.dataflow.config import (
+from opendataflow_dagster.config import settings
+from opendataflow_dagster.config.settings import (
     Settings,
     load_settings,
     parse_properties,
     redact,
     replace_property,
 )
-from opendataflow_dagster.dataflow.errors import DataflowError, WrongUse
-from opendataflow_dagster.dataflow.store import open_store
+from opendataflow_dagster.errors import DataflowError, WrongUse
+from opendataflow_dagster.store.store import open_store
 
 
 @pytest.fixture(autouse=True)
@@ -489,11 +489,11 @@ TEXT = st.text(st.characters(exclude_categories=["Cs"]))
 
 @given(TEXT, TEXT, TEXT)
 def test_any_key_and_value_come_back_and_the_others_stay(key: str, value: str, other: str) -> None:
-    before = config._with("", "other " + other, "kept")
-    once = config._with(before, key, value)
+    before = settings._with("", "other " + other, "kept")
+    once = settings._with(before, key, value)
     assert parse_properties(once) == {"other " + other: "kept", key: value}
     assert once.startswith(before)
-    twice = config._with(once, key, other)
+    twice = settings._with(once, key, other)
     assert parse_properties(twice) == {"other " + other: "kept", key: other}
     assert twice.count("\n") == 2, "replaced, not added"
 
@@ -565,17 +565,17 @@ def test_a_missing_file_is_named(folder: Path) -> None:
 # --- cold start ---
 
 
-@pytest.mark.parametrize("module", ["errors", "config", "credentials"])
+@pytest.mark.parametrize("module", ["errors", "config.settings", "config.credentials"])
 def test_importing_costs_nothing_heavy(module: str) -> None:
     import subprocess
     import sys
 
     heavy = "pathlib dataclasses subprocess logging inspect json cryptography hashlib urllib.parse"
     program = (
-        f"import sys, opendataflow_dagster.dataflow.{module}\n"
+        f"import sys, opendataflow_dagster.{module}\n"
         f"print(*[name for name in {heavy.split()} if name in sys.modules])"
     )
-    root = Path(config.__file__).parents[2]
+    root = Path(settings.__file__).parents[2]
     # -S: what site-packages preloads isn't ours.
     done = subprocess.run(
         [sys.executable, "-S", "-c", program], cwd=root, capture_output=True, text=True, check=True

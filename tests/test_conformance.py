@@ -13,11 +13,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from opendataflow_dagster.dataflow import store as store_module
-from opendataflow_dagster.dataflow.errors import DataflowError, Refused, StaleClaim
-from opendataflow_dagster.dataflow.model import Claim, Fact
-from opendataflow_dagster.dataflow.names import LONGEST, natural_key
-from opendataflow_dagster.dataflow.store import Store, new_owner, open_store
+from opendataflow_dagster.errors import DataflowError, Refused, StaleClaim
+from opendataflow_dagster.ids import LONGEST, natural_key
+from opendataflow_dagster.model import Claim, Fact
+from opendataflow_dagster.store import store as store_module
+from opendataflow_dagster.store.store import Store, new_owner, open_store
 from tests.stores import (
     check,
     claimable,

@@ -15,10 +15,10 @@ import psycopg
 import pytest
 from psycopg.conninfo import conninfo_to_dict
 
-from opendataflow_dagster.dataflow import catchup
-from opendataflow_dagster.dataflow.errors import NoDatabase
-from opendataflow_dagster.dataflow.runjob import Outcome, run_job
-from opendataflow_dagster.dataflow.store import Store, open_store
+from opendataflow_dagster.errors import NoDatabase
+from opendataflow_dagster.runner import catch_up
+from opendataflow_dagster.runner.run import Outcome, run_job
+from opendataflow_dagster.store.store import Store, open_store
 from tests.stores import close, connect, put, register, sql, statuses, take
 
 
@@ -190,8 +190,8 @@ def test_processes_wait_for_a_connection_and_go_on_when_there_is_one(
 def test_an_idle_worker_gives_back_its_connection(
     owner: Store, few: Few, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(catchup, "REST", 0.1)
-    monkeypatch.setattr(catchup, "LOOK_AGAIN", 0.7)
+    monkeypatch.setattr(catch_up, "REST", 0.1)
+    monkeypatch.setattr(catch_up, "LOOK_AGAIN", 0.7)
     put(owner, "a", "1")
     [claim] = take(owner, "job", owner="another")
     url, said = few(1), list[str]()

@@ -17,26 +17,26 @@ import psycopg
 import pytest
 from psycopg.conninfo import conninfo_to_dict
 
-from opendataflow_dagster.dataflow.errors import Refused
-from opendataflow_dagster.dataflow.folding import fold_items
-from opendataflow_dagster.dataflow.items import Post, accept, backlog, new_run, payloads
-from opendataflow_dagster.dataflow.model import Fact
-from opendataflow_dagster.dataflow.moves import resubmit
-from opendataflow_dagster.dataflow.pulse import Pulse
-from opendataflow_dagster.dataflow.registry import add_dataset
-from opendataflow_dagster.dataflow.steps import clean, steps
-from opendataflow_dagster.dataflow.store import Store
-from opendataflow_dagster.dataflow.workers import settle_run
-from opendataflow_dagster.pipelines.consuming import Consumer, EngineGone
-from opendataflow_dagster.pipelines.current import Current
-from opendataflow_dagster.pipelines.engines import Engine, ItemRan, StepRan, Stopped
-from opendataflow_dagster.pipelines.itemclaims import heads
-from opendataflow_dagster.pipelines.itemworker import settle_lost
-from opendataflow_dagster.pipelines.pace import FIRST, MOST, Pace
+from opendataflow_dagster.errors import Refused
+from opendataflow_dagster.model import Fact
+from opendataflow_dagster.pipelines.engine import Engine, ItemRan, StepRan, Stopped
+from opendataflow_dagster.pipelines.item_claims import heads
+from opendataflow_dagster.pipelines.item_pace import FIRST, MOST, Pace
+from opendataflow_dagster.pipelines.item_turns import Turns
+from opendataflow_dagster.pipelines.items import Consumer, EngineGone
+from opendataflow_dagster.pipelines.live_project import Current
 from opendataflow_dagster.pipelines.project import read_project
 from opendataflow_dagster.pipelines.sources import source_of
 from opendataflow_dagster.pipelines.transformation import TransformationError
-from opendataflow_dagster.pipelines.turns import Turns
+from opendataflow_dagster.pipelines.worker import settle_lost
+from opendataflow_dagster.runner.heartbeat import Pulse
+from opendataflow_dagster.store.item_folding import fold_items
+from opendataflow_dagster.store.items import Post, accept, backlog, new_run, payloads
+from opendataflow_dagster.store.operations import resubmit
+from opendataflow_dagster.store.registry import add_dataset
+from opendataflow_dagster.store.runs import settle_run
+from opendataflow_dagster.store.step_log import clean, steps
+from opendataflow_dagster.store.store import Store
 from tests.spark_lines import labels_of_jobs
 from tests.stores import check, expire, policy, sql, statuses, take
 
@@ -148,7 +148,7 @@ def shop(store: Store, spark: "SparkSession", tmp_path: Path) -> Iterator[Shop]:
 @pytest.fixture
 def lite(sqlite_url: str, spark: "SparkSession", tmp_path: Path) -> Iterator[Shop]:
     """The same on SQLite alone."""
-    from opendataflow_dagster.dataflow.store import open_store
+    from opendataflow_dagster.store.store import open_store
     from tests.stores import close
 
     store = open_store(sqlite_url)

@@ -17,8 +17,8 @@ import psutil
 import psycopg
 import pytest
 
-from opendataflow_dagster.dataflow.errors import LostRace, StaleClaim
-from opendataflow_dagster.dataflow.store import Store, new_owner, open_store
+from opendataflow_dagster.errors import LostRace, StaleClaim
+from opendataflow_dagster.store.store import Store, new_owner, open_store
 from tests.doomed import POINTS
 from tests.postgres import Server
 from tests.stores import (

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from opendataflow_dagster.dataflow import credentials
-from opendataflow_dagster.dataflow.credentials import (
+from opendataflow_dagster.config import credentials
+from opendataflow_dagster.config.credentials import (
     PROPERTIES,
     decrypt,
     encrypt,
@@ -21,8 +21,8 @@ from opendataflow_dagster.dataflow.credentials import (
     is_weak,
     new_key,
 )
-from opendataflow_dagster.dataflow.errors import CredentialError
-from opendataflow_dagster.dataflow.passkey import find_passkey
+from opendataflow_dagster.config.passkey import find_passkey
+from opendataflow_dagster.errors import CredentialError
 
 VECTORS = [
     ("ZpLfE+uTYE2mdmjOPrukol3yu+cpAHBnmL6trHa9PHGj", "plugh"),

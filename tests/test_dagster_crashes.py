@@ -13,13 +13,13 @@ import dagster as dg
 import psutil
 import pytest
 
-from opendataflow_dagster.dataflow.store import Store, open_store
-from opendataflow_dagster.dataflow.workers import begin_work
-from opendataflow_dagster.drift import drift
-from opendataflow_dagster.mirror import VERSION_TAG, Mirror
-from opendataflow_dagster.reconcile import reconcile
-from opendataflow_dagster.sensors import settle
-from opendataflow_dagster.translator import DataflowTranslator
+from opendataflow_dagster.dagster.drift import drift
+from opendataflow_dagster.dagster.grid import VERSION_TAG, Mirror
+from opendataflow_dagster.dagster.reconcile import reconcile
+from opendataflow_dagster.dagster.sensors import settle
+from opendataflow_dagster.dagster.translator import DataflowTranslator
+from opendataflow_dagster.store.runs import begin_work
+from opendataflow_dagster.store.store import Store, open_store
 from tests.dagster_servers import Dagster
 from tests.graphql_client import wait_for
 from tests.postgres import Server

@@ -18,7 +18,7 @@ import pytest
 from click.testing import CliRunner
 
 from opendataflow_dagster.cli.app import app
-from opendataflow_dagster.cli.demo import INSTALL
+from opendataflow_dagster.cli.demo.command import INSTALL
 from tests.dagster_guard import NAME, kill_marked, marked
 from tests.graphql_client import Client, wait_for
 from tests.postgres import _free_port

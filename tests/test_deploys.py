@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from opendataflow_dagster.dataflow.registry import add_job
-from opendataflow_dagster.dataflow.store import open_store
-from opendataflow_dagster.ingest.app import REFUSED
-from opendataflow_dagster.pipelines import deploys
-from opendataflow_dagster.pipelines.homes import listing
-from opendataflow_dagster.pipelines.isolation import surroundings
+from opendataflow_dagster.pipelines import deployment
 from opendataflow_dagster.pipelines.project import read_project
+from opendataflow_dagster.pipelines.project_files import listing
+from opendataflow_dagster.pipelines.sandbox import surroundings
+from opendataflow_dagster.server.app import REFUSED
+from opendataflow_dagster.store.registry import add_job
+from opendataflow_dagster.store.store import open_store
 from tests.disks import fill, small
 from tests.postgres import Server
 from tests.stores import close
@@ -271,8 +271,8 @@ class Versions:
 
     def __init__(self, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.root, self.said, self.now = root, list[str](), 0.0
-        monkeypatch.setattr(deploys.time, "monotonic", lambda: self.now)
-        self.deploys = deploys.Deploys(read_project(root), say=self.said.append)
+        monkeypatch.setattr(deployment.time, "monotonic", lambda: self.now)
+        self.deploys = deployment.Deploys(read_project(root), say=self.said.append)
         self.file = root / "pipelines" / "live" / "add.py"
 
     def look(self, seconds: float = 0.5) -> None:
@@ -309,13 +309,13 @@ def test_a_file_that_is_still_being_written_is_waited_for(versions: Versions) ->
 def test_a_version_that_changes_while_it_is_checked_is_not_taken(
     versions: Versions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    check = deploys.check
+    check = deployment.check
 
-    def slow(version: Path, local: bool) -> deploys.Faults:
+    def slow(version: Path, local: bool) -> deployment.Faults:
         versions.file.write_text(BROKEN)
         return check(version, local)
 
-    monkeypatch.setattr(deploys, "check", slow)
+    monkeypatch.setattr(deployment, "check", slow)
     versions.file.write_text(ADD + "\nX = 1\n")
     versions.look()
     versions.look(2)
@@ -336,7 +336,7 @@ def test_what_is_refused_is_asked_again_for_a_package_that_comes_later(
     monkeypatch.setenv("PYTHONPATH", str(tmp_path / "packages"))
     versions.look(2)
     assert versions.deploys.refused
-    versions.look(deploys.AGAIN)
+    versions.look(deployment.AGAIN)
     assert versions.deploys.refused == ""
     assert versions.served() == text
 
@@ -377,26 +377,26 @@ def test_pandas_that_runs_elsewhere_is_only_parsed(root: Path) -> None:
     file = root / "pipelines" / "live" / "add.py"
     file.write_text("import only_there\n" + ADD)
     (root / "project.yml").write_text("pipelines:\n  - {slug: live, transformations: [add]}\n")
-    assert deploys.check(_version(root), local=False) == {}
-    assert list(deploys.check(_version(root), local=True)) == ["pipelines/live/add.py"]
+    assert deployment.check(_version(root), local=False) == {}
+    assert list(deployment.check(_version(root), local=True)) == ["pipelines/live/add.py"]
     file.write_text("import only_there\nfrom pyspark.sql import DataFrame\n\n"
                     "def run(df: DataFrame, stream=None):\n    return df\n")  # fmt: skip
-    assert list(deploys.check(_version(root), local=False)) == ["pipelines/live/add.py"]
+    assert list(deployment.check(_version(root), local=False)) == ["pipelines/live/add.py"]
 
 
 def test_a_file_that_never_ends_loading_is_told(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (root / "pipelines" / "live" / "add.py").write_text("import time\ntime.sleep(600)\n" + ADD)
-    monkeypatch.setattr(deploys, "CHECKED", 8.0)
-    assert deploys.check(_version(root), local=True)["pipelines/live/add.py"] == (
+    monkeypatch.setattr(deployment, "CHECKED", 8.0)
+    assert deployment.check(_version(root), local=True)["pipelines/live/add.py"] == (
         "pipelines/live/add.py: it isn't loaded in 8 s"
     )
 
 
 def _version(root: Path) -> Path:
     folder = Path(tempfile.mkdtemp(dir=root.parent)) / root.name
-    deploys._copy(root, listing(root), folder)
+    deployment._copy(root, listing(root), folder)
     return folder
 
 
@@ -404,12 +404,12 @@ def test_what_a_killed_server_has_left_is_removed(
     root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    kept = deploys.Deploys(read_project(root), say=print)
-    left = tmp_path / f"{deploys.PREFIX}left"
+    kept = deployment.Deploys(read_project(root), say=print)
+    left = tmp_path / f"{deployment.PREFIX}left"
     (left / "1").mkdir(parents=True)
     for folder in (left, kept.folder.parent):
         os.utime(folder, (0, 0))
-    other = deploys.Deploys(read_project(root), say=print)
+    other = deployment.Deploys(read_project(root), say=print)
     assert not left.exists()
     assert (kept.folder / "project.yml").exists()
     kept.close()
@@ -419,7 +419,7 @@ def test_what_a_killed_server_has_left_is_removed(
 def test_without_room_for_the_copy_it_says_so(small: Path, root: Path, sqlite_url: str,
                                               monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
     monkeypatch.setattr(tempfile, "tempdir", str(small))
-    monkeypatch.setattr("opendataflow_dagster.pipelines.deploys.AGAIN", 2.0)
+    monkeypatch.setattr("opendataflow_dagster.pipelines.deployment.AGAIN", 2.0)
     store = open_store(sqlite_url)
     store.init()
     with Client(store, root) as client:

@@ -13,17 +13,17 @@ from typing import Any
 import pytest
 
 import opendataflow_dagster
-from opendataflow_dagster.dataflow import registry
-from opendataflow_dagster.dataflow.config import Settings, load_settings
-from opendataflow_dagster.dataflow.errors import DataflowError
-from opendataflow_dagster.dataflow.folding import fold_items
-from opendataflow_dagster.dataflow.items import Post, accept
-from opendataflow_dagster.dataflow.periodic import begin_due_runs
-from opendataflow_dagster.dataflow.runjob import run_job
-from opendataflow_dagster.dataflow.store import Store
-from opendataflow_dagster.dataflow.times import to_table
-from opendataflow_dagster.ingest.limits import Limits
-from opendataflow_dagster.spark.conf import MASTER, spark_conf
+from opendataflow_dagster.config.settings import Settings, load_settings
+from opendataflow_dagster.errors import DataflowError
+from opendataflow_dagster.runner.run import run_job
+from opendataflow_dagster.server.limits import Limits
+from opendataflow_dagster.spark.settings import MASTER, spark_conf
+from opendataflow_dagster.store import registry
+from opendataflow_dagster.store.item_folding import fold_items
+from opendataflow_dagster.store.items import Post, accept
+from opendataflow_dagster.store.periodic_runs import begin_due_runs
+from opendataflow_dagster.store.store import Store
+from opendataflow_dagster.util.times import to_table
 from tests.stores import expire, put, register, sql, take
 
 ROOT = Path(__file__).parents[1]
@@ -324,5 +324,5 @@ def test_every_error_class_is_raised_and_read() -> None:
 
 
 CAUGHT_BY_A_BASE = {
-    "opendataflow_dagster.spark.work.Interrupted": "ends a thread's work; `make` raises the cause",
+    "opendataflow_dagster.spark.worker.Interrupted": "ends a thread's work; `make` raises why",
 }

@@ -5,7 +5,7 @@ import runpy
 from pathlib import Path
 
 from opendataflow_dagster.cli.app import COMMANDS
-from opendataflow_dagster.dataflow.model import ABSENT, TRANSITIONS
+from opendataflow_dagster.model import ABSENT, TRANSITIONS
 
 ROOT = Path(__file__).resolve().parent.parent
 FENCED = re.compile(r"^```\w*\n(.*?)^```$", re.MULTILINE | re.DOTALL)

@@ -13,13 +13,14 @@ import pytest
 from click.testing import CliRunner, Result
 
 from opendataflow_dagster.cli.app import app
-from opendataflow_dagster.dataflow import checkup_tables, credentials
-from opendataflow_dagster.dataflow.credentials import PROPERTIES, encrypt, for_dataset
-from opendataflow_dagster.dataflow.store import Store
-from opendataflow_dagster.dataflow.times import to_table
-from opendataflow_dagster.dataflow.why import explain
-from opendataflow_dagster.dataflow.workers import begin_work
-from opendataflow_dagster.spark.checkup import java
+from opendataflow_dagster.config import credentials
+from opendataflow_dagster.config.credentials import PROPERTIES, encrypt, for_dataset
+from opendataflow_dagster.explain import self_check
+from opendataflow_dagster.explain.explain import explain
+from opendataflow_dagster.spark.java_check import java
+from opendataflow_dagster.store.runs import begin_work
+from opendataflow_dagster.store.store import Store
+from opendataflow_dagster.util.times import to_table
 from tests.stores import policy, put, register, sql
 
 
@@ -344,7 +345,7 @@ def test_wrong_settings_end_the_list(tmp_path: Path) -> None:
 def test_a_transaction_that_holds_back_the_log(
     postgres_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from opendataflow_dagster.dataflow.store import open_store
+    from opendataflow_dagster.store.store import open_store
 
     store = open_store(postgres_url)
     store.init()
@@ -352,16 +353,16 @@ def test_a_transaction_that_holds_back_the_log(
     store.db._topics["doctor"]["holding_back"] = text
     with psycopg.connect(postgres_url) as other:
         other.execute("insert into dataflow.job (jobid) values ('x')")
-        found = checkup_tables._log(store)
+        found = self_check._log(store)
         assert found.result == "warn"
         assert "process" in found.detail
         other.rollback()
-    assert checkup_tables._log(store).result == "ok"
+    assert self_check._log(store).result == "ok"
     store.close()
 
 
 def test_a_user_who_may_only_read(postgres_url: str) -> None:
-    from opendataflow_dagster.dataflow.store import open_store
+    from opendataflow_dagster.store.store import open_store
 
     store = open_store(postgres_url)
     store.init()

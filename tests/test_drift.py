@@ -10,13 +10,14 @@ import pytest
 from click.testing import CliRunner, Result
 
 from opendataflow_dagster.cli.app import app
-from opendataflow_dagster.dataflow import holdings, moves, registry, truth
-from opendataflow_dagster.dataflow.catalog import read_catalog
-from opendataflow_dagster.dataflow.database import Database
-from opendataflow_dagster.dataflow.holdings import Drift, drift_of_data
-from opendataflow_dagster.dataflow.model import FAILED, READY, Fact
-from opendataflow_dagster.dataflow.store import Store, new_owner
-from opendataflow_dagster.drift import drift, repair
+from opendataflow_dagster.dagster.drift import drift, repair
+from opendataflow_dagster.model import FAILED, READY, Fact
+from opendataflow_dagster.storage import audit
+from opendataflow_dagster.storage.audit import Drift, drift_of_data
+from opendataflow_dagster.store import current_status, operations, registry
+from opendataflow_dagster.store.catalog import read_catalog
+from opendataflow_dagster.store.database import Database
+from opendataflow_dagster.store.store import Store, new_owner
 from tests.grids import NAMES, Grid
 from tests.stores import sql
 
@@ -34,11 +35,11 @@ def of_data(store: Store) -> list[Drift]:
 
 
 def test_each_kind_of_difference_is_told(grid: Grid) -> None:
-    moves.ready(grid.store, "orders", DAYS)
+    operations.ready(grid.store, "orders", DAYS)
     grid.tick()
     sql(grid.store, f"update datastatus set status = 'FAILED' where dataid = '{DAYS[0]}'")
     sql(grid.store, f"delete from datastatus where dataid = '{DAYS[1]}'")
-    moves.ready(grid.store, "orders", ["2026-12-01"])
+    operations.ready(grid.store, "orders", ["2026-12-01"])
     found = {(each.dataid, each.tables, each.dagster) for each in drift(grid.store, grid.mirror)}
     assert found == {
         (DAYS[0], "FAILED", "READY"),
@@ -53,27 +54,27 @@ def test_each_kind_of_difference_is_told(grid: Grid) -> None:
 
 
 def test_another_generation_is_a_difference(grid: Grid) -> None:
-    moves.ready(grid.store, "orders", DAYS)
+    operations.ready(grid.store, "orders", DAYS)
     for _ in range(2):
         [claim] = grid.store.claim("copy", owner=new_owner(), only=DAYS[0])
         grid.store.finish(claim)
         if not grid.cursor:
             grid.tick()
-            moves.resubmit(grid.store, "copy", [DAYS[0]])
+            operations.resubmit(grid.store, "copy", [DAYS[0]])
     [found] = drift(grid.store, grid.mirror)
     assert (found.tables, found.dagster) == (READY, "READY of an earlier generation")
     assert found.run == "odf drift --repair"
 
 
 def test_an_outdated_cache_is_found_and_mended(grid: Grid) -> None:
-    moves.ready(grid.store, "orders", DAYS)
+    operations.ready(grid.store, "orders", DAYS)
     grid.tick()
     key = NAMES.asset_key("orders")
     grid.squares("orders")
     record = grid.instance.get_asset_records([key])[0]
     stale = record.asset_entry.cached_status
-    moves.hold(grid.store, "external", DAYS)
-    moves.release(grid.store, "external", DAYS)
+    operations.hold(grid.store, "external", DAYS)
+    operations.release(grid.store, "external", DAYS)
     sql(grid.store, f"delete from datastatus where dataid <> '{DAYS[0]}'")
     grid.tick()
     grid.instance.add_dynamic_partitions(NAMES.partitions_name("orders"), DAYS)
@@ -93,7 +94,7 @@ def test_data_that_is_gone_or_belongs_to_nothing(store: Store, tmp_path: Path) -
     registry.add_dataset(store, "orders")
     registry.add_dataset(store, "copies", hostname=str(folder))
     registry.add_job(store, "copy", ["orders"], ["copies"])
-    moves.ready(store, "orders", DAYS)
+    operations.ready(store, "orders", DAYS)
     for claim in store.claim("copy", owner=new_owner(), k=3):
         store.finish(claim, [Fact("copies", claim.dataid, location=str(folder))])
     gone, unknown = sorted(of_data(store), key=lambda each: each.dataid, reverse=True)
@@ -109,7 +110,7 @@ def test_a_chunk_that_recorded_its_own_place_is_looked_for_there(
     registry.add_dataset(store, "orders")
     registry.add_dataset(store, "copies", hostname="db1", tablename="copies")
     registry.add_job(store, "copy", ["orders"], ["copies"])
-    moves.ready(store, "orders", DAYS[:2])
+    operations.ready(store, "orders", DAYS[:2])
     (tmp_path / DAYS[0]).touch()
     for claim in store.claim("copy", owner=new_owner(), k=2):
         store.finish(claim, [Fact("copies", claim.dataid, location=str(tmp_path / claim.dataid))])
@@ -120,19 +121,19 @@ def test_a_chunk_that_recorded_its_own_place_is_looked_for_there(
 def test_of_a_large_dataset_the_chunks_that_changed_last_are_compared(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(holdings, "MANY", 2)
-    monkeypatch.setattr(holdings, "NEWEST", 1)
+    monkeypatch.setattr(audit, "MANY", 2)
+    monkeypatch.setattr(audit, "NEWEST", 1)
     folder = tmp_path / "data"
     folder.mkdir()
     registry.add_dataset(store, "bobin", hostname=str(folder))
     registry.add_job(store, "load", ["raw"], ["bobin"])
     for dataid in ("1", "2", "3"):
-        moves.ready(store, "raw", [dataid])
+        operations.ready(store, "raw", [dataid])
         [claim] = store.claim("load", owner="me")
         store.finish([claim], [Fact("bobin", dataid, location=str(folder / dataid))])
         time.sleep(0.01)
 
-    some = holdings.newest_of_large(store, ["bobin", "raw"])
+    some = audit.newest_of_large(store, ["bobin", "raw"])
     assert list(some) == ["bobin", "raw"]
     newest = list(drift_of_data(store, read_catalog(store), "bobin", some))
     assert [(each.dataid, each.data.split(":")[0]) for each in newest] == [("3", "data is gone")]
@@ -142,21 +143,21 @@ def test_of_a_large_dataset_the_chunks_that_changed_last_are_compared(
 def test_all_chunks_are_compared_some_at_a_time(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(truth, "PAGE", 2)
-    monkeypatch.setattr(holdings, "_PIECE", 2)
+    monkeypatch.setattr(current_status, "PAGE", 2)
+    monkeypatch.setattr(audit, "_PIECE", 2)
     sizes = []
-    whole = holdings.truths
+    whole = audit.truths
 
     def some(store: Store, datasetid: str, dataids: list[str] | None = None) -> dict:
         sizes.append(9 if dataids is None else len(dataids))
         return whole(store, datasetid, dataids)
 
-    monkeypatch.setattr(holdings, "truths", some)
+    monkeypatch.setattr(audit, "truths", some)
     names = ["a", "b", "c%2Fd", "e", "odd 1", "odd 2", "odd 3"]
     for name in names:
         (tmp_path / "data" / f"day={name}").mkdir(parents=True)
     registry.add_dataset(store, "orders", hostname=str(tmp_path / "data"))
-    moves.ready(store, "orders", ["a", "b", "c/d", "e", "f", "g", "h"])
+    operations.ready(store, "orders", ["a", "b", "c/d", "e", "f", "g", "h"])
 
     found = of_data(store)
 
@@ -174,7 +175,7 @@ def test_a_listing_of_drift_is_limited_and_chosen_like_others(
     folder.mkdir()
     registry.add_dataset(store, "copies", hostname=str(folder))
     registry.add_job(store, "copy", ["orders"], ["copies"])
-    moves.ready(store, "orders", DAYS)
+    operations.ready(store, "orders", DAYS)
     for claim in store.claim("copy", owner=new_owner(), k=3):
         place = str(folder / claim.dataid)
         store.finish(claim, [Fact("copies", claim.dataid, location=place)])
@@ -213,7 +214,7 @@ def test_a_listing_of_drift_is_limited_and_chosen_like_others(
 
 def test_a_folder_that_is_not_there_is_one_line(store: Store) -> None:
     registry.add_dataset(store, "orders", hostname="/nowhere/at/all")
-    moves.ready(store, "orders", DAYS)
+    operations.ready(store, "orders", DAYS)
     [found] = of_data(store)
     assert found.data == "folder is gone: /nowhere/at/all"
 
@@ -221,12 +222,12 @@ def test_a_folder_that_is_not_there_is_one_line(store: Store) -> None:
 def test_names_that_tell_nothing_are_left_alone(store: Store, tmp_path: Path) -> None:
     (tmp_path / "all.parquet").touch()
     registry.add_dataset(store, "orders", hostname=str(tmp_path))
-    moves.ready(store, "orders", DAYS)
+    operations.ready(store, "orders", DAYS)
     assert of_data(store) == []
 
 
 def test_the_command_reports_repairs_and_exits(grid: Grid) -> None:
-    moves.ready(grid.store, "orders", DAYS)
+    operations.ready(grid.store, "orders", DAYS)
     home = Path(grid.instance.root_directory)
     told = odf(grid.store, home, "--json", "--status", "READY", "--since", "2020-01-01")
     assert {row["dataid"] for row in json.loads(told.stdout)} == set(DAYS)
@@ -259,7 +260,7 @@ def test_the_command_without_a_dagster_says_what_to_set(
 
 
 def test_a_translator_of_ones_own_is_used(grid: Grid) -> None:
-    moves.ready(grid.store, "orders", DAYS)
+    operations.ready(grid.store, "orders", DAYS)
     home = Path(grid.instance.root_directory)
     line = ["--repair", "--translator", "tests.test_drift:Renamed"]
     assert odf(grid.store, home, *line).exit_code == 0
@@ -275,7 +276,7 @@ class Renamed(type(NAMES)):
 def test_a_deleted_run_of_a_chunk_that_was_made_by_dagster_is_drift_until_a_tick(
     grid: Grid, where: str
 ) -> None:
-    moves.ready(grid.store, "orders", DAYS)
+    operations.ready(grid.store, "orders", DAYS)
     grid.tick()
 
     @dg.asset(key=NAMES.asset_key("copies"), partitions_def=NAMES.partitions_def("orders"))

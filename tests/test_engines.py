@@ -19,11 +19,11 @@ import pandas as pd
 import pytest
 from dateutil.tz import tzlocal
 
-from opendataflow_dagster.pipelines import csvspark
+from opendataflow_dagster.pipelines import csv_on_spark
 from opendataflow_dagster.pipelines.annotation import engine_of
-from opendataflow_dagster.pipelines.converting import as_pandas, as_spark
+from opendataflow_dagster.pipelines.convert import as_pandas, as_spark
 from opendataflow_dagster.pipelines.destinations import from_spark
-from opendataflow_dagster.pipelines.engines import Engine, Stopped, WorkerDied
+from opendataflow_dagster.pipelines.engine import Engine, Stopped, WorkerDied
 from opendataflow_dagster.pipelines.project import Project, read_project
 from opendataflow_dagster.pipelines.sources import CsvSource
 from opendataflow_dagster.pipelines.transformation import TransformationError, load
@@ -280,8 +280,8 @@ def test_large_numbers_of_a_source_reach_spark(
     made: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, engine: str, whole: bool
 ) -> None:
     if not whole:
-        monkeypatch.setattr(csvspark, "WHOLE", 0)
-        monkeypatch.setattr(csvspark, "ROWS", 1)
+        monkeypatch.setattr(csv_on_spark, "WHOLE", 0)
+        monkeypatch.setattr(csv_on_spark, "ROWS", 1)
     (tmp_path / "n.csv").write_text("n,m\n18446744073709551615,1\n1,2\n")
     source = CsvSource(str(tmp_path / "n.csv"), "n")
     frame = made(native=NATIVE, own=ON_SPARK).run("p", engine, [source]).frame
@@ -291,7 +291,7 @@ def test_large_numbers_of_a_source_reach_spark(
 def test_what_spark_has_no_type_for_is_a_text_in_a_source(spark: "SparkSession") -> None:
     period = pd.Series(pd.PeriodIndex(["2020-01", None], freq="M"))
     given = pd.DataFrame({"p": period, "x": [1, "a"], "n": [None, None], "big": [2**70, 1]})
-    rows = csvspark.from_pandas(spark, given).collect()
+    rows = csv_on_spark.from_pandas(spark, given).collect()
     assert [tuple(each) for each in rows] == [
         ("2020-01", "1", None, str(2**70)), (None, "a", None, "1"),
     ]  # fmt: skip
@@ -331,7 +331,7 @@ def test_a_large_frame_comes_and_goes(made: Made) -> None:
     ran = engine.run("p", "twice", [given])
     assert ran.frame["b"].sum() == given["a"].sum() * 2
     assert list(given) == ["a"]
-    from opendataflow_dagster.pipelines.shipping import _folder
+    from opendataflow_dagster.pipelines.task_data import _folder
 
     assert os.listdir(_folder()[0]) == ["word"]
 
@@ -636,9 +636,9 @@ ELSEWHERE = """
 import shutil, sys
 from pathlib import Path
 import pandas as pd
-from opendataflow_dagster.pipelines import homes
+from opendataflow_dagster.pipelines import project_files as homes
 from opendataflow_dagster.pipelines.destinations import as_pandas
-from opendataflow_dagster.pipelines.engines import Engine
+from opendataflow_dagster.pipelines.engine import Engine
 from opendataflow_dagster.pipelines.project import read_project
 from opendataflow_dagster.spark.session import spark_session
 

@@ -2,11 +2,11 @@
 
 import pytest
 
-from opendataflow_dagster.dataflow.credentials import encrypt, for_dataset
-from opendataflow_dagster.dataflow.environment import JobEnvironment, job_environment
-from opendataflow_dagster.dataflow.errors import CredentialError, Refused
-from opendataflow_dagster.dataflow.model import Claim
-from opendataflow_dagster.dataflow.store import Store
+from opendataflow_dagster.config.credentials import encrypt, for_dataset
+from opendataflow_dagster.errors import CredentialError, Refused
+from opendataflow_dagster.model import Claim
+from opendataflow_dagster.runner.environment import JobEnvironment, job_environment
+from opendataflow_dagster.store.store import Store
 from tests.stores import register, sql
 
 CLAIM = Claim("loadbob", "1.0", 7, "worker", 1, 120.0, None)

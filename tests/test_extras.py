@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from opendataflow_dagster.dataflow.errors import EXTRAS, SessionError
-from opendataflow_dagster.dataflow.model import PENDING, RESUBMIT
+from opendataflow_dagster.errors import EXTRAS, SessionError
+from opendataflow_dagster.model import PENDING, RESUBMIT
 from opendataflow_dagster.pipelines.project import read_project
-from opendataflow_dagster.pipelines.running import run_pipeline
-from opendataflow_dagster.pipelines.settings import open_project, project_settings
+from opendataflow_dagster.pipelines.project_settings import open_project, project_settings
+from opendataflow_dagster.pipelines.run import run_pipeline
 from tests.stores import sql
 
 DECLARED = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())["project"]
@@ -55,7 +55,7 @@ def without(names: Sequence[str], code: str) -> str:
 def odf(*words: str) -> str:
     """Code that runs `odf`, and goes on."""
     return f"""
-from opendataflow_dagster.cli.runline import concluded
+from opendataflow_dagster.cli.fast_run import concluded
 from opendataflow_dagster.cli import _with_click
 try:
     concluded(lambda: _with_click({list(words)!r}))

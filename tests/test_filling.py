@@ -13,10 +13,10 @@ import pytest
 from click.testing import CliRunner
 
 from opendataflow_dagster.cli.app import app
-from opendataflow_dagster.dataflow import store as stores
-from opendataflow_dagster.dataflow.errors import Refused
-from opendataflow_dagster.dataflow.registry import add_job
-from opendataflow_dagster.dataflow.store import Store, open_store
+from opendataflow_dagster.errors import Refused
+from opendataflow_dagster.store import store as stores
+from opendataflow_dagster.store.registry import add_job
+from opendataflow_dagster.store.store import Store, open_store
 from tests.stores import check, close, connect, pending, put, register, sql, status, take
 
 MANY = 1200
@@ -182,7 +182,7 @@ def test_a_filling_that_is_killed_goes_on_elsewhere(full: Store, url: str) -> No
     register(full, "job", ["a"], ["b"])
     program = (
         "import sys, time\n"
-        "from opendataflow_dagster.dataflow import sqlite, store as stores\n"
+        "from opendataflow_dagster.store import sqlite, store as stores\n"
         "stores.FILL_BATCH, sqlite.TURN = 50, 0\n"
         "store = stores.open_store(sys.argv[1])\n"
         "store.fill(narrate=lambda line: (print('filled', flush=True), time.sleep(0.02)))\n"

@@ -8,18 +8,18 @@ import pytest
 from click.testing import CliRunner
 
 from opendataflow_dagster.cli.app import app
-from opendataflow_dagster.dataflow import folding
-from opendataflow_dagster.dataflow.errors import Refused
-from opendataflow_dagster.dataflow.folding import fold_items, fold_of, folds
-from opendataflow_dagster.dataflow.items import Accepted, Post, accept
-from opendataflow_dagster.dataflow.model import Fact
-from opendataflow_dagster.dataflow.moves import delete_run, hold, ready, release, resubmit
-from opendataflow_dagster.dataflow.packs import is_packed
-from opendataflow_dagster.dataflow.registry import add_dataset
-from opendataflow_dagster.dataflow.steps import Step, record
-from opendataflow_dagster.dataflow.store import Store
-from opendataflow_dagster.dataflow.targets import Folder
-from opendataflow_dagster.pipelines.wholefolder import FolderSource
+from opendataflow_dagster.errors import Refused
+from opendataflow_dagster.location import Folder
+from opendataflow_dagster.model import Fact
+from opendataflow_dagster.pipelines.whole_folder import FolderSource
+from opendataflow_dagster.storage.pack import is_packed
+from opendataflow_dagster.store import item_folding
+from opendataflow_dagster.store.item_folding import fold_items, fold_of, folds
+from opendataflow_dagster.store.items import Accepted, Post, accept
+from opendataflow_dagster.store.operations import delete_run, hold, ready, release, resubmit
+from opendataflow_dagster.store.registry import add_dataset
+from opendataflow_dagster.store.step_log import Step, record
+from opendataflow_dagster.store.store import Store
 from tests.stores import check, connect, pending, register, sql, take
 
 TABLES = ("datastatus", "dataevent", "chunkfact", "streamitem", "pipelinestep", "claim", "pending")
@@ -93,7 +93,7 @@ def test_a_finished_item_leaves_every_table_and_a_count_a_range_and_a_digest_sta
 def test_more_than_a_page_is_folded_and_what_stays_keeps_nobody_from_it(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(folding, "PAGE", 3)
+    monkeypatch.setattr(item_folding, "PAGE", 3)
     ids = send(store, 10)
     claims = take(store, "orders", k=4)
     for claim in claims:
@@ -328,9 +328,9 @@ def test_tables_of_postgres_shrink(store: Store) -> None:
     full = size()
     with connect(store) as reader, reader.transaction():
         reader.execute("select 1 from streamitem limit 1")
-        folding.tidy(store)  # it doesn't wait, and who comes doesn't wait for it
+        item_folding.tidy(store)  # it doesn't wait, and who comes doesn't wait for it
     assert size() > full / 2
-    folding.tidy(store)
+    item_folding.tidy(store)
     assert size() < full / 10
     assert sql(store, "select dataid from streamitem") == [("20000",)]
 
@@ -338,13 +338,13 @@ def test_tables_of_postgres_shrink(store: Store) -> None:
 def test_the_file_of_sqlite_shrinks(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     if store.db.dialect == "postgres":
         pytest.skip("its tables shrink")
-    monkeypatch.setattr(folding, "SHRINK", 100_000)
+    monkeypatch.setattr(item_folding, "SHRINK", 100_000)
     accept(store, [Post("orders", ('"' + "x" * 500_000 + '"',))])
     work(store)
     age(store)
     [(used, _)] = store.db.run("folding.free")
     fold_items(store)
-    folding.tidy(store)
+    item_folding.tidy(store)
     [(less, nothing)] = store.db.run("folding.free")
     assert less < used - 400_000
     assert nothing == 0

@@ -5,12 +5,12 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from opendataflow_dagster.dataflow.errors import DataflowError, Refused
-from opendataflow_dagster.dataflow.folding import fold_items, folds, tidy
-from opendataflow_dagster.dataflow.store import open_store
-from opendataflow_dagster.pipelines.csvfile import CsvAppender
+from opendataflow_dagster.errors import DataflowError, Refused
+from opendataflow_dagster.pipelines.csv_file import CsvAppender
 from opendataflow_dagster.pipelines.destinations import CsvDestination
-from opendataflow_dagster.pipelines.verdicts import is_to_blame
+from opendataflow_dagster.pipelines.write_errors import is_to_blame
+from opendataflow_dagster.store.item_folding import fold_items, folds, tidy
+from opendataflow_dagster.store.store import open_store
 from tests.disks import fill, small
 from tests.stores import check, close, everything, register
 from tests.test_folding import age, left, send, work

@@ -9,9 +9,9 @@ from datetime import UTC, datetime, timedelta
 import psycopg
 import pytest
 
-from opendataflow_dagster.dataflow import checkup_tables
-from opendataflow_dagster.dataflow.errors import WrongUse
-from opendataflow_dagster.dataflow.history import (
+from opendataflow_dagster.errors import WrongUse
+from opendataflow_dagster.explain import self_check
+from opendataflow_dagster.store.history import (
     Event,
     LostCursor,
     end_of_log,
@@ -20,7 +20,7 @@ from opendataflow_dagster.dataflow.history import (
     runs,
     unread,
 )
-from opendataflow_dagster.dataflow.store import Store, open_store
+from opendataflow_dagster.store.store import Store, open_store
 from tests.postgres import Server
 
 
@@ -121,8 +121,8 @@ def test_changes_behind_a_transaction_elsewhere_on_the_server_are_reported(
             late = unread(store, 0)
             assert "an older transaction (" in late
             assert f"process {other.info.backend_pid} of postgres (nightly) in database" in late
-            monkeypatch.setattr(checkup_tables, "unread", lambda store: unread(store, 0))
-            assert late.split(" can't ")[1].rstrip(".") in checkup_tables._log(store).detail
+            monkeypatch.setattr(self_check, "unread", lambda store: unread(store, 0))
+            assert late.split(" can't ")[1].rstrip(".") in self_check._log(store).detail
         assert unread(store, 0) == ""
         assert [event.dataid for event in events_after(store, cursor)[0]] == ["1"]
     finally:

@@ -15,7 +15,7 @@ import psycopg
 import pytest
 
 import opendataflow_dagster
-from opendataflow_dagster.dataflow import sqlfiles
+from opendataflow_dagster.store import sql_files
 from tests.postgres import Server
 
 ROOT = Path(__file__).parents[1]
@@ -177,7 +177,7 @@ def test_every_statement_that_the_code_names_is_there() -> None:
         found for file in package.rglob("*.py") for found in re.findall(run_by, file.read_text())
     }
     known = {
-        topic: {**sqlfiles.statements("sqlite", topic), **sqlfiles.statements("postgres", topic)}
+        topic: {**sql_files.statements("sqlite", topic), **sql_files.statements("postgres", topic)}
         for topic, _ in named
     }
     assert len(named) > 200

@@ -13,18 +13,18 @@ from typing import Any
 import httpx
 import pytest
 
-from opendataflow_dagster.dataflow.folding import fold_items
-from opendataflow_dagster.dataflow.givingback import interrupt
-from opendataflow_dagster.dataflow.items import accept, payloads
-from opendataflow_dagster.dataflow.model import Fact, Stop
-from opendataflow_dagster.dataflow.steps import Step, record
-from opendataflow_dagster.dataflow.store import Store, open_store
-from opendataflow_dagster.dataflow.tokens import drop_token, new_token
-from opendataflow_dagster.ingest import Limits, make_app
-from opendataflow_dagster.ingest.limits import Rates
-from opendataflow_dagster.ingest.listening import make_server
-from opendataflow_dagster.ingest.metrics import Sparing
+from opendataflow_dagster.model import Fact, Stop
 from opendataflow_dagster.pipelines.project import read_project
+from opendataflow_dagster.server import Limits, make_app
+from opendataflow_dagster.server.http_server import make_server
+from opendataflow_dagster.server.limits import Rates
+from opendataflow_dagster.server.metrics import Sparing
+from opendataflow_dagster.store.claim_return import interrupt
+from opendataflow_dagster.store.item_folding import fold_items
+from opendataflow_dagster.store.item_tokens import drop_token, new_token
+from opendataflow_dagster.store.items import accept, payloads
+from opendataflow_dagster.store.step_log import Step, record
+from opendataflow_dagster.store.store import Store, open_store
 from tests.postgres import Server
 from tests.stores import check, close, sql, statuses
 
@@ -518,7 +518,7 @@ def test_an_error_of_our_own_is_counted(
     def broken(*_: Any) -> Any:
         raise RuntimeError("no good")
 
-    monkeypatch.setattr("opendataflow_dagster.ingest.app.openapi", broken)
+    monkeypatch.setattr("opendataflow_dagster.server.app.openapi", broken)
     answer = client.http.get("/openapi.json")
     assert answer.status_code == 500
     assert answer.json() == {"error": "The server met an error of its own; its log tells more."}
@@ -535,7 +535,7 @@ def test_when_only_the_answer_to_a_commit_is_lost_it_says_that_it_does_not_know(
         accept(store, posts)
         raise sqlite3.OperationalError("the connection is lost")
 
-    monkeypatch.setattr("opendataflow_dagster.ingest.committing.accept", lost)
+    monkeypatch.setattr("opendataflow_dagster.server.commit_queue.accept", lost)
     told = client.refused({"a": 1}, 503, Idempotency_Key="k")
     assert "isn't known" in told
     assert "Idempotency-Key" in told

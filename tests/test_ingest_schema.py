@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from opendataflow_dagster.dataflow.store import open_store
+from opendataflow_dagster.store.store import open_store
 from tests.stores import check, close, sql
 from tests.test_ingest import Client, make_project
 

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from opendataflow_dagster.dataflow.errors import StaleClaim
-from opendataflow_dagster.dataflow.givingback import MAX_INTERRUPTIONS, interrupt
-from opendataflow_dagster.dataflow.model import Stop
-from opendataflow_dagster.dataflow.moves import release
-from opendataflow_dagster.dataflow.store import Store
+from opendataflow_dagster.errors import StaleClaim
+from opendataflow_dagster.model import Stop
+from opendataflow_dagster.store.claim_return import MAX_INTERRUPTIONS, interrupt
+from opendataflow_dagster.store.operations import release
+from opendataflow_dagster.store.store import Store
 from tests.stores import check, expire, policy, put, register, sql, status, take
 
 BIN = Path(sys.executable).parent

@@ -15,9 +15,9 @@ import pyarrow as pa
 import pytest
 
 from opendataflow_dagster import DataflowIOManager, DataflowResource, DataflowTranslator
-from opendataflow_dagster.dataflow import files, folders
-from opendataflow_dagster.dataflow.registry import add_dataset
-from opendataflow_dagster.dataflow.store import Store
+from opendataflow_dagster.storage import files, folder
+from opendataflow_dagster.store.registry import add_dataset
+from opendataflow_dagster.store.store import Store
 from tests.stores import check, expire, policy, put, register, sql, status, take
 
 # Dagster's own, of any resource in another: it replaces its config by what it deprecated.
@@ -317,14 +317,14 @@ def test_what_is_ready_isnt_written_twice_unless_forced(
     run: Callable[..., Ran], store: Store, tmp_path: Path
 ) -> None:
     first = run(maker(), "1").metadata()["generation"]
-    note = folders.read_note(str(tmp_path / "bobout" / "dataid=1"))
+    note = folder.read_note(str(tmp_path / "bobout" / "dataid=1"))
 
     again = run(maker(FRAME.head(0)), "1")
 
     assert again.reason.startswith("ALREADY_DONE: 'bobout' is READY")
     assert "Run: odf resubmit loadbob 1" in again.reason
     assert 'opendataflow/resubmit: "true"' in again.reason
-    assert folders.read_note(str(tmp_path / "bobout" / "dataid=1")) == note
+    assert folder.read_note(str(tmp_path / "bobout" / "dataid=1")) == note
 
     forced = run(maker(FRAME.head(0)), "1", resubmit="true")
     assert forced.success
@@ -413,7 +413,7 @@ def test_a_policys_attempts_are_made_at_once(
         if len(calls) < 3:
             raise OSError("no space left")
 
-    monkeypatch.setattr(folders, "sync", flaky)
+    monkeypatch.setattr(folder, "sync", flaky)
 
     assert run(maker(), "1").success
     assert len(calls) == 3
@@ -423,16 +423,16 @@ def test_a_policys_attempts_are_made_at_once(
 def test_a_zombie_publishes_nothing(
     run: Callable[..., Ran], store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plain = folders.sync
+    plain = folder.sync
 
     def slow(path: str) -> None:
         """Somebody sends the chunk back while it is being written, and another makes it."""
         plain(path)
-        monkeypatch.setattr(folders, "sync", plain)
+        monkeypatch.setattr(folder, "sync", plain)
         sql(store, "update datastatus set status = 'RESUBMIT' where datasetid = 'bobout'")
         assert run(maker(FRAME.head(1)), "1").success
 
-    monkeypatch.setattr(folders, "sync", slow)
+    monkeypatch.setattr(folder, "sync", slow)
 
     ran = run(maker(), "1")
 
@@ -446,14 +446,14 @@ def test_a_lease_shorter_than_the_publish_is_renewed(
     run: Callable[..., Ran], store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     policy(store, "loadbob", lease_seconds=3)
-    plain = folders.sync
+    plain = folder.sync
 
     def slow(path: str) -> None:
         time.sleep(4)
         assert store.recover() == []
         plain(path)
 
-    monkeypatch.setattr(folders, "sync", slow)
+    monkeypatch.setattr(folder, "sync", slow)
 
     assert run(maker(), "1").success
     check(store)
@@ -591,7 +591,7 @@ DOOMED = """
 import os, signal, sys
 import dagster as dg, pandas as pd
 from opendataflow_dagster import DataflowIOManager, DataflowResource
-from opendataflow_dagster.dataflow import files, folders
+from opendataflow_dagster.storage import files, folder as folders
 
 plain = folders._show
 def show(*args):

@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
-from opendataflow_dagster.dataflow import accepting
-from opendataflow_dagster.dataflow.errors import LostRace, Refused
-from opendataflow_dagster.dataflow.items import (
+from opendataflow_dagster.errors import LostRace, Refused
+from opendataflow_dagster.model import Fact
+from opendataflow_dagster.store import item_posts
+from opendataflow_dagster.store.items import (
     Accepted,
     Post,
     accept,
@@ -22,10 +23,9 @@ from opendataflow_dagster.dataflow.items import (
     new_run,
     payloads,
 )
-from opendataflow_dagster.dataflow.model import Fact
-from opendataflow_dagster.dataflow.moves import resubmit
-from opendataflow_dagster.dataflow.steps import Step, clean, record
-from opendataflow_dagster.dataflow.store import Store, open_store
+from opendataflow_dagster.store.operations import resubmit
+from opendataflow_dagster.store.step_log import Step, clean, record
+from opendataflow_dagster.store.store import Store, open_store
 from tests.stores import check, close, pending, put, register, sql, take
 
 
@@ -216,7 +216,7 @@ def test_all_or_nothing(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object) -> int:
         raise OSError("the disk is full")
 
-    monkeypatch.setattr(accepting, "add_rows", full)
+    monkeypatch.setattr(item_posts, "add_rows", full)
     with pytest.raises(OSError, match="full"):
         accept(store, [Post("orders", ("1",), "k")])
     monkeypatch.undo()
@@ -334,7 +334,7 @@ def test_a_run_of_a_pipeline_that_is_not_registered_is_refused(store: Store) -> 
 
 
 def test_a_race_that_never_ends_is_an_error(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(accepting, "add_rows", lambda *_: 0)
+    monkeypatch.setattr(item_posts, "add_rows", lambda *_: 0)
     with pytest.raises(LostRace):
         accept(store, [Post("orders", ("1",), None)])
     assert sql(store, "select count(*) from streamitem") == [(0,)]

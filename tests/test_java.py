@@ -8,8 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from opendataflow_dagster.dataflow.errors import StaleClaim
-from opendataflow_dagster.dataflow.store import Store, new_owner, open_store
+from opendataflow_dagster.errors import StaleClaim
+from opendataflow_dagster.store.store import Store, new_owner, open_store
 from tests.java import DDL, Java
 from tests.stores import (
     check,

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from pyspark.find_spark_home import _find_spark_home
 
-from opendataflow_dagster.dataflow.store import open_store
+from opendataflow_dagster.store.store import open_store
 from tests.spark_cluster import Cluster
 from tests.stores import close, put, register, sql, status
 

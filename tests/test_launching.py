@@ -9,12 +9,13 @@ from typing import Any
 import dagster as dg
 import pytest
 
-from opendataflow_dagster import launching, resource
-from opendataflow_dagster.assets import dataflow_assets
-from opendataflow_dagster.dataflow.catalog import read_catalog
-from opendataflow_dagster.dataflow.store import Store, open_store
-from opendataflow_dagster.launching import catch_up_sensor
-from opendataflow_dagster.resource import DataflowResource
+from opendataflow_dagster.dagster import catch_up_sensor as launching
+from opendataflow_dagster.dagster import resources
+from opendataflow_dagster.dagster.assets import dataflow_assets
+from opendataflow_dagster.dagster.catch_up_sensor import catch_up_sensor
+from opendataflow_dagster.dagster.resources import DataflowResource
+from opendataflow_dagster.store.catalog import read_catalog
+from opendataflow_dagster.store.store import Store, open_store
 from tests.dagster_servers import Dagster, Ticker
 from tests.graphql_client import wait_for
 from tests.postgres import Server
@@ -56,7 +57,7 @@ class World:
     def tick(self) -> list[dg.RunRequest]:
         """The runs that a tick requests."""
         self.store._plans.clear()
-        for store in resource._stores.values():
+        for store in resources._stores.values():
             store._plans.clear()
         self.said = self.ticker.tick()
         return list(self.said.run_requests or ())
@@ -100,9 +101,9 @@ def instance(storage: dg.DagsterInstance) -> Iterator[dg.DagsterInstance]:
 def world(store: Store, url: str, instance: dg.DagsterInstance) -> Iterator[World]:
     register(store, "loadbob", ["bobin"], ["bobout"])
     yield World(store, url, instance)
-    for opened in resource._stores.values():
+    for opened in resources._stores.values():
         opened.close()
-    resource._stores.clear()
+    resources._stores.clear()
 
 
 def test_what_is_claimable_is_launched_and_what_is_at_work_isnt(world: World) -> None:
@@ -394,9 +395,9 @@ def test_the_daemon_launches_and_a_run_worker_makes_what_is_offered(
 def test_a_run_that_died_before_it_began_holds_up_none_for_long(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    from opendataflow_dagster import launching
-    from opendataflow_dagster.dataflow.store import open_store
-    from opendataflow_dagster.dataflow.workers import begin_work
+    from opendataflow_dagster.dagster import catch_up_sensor as launching
+    from opendataflow_dagster.store.runs import begin_work
+    from opendataflow_dagster.store.store import open_store
 
     store = open_store(f"sqlite:///{tmp_path}/flow.db")
     store.init()

@@ -8,7 +8,7 @@ from contextlib import ExitStack, contextmanager, suppress
 
 import pytest
 
-from opendataflow_dagster.ingest.bodies import DRAINED
+from opendataflow_dagster.server.request import DRAINED
 from tests.test_ingest import Client, lite, root, wait_until
 
 __all__ = ["lite", "root"]

@@ -5,12 +5,12 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from opendataflow_dagster.dataflow.errors import Refused
-from opendataflow_dagster.dataflow.history import history, runs
-from opendataflow_dagster.dataflow.look import grid, running, status, summary
-from opendataflow_dagster.dataflow.registry import set_policy
-from opendataflow_dagster.dataflow.store import Store
-from opendataflow_dagster.dataflow.why import explain
+from opendataflow_dagster.errors import Refused
+from opendataflow_dagster.explain.explain import explain
+from opendataflow_dagster.store.history import history, runs
+from opendataflow_dagster.store.overview import grid, running, status, summary
+from opendataflow_dagster.store.registry import set_policy
+from opendataflow_dagster.store.store import Store
 from tests.test_why import job, put
 
 

@@ -13,14 +13,14 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from opendataflow_dagster.cli import look as cli_look
-from opendataflow_dagster.cli import recovery
+from opendataflow_dagster.cli import operate
+from opendataflow_dagster.cli import status as cli_look
 from opendataflow_dagster.cli.app import app
-from opendataflow_dagster.cli.look import draw
-from opendataflow_dagster.dataflow import look, moves
-from opendataflow_dagster.dataflow.database import Database
-from opendataflow_dagster.dataflow.look import Strip
-from opendataflow_dagster.dataflow.store import Store
+from opendataflow_dagster.cli.status import draw
+from opendataflow_dagster.store import operations, overview
+from opendataflow_dagster.store.database import Database
+from opendataflow_dagster.store.overview import Strip
+from opendataflow_dagster.store.store import Store
 from tests.stores import sql
 from tests.test_why import job, put
 
@@ -106,7 +106,7 @@ def test_a_command_misspelled_is_told_of_its_like() -> None:
 
 def test_a_long_listing_shows_its_first_rows_and_how_to_see_more(line: Store) -> None:
     ids = [str(number) for number in range(1, 1102)]
-    moves.ready(line, "a", ids)
+    operations.ready(line, "a", ids)
     line.db.execute(ONE_IS.format("ERROR"), {})
 
     done = odf("status", "a")
@@ -128,7 +128,7 @@ def test_a_long_listing_shows_its_first_rows_and_how_to_see_more(line: Store) ->
 
 def test_history_of_a_status_and_all_of_it(line: Store) -> None:
     ids = [str(number) for number in range(1, 1102)]
-    moves.ready(line, "a", ids)
+    operations.ready(line, "a", ids)
     line.db.execute(ONE_IS.format("ERROR"), {})
 
     assert len(odf("history").stdout.splitlines()) == 101
@@ -144,7 +144,7 @@ def test_history_of_a_status_and_all_of_it(line: Store) -> None:
 
 
 def test_a_long_plan_shows_its_first_rows(line: Store) -> None:
-    moves.ready(line, "a", [str(number) for number in range(100, 1101)])
+    operations.ready(line, "a", [str(number) for number in range(100, 1101)])
     plan = ("resubmit", "external", *map(str, range(100, 1101)), "--plan")
 
     done = odf(*plan)
@@ -157,16 +157,16 @@ def test_a_long_plan_shows_its_first_rows(line: Store) -> None:
 def test_a_plan_of_very_many_chunks_looks_at_the_first_of_them(
     line: Store, monkeypatch: pytest.MonkeyPatch, which: str
 ) -> None:
-    monkeypatch.setattr(recovery, "PLANNED", 2)
-    moves.ready(line, "a", ["x1", "x2", "x3"])
+    monkeypatch.setattr(operate, "PLANNED", 2)
+    operations.ready(line, "a", ["x1", "x2", "x3"])
     for claim in line.claim("load", owner="me", k=9):
         if which == "--failed":
             line.fail(claim, "broken")
         else:
             line.finish(claim)
     if which == "--stale":
-        moves.resubmit(line, "external", ["x1", "x2", "x3"])
-        moves.ready(line, "a", ["x1", "x2", "x3"])
+        operations.resubmit(line, "external", ["x1", "x2", "x3"])
+        operations.ready(line, "a", ["x1", "x2", "x3"])
     everything = len(objects("resubmit", "load", which, "--plan"))
 
     plan = odf("resubmit", "load", which, "--plan")
@@ -190,13 +190,13 @@ def test_what_a_listing_can_not_be_asked_for(line: Store) -> None:
 def test_the_grid_of_many_chunks_is_a_sample_with_all_that_failed(
     line: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert cli_look.MANY is look.MANY
-    monkeypatch.setattr(look, "MANY", 50)
-    monkeypatch.setattr(look, "SAMPLE", 40)
-    moves.ready(line, "a", [str(number) for number in range(1, 401)])
+    assert cli_look.MANY is overview.MANY
+    monkeypatch.setattr(overview, "MANY", 50)
+    monkeypatch.setattr(overview, "SAMPLE", 40)
+    operations.ready(line, "a", [str(number) for number in range(1, 401)])
     line.db.execute(ONE_IS.format("FAILED"), {})
 
-    strips = {strip[:2]: strip for strip in look.grid(line, most=20)}
+    strips = {strip[:2]: strip for strip in overview.grid(line, most=20)}
     raw, made = strips["external", "a"], strips["load", "b"]
 
     assert (raw.chunks, made.chunks) == (397, 399)

@@ -7,16 +7,16 @@ from typing import Any
 
 import pytest
 
-from opendataflow_dagster.dataflow.chunk import Chunk, ChunkFailed, Result
-from opendataflow_dagster.dataflow.environment import job_environment
-from opendataflow_dagster.dataflow.errors import SessionError
-from opendataflow_dagster.dataflow.maker import Maker, make
-from opendataflow_dagster.dataflow.model import FAILED, READY, RESUBMIT, Claim, Stop
-from opendataflow_dagster.dataflow.moves import release
-from opendataflow_dagster.dataflow.produce import Produced
-from opendataflow_dagster.dataflow.pulse import Pulse
-from opendataflow_dagster.dataflow.runjob import LOST
-from opendataflow_dagster.dataflow.store import Store
+from opendataflow_dagster.chunk import Chunk, ChunkFailed, Result
+from opendataflow_dagster.errors import SessionError
+from opendataflow_dagster.model import FAILED, READY, RESUBMIT, Claim, Stop
+from opendataflow_dagster.runner.environment import job_environment
+from opendataflow_dagster.runner.heartbeat import Pulse
+from opendataflow_dagster.runner.maker import Maker, make
+from opendataflow_dagster.runner.produce import Produced
+from opendataflow_dagster.runner.run import LOST
+from opendataflow_dagster.store.operations import release
+from opendataflow_dagster.store.store import Store
 from tests.stores import expire, put, register, sql, statuses, take
 
 Make = Callable[..., list[Produced]]

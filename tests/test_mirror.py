@@ -1,4 +1,4 @@
-"""The grid of a Dagster instance, read and written: what only `mirror.py` may do."""
+"""The grid of a Dagster instance, read and written: what only `grid.py` may do."""
 
 import re
 import time
@@ -9,10 +9,10 @@ import dagster as dg
 import pytest
 from dagster import __version__ as dagster_version
 
-from opendataflow_dagster.dataflow.errors import WrongUse
-from opendataflow_dagster.dataflow.model import FAILED, HOLD, READY, RESUBMIT, RUNNING
-from opendataflow_dagster.materializations import VERSION_TAG
-from opendataflow_dagster.mirror import SHADOW_TAG, Mirror
+from opendataflow_dagster.dagster.events import VERSION_TAG
+from opendataflow_dagster.dagster.grid import SHADOW_TAG, Mirror
+from opendataflow_dagster.errors import WrongUse
+from opendataflow_dagster.model import FAILED, HOLD, READY, RESUBMIT, RUNNING
 
 KEY = dg.AssetKey(["orders"])
 PARTS = dg.DynamicPartitionsDefinition(name="d")
@@ -37,7 +37,7 @@ def mirror(instance: dg.DagsterInstance) -> Mirror:
 
 def test_this_is_the_dagster_that_the_mirror_was_tried_with() -> None:
     assert dagster_version == TRIED_WITH, (
-        f"mirror.py uses what isn't public, and was tried with Dagster {TRIED_WITH}. Run this file "
+        f"grid.py uses what isn't public, and was tried with Dagster {TRIED_WITH}. Run this file "
         f"and tests/test_reconcile.py on {dagster_version}; if they pass, set TRIED_WITH here."
     )
 
@@ -45,7 +45,7 @@ def test_this_is_the_dagster_that_the_mirror_was_tried_with() -> None:
 def test_only_the_mirror_uses_what_is_not_public() -> None:
     private = re.compile(r"^\s*(from|import) dagster(?!_pyspark)(_\w+)?\.?_", re.MULTILINE)
     users = [path.name for path in PACKAGE.rglob("*.py") if private.search(path.read_text())]
-    assert users == ["mirror.py"]
+    assert users == ["grid.py"]
 
 
 def test_each_status_has_its_square(mirror: Mirror) -> None:
@@ -129,7 +129,7 @@ def test_news_of_the_last_seconds_are_told_again_and_older_ones_are_not(
     assert mirror.news(first.cursor, [KEY]).touched == first.touched
     now = time.time()
     clock = SimpleNamespace(time=lambda: now + 60)
-    monkeypatch.setattr("opendataflow_dagster.mirror.time", clock)
+    monkeypatch.setattr("opendataflow_dagster.dagster.grid.time", clock)
     later = mirror.news(first.cursor, [KEY])
     assert later.touched == first.touched
     assert mirror.news(later.cursor, [KEY]).touched == {}

@@ -13,10 +13,10 @@ import pytest
 from psycopg.conninfo import conninfo_to_dict
 from pyspark.sql import SparkSession
 
-from opendataflow_dagster.dataflow.registry import add_dataset
-from opendataflow_dagster.dataflow.runjob import Outcome
-from opendataflow_dagster.dataflow.store import open_store
 from opendataflow_dagster.pipelines import spill
+from opendataflow_dagster.runner.run import Outcome
+from opendataflow_dagster.store.registry import add_dataset
+from opendataflow_dagster.store.store import open_store
 from tests.stores import close, sql
 from tests.test_pipeline_run import Shop
 

@@ -10,14 +10,14 @@ import pandas as pd
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
-from opendataflow_dagster import resource
-from opendataflow_dagster.dataflow.errors import Refused
-from opendataflow_dagster.pipelines import csvspark, sources
-from opendataflow_dagster.pipelines.buffer import Buffer, InBuffer
-from opendataflow_dagster.pipelines.converting import as_pandas
-from opendataflow_dagster.pipelines.once import InMemory, Once, Shelf
+from opendataflow_dagster.dagster import resources
+from opendataflow_dagster.errors import Refused
+from opendataflow_dagster.pipelines import csv_on_spark, sources
+from opendataflow_dagster.pipelines.convert import as_pandas
 from opendataflow_dagster.pipelines.project import Project
+from opendataflow_dagster.pipelines.source_snapshot import InMemory, Once, Shelf
 from opendataflow_dagster.pipelines.sources import CsvSource, Source
+from opendataflow_dagster.pipelines.step_frames import Buffer, InBuffer
 from tests.test_same_in_dagster import Twice
 
 pytestmark = [
@@ -67,9 +67,9 @@ def instance(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dg.DagsterIns
 @pytest.fixture
 def twice(spark: SparkSession, tmp_path: Path, instance: dg.DagsterInstance) -> Iterator[Twice]:
     yield Twice(tmp_path, spark, instance)
-    for opened in resource._stores.values():
+    for opened in resources._stores.values():
         opened.close()
-    resource._stores.clear()
+    resources._stores.clear()
 
 
 @pytest.mark.parametrize(
@@ -86,7 +86,7 @@ def test_a_large_file_that_spark_reads_is_refused_once_it_has_changed(
     twice: Twice, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     written = twice.write(project(["spark", "spark"]))
-    for module in (csvspark, sources):
+    for module in (csv_on_spark, sources):
         monkeypatch.setattr(module, "WHOLE", 0)
     for way in (twice.by_dagster, twice.by_command):
         with pytest.raises(AssertionError, match=r"sources/prices\.csv has changed since this run"):

@@ -13,14 +13,14 @@ from pathlib import Path
 
 import pytest
 
-from opendataflow_dagster.cli import original
-from opendataflow_dagster.dataflow import transfer
-from opendataflow_dagster.dataflow.credentials import PROPERTIES, decrypt, password_of
-from opendataflow_dagster.dataflow.errors import Refused, WrongUse
-from opendataflow_dagster.dataflow.handover import end, start
-from opendataflow_dagster.dataflow.model import FAILED, READY, RESUBMIT, RUNNING
-from opendataflow_dagster.dataflow.runjob import run_job
-from opendataflow_dagster.dataflow.store import Store, open_store
+from opendataflow_dagster.cli import java_compat
+from opendataflow_dagster.config.credentials import PROPERTIES, decrypt, password_of
+from opendataflow_dagster.errors import Refused, WrongUse
+from opendataflow_dagster.model import FAILED, READY, RESUBMIT, RUNNING
+from opendataflow_dagster.runner.external import end, start
+from opendataflow_dagster.runner.run import run_job
+from opendataflow_dagster.store import csv_dump
+from opendataflow_dagster.store.store import Store, open_store
 from tests.stores import everything, put, register, sql, status
 
 BIN = Path(sys.executable).parent
@@ -35,7 +35,7 @@ def utility(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch)
 
     def typed(*words: str) -> str:
         try:
-            code = original.run_utility(list(words))
+            code = java_compat.run_utility(list(words))
         except SystemExit as ended:
             code = ended.code
         printed = capsys.readouterr()
@@ -166,9 +166,9 @@ def test_example_4_runs_once_a_day(utility: Utility) -> None:
 def test_what_is_no_utility_is_told(utility: Utility) -> None:
     for words, line in ((["nonsense"], "no such command"), (["SetDataStatus"], "odf ready")):
         with pytest.raises(WrongUse, match=line):
-            original.run_utility(words)
-    assert original.run_utility([]) == 2
-    assert original.run_utility(["crypt", "-x"]) == 2
+            java_compat.run_utility(words)
+    assert java_compat.run_utility([]) == 2
+    assert java_compat.run_utility(["crypt", "-x"]) == 2
 
 
 def test_a_cron_line_finds_the_tables_beside_its_script_or_its_command(
@@ -255,8 +255,8 @@ def write(folder: Path, **files: str) -> str:
 
 def test_the_tables_of_h2_are_loaded_and_dumped(store: Store, tmp_path: Path) -> None:
     folder = write(tmp_path / "h2", **H2)
-    assert transfer.load(store, folder) == {"dataset": 2, "job": 3, "datastatus": 3}
-    assert transfer.load(store, folder) == {"dataset": 0, "job": 0, "datastatus": 0}
+    assert csv_dump.load(store, folder) == {"dataset": 2, "job": 3, "datastatus": 3}
+    assert csv_dump.load(store, folder) == {"dataset": 0, "job": 0, "datastatus": 0}
 
     assert sql(store, "select hostname, username from dataset where datasetid = 'bobin'") == [
         ('host "a", b', "etl")
@@ -267,13 +267,13 @@ def test_the_tables_of_h2_are_loaded_and_dumped(store: Store, tmp_path: Path) ->
     assert dict(store.read_plan("loadbob").environment) == {"COLOUR": "red"}
 
     again = str(tmp_path / "dumped")
-    assert transfer.dump(store, again) == {"dataset": 2, "job": 3, "datastatus": 4}
-    assert transfer.load(store, again) == {"dataset": 0, "job": 0, "datastatus": 0}
+    assert csv_dump.dump(store, again) == {"dataset": 2, "job": 3, "datastatus": 4}
+    assert csv_dump.load(store, again) == {"dataset": 0, "job": 0, "datastatus": 0}
     with pytest.raises(Refused, match=r"dataset\.csv exists"):
-        transfer.dump(store, again)
+        csv_dump.dump(store, again)
     new = open_store(f"sqlite:///{tmp_path}/new.db")
     new.init()
-    assert transfer.load(new, again) == {"dataset": 2, "job": 3, "datastatus": 4}
+    assert csv_dump.load(new, again) == {"dataset": 2, "job": 3, "datastatus": 4}
     assert status(new, "bobout", "2.0", "loadbob") == FAILED
     assert status(new, "bobout", "1.0", "loadbob") == READY
     new.close()
@@ -306,6 +306,6 @@ def test_what_can_not_be_loaded_changes_nothing(
     sql(store, "insert into dataset (datasetid, hostname) values ('bobin', 'here')")
     before = everything(store)
     with pytest.raises((WrongUse, Refused), match=line.replace("(", r"\(")):
-        transfer.load(store, write(tmp_path / "in", **files))
+        csv_dump.load(store, write(tmp_path / "in", **files))
     assert everything(store) == before
     store.close()

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from opendataflow_dagster.dataflow.credentials import encrypt, for_dataset
-from opendataflow_dagster.dataflow.store import Store, open_store
+from opendataflow_dagster.config.credentials import encrypt, for_dataset
+from opendataflow_dagster.store.store import Store, open_store
 from tests.stores import close, put, register, sql
 
 BIN = Path(sys.executable).parent
@@ -228,7 +228,7 @@ import json, multiprocessing, os, sys
 
 def tell(way):
     import os
-    from opendataflow_dagster.dataflow.passkey import find_passkey
+    from opendataflow_dagster.config.passkey import find_passkey
     block = open("/proc/self/environ", "rb").read() if os.access("/proc/self/environ", 4) else b""
     told = [way, find_passkey(), os.environ.get("PASSKEY"), b"canary" in block]
     print(json.dumps(told), flush=True)

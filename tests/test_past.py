@@ -10,16 +10,16 @@ import pytest
 from click.testing import CliRunner, Result
 
 from opendataflow_dagster.cli.app import app
-from opendataflow_dagster.dataflow.past import Past, registrations
-from opendataflow_dagster.dataflow.registry import (
+from opendataflow_dagster.explain.explain import explain
+from opendataflow_dagster.store.registration_history import Past, registrations
+from opendataflow_dagster.store.registry import (
     add_dataset,
     add_job,
     remove_dataset,
     remove_job,
     set_policy,
 )
-from opendataflow_dagster.dataflow.store import Store, open_store
-from opendataflow_dagster.dataflow.why import explain
+from opendataflow_dagster.store.store import Store, open_store
 from tests.stores import check, close, connect, put, register, sql, take
 from tests.tables import restore
 

@@ -6,19 +6,19 @@ from threading import Barrier
 
 import pytest
 
-from opendataflow_dagster.dataflow.catalog import read_catalog
-from opendataflow_dagster.dataflow.items import Post, accept, new_run
-from opendataflow_dagster.dataflow.model import Plan
-from opendataflow_dagster.dataflow.offers import offer
-from opendataflow_dagster.dataflow.periodic import (
+from opendataflow_dagster.model import Plan
+from opendataflow_dagster.store.catalog import read_catalog
+from opendataflow_dagster.store.claimable import offer
+from opendataflow_dagster.store.items import Post, accept, new_run
+from opendataflow_dagster.store.periodic_runs import (
     ITEMS_ONLY,
     MOMENT,
     begin_due_runs,
     offer_run,
     without_items,
 )
-from opendataflow_dagster.dataflow.registry import add_dataset, set_policy
-from opendataflow_dagster.dataflow.store import Store, open_store
+from opendataflow_dagster.store.registry import add_dataset, set_policy
+from opendataflow_dagster.store.store import Store, open_store
 from tests.stores import check, close, policy, put, register, sql, status, statuses, take
 
 

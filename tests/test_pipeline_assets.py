@@ -11,11 +11,12 @@ import dagster as dg
 import pytest
 from pyspark.sql import SparkSession
 
-from opendataflow_dagster import DataflowResource, build_definitions, pipeline_assets, resource
-from opendataflow_dagster.dataflow.items import Post, accept, new_run
-from opendataflow_dagster.dataflow.steps import steps
-from opendataflow_dagster.dataflow.store import Store
-from opendataflow_dagster.pipeline_projects import tables_of
+from opendataflow_dagster import DataflowResource, build_definitions, pipeline_assets
+from opendataflow_dagster.dagster import resources
+from opendataflow_dagster.dagster.pipeline_projects import tables_of
+from opendataflow_dagster.store.items import Post, accept, new_run
+from opendataflow_dagster.store.step_log import steps
+from opendataflow_dagster.store.store import Store
 from tests.dagster_servers import Ticker
 from tests.spark_lines import labels_of_jobs
 from tests.stores import check, expire, policy, put, register, sql, status, statuses
@@ -93,9 +94,9 @@ def line(
     made.define(url, instance)
     yield made
     check(store)
-    for opened in resource._stores.values():
+    for opened in resources._stores.values():
         opened.close()
-    resource._stores.clear()
+    resources._stores.clear()
 
 
 one_store = pytest.mark.parametrize("url", ["sqlite"], indirect=True)
@@ -242,7 +243,7 @@ def test_an_older_run_is_held_before_its_transformations(line: Line) -> None:
 def test_a_claim_that_was_taken_over_ends_the_run_in_a_line(
     line: Line, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from opendataflow_dagster.pipelines.engines import Engine
+    from opendataflow_dagster.pipelines.engine import Engine
 
     run = Engine.run
 
@@ -267,7 +268,7 @@ def test_a_claim_that_was_taken_over_ends_the_run_in_a_line(
 def test_an_interrupt_settles_the_chunk_at_once(
     line: Line, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from opendataflow_dagster.pipelines.engines import Engine
+    from opendataflow_dagster.pipelines.engine import Engine
 
     def interrupted(*args: Any, **more: Any) -> Any:
         raise KeyboardInterrupt
@@ -353,7 +354,7 @@ class Ticking:
         self.ticker = Ticker(sensor, line.instance, line.definitions)  # type: ignore[arg-type]
 
     def tick(self) -> list[dg.RunRequest]:
-        for opened in resource._stores.values():
+        for opened in resources._stores.values():
             opened._plans.clear()
         self.said = self.ticker.tick()
         return list(self.said.run_requests or ())

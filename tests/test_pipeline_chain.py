@@ -11,15 +11,16 @@ import pandas as pd
 import pytest
 from pyspark.sql import SparkSession
 
-from opendataflow_dagster.dataflow import files, folders
-from opendataflow_dagster.dataflow.compacting import compact
-from opendataflow_dagster.dataflow.config import Settings
-from opendataflow_dagster.dataflow.registry import add_dataset
-from opendataflow_dagster.dataflow.runjob import Outcome
-from opendataflow_dagster.dataflow.store import Store, open_store
+from opendataflow_dagster.config.settings import Settings
 from opendataflow_dagster.pipelines.project import read_project
-from opendataflow_dagster.pipelines.running import run_pipeline
-from opendataflow_dagster.spark.frames import read_files
+from opendataflow_dagster.pipelines.run import run_pipeline
+from opendataflow_dagster.runner.run import Outcome
+from opendataflow_dagster.spark.read import read_files
+from opendataflow_dagster.storage import files
+from opendataflow_dagster.storage import folder as folders
+from opendataflow_dagster.storage.compact import compact
+from opendataflow_dagster.store.registry import add_dataset
+from opendataflow_dagster.store.store import Store, open_store
 from tests.stores import check, close, sql
 
 PROJECT = """

@@ -22,20 +22,16 @@ import pytest
 from pandas.testing import assert_frame_equal
 from psycopg.conninfo import conninfo_to_dict
 
-from opendataflow_dagster.dataflow.chunk import Chunk, Place, Result, open_chunk
-from opendataflow_dagster.dataflow.environment import job_environment
-from opendataflow_dagster.dataflow.errors import DataflowError, Refused, StaleClaim
-from opendataflow_dagster.dataflow.model import Claim, Fact, Plan
-from opendataflow_dagster.dataflow.places import location
-from opendataflow_dagster.dataflow.registry import add_dataset
-from opendataflow_dagster.dataflow.store import Store, open_store
-from opendataflow_dagster.dataflow.targets import POSTGRES
-from opendataflow_dagster.dataflow.why import explain
-from opendataflow_dagster.pipelines import csvfile, csvjournal, csvparts, csvspark
-from opendataflow_dagster.pipelines.converting import as_pandas, as_spark
-from opendataflow_dagster.pipelines.csvfile import CsvAppender
-from opendataflow_dagster.pipelines.csvjournal import Journal, digest, path_of
-from opendataflow_dagster.pipelines.csvledger import Ledger
+from opendataflow_dagster.chunk import Chunk, Place, Result, open_chunk
+from opendataflow_dagster.errors import DataflowError, Refused, StaleClaim
+from opendataflow_dagster.explain.explain import explain
+from opendataflow_dagster.location import POSTGRES
+from opendataflow_dagster.model import Claim, Fact, Plan
+from opendataflow_dagster.pipelines import csv_file, csv_journal, csv_on_spark, csv_parts
+from opendataflow_dagster.pipelines.convert import as_pandas, as_spark
+from opendataflow_dagster.pipelines.csv_file import CsvAppender
+from opendataflow_dagster.pipelines.csv_journal import Journal, digest, path_of
+from opendataflow_dagster.pipelines.csv_ledger import Ledger
 from opendataflow_dagster.pipelines.destinations import (
     Destination,
     destination_of,
@@ -44,7 +40,11 @@ from opendataflow_dagster.pipelines.destinations import (
 )
 from opendataflow_dagster.pipelines.project import Pipeline, Project, read_project
 from opendataflow_dagster.pipelines.sources import CsvSource, registered, source_of
-from opendataflow_dagster.pipelines.sqltypes import columns_for
+from opendataflow_dagster.pipelines.sql_types import columns_for
+from opendataflow_dagster.place import location
+from opendataflow_dagster.runner.environment import job_environment
+from opendataflow_dagster.store.registry import add_dataset
+from opendataflow_dagster.store.store import Store, open_store
 from tests.stores import close, put, register, sql, take
 
 if TYPE_CHECKING:
@@ -120,11 +120,11 @@ def lite(sqlite_url: str) -> Iterator[Store]:
 
 def test_a_file_is_replaced_in_one_step_and_keeps_its_permissions(tmp_path: Path) -> None:
     path = tmp_path / "out" / "sums.csv"
-    csvfile.replace(str(path), row(1))
+    csv_file.replace(str(path), row(1))
     path.chmod(0o640)
     old = path.stat().st_ino
 
-    told = csvfile.replace(str(path), row(2, 'say "x"\nor ü'))
+    told = csv_file.replace(str(path), row(2, 'say "x"\nor ü'))
 
     assert told.rows == 1
     assert told.bytes == path.stat().st_size
@@ -140,7 +140,7 @@ def test_a_link_to_a_file_stays_one(tmp_path: Path) -> None:
     (tmp_path / "real").mkdir()
     (tmp_path / "link.csv").symlink_to(tmp_path / "real" / "sums.csv")
 
-    csvfile.replace(str(tmp_path / "link.csv"), row(1))
+    csv_file.replace(str(tmp_path / "link.csv"), row(1))
 
     assert (tmp_path / "link.csv").is_symlink()
     assert len(pd.read_csv(tmp_path / "real" / "sums.csv")) == 1
@@ -148,11 +148,11 @@ def test_a_link_to_a_file_stays_one(tmp_path: Path) -> None:
 
 def test_what_isnt_confirmed_is_neither_replaced_nor_appended(tmp_path: Path, lite: Store) -> None:
     path = tmp_path / "sums.csv"
-    csvfile.replace(str(path), row(1))
+    csv_file.replace(str(path), row(1))
     before = path.read_bytes()
 
     with pytest.raises(StaleClaim):
-        csvfile.replace(str(path), row(2), stale)
+        csv_file.replace(str(path), row(2), stale)
     with pytest.raises(StaleClaim):
         CsvAppender(str(path), lite).append([(claim(1), row(2))], stale)
 
@@ -270,7 +270,7 @@ def test_a_replaced_file_has_no_journal_left(tmp_path: Path, lite: Store) -> Non
     appender = CsvAppender(path, lite)
     good(appender.append([(claim(1), row(1))], nothing))
 
-    csvfile.replace(path, row(1))
+    csv_file.replace(path, row(1))
     assert not os.path.exists(path_of(path))
     good(appender.append([(claim(1, 2), row(1, "again"))], nothing))
 
@@ -286,8 +286,8 @@ def test_what_claims_have_appended_is_not_replaced_unless_that_is_said(
     before = path.read_bytes()
 
     for refused in (
-        lambda: csvparts.refuse_loss(str(path), "Do this."),
-        lambda: csvfile.replace(str(path), row(9), instead="Do this."),
+        lambda: csv_parts.refuse_loss(str(path), "Do this."),
+        lambda: csv_file.replace(str(path), row(9), instead="Do this."),
     ):
         with pytest.raises(Refused) as error:
             refused()
@@ -298,10 +298,10 @@ def test_what_claims_have_appended_is_not_replaced_unless_that_is_said(
     assert sorted(os.listdir(path.parent)) == [".sums.csv.odf", "sums.csv"]
 
     path.rename(tmp_path / "aside.csv")  # its owner has taken it away
-    csvfile.replace(str(path), row(9), instead="Do this.")
-    csvfile.replace(str(path), row(10), instead="Do this.")
+    csv_file.replace(str(path), row(9), instead="Do this.")
+    csv_file.replace(str(path), row(10), instead="Do this.")
     good(appender.append([(claim(3), frame())], nothing))  # it has no row to lose
-    csvfile.replace(str(path), row(11), instead="Do this.")
+    csv_file.replace(str(path), row(11), instead="Do this.")
     assert list(pd.read_csv(path).n) == [11]
 
 
@@ -309,11 +309,11 @@ def test_what_a_killed_process_has_half_appended_keeps_no_run_from_replacing(
     tmp_path: Path, lite: Store
 ) -> None:
     path = tmp_path / "sums.csv"
-    csvfile.replace(str(path), row(1))
+    csv_file.replace(str(path), row(1))
     assert not in_a_child(
         lambda: CsvAppender(str(path), lite).append([(claim(1), row(2))], nothing), Doom(2)
     )
-    csvfile.replace(str(path), row(3), instead="Do this.")
+    csv_file.replace(str(path), row(3), instead="Do this.")
     assert list(pd.read_csv(path).n) == [3]
 
 
@@ -334,7 +334,7 @@ def test_two_processes_append_and_a_third_reads_whole_lines(tmp_path: Path, lite
     most = 0
     while any(each.poll() is None for each in writers):
         if os.path.exists(path):
-            with csvfile.whole(path):
+            with csv_file.whole(path):
                 found = Path(path).read_text()
             assert all(len(line) in (6, 305) for line in found.splitlines())
             most = max(most, found.count("\n"))
@@ -413,12 +413,12 @@ def test_killed_at_any_moment_the_file_is_whole_and_holds_each_item_once(
 
         def work(path: Path = path) -> Any:
             if kind == "replace":
-                return csvfile.replace(str(path), row(9))
+                return csv_file.replace(str(path), row(9))
             return good(CsvAppender(str(path), lite).append(parts, nothing))
 
         through = in_a_child(work, Doom(n))
         if path.exists():
-            with csvfile.whole(str(path)):
+            with csv_file.whole(str(path)):
                 seen = path.read_text()
             assert seen == "" or seen.endswith("\n")
             assert seen == "" or seen.startswith("n,text\n")
@@ -483,7 +483,7 @@ def test_killed_anywhere_over_and_over_nothing_is_lost_or_twice(
     os.close(reader)
     os.close(writer)
 
-    with csvfile.whole(path):
+    with csv_file.whole(path):
         found = pd.read_csv(path)
     assert generation > 20
     assert found.n.is_unique
@@ -540,7 +540,7 @@ def test_what_was_written_and_not_committed_is_cut_off(store: Store, tmp_path: P
     assert not in_a_child(lambda: appender.append([(claim(2), row(2))], nothing), Doom(COMMIT))
     assert path.read_text() == "n,text\n1,x\n2,x\n"
     assert committed(store) < path.stat().st_size
-    with csvfile.whole(str(path)):
+    with csv_file.whole(str(path)):
         pass  # who reads doesn't know what was committed
 
     good(CsvAppender(str(path), store).append([(claim(3), row(3))], nothing))
@@ -559,7 +559,7 @@ def test_what_was_committed_stays_if_the_journal_was_not_told(store: Store, tmp_
         Doom(COMMIT + 1),
     )
     with pytest.raises(Refused, match="holds what 2 items have appended"):
-        csvparts.refuse_loss(str(path), "Do this.")
+        csv_parts.refuse_loss(str(path), "Do this.")
     again = [(claim(2, 9), row(2)), (claim(3, 9), row(3))]
     good(CsvAppender(str(path), store, said.append).append(again, nothing))
     assert list(pd.read_csv(path).n) == [1, 2, 3]
@@ -617,7 +617,7 @@ def test_a_journal_of_an_earlier_version_is_taken_over(store: Store, tmp_path: P
         {"at": 19, "before": before, "end": 23, "parts": parts[3:]},
     )))  # fmt: skip
     with pytest.raises(Refused, match="holds what 3 items have appended"):
-        csvparts.refuse_loss(str(path), "Do this.")
+        csv_parts.refuse_loss(str(path), "Do this.")
 
     good(CsvAppender(str(path), store).append([(claim(1, 2), row(1, "again"))], nothing))
 
@@ -631,19 +631,19 @@ def test_a_journal_of_an_earlier_version_is_taken_over(store: Store, tmp_path: P
     good(CsvAppender(str(path), store).append([(claim(3, 2), row(3))], nothing))
     assert list(pd.read_csv(path).n) == [0, 1, 2, 3]
     with pytest.raises(Refused, match="holds what 4 items have appended"):
-        csvparts.refuse_loss(str(path), "Do this.")
+        csv_parts.refuse_loss(str(path), "Do this.")
 
 
 def test_a_journal_does_not_grow(
     lite: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(csvjournal, "LARGE", 1000)
+    monkeypatch.setattr(csv_journal, "LARGE", 1000)
     path = tmp_path / "sums.csv"
     for n in range(20):
         good(CsvAppender(str(path), lite).append([(claim(n), row(n))], nothing))
         assert os.path.getsize(path_of(str(path))) < 1600
     with pytest.raises(Refused, match="holds what 20 items have appended"):
-        csvparts.refuse_loss(str(path), "Do this.")
+        csv_parts.refuse_loss(str(path), "Do this.")
     good(CsvAppender(str(path), lite).append([(claim(3, 2), row(3, "again"))], nothing))
     assert list(pd.read_csv(path).n) == list(range(20))
 
@@ -1165,7 +1165,7 @@ def test_a_source_is_read_as_it_is_declared(
     whole: int,
 ) -> None:  # fmt: skip
     """By pandas, and by Spark's own tasks if it is large."""
-    monkeypatch.setattr(csvspark, "WHOLE", whole)
+    monkeypatch.setattr(csv_on_spark, "WHOLE", whole)
     monkeypatch.setattr("opendataflow_dagster.pipelines.sources.WHOLE", whole)
     file = project.root / "sources" / "orders.csv"
     file.write_bytes("id;zip;name\n1;007;Müller\n2;NA;-\n".encode("cp1252"))
@@ -1196,8 +1196,8 @@ def test_a_large_csv_file_has_the_types_of_pandas_in_spark(
         "-3,inf,true,false,2026-01-04 ,08,NA,\\z,d\n"
     )
     small = CsvSource(str(path), "large").spark(spark)
-    monkeypatch.setattr(csvspark, "WHOLE", 0)
-    monkeypatch.setattr(csvspark, "ROWS", 2)
+    monkeypatch.setattr(csv_on_spark, "WHOLE", 0)
+    monkeypatch.setattr(csv_on_spark, "ROWS", 2)
     large = CsvSource(str(path), "large").spark(spark)
 
     assert large.dtypes == small.dtypes == [
@@ -1234,7 +1234,7 @@ def test_what_is_no_text_is_in_a_text_column_as_in_a_csv_file(
 ) -> None:
     which = UUID("8dfd7e02-976f-49bd-a6b4-3c1f4a7e9f10")
     made = frame(id=[which, which], told=["x", [1]], odd=["y", Decimal("1.50")])
-    csvfile.replace(str(tmp_path / "sums.csv"), made)
+    csv_file.replace(str(tmp_path / "sums.csv"), made)
 
     to(place.store, project).publish(made, chunk_of(place.store, "1"), nothing)
 

@@ -24,21 +24,21 @@ from click.testing import CliRunner
 from pyspark.sql import SparkSession
 
 from opendataflow_dagster.cli.app import app
-from opendataflow_dagster.dataflow.config import Settings
-from opendataflow_dagster.dataflow.errors import Refused, WrongUse
-from opendataflow_dagster.dataflow.items import Post, accept
-from opendataflow_dagster.dataflow.model import Fact
-from opendataflow_dagster.dataflow.moves import hold, resubmit
-from opendataflow_dagster.dataflow.registry import add_dataset
-from opendataflow_dagster.dataflow.runjob import Outcome
-from opendataflow_dagster.dataflow.steps import clean, steps
-from opendataflow_dagster.dataflow.store import Store, open_store
-from opendataflow_dagster.dataflow.why import explain
-from opendataflow_dagster.pipelines.plans import register as register_pipeline
+from opendataflow_dagster.config.settings import Settings
+from opendataflow_dagster.errors import Refused, WrongUse
+from opendataflow_dagster.explain.explain import explain
+from opendataflow_dagster.model import Fact
+from opendataflow_dagster.pipelines.jobs import register as register_pipeline
 from opendataflow_dagster.pipelines.project import read_project
-from opendataflow_dagster.pipelines.running import run_pipeline, run_project
-from opendataflow_dagster.pipelines.streamfile import claim_items
+from opendataflow_dagster.pipelines.run import run_pipeline, run_project
+from opendataflow_dagster.pipelines.stream_file import claim_items
 from opendataflow_dagster.pipelines.transformation import TransformationError
+from opendataflow_dagster.runner.run import Outcome
+from opendataflow_dagster.store.items import Post, accept
+from opendataflow_dagster.store.operations import hold, resubmit
+from opendataflow_dagster.store.registry import add_dataset
+from opendataflow_dagster.store.step_log import clean, steps
+from opendataflow_dagster.store.store import Store, open_store
 from tests.spark_lines import labels_of_jobs
 from tests.stores import check, close, expire, policy, register, sql, statuses, take
 
@@ -1110,7 +1110,7 @@ def test_pipelines_are_listed_without_making_tables(
 def test_the_tables_are_in_the_project_unless_something_names_others(
     typed: Shop, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    from opendataflow_dagster.pipelines.settings import project_settings
+    from opendataflow_dagster.pipelines.project_settings import project_settings
 
     root = typed.root
     assert project_settings(root).url == f"sqlite:///{root}/.dataflow/dataflow.db"

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from opendataflow_dagster.dataflow.sqlite import SqliteStore
-from opendataflow_dagster.dataflow.steps import steps
-from opendataflow_dagster.dataflow.store import Store, open_store
+from opendataflow_dagster.store.sqlite import SqliteStore
+from opendataflow_dagster.store.step_log import steps
+from opendataflow_dagster.store.store import Store, open_store
 from tests.browser import UI
 from tests.dagster_servers import Dagster
 from tests.graphql_client import wait_for

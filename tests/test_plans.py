@@ -4,12 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from opendataflow_dagster.dataflow.errors import Refused, WrongUse
-from opendataflow_dagster.dataflow.model import Plan
-from opendataflow_dagster.dataflow.names import LONGEST
-from opendataflow_dagster.dataflow.registry import add_dataset
-from opendataflow_dagster.dataflow.store import Store
-from opendataflow_dagster.pipelines.plans import (
+from opendataflow_dagster.errors import Refused, WrongUse
+from opendataflow_dagster.ids import LONGEST
+from opendataflow_dagster.model import Plan
+from opendataflow_dagster.pipelines.jobs import (
     MARK,
     Known,
     is_read,
@@ -19,6 +17,8 @@ from opendataflow_dagster.pipelines.plans import (
     why_no_items,
 )
 from opendataflow_dagster.pipelines.project import Project, ProjectError, read_project
+from opendataflow_dagster.store.registry import add_dataset
+from opendataflow_dagster.store.store import Store
 from tests.stores import everything, put, take
 from tests.stores import register as register_job
 

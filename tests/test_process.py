@@ -16,16 +16,16 @@ from uuid import uuid4
 
 import pytest
 
-from opendataflow_dagster.dataflow import leftovers
-from opendataflow_dagster.dataflow.leftovers import adopt_orphans
-from opendataflow_dagster.dataflow.process import Ended, Scripts
+from opendataflow_dagster.runner import process_tree
+from opendataflow_dagster.runner.process_tree import adopt_orphans
+from opendataflow_dagster.runner.script_runner import Ended, Scripts
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="needs /proc and a child subreaper")
 
 # What `odf run` is in these tests: one process that runs one script and tells how it ended.
 RUNNER = """
 import json, os, signal, sys
-from opendataflow_dagster.dataflow.process import Scripts
+from opendataflow_dagster.runner.script_runner import Scripts
 
 signal.signal(signal.SIGINT, signal.default_int_handler)
 print("before")
@@ -505,11 +505,11 @@ def test_the_child_of_a_daemon_that_ends_while_it_is_listed_is_killed(
     """Whoever ends leaves us its children, and the listing that was just made doesn't have them."""
     inner = "setsid sh -c 'echo $$ > new; mv new inner; exec sleep 60' & "
     (tmp_path / "daemon").write_text(f"trap '' TERM; {inner} wait")
-    listed = getattr(leftovers, moment)
+    listed = getattr(process_tree, moment)
 
     def listed_just_before_the_end(*args):
         found = listed(*args)
-        monkeypatch.setattr(leftovers, moment, listed)
+        monkeypatch.setattr(process_tree, moment, listed)
         listed_now = found if moment == "_children" else found[0]
         # Not the other children of this process: the server and the Java of other tests.
         for pid in set(listed_now) & set(carrying(f"dataflow_test={env['dataflow_test']}")):
@@ -518,7 +518,7 @@ def test_the_child_of_a_daemon_that_ends_while_it_is_listed_is_killed(
         return found
 
     script = "(setsid sh ./daemon &); while [ ! -e inner ]; do sleep 0.01; done"
-    monkeypatch.setattr(leftovers, moment, listed_just_before_the_end)
+    monkeypatch.setattr(process_tree, moment, listed_just_before_the_end)
     assert scripts.run(["sh", "-c", script], env | NUMBERED).code == 0
     assert not is_running(int((tmp_path / "inner").read_text()))
 

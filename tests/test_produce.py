@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 
-from opendataflow_dagster.dataflow.credentials import encrypt, for_dataset
-from opendataflow_dagster.dataflow.environment import job_environment
-from opendataflow_dagster.dataflow.errors import Refused, SessionError, StaleClaim
-from opendataflow_dagster.dataflow.model import FAILED, READY, RESUBMIT, Claim
-from opendataflow_dagster.dataflow.produce import (
+from opendataflow_dagster.config.credentials import encrypt, for_dataset
+from opendataflow_dagster.errors import Refused, SessionError, StaleClaim
+from opendataflow_dagster.model import FAILED, READY, RESUBMIT, Claim
+from opendataflow_dagster.runner.environment import job_environment
+from opendataflow_dagster.runner.heartbeat import Pulse
+from opendataflow_dagster.runner.produce import (
     Checked,
     Chunk,
     ChunkFailed,
@@ -21,10 +22,9 @@ from opendataflow_dagster.dataflow.produce import (
     produce,
     reason_of,
 )
-from opendataflow_dagster.dataflow.pulse import Pulse
-from opendataflow_dagster.dataflow.registry import add_dataset
-from opendataflow_dagster.dataflow.runjob import LOST
-from opendataflow_dagster.dataflow.store import Store
+from opendataflow_dagster.runner.run import LOST
+from opendataflow_dagster.store.registry import add_dataset
+from opendataflow_dagster.store.store import Store
 from tests.postgres import Server
 from tests.stores import expire, policy, put, register, sql, status, take
 
@@ -348,7 +348,7 @@ def test_many_threads_share_a_pulse(store: Store) -> None:
 
 
 def test_an_outage_is_said_once_and_is_nobodys_fault(postgres_server: Server) -> None:
-    from opendataflow_dagster.dataflow.store import open_store
+    from opendataflow_dagster.store.store import open_store
 
     store = open_store(postgres_server.create_database("outage"))
     store.init()
@@ -386,7 +386,7 @@ def test_an_outage_is_said_once_and_is_nobodys_fault(postgres_server: Server) ->
 def test_a_database_that_stays_away_is_an_error_not_a_failed_chunk(
     postgres_server: Server,
 ) -> None:
-    from opendataflow_dagster.dataflow.store import open_store
+    from opendataflow_dagster.store.store import open_store
 
     store = open_store(postgres_server.create_database("away"))
     store.init()

@@ -12,8 +12,8 @@ import pytest
 from click.testing import CliRunner
 
 from opendataflow_dagster.cli.app import app
-from opendataflow_dagster.pipelines.new import MODEL
 from opendataflow_dagster.pipelines.project import Project, read_project
+from opendataflow_dagster.pipelines.scaffold import MODEL
 from opendataflow_dagster.pipelines.transformation import load
 
 TESTS = Path(__file__).parent

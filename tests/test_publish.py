@@ -22,19 +22,22 @@ import pyarrow.parquet
 import pytest
 from pandas.testing import assert_frame_equal
 
-from opendataflow_dagster.dataflow import files, folders, locks
-from opendataflow_dagster.dataflow.chunk import Chunk, ChunkFailed, Result, open_chunk
-from opendataflow_dagster.dataflow.compacting import compact
-from opendataflow_dagster.dataflow.environment import job_environment
-from opendataflow_dagster.dataflow.errors import DataflowError, Refused, StaleClaim, WrongUse
-from opendataflow_dagster.dataflow.model import Fact
-from opendataflow_dagster.dataflow.moves import ready
-from opendataflow_dagster.dataflow.publish import publish, read
-from opendataflow_dagster.dataflow.reading import ask, read_chunk
-from opendataflow_dagster.dataflow.registry import add_dataset
-from opendataflow_dagster.dataflow.split import by_number, by_shards, split
-from opendataflow_dagster.dataflow.store import Store, open_store
-from opendataflow_dagster.dataflow.targets import Folder, Table, target_of
+from opendataflow_dagster import location
+from opendataflow_dagster.chunk import Chunk, ChunkFailed, Result, open_chunk
+from opendataflow_dagster.errors import DataflowError, Refused, StaleClaim, WrongUse
+from opendataflow_dagster.location import Folder, Table, target_of
+from opendataflow_dagster.model import Fact
+from opendataflow_dagster.runner.environment import job_environment
+from opendataflow_dagster.storage import files
+from opendataflow_dagster.storage import folder as folders
+from opendataflow_dagster.storage.compact import compact
+from opendataflow_dagster.storage.publish import publish, read
+from opendataflow_dagster.storage.read import ask, read_chunk
+from opendataflow_dagster.store.operations import ready
+from opendataflow_dagster.store.registry import add_dataset
+from opendataflow_dagster.store.split import by_number, by_shards, split
+from opendataflow_dagster.store.store import Store, open_store
+from opendataflow_dagster.util import directory_lock
 from tests.stores import close, expire, put, register, sql, take
 
 ODD = [
@@ -234,7 +237,7 @@ def without_locks(monkeypatch: pytest.MonkeyPatch) -> None:
     def flock(*_: Any) -> None:
         raise OSError(95, "Operation not supported")
 
-    monkeypatch.setattr(locks.fcntl, "flock", flock)
+    monkeypatch.setattr(directory_lock.fcntl, "flock", flock)
 
 
 def test_without_locks_a_newer_one_that_came_in_between_comes_back(
@@ -274,7 +277,7 @@ def test_a_writer_that_fails_changes_nothing(tmp_path: Path) -> None:
 def test_who_waits_for_a_hanging_publish_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(locks, "PATIENCE", 0.05)
+    monkeypatch.setattr(directory_lock, "PATIENCE", 0.05)
 
     refused: list[str] = []
 
@@ -346,7 +349,7 @@ POINTS = ["writing", "syncing", "confirm", "before swap", "swapped", "shown", "s
 DOOMED = """
 import os, signal, sys
 from pathlib import Path
-from opendataflow_dagster.dataflow import folders
+from opendataflow_dagster.storage import folder as folders
 
 root, point, generation = sys.argv[1], sys.argv[2], int(sys.argv[3])
 def die(*_, **__): os.kill(os.getpid(), signal.SIGKILL)
@@ -437,7 +440,7 @@ FRAME = pd.DataFrame(
 )
 
 
-@pytest.mark.parametrize("format", folders.FORMATS)
+@pytest.mark.parametrize("format", location.FORMATS)
 @pytest.mark.parametrize("rows", [3, 0])
 def test_a_frame_comes_back_as_it_was(format: str, rows: int, tmp_path: Path) -> None:
     frame = FRAME.head(rows)
@@ -468,7 +471,7 @@ def test_an_index_with_a_name_is_kept_and_another_is_left_out(tmp_path: Path) ->
     assert files.as_table(filtered).column_names == ["number"]
 
 
-@pytest.mark.parametrize("format", folders.FORMATS)
+@pytest.mark.parametrize("format", location.FORMATS)
 def test_a_frame_without_columns_and_arrow_tables_are_fine(format: str, tmp_path: Path) -> None:
     (tmp_path / "none").mkdir()
     (tmp_path / "arrow").mkdir()
@@ -814,7 +817,7 @@ def test_every_number_is_in_one_shard_negative_ones_too(table: Any) -> None:
 
 
 def test_two_publishes_of_a_new_chunk_of_a_table_dont_double_it(table: Any) -> None:
-    from opendataflow_dagster.dataflow.tables import Rows
+    from opendataflow_dagster.storage.table import Rows
 
     store, run = table
     target = ask(store, "orders", "1", "").target("")
@@ -901,10 +904,10 @@ def _execute(run: Callable[..., Any], text: str) -> None:
 
 
 def test_what_a_function_returns_is_published_after_its_checks(line: Store, tmp_path: Path) -> None:
-    from opendataflow_dagster.dataflow.model import READY
-    from opendataflow_dagster.dataflow.produce import Checked, produce
-    from opendataflow_dagster.dataflow.publish import publishing
-    from opendataflow_dagster.dataflow.pulse import Pulse
+    from opendataflow_dagster.model import READY
+    from opendataflow_dagster.runner.heartbeat import Pulse
+    from opendataflow_dagster.runner.produce import Checked, produce
+    from opendataflow_dagster.storage.publish import publishing
 
     def made(obj: Any, passed: bool = True) -> Any:
         compute, publish = publishing(line, lambda chunk: obj)

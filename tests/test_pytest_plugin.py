@@ -6,7 +6,7 @@ import sys
 import tomllib
 from pathlib import Path
 
-from opendataflow_dagster.pipelines.new import make
+from opendataflow_dagster.pipelines.scaffold import make
 
 ROOT = Path(__file__).parents[1]
 PLUGIN = "opendataflow_dagster.pipelines.pytest_plugin"

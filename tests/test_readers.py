@@ -2,13 +2,14 @@
 
 import pytest
 
-from opendataflow_dagster.dataflow import moves, targets
-from opendataflow_dagster.dataflow.errors import InputsChanged, Refused
-from opendataflow_dagster.dataflow.forcing import force
-from opendataflow_dagster.dataflow.givingback import give_back
-from opendataflow_dagster.dataflow.model import FAILED, HOLD, READY, RESUBMIT, RUNNING, Claim, Fact
-from opendataflow_dagster.dataflow.store import MAX_LOSSES, Store
-from opendataflow_dagster.dataflow.why import explain
+from opendataflow_dagster import location
+from opendataflow_dagster.errors import InputsChanged, Refused
+from opendataflow_dagster.explain.explain import explain
+from opendataflow_dagster.model import FAILED, HOLD, READY, RESUBMIT, RUNNING, Claim, Fact
+from opendataflow_dagster.store import operations
+from opendataflow_dagster.store.claim_return import give_back
+from opendataflow_dagster.store.force import force
+from opendataflow_dagster.store.store import MAX_LOSSES, Store
 from tests.stores import (
     check,
     expire,
@@ -66,7 +67,7 @@ def last_reason(store: Store, datasetid: str = "b") -> str:
 
 def test_a_producer_waits_for_the_readers_of_its_chunk(chain: Store) -> None:
     [reader] = take(chain, "down")
-    moves.resubmit(chain, "up", ["1"])
+    operations.resubmit(chain, "up", ["1"])
     check(chain)
     assert take(chain, "up") == []
     assert take(chain, "up", only="1") == []
@@ -90,7 +91,7 @@ def test_a_producer_waits_for_the_readers_of_its_chunk(chain: Store) -> None:
 @pytest.mark.parametrize("end", ["fail", "give back", "lose", "delete"])
 def test_a_reader_that_ends_lets_the_producer_go_on(chain: Store, end: str) -> None:
     [reader] = take(chain, "down")
-    moves.resubmit(chain, "up", ["1"])
+    operations.resubmit(chain, "up", ["1"])
     assert ("up", "1") not in pending(chain)
     if end == "fail":
         chain.fail(reader, "no")
@@ -108,14 +109,14 @@ def test_a_reader_that_ends_lets_the_producer_go_on(chain: Store, end: str) -> N
 def test_an_upstream_that_is_to_be_made_again_admits_no_new_readers(chain: Store) -> None:
     register(chain, "late", ["a"], ["c"])
     take(chain, "down")
-    moves.resubmit(chain, "up", ["1"])
+    operations.resubmit(chain, "up", ["1"])
     assert take(chain, "late") == []
 
 
 def test_rows_that_the_original_leaves_behind_are_no_readers(chain: Store) -> None:
     put(chain, "a", "1", "RUNNING", jobid="java", locktype="IN")
     put(chain, "c", "1", "RUNNING", jobid="java")
-    moves.resubmit(chain, "up", ["1"])
+    operations.resubmit(chain, "up", ["1"])
     check(chain)
     found = explain(chain, "up", "1")
     assert found.code == "LOCKED"
@@ -128,7 +129,7 @@ def test_rows_that_the_original_leaves_behind_are_no_readers(chain: Store) -> No
 
 
 def test_a_reader_by_hand_is_one_in_whichever_order_its_rows_come(chain: Store) -> None:
-    moves.resubmit(chain, "up", ["1"])
+    operations.resubmit(chain, "up", ["1"])
     assert ("up", "1") in pending(chain)
     put(chain, "c", "1", "RUNNING", jobid="java")
     put(chain, "a", "1", "RUNNING", jobid="java", locktype="IN")
@@ -159,7 +160,7 @@ def test_an_input_that_was_made_anew_sends_the_output_back(chain: Store) -> None
 
 def test_an_input_that_is_being_made_sends_the_output_back(chain: Store) -> None:
     [reader] = take(chain, "down")
-    moves.resubmit(chain, "up", ["1"])
+    operations.resubmit(chain, "up", ["1"])
     force(chain, "up", "1", owner="force")
     lost(chain, reader)
     assert "'a' is being made again" in last_reason(chain)
@@ -208,15 +209,15 @@ def test_what_others_write_is_numbered_so_that_it_can_be_compared(chain: Store) 
 def test_a_held_chunk_that_is_released_keeps_its_generation(chain: Store) -> None:
     where = "select generation from datastatus where datasetid = 'a' and locktype = 'OUT'"
     before = sql(chain, where)
-    moves.hold(chain, "up", ["1"])
-    moves.release(chain, "up", ["1"])
+    operations.hold(chain, "up", ["1"])
+    operations.release(chain, "up", ["1"])
     assert status(chain, "a", "1", "up") == READY
     assert sql(chain, where) == before
     assert len(sql(chain, "select * from chunkfact")) == 1
 
 
 def test_a_failed_chunk_that_is_declared_ready_gets_a_number(chain: Store) -> None:
-    moves.resubmit(chain, "up", ["1"])
+    operations.resubmit(chain, "up", ["1"])
     [claim] = take(chain, "up")
     chain.fail(claim, "no")
     put(chain, "a", "1", "READY", jobid="up")
@@ -227,7 +228,7 @@ def test_a_failed_chunk_that_is_declared_ready_gets_a_number(chain: Store) -> No
 
 def test_of_what_others_make_ready_no_failed_attempt_is_left(chain: Store) -> None:
     policy(chain, "up", max_attempts=3)
-    moves.resubmit(chain, "up", ["1"])
+    operations.resubmit(chain, "up", ["1"])
     [claim] = take(chain, "up")
     chain.fail(claim, "no")
     assert sql(chain, "select attempts, owner from claim") == [(1, None)]
@@ -283,7 +284,7 @@ def test_a_claim_of_tables_made_before_has_no_number_to_compare(chain: Store) ->
     [reader] = take(chain, "down")
     chain.finish(reader)
     assert status(chain, "b", "1", "down") == READY
-    moves.resubmit(chain, "down", ["1"])
+    operations.resubmit(chain, "down", ["1"])
     [reader] = take(chain, "down")
     anew(chain)
     lost(chain, reader)
@@ -293,7 +294,7 @@ def test_a_claim_of_tables_made_before_has_no_number_to_compare(chain: Store) ->
 
 
 def test_stale_chunks_are_counted_and_made_again(chain: Store) -> None:
-    from opendataflow_dagster.dataflow.look import summary
+    from opendataflow_dagster.store.overview import summary
 
     def stale() -> dict[str, int]:
         return {row["jobid"]: row["stale"] for row in summary(chain)}
@@ -307,19 +308,19 @@ def test_stale_chunks_are_counted_and_made_again(chain: Store) -> None:
     found = explain(chain, "down", "1")
     assert "stale" in next(each for each in found.answers if each.question == "right data").text
 
-    told = moves.resubmit(chain, "down", stale=True, plan=True)
+    told = operations.resubmit(chain, "down", stale=True, plan=True)
     assert [move.dataid for move in told.moves] == ["1"]
     assert status(chain, "b", "1", "down") == READY
-    moves.resubmit(chain, None, stale=True)
+    operations.resubmit(chain, None, stale=True)
     assert status(chain, "b", "1", "down") == RESUBMIT
     make(chain, "down")
     assert stale() == {"up": 0, "down": 0}
-    assert moves.resubmit(chain, None, stale=True).moves == []
+    assert operations.resubmit(chain, None, stale=True).moves == []
 
 
 def test_stale_of_an_unknown_job_is_refused(chain: Store) -> None:
     with pytest.raises(Refused):
-        moves.resubmit(chain, "nobody", stale=True)
+        operations.resubmit(chain, "nobody", stale=True)
 
 
 def test_lost_readers_count_in_the_policy_of_their_job(chain: Store) -> None:
@@ -338,7 +339,7 @@ def test_lost_readers_count_in_the_policy_of_their_job(chain: Store) -> None:
 def test_where_the_place_keeps_versions_nobody_waits(chain: Store) -> None:
     sql(chain, "insert into dataset (datasetid, hostname) values ('a', 's3a://bucket/a')")
     [reader] = take(chain, "down")
-    moves.resubmit(chain, "up", ["1"])
+    operations.resubmit(chain, "up", ["1"])
     check(chain)
     found = explain(chain, "up", "1")
     assert found.may_run
@@ -355,7 +356,7 @@ def test_where_the_place_keeps_versions_nobody_waits(chain: Store) -> None:
 
 def test_which_places_keep_versions_is_told_alike(store: Store) -> None:
     places = ["/data", "s3://b", "postgres", "", "remote+file:///mnt", "file:///x", "S3A://b"]
-    places += [f"{scheme}://b/x" for scheme in targets._REMOTE_SCHEMES]
+    places += [f"{scheme}://b/x" for scheme in location._REMOTE_SCHEMES]
     for number, place in enumerate(places):
         for format in ("", "parquet", "delta", "iceberg"):
             sql(
@@ -369,9 +370,9 @@ def test_which_places_keep_versions_is_told_alike(store: Store) -> None:
     kept = {
         row[0]
         for row in rows
-        if targets.keeps_versions(
+        if location.keeps_versions(
             dict(zip(("hostname", "database", "format"), row[1:], strict=True))
         )
     }
     assert {row[0] for row in sql(store, "select datasetid from versioned_dataset")} == kept
-    assert len(kept) == 2 * (len(targets._REMOTE_SCHEMES) + 2)
+    assert len(kept) == 2 * (len(location._REMOTE_SCHEMES) + 2)

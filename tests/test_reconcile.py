@@ -8,14 +8,14 @@ from contextlib import suppress
 import dagster as dg
 import pytest
 
-from opendataflow_dagster.dataflow import moves, registry
-from opendataflow_dagster.dataflow.folding import fold_items
-from opendataflow_dagster.dataflow.items import Accepted, Post, accept
-from opendataflow_dagster.dataflow.model import FAILED, READY, RUNNING
-from opendataflow_dagster.dataflow.store import Store, new_owner
-from opendataflow_dagster.drift import drift, repair
-from opendataflow_dagster.mirror import Mirror
-from opendataflow_dagster.reconcile import reconcile
+from opendataflow_dagster.dagster.drift import drift, repair
+from opendataflow_dagster.dagster.grid import Mirror
+from opendataflow_dagster.dagster.reconcile import reconcile
+from opendataflow_dagster.model import FAILED, READY, RUNNING
+from opendataflow_dagster.store import operations, registry
+from opendataflow_dagster.store.item_folding import fold_items
+from opendataflow_dagster.store.items import Accepted, Post, accept
+from opendataflow_dagster.store.store import Store, new_owner
 from tests.grids import NAMES, Grid
 from tests.stores import register, sql, take
 
@@ -33,10 +33,10 @@ def make(store: Store, *dataids: str, jobid: str = "copy", fail: bool = False) -
 
 def test_every_status_of_any_producer_has_its_square(grid: Grid) -> None:
     store = grid.store
-    moves.ready(store, "orders", WEEK)
+    operations.ready(store, "orders", WEEK)
     make(store, *WEEK[:2])
     make(store, WEEK[2], fail=True)
-    moves.hold(store, "copy", [WEEK[3]])
+    operations.hold(store, "copy", [WEEK[3]])
     store.claim("copy", owner=new_owner(), only=WEEK[4])
     sql(store, "insert into datastatus (datasetid, jobid, dataid, locktype, status) "
                "values ('copies', 'java', 'by hand', 'OUT', 'READY')")  # fmt: skip
@@ -52,14 +52,14 @@ def test_every_status_of_any_producer_has_its_square(grid: Grid) -> None:
 
 def test_a_chunk_is_followed_through_its_life(grid: Grid) -> None:
     store = grid.store
-    moves.ready(store, "orders", ["1"])
+    operations.ready(store, "orders", ["1"])
     [claim] = store.claim("copy", owner=new_owner())
     grid.tick()
     assert grid.squares("copies") == {"1": RUNNING}
     store.fail(claim, "no")
     grid.tick()
     assert grid.squares("copies") == {"1": FAILED}
-    moves.resubmit(store, "copy", ["1"])
+    operations.resubmit(store, "copy", ["1"])
     grid.tick()
     assert grid.squares("copies") == {"1": FAILED}
     [claim] = store.claim("copy", owner=new_owner())
@@ -68,21 +68,21 @@ def test_a_chunk_is_followed_through_its_life(grid: Grid) -> None:
     store.finish(claim)
     grid.tick()
     assert grid.squares("copies") == {"1": READY}
-    moves.resubmit(store, "copy", ["1"])
+    operations.resubmit(store, "copy", ["1"])
     make(store, "1")
     done = grid.tick()
     assert done.made == 1, "READY again is another generation: consumers may want to know"
-    moves.resubmit(store, "copy", ["1"])
-    moves.delete_run(store, "copy", "1")
+    operations.resubmit(store, "copy", ["1"])
+    operations.delete_run(store, "copy", "1")
     grid.tick()
     assert grid.squares("copies") == {}
     grid.agrees()
 
 
 def test_a_materialization_tells_what_is_known_of_the_chunk(grid: Grid) -> None:
-    from opendataflow_dagster.dataflow.model import Fact
+    from opendataflow_dagster.model import Fact
 
-    moves.ready(grid.store, "orders", ["1"])
+    operations.ready(grid.store, "orders", ["1"])
     [claim] = grid.store.claim("copy", owner=new_owner())
     grid.store.finish(claim, [Fact("copies", "1", location="/data/copies/1", rows=17, bytes=4)])
     grid.tick()
@@ -98,7 +98,7 @@ def test_a_materialization_tells_what_is_known_of_the_chunk(grid: Grid) -> None:
 
 
 def test_chunks_can_be_deleted_and_renamed(grid: Grid) -> None:
-    moves.ready(grid.store, "orders", WEEK)
+    operations.ready(grid.store, "orders", WEEK)
     make(grid.store, *WEEK)
     grid.tick()
     sql(grid.store, f"delete from datastatus where dataid = '{WEEK[0]}'")
@@ -131,7 +131,7 @@ def test_folded_items_leave_the_grid(grid: Grid) -> None:
 
 
 def test_a_whole_dataset_can_be_renamed(grid: Grid) -> None:
-    moves.ready(grid.store, "orders", WEEK)
+    operations.ready(grid.store, "orders", WEEK)
     grid.tick()
     sql(grid.store, "update datastatus set datasetid = 'other' where datasetid = 'orders'")
     sql(grid.store, "update dataset set datasetid = 'other' where datasetid = 'orders'")
@@ -144,7 +144,7 @@ def test_a_whole_dataset_can_be_renamed(grid: Grid) -> None:
 
 def test_keys_stand_in_natural_order_whenever_they_come(grid: Grid) -> None:
     for dataids in (["2", "10"], ["9"], ["1", "11"], ["100", "3"]):
-        moves.ready(grid.store, "orders", dataids)
+        operations.ready(grid.store, "orders", dataids)
         grid.tick()
     assert grid.keys() == ["1", "2", "3", "9", "10", "11", "100"]
     assert len(grid.squares("orders")) == 7
@@ -154,14 +154,14 @@ ODD = ["a,b", 'say "x"', "a\nb", "...", "[1...3]", " lead", "%41", "ünïcode", 
 
 
 def test_odd_ids_are_mirrored_as_they_are(grid: Grid) -> None:
-    moves.ready(grid.store, "orders", ODD)
+    operations.ready(grid.store, "orders", ODD)
     grid.tick()
     assert grid.squares("orders") == dict.fromkeys(ODD, READY)
     grid.agrees()
 
 
 def test_what_a_person_did_to_the_grid_is_put_right(grid: Grid) -> None:
-    moves.ready(grid.store, "orders", WEEK)
+    operations.ready(grid.store, "orders", WEEK)
     make(grid.store, WEEK[0])
     make(grid.store, WEEK[1], fail=True)
     grid.tick()
@@ -192,7 +192,7 @@ def test_what_a_person_did_to_the_grid_is_put_right(grid: Grid) -> None:
 
 
 def test_with_the_storage_wiped_the_grid_is_built_anew(grid: Grid) -> None:
-    moves.ready(grid.store, "orders", WEEK)
+    operations.ready(grid.store, "orders", WEEK)
     make(grid.store, *WEEK[:3])
     make(grid.store, WEEK[3], fail=True)
     grid.tick()
@@ -207,7 +207,7 @@ def test_with_the_storage_wiped_the_grid_is_built_anew(grid: Grid) -> None:
 
 @pytest.mark.parametrize("cursor", ["", "no JSON", '{"log": "of another store"}', '{"new": 1}'])
 def test_a_cursor_that_makes_no_sense_means_the_beginning(grid: Grid, cursor: str) -> None:
-    moves.ready(grid.store, "orders", WEEK)
+    operations.ready(grid.store, "orders", WEEK)
     if "another" in cursor:
         cursor = json.dumps({"log": "99999999:9999", "layout": "x"})
         if grid.store.db.dialect == "sqlite":
@@ -220,7 +220,7 @@ def test_a_cursor_that_makes_no_sense_means_the_beginning(grid: Grid, cursor: st
 
 def test_a_tick_cut_short_is_gone_on_with(grid: Grid) -> None:
     many = [str(number) for number in range(3500)]
-    moves.ready(grid.store, "orders", many)
+    operations.ready(grid.store, "orders", many)
     ticks = 1
     done = grid.tick(seconds=0.0)
     while done.more:
@@ -240,15 +240,15 @@ def test_killed_anywhere_the_next_tick_repairs(
     grid: Grid, step: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store, real = grid.store, getattr(Mirror, step)
-    moves.ready(store, "orders", WEEK)
+    operations.ready(store, "orders", WEEK)
     make(store, WEEK[0], WEEK[1])
     make(store, WEEK[2], WEEK[3], fail=True)
     grid.tick()
     for number, when in enumerate(("before", "after")):
-        moves.ready(store, "orders", [f"2026-12-0{number + 1}"])
+        operations.ready(store, "orders", [f"2026-12-0{number + 1}"])
         make(store, WEEK[4 + number])
-        moves.resubmit(store, "copy", [WEEK[number]])
-        moves.delete_run(store, "copy", WEEK[2 + number])
+        operations.resubmit(store, "copy", [WEEK[number]])
+        operations.delete_run(store, "copy", WEEK[2 + number])
 
         def dies(self: Mirror, *details: object, when: str = when) -> None:
             if when == "after":
@@ -268,7 +268,7 @@ def test_killed_anywhere_the_next_tick_repairs(
 
 
 def test_a_live_run_is_left_to_tell_how_it_ends(grid: Grid) -> None:
-    moves.ready(grid.store, "orders", WEEK)
+    operations.ready(grid.store, "orders", WEEK)
     parts = NAMES.partitions_def("orders")
     grid.tick()
     seen: list[object] = []
@@ -289,7 +289,7 @@ def test_a_live_run_is_left_to_tell_how_it_ends(grid: Grid) -> None:
 
 
 def test_a_claim_of_a_live_run_leads_to_that_run(grid: Grid) -> None:
-    moves.ready(grid.store, "orders", WEEK)
+    operations.ready(grid.store, "orders", WEEK)
     grid.tick()
 
     @dg.op
@@ -317,7 +317,7 @@ def test_a_claim_of_a_live_run_leads_to_that_run(grid: Grid) -> None:
 def test_two_reconcilers_at_once_agree_in_the_end(grid: Grid) -> None:
     from threading import Thread
 
-    moves.ready(grid.store, "orders", [str(number) for number in range(300)])
+    operations.ready(grid.store, "orders", [str(number) for number in range(300)])
     make(grid.store, *map(str, range(20)))
 
     def one() -> None:
@@ -336,8 +336,8 @@ def test_two_reconcilers_at_once_agree_in_the_end(grid: Grid) -> None:
 
 def test_registering_a_job_that_joins_domains_moves_the_keys(grid: Grid) -> None:
     registry.add_dataset(grid.store, "other")
-    moves.ready(grid.store, "orders", WEEK)
-    moves.ready(grid.store, "other", ["2026-11-01"])
+    operations.ready(grid.store, "orders", WEEK)
+    operations.ready(grid.store, "other", ["2026-11-01"])
     grid.tick()
     assert grid.keys("other") == ["2026-11-01"]
     registry.add_job(grid.store, "join", ["copies", "other"], ["joined"])
@@ -347,7 +347,7 @@ def test_registering_a_job_that_joins_domains_moves_the_keys(grid: Grid) -> None
 
 
 def test_repair_does_what_ticks_would(grid: Grid) -> None:
-    moves.ready(grid.store, "orders", WEEK)
+    operations.ready(grid.store, "orders", WEEK)
     make(grid.store, WEEK[0], fail=True)
     assert len(drift(grid.store, grid.mirror)) == 2 * len(WEEK) + 1
     done = repair(grid.store, grid.instance)
@@ -387,25 +387,25 @@ def test_after_500_changes_from_all_sides_one_tick_agrees(grid: Grid, seed: int)
             tolerant(store.fail, claim, "no") if fail else tolerant(store.finish, claim)
 
     def tolerant(act: object, *details: object, **more: object) -> None:
-        with suppress(moves.Refused):
+        with suppress(operations.Refused):
             act(*details, **more)  # type: ignore[operator]
 
     def one() -> str:
         return chance.choice(ids)
 
     changes = [
-        lambda: tolerant(moves.ready, store, chance.choice(sets), [one(), one()]),
-        lambda: tolerant(moves.ready, store, "orders", chance.sample(ids, 5)),
+        lambda: tolerant(operations.ready, store, chance.choice(sets), [one(), one()]),
+        lambda: tolerant(operations.ready, store, "orders", chance.sample(ids, 5)),
         lambda: held.extend(store.claim(chance.choice(jobs), owner=new_owner(), k=2)),
         lambda: held.extend(store.claim(chance.choice(jobs), owner=new_owner(), k=3)),
         lambda: settle(fail=False),
         lambda: settle(fail=False),
         lambda: settle(fail=True),
-        lambda: tolerant(moves.resubmit, store, chance.choice(jobs), [one()]),
-        lambda: tolerant(moves.resubmit, store, chance.choice(jobs), failed=True),
-        lambda: tolerant(moves.hold, store, chance.choice(jobs), [one()]),
-        lambda: tolerant(moves.release, store, chance.choice(jobs), [one()]),
-        lambda: tolerant(moves.delete_run, store, chance.choice([*jobs, "external"]), one()),
+        lambda: tolerant(operations.resubmit, store, chance.choice(jobs), [one()]),
+        lambda: tolerant(operations.resubmit, store, chance.choice(jobs), failed=True),
+        lambda: tolerant(operations.hold, store, chance.choice(jobs), [one()]),
+        lambda: tolerant(operations.release, store, chance.choice(jobs), [one()]),
+        lambda: tolerant(operations.delete_run, store, chance.choice([*jobs, "external"]), one()),
         lambda: sql(store, f"update datastatus set status = 'RESUBMIT' where dataid = '{one()}' "
                            "and locktype = 'OUT'"),
         lambda: sql(store, f"update datastatus set status = 'ERROR' where dataid = '{one()}' "
@@ -431,7 +431,7 @@ def test_after_500_changes_from_all_sides_one_tick_agrees(grid: Grid, seed: int)
 
 
 def test_a_tick_with_nothing_new_writes_nothing(grid: Grid) -> None:
-    moves.ready(grid.store, "orders", WEEK)
+    operations.ready(grid.store, "orders", WEEK)
     grid.tick()
     started = time.time()
     newest = grid.mirror.newest()
@@ -443,14 +443,14 @@ def test_a_tick_with_nothing_new_writes_nothing(grid: Grid) -> None:
 
 
 def test_a_cache_that_a_page_brings_back_is_forgotten_again(grid: Grid) -> None:
-    moves.ready(grid.store, "orders", WEEK)
+    operations.ready(grid.store, "orders", WEEK)
     make(grid.store, WEEK[0])
     grid.tick()
     key = NAMES.asset_key("copies")
     grid.squares("copies")
     old = grid.instance.get_asset_records([key])[0].asset_entry.cached_status
-    moves.resubmit(grid.store, "copy", [WEEK[0]])
-    moves.delete_run(grid.store, "copy", WEEK[0])
+    operations.resubmit(grid.store, "copy", [WEEK[0]])
+    operations.delete_run(grid.store, "copy", WEEK[0])
     grid.tick()
     grid.instance.update_asset_cached_status_data(key, old)
     assert grid.squares("copies") == {WEEK[0]: READY}, "a page was being drawn meanwhile"
@@ -460,7 +460,7 @@ def test_a_cache_that_a_page_brings_back_is_forgotten_again(grid: Grid) -> None:
 
 
 def test_events_whose_numbers_were_given_again_are_news(grid: Grid) -> None:
-    moves.ready(grid.store, "orders", WEEK)
+    operations.ready(grid.store, "orders", WEEK)
     make(grid.store, WEEK[0])
     grid.tick()
     place = json.loads(grid.cursor or "")

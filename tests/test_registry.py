@@ -6,11 +6,11 @@ from collections.abc import Callable
 
 import pytest
 
-from opendataflow_dagster.dataflow import registry
-from opendataflow_dagster.dataflow.credentials import decrypt, for_dataset
-from opendataflow_dagster.dataflow.errors import CredentialError, Refused, WrongUse
-from opendataflow_dagster.dataflow.names import LONGEST
-from opendataflow_dagster.dataflow.store import Store
+from opendataflow_dagster.config.credentials import decrypt, for_dataset
+from opendataflow_dagster.errors import CredentialError, Refused, WrongUse
+from opendataflow_dagster.ids import LONGEST
+from opendataflow_dagster.store import registry
+from opendataflow_dagster.store.store import Store
 from tests.stores import check, expire, pending, put, register, sql, take
 
 ODD = [

@@ -8,11 +8,11 @@ import click
 import pytest
 from click.testing import CliRunner, Result
 
-from opendataflow_dagster.cli import recovery
-from opendataflow_dagster.cli import registry as registering
+from opendataflow_dagster.cli import operate
+from opendataflow_dagster.cli import register as registering
 from opendataflow_dagster.cli.app import app
-from opendataflow_dagster.dataflow.credentials import password_of
-from opendataflow_dagster.dataflow.store import Store
+from opendataflow_dagster.config.credentials import password_of
+from opendataflow_dagster.store.store import Store
 from tests.stores import check, expire, put, sql, status, take
 
 Odf = Callable[..., Result]
@@ -45,8 +45,8 @@ def objects(result: Result) -> list[dict[str, Any]]:
 def commands() -> list[tuple[str, click.Command]]:
     mine = [
         *(registering.dataset, registering.job, registering.policy, registering.split),
-        *(recovery.ready, recovery.resubmit, recovery.hold, recovery.release),
-        *(recovery.delete_run, recovery.recover),
+        *(operate.ready, operate.resubmit, operate.hold, operate.release),
+        *(operate.delete_run, operate.recover),
     ]
     found = []
     for command in mine:

@@ -15,18 +15,21 @@ import pytest
 from click.testing import CliRunner
 from psycopg.conninfo import conninfo_to_dict
 
+from opendataflow_dagster.chunk import Chunk, open_chunk
 from opendataflow_dagster.cli.app import app
-from opendataflow_dagster.dataflow import cleaning, folders, moves, packs
-from opendataflow_dagster.dataflow.chunk import Chunk, open_chunk
-from opendataflow_dagster.dataflow.environment import job_environment
-from opendataflow_dagster.dataflow.errors import DataflowError, Refused, StaleClaim
-from opendataflow_dagster.dataflow.model import Claim, Fact
-from opendataflow_dagster.dataflow.registry import add_dataset
-from opendataflow_dagster.dataflow.store import Store, open_store, taken_over
-from opendataflow_dagster.dataflow.targets import Folder, Remote, Table, address, target_of
-from opendataflow_dagster.spark.clean import in_remote
-from opendataflow_dagster.spark.remote import StagedRemote, chunk_version, point, read_version
-from opendataflow_dagster.spark.stores import HadoopFiles, LocalFiles, loads
+from opendataflow_dagster.errors import DataflowError, Refused, StaleClaim
+from opendataflow_dagster.location import Folder, Remote, Table, address, target_of
+from opendataflow_dagster.model import Claim, Fact
+from opendataflow_dagster.runner.environment import job_environment
+from opendataflow_dagster.spark.cleanup import in_remote
+from opendataflow_dagster.spark.hadoop_files import HadoopFiles, LocalFiles, loads
+from opendataflow_dagster.spark.object_store import StagedRemote, chunk_version, point, read_version
+from opendataflow_dagster.storage import cleanup
+from opendataflow_dagster.storage import folder as folders
+from opendataflow_dagster.storage import pack as packs
+from opendataflow_dagster.store import operations
+from opendataflow_dagster.store.registry import add_dataset
+from opendataflow_dagster.store.store import Store, open_store, taken_over
 from tests.stores import close, expire, register, sql, take
 
 
@@ -35,7 +38,7 @@ def line(store: Store, tmp_path: Path) -> Store:
     """A job `load` that makes `out`, in a place without renames, of `src`."""
     register(store, "load", ["src"], ["out"])
     add_dataset(store, "out", hostname=f"remote+file://{tmp_path}/out")
-    moves.ready(store, "src", ["1", "2", "a/b", "x: 100%"])
+    operations.ready(store, "src", ["1", "2", "a/b", "x: 100%"])
     return store
 
 
@@ -128,7 +131,7 @@ def test_a_host_of_jdbc_has_to_be_its_url() -> None:
 def test_a_chunk_is_a_version_that_its_fact_and_its_pointer_name(line: Store) -> None:
     for dataid in ("1", "a/b", "x: 100%"):
         first = made(line, dataid, "old")
-        moves.resubmit(line, "load", [dataid])
+        operations.resubmit(line, "load", [dataid])
         second = made(line, dataid, "new")
         chunk = f"{place().root}/{folders.directory(dataid)}"
 
@@ -142,14 +145,14 @@ def test_a_chunk_is_a_version_that_its_fact_and_its_pointer_name(line: Store) ->
 
 def test_old_versions_go_after_their_grace_and_the_current_one_stays(line: Store) -> None:
     first = made(line, "1", "old")
-    moves.resubmit(line, "load", ["1"])
+    operations.resubmit(line, "load", ["1"])
     second = made(line, "1", "new")
 
     assert cleaned(line, 3600) == []
-    assert cleaned(line) == [cleaning.VERSION]
+    assert cleaned(line) == [cleanup.VERSION]
     assert texts(second) == {"new"}
     assert not Path(address(first).removeprefix("file://")).exists()
-    moves.resubmit(line, "load", ["1"])  # it is to be made anew, and is all that there is
+    operations.resubmit(line, "load", ["1"])  # it is to be made anew, and is all that there is
     assert cleaned(line) == []
     assert texts(second) == {"new"}
 
@@ -159,7 +162,7 @@ def test_the_grace_of_a_version_begins_when_it_is_replaced(line: Store) -> None:
     folder = Path(address(first).removeprefix("file://"))
     for each in (folder, *folder.iterdir()):  # yesterday's, which others read today
         os.utime(each, (time.time() - 86400,) * 2)
-    moves.resubmit(line, "load", ["1"])
+    operations.resubmit(line, "load", ["1"])
     second = made(line, "1", "new")
 
     assert cleaned(line, 3600) == []
@@ -167,7 +170,7 @@ def test_the_grace_of_a_version_begins_when_it_is_replaced(line: Store) -> None:
     folder = Path(address(second).removeprefix("file://"))
     for each in (folder, *folder.iterdir()):
         os.utime(each, (time.time() - 7200,) * 2)
-    assert cleaned(line, 3600) == [cleaning.VERSION]
+    assert cleaned(line, 3600) == [cleanup.VERSION]
     assert texts(second) == {"new"}
 
 
@@ -175,14 +178,14 @@ def test_a_version_that_is_being_written_or_read_stays(line: Store) -> None:
     register(line, "use", ["out"], ["end"])
     made(line, "1", "old")
     [reading] = take(line, "use", only="1")
-    moves.resubmit(line, "load", ["1"])
+    operations.resubmit(line, "load", ["1"])
     [claim] = take(line, "load", only="1")
     written("1", claim.generation, "half")
     assert len(there()) == 2
 
     assert cleaned(line) == []
     line.fail(claim, "it failed")
-    assert cleaned(line) == [cleaning.VERSION]
+    assert cleaned(line) == [cleanup.VERSION]
     line.finish(reading)
     assert len(there()) == 1
 
@@ -204,7 +207,7 @@ def test_a_zombie_changes_nothing_that_others_see(line: Store) -> None:
     assert chunk_version(LocalFiles(), place(), "1") == newer
     with pytest.raises(StaleClaim):
         line.finish(claim, [Fact("out", "1", zombie.location, 2)])
-    assert cleaned(line) == [cleaning.VERSION]
+    assert cleaned(line) == [cleanup.VERSION]
     assert texts(newer) == {"new"}
 
 
@@ -215,9 +218,9 @@ def test_clean_puts_a_pointer_right_that_names_another_version(line: Store) -> N
     point(LocalFiles(), chunk, other.location, 10**6)
     assert chunk_version(LocalFiles(), place(), "1") == other.location
 
-    assert cleaned(line) == [cleaning.POINTER]
+    assert cleaned(line) == [cleanup.POINTER]
     assert chunk_version(LocalFiles(), place(), "1") == first
-    assert cleaned(line) == [cleaning.VERSION]
+    assert cleaned(line) == [cleanup.VERSION]
     done = CliRunner().invoke(
         app, ["clean", "--older-than", "0s", "--json"], prog_name="odf",
         env={"DATAFLOW_URL": line.db.url if line.db.dialect == "postgres"  # type: ignore[attr-defined]
@@ -237,9 +240,9 @@ def test_what_spark_hasnt_committed_isnt_shown(line: Store) -> None:
 
 KILLED = """
 import os, signal, sys
-from opendataflow_dagster.dataflow.model import Fact
-from opendataflow_dagster.dataflow.store import open_store
-from opendataflow_dagster.spark import remote, stores
+from opendataflow_dagster.model import Fact
+from opendataflow_dagster.store.store import open_store
+from opendataflow_dagster.spark import object_store as remote, hadoop_files as stores
 from tests.stores import take
 from tests.test_remote import ours, written
 
@@ -267,7 +270,7 @@ def test_killed_anywhere_readers_see_old_or_new_and_a_rerun_converges(
 ) -> None:
     url = line.db.url if line.db.dialect == "postgres" else f"sqlite:///{line.db.path}"  # type: ignore[attr-defined]
     made(line, "1", "old")
-    moves.resubmit(line, "load", ["1"])
+    operations.resubmit(line, "load", ["1"])
     root = Path(__file__).resolve().parent.parent
     reader, seen, over = open_store(url), [], threading.Event()
 
@@ -385,17 +388,17 @@ TIMES = {
 def test_spark_reads_the_same_after_compaction(
     sqlite_url: str, spark: Any, kind: str, as_: str, way: str
 ) -> None:
-    from opendataflow_dagster.dataflow.compacting import compact
-    from opendataflow_dagster.dataflow.packing import pack
     from opendataflow_dagster.spark.evidence import observed
-    from opendataflow_dagster.spark.frames import read_files, read_packed
+    from opendataflow_dagster.spark.read import read_files, read_packed
+    from opendataflow_dagster.storage.compact import compact
+    from opendataflow_dagster.storage.compact_pack import pack
 
     spark.conf.set("spark.sql.parquet.outputTimestampType", as_)
     store = open_store(sqlite_url)
     store.init()
     register(store, "load", ["src"], ["out"])
     add_dataset(store, "out", hostname=str(Path.cwd() / "out"))
-    moves.ready(store, "src", ["1", "a/b"])
+    operations.ready(store, "src", ["1", "a/b"])
     before = {}
 
     def evidence(df: Any) -> Any:
@@ -455,13 +458,13 @@ def _split(text: str) -> list[str]:
 
 
 def test_variants_are_left_as_they_are(sqlite_url: str, spark: Any) -> None:
-    from opendataflow_dagster.dataflow.compacting import compact
+    from opendataflow_dagster.storage.compact import compact
 
     store = open_store(sqlite_url)
     store.init()
     register(store, "load", ["src"], ["out"])
     add_dataset(store, "out", hostname=str(Path.cwd() / "out"))
-    moves.ready(store, "src", ["1"])
+    operations.ready(store, "src", ["1"])
     [claim] = take(store, "load", only="1")
     staged = folders.Staged(str(Path.cwd() / "out"), "1", claim.generation)
     df = spark.range(0, 20, 1, 4).selectExpr("parse_json(cast(id as string)) v")
@@ -481,14 +484,14 @@ def test_variants_are_left_as_they_are(sqlite_url: str, spark: Any) -> None:
 def test_pandas_reads_what_spark_wrote_the_same_after_compaction(
     sqlite_url: str, spark: Any
 ) -> None:
-    from opendataflow_dagster.dataflow import files
-    from opendataflow_dagster.dataflow.compacting import compact
+    from opendataflow_dagster.storage import files
+    from opendataflow_dagster.storage.compact import compact
 
     store = open_store(sqlite_url)
     store.init()
     register(store, "load", ["src"], ["out"])
     add_dataset(store, "out", hostname=str(Path.cwd() / "out"))
-    moves.ready(store, "src", ["1"])
+    operations.ready(store, "src", ["1"])
     [claim] = take(store, "load", only="1")
     staged = folders.Staged(str(Path.cwd() / "out"), "1", claim.generation)
     df = spark.range(0, 20, 1, 4).selectExpr(
@@ -523,9 +526,9 @@ def test_staging_tables_of_claims_that_are_over_go(
         store, "out", hostname=f"{told['host']}:{told['port']}", database=str(told["dbname"]),
         schemaname="public", tablename="sales", chunkcolumn="day", username=str(told["user"]),
     )  # fmt: skip
-    moves.ready(store, "src", ["1"])
+    operations.ready(store, "src", ["1"])
     [claim] = take(store, "load", only="1")
-    [columns] = [each for name, each, _ in cleaning.registered(store) if name == "out"]
+    [columns] = [each for name, each, _ in cleanup.registered(store) if name == "out"]
     table = target_of("out", columns)
     assert isinstance(table, Table)
     df = spark.range(10).selectExpr("id as n")
@@ -541,7 +544,7 @@ def test_staging_tables_of_claims_that_are_over_go(
     assert odf() == []
     store.fail(claim, "killed")
     [row] = odf()
-    assert (row["what"], row["generation"]) == (cleaning.TABLE, claim.generation)
+    assert (row["what"], row["generation"]) == (cleanup.TABLE, claim.generation)
     assert leftovers(table, lambda: None) == []
     assert odf() == []
     staged.discard()

@@ -14,18 +14,18 @@ from click.testing import CliRunner
 from psycopg import errors
 
 from opendataflow_dagster.cli.app import app
-from opendataflow_dagster.dataflow import sqlfiles
-from opendataflow_dagster.dataflow.errors import NoDatabase, Refused
-from opendataflow_dagster.dataflow.model import Fact
-from opendataflow_dagster.dataflow.registry import set_policy
-from opendataflow_dagster.dataflow.store import Store, open_store
-from opendataflow_dagster.pipelines.new import make
+from opendataflow_dagster.errors import NoDatabase, Refused
+from opendataflow_dagster.model import Fact
+from opendataflow_dagster.pipelines.scaffold import make
+from opendataflow_dagster.store import sql_files
+from opendataflow_dagster.store.registry import set_policy
+from opendataflow_dagster.store.store import Store, open_store
 from tests.postgres import Server
 from tests.stores import check, close, policy, put, register, sql, status, take
 
 T = TypeVar("T")
 
-ROLES = Path(sqlfiles.ROOT, "postgres", "roles.sql")
+ROLES = Path(sql_files.ROOT, "postgres", "roles.sql")
 OWNER, WORKER, READER = NAMES = ("odf_test_owner", "odf_test_worker", "odf_test_reader")
 
 OURS = """
@@ -198,8 +198,8 @@ def test_the_commands_of_a_worker(
 def test_a_reader_reads_and_changes_nothing(
     store: Store, postgres_server: Server, postgres_url: str
 ) -> None:
-    from opendataflow_dagster.dataflow.look import summary
-    from opendataflow_dagster.dataflow.why import explain
+    from opendataflow_dagster.explain.explain import explain
+    from opendataflow_dagster.store.overview import summary
 
     psql(postgres_server, postgres_url, *NAMES)
     reader = as_user(store, READER)

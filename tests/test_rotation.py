@@ -12,11 +12,12 @@ import pytest
 from click.testing import CliRunner, Result
 
 from opendataflow_dagster.cli.app import app
-from opendataflow_dagster.dataflow import credentials, rotation
-from opendataflow_dagster.dataflow.config import load_settings, parse_properties
-from opendataflow_dagster.dataflow.credentials import PROPERTIES, decrypt, encrypt, for_dataset
-from opendataflow_dagster.dataflow.errors import CredentialError, DataflowError
-from opendataflow_dagster.dataflow.store import Store
+from opendataflow_dagster.config import credentials
+from opendataflow_dagster.config.credentials import PROPERTIES, decrypt, encrypt, for_dataset
+from opendataflow_dagster.config.settings import load_settings, parse_properties
+from opendataflow_dagster.errors import CredentialError, DataflowError
+from opendataflow_dagster.store import rotate_passkey
+from opendataflow_dagster.store.store import Store
 
 OLD, NEW = "plugh", "xyzzy-is-new"
 LEGACY = "U3iP2Wxdjmo63GI4YtVBuJIGf0v5nj3r1KpKzsHsGc4gow=="  # `secret` by plugh, of the original
@@ -72,8 +73,8 @@ def in_file(key: str) -> str:
     return decrypt(found["encrypted"], key, purpose=PROPERTIES)
 
 
-def rotate() -> rotation.Rotated:
-    return rotation.rotate(load_settings(environ={}), OLD, NEW, {})
+def rotate() -> rotate_passkey.Rotated:
+    return rotate_passkey.rotate(load_settings(environ={}), OLD, NEW, {})
 
 
 ALL = {"bob": "secret", "ann": "pässwörd", "twice": "one"}
@@ -106,7 +107,7 @@ def test_a_value_that_fits_neither_key_is_named_and_nothing_changes(filled: Stor
 
 
 def test_the_same_key_twice_renews_what_the_original_made(filled: Store) -> None:
-    done = rotation.rotate(load_settings(environ={}), OLD, OLD, {})
+    done = rotate_passkey.rotate(load_settings(environ={}), OLD, OLD, {})
     assert done == (1, False, 3)
     assert dict(values(filled))["bob"].startswith("odf1.")
     assert texts(filled, OLD) == ALL
@@ -119,7 +120,7 @@ def test_the_same_key_twice_renews_weak_values_and_gives_all_one_salt(
     add(filled, "alone", alone)
     monkeypatch.setattr(credentials, "COST", (4, 8, 2))
 
-    rotation.rotate(load_settings(environ={}), OLD, OLD, {})
+    rotate_passkey.rotate(load_settings(environ={}), OLD, OLD, {})
 
     found = [value for _, value in values(filled) if value]
     assert {value.split(".")[2] for value in found} == {"4-8-2"}
@@ -180,16 +181,17 @@ def test_two_rotations_at_once_come_out_whole(filled: Store) -> None:
         each.start()
     for each in both:
         each.join()
-    assert [result for result in results if not isinstance(result, rotation.Rotated)] == []
+    assert [result for result in results if not isinstance(result, rotate_passkey.Rotated)] == []
     assert texts(filled, NEW) == ALL
     assert in_file(NEW) == "of the database"
 
 
 CHILD = """
 import sys, time
-from opendataflow_dagster.dataflow import credentials, rotation
-from opendataflow_dagster.dataflow.config import load_settings
-from opendataflow_dagster.dataflow.database import Database
+from opendataflow_dagster.config import credentials
+from opendataflow_dagster.store import rotate_passkey as rotation
+from opendataflow_dagster.config.settings import load_settings
+from opendataflow_dagster.store.database import Database
 
 credentials.COST = (4, 8, 1)
 where = sys.argv[1]

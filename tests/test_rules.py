@@ -6,12 +6,10 @@ from itertools import product
 
 import pytest
 
-from opendataflow_dagster.cli.look import LOOKS
-from opendataflow_dagster.dataflow import moves
-from opendataflow_dagster.dataflow.errors import DataflowError
-from opendataflow_dagster.dataflow.forcing import force
-from opendataflow_dagster.dataflow.givingback import MAX_INTERRUPTIONS, give_back, interrupt
-from opendataflow_dagster.dataflow.model import (
+from opendataflow_dagster.cli.status import LOOKS
+from opendataflow_dagster.errors import DataflowError
+from opendataflow_dagster.explain.explain import CODES
+from opendataflow_dagster.model import (
     ABSENT,
     BLOCKING,
     RUNNING,
@@ -26,11 +24,13 @@ from opendataflow_dagster.dataflow.model import (
     effect,
     read_status,
 )
-from opendataflow_dagster.dataflow.periodic import offer_run
-from opendataflow_dagster.dataflow.split import by_date
-from opendataflow_dagster.dataflow.split import split as split_table
-from opendataflow_dagster.dataflow.store import MAX_LOSSES, Store
-from opendataflow_dagster.dataflow.why import CODES
+from opendataflow_dagster.store import operations
+from opendataflow_dagster.store.claim_return import MAX_INTERRUPTIONS, give_back, interrupt
+from opendataflow_dagster.store.force import force
+from opendataflow_dagster.store.periodic_runs import offer_run
+from opendataflow_dagster.store.split import by_date
+from opendataflow_dagster.store.split import split as split_table
+from opendataflow_dagster.store.store import MAX_LOSSES, Store
 from tests.stores import expire, policy, put, register, sql, store, take, url
 
 __all__ = ["store", "url"]
@@ -172,7 +172,7 @@ def retry(store: Store, dataid: str, was: str) -> None:
 def recover(store: Store, dataid: str, was: str) -> None:
     _standing(store, dataid, was)
     sql(store, "update dataevent set at = '2001-01-01 00:00:00'")
-    moves.recover_abandoned(store, 0)
+    operations.recover_abandoned(store, 0)
 
 
 def split(store: Store, dataid: str, was: str) -> None:
@@ -192,17 +192,17 @@ def offer(store: Store, dataid: str, was: str) -> None:
 
 def ready(store: Store, dataid: str, was: str) -> None:
     _standing(store, dataid, was)
-    moves.ready(store, "b", [dataid])
+    operations.ready(store, "b", [dataid])
 
 
 def resubmit(store: Store, dataid: str, was: str) -> None:
     _standing(store, dataid, was)
-    moves.resubmit(store, "J", [dataid])
+    operations.resubmit(store, "J", [dataid])
 
 
 def hold(store: Store, dataid: str, was: str) -> None:
     _standing(store, dataid, was)
-    moves.hold(store, "J", [dataid])
+    operations.hold(store, "J", [dataid])
 
 
 def release(store: Store, dataid: str, was: str) -> None:
@@ -211,7 +211,7 @@ def release(store: Store, dataid: str, was: str) -> None:
     _standing(store, dataid, before or word)
     if before:
         put(store, "b", dataid, word, jobid="J")
-    moves.release(store, "J", [dataid])
+    operations.release(store, "J", [dataid])
 
 
 Act = Callable[[Store, str, str], None]

@@ -13,10 +13,10 @@ import pytest
 from click.testing import CliRunner
 
 from opendataflow_dagster.cli.app import app
-from opendataflow_dagster.cli.runline import RunLine, execute, parse
-from opendataflow_dagster.dataflow.credentials import encrypt, for_dataset
-from opendataflow_dagster.dataflow.errors import WrongUse
-from opendataflow_dagster.dataflow.store import Store, open_store
+from opendataflow_dagster.cli.fast_run import RunLine, execute, parse
+from opendataflow_dagster.config.credentials import encrypt, for_dataset
+from opendataflow_dagster.errors import WrongUse
+from opendataflow_dagster.store.store import Store, open_store
 from tests.stores import check, close, expire, policy, put, register, sql, status
 
 BIN = Path(sys.executable).parent
@@ -443,7 +443,7 @@ def test_a_run_starts_without_what_it_does_not_need(odf: Run) -> None:
     shown = odf("run", "./loadbob.sh", PYTHONPROFILEIMPORTTIME="1").stderr
     loaded = {line.rpartition("|")[2].strip() for line in shown.splitlines() if "|" in line}
 
-    assert "opendataflow_dagster.dataflow.runjob" in loaded
+    assert "opendataflow_dagster.runner.run" in loaded
     assert not loaded & {"click", "rich", "cryptography"}
     if "sqlite3" in loaded:  # psycopg brings some of these
         assert not loaded & {

@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from opendataflow_dagster.dataflow import offers
-from opendataflow_dagster.dataflow.errors import DataflowError, Refused, StaleClaim, WrongUse
-from opendataflow_dagster.dataflow.forcing import force
-from opendataflow_dagster.dataflow.handover import end, start
-from opendataflow_dagster.dataflow.runjob import Outcome, force_job, run_job
-from opendataflow_dagster.dataflow.store import Store
+from opendataflow_dagster.errors import DataflowError, Refused, StaleClaim, WrongUse
+from opendataflow_dagster.explain import nothing_claimable
+from opendataflow_dagster.runner.external import end, start
+from opendataflow_dagster.runner.run import Outcome, force_job, run_job
+from opendataflow_dagster.store.force import force
+from opendataflow_dagster.store.store import Store
 from tests.stores import check, expire, policy, put, register, sql, status, statuses, take
 
 WAITING = "touch began; while [ ! -e go ]; do sleep 0.01; done"
@@ -111,7 +111,7 @@ def test_with_nothing_to_do_it_says_whether_all_is_done_or_what_blocks(
     loadbob.finish(claim)
     assert run(loadbob, all_chunks=True) == Outcome(0, done=3)
     assert why() == "all done (4 chunks)"
-    monkeypatch.setattr(offers, "GLANCE", 2)
+    monkeypatch.setattr(nothing_claimable, "GLANCE", 2)
     assert why() == "the 4 chunks that changed last are done; `odf status loadbob` has all"
 
     sql(loadbob, "update datastatus set status = 'FAILED' where jobid = 'loadbob' and dataid = '1'")
@@ -120,7 +120,7 @@ def test_with_nothing_to_do_it_says_whether_all_is_done_or_what_blocks(
     put(loadbob, "bobin", "5", status="RUNNING")
     blocked = "blocked: 2 FAILED or on HOLD, 1 waiting for inputs, 2 done"
     assert why() == f"{blocked}, of the 5 chunks that were looked at{more}"
-    monkeypatch.setattr(offers, "GLANCE", 100)
+    monkeypatch.setattr(nothing_claimable, "GLANCE", 100)
     assert why() == blocked + more
 
 
@@ -397,7 +397,7 @@ def test_all_waits_for_retries_that_are_due(loadbob: Store) -> None:
 def test_all_waits_for_what_others_have_in_hand(
     loadbob: Store, how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("opendataflow_dagster.dataflow.catchup.LOOK_AGAIN", 0.1)
+    monkeypatch.setattr("opendataflow_dagster.runner.catch_up.LOOK_AGAIN", 0.1)
     policy(loadbob, "loadbob", concurrency=2)
     for number in range(3):
         put(loadbob, "bobin", str(number))

@@ -11,14 +11,15 @@ import dagster as dg
 import pytest
 from pyspark.sql import SparkSession
 
-from opendataflow_dagster import pipeline_assets, resource
-from opendataflow_dagster.dataflow.steps import steps
-from opendataflow_dagster.pipelines import buffer
-from opendataflow_dagster.pipelines.plans import plans_of
+from opendataflow_dagster import pipeline_assets
+from opendataflow_dagster.dagster import resources
+from opendataflow_dagster.pipelines import step_frames
+from opendataflow_dagster.pipelines.jobs import plans_of
 from opendataflow_dagster.pipelines.project import read_project
-from opendataflow_dagster.pipelines.running import run_pipeline
-from opendataflow_dagster.pipelines.settings import open_project, project_settings
+from opendataflow_dagster.pipelines.project_settings import open_project, project_settings
+from opendataflow_dagster.pipelines.run import run_pipeline
 from opendataflow_dagster.pipelines.transformation import TransformationError
+from opendataflow_dagster.store.step_log import steps
 from tests.test_assets import Ran
 
 pytestmark = [
@@ -145,9 +146,9 @@ def instance(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dg.DagsterIns
 @pytest.fixture
 def twice(spark: SparkSession, tmp_path: Path, instance: dg.DagsterInstance) -> Iterator[Twice]:
     yield Twice(tmp_path, spark, instance)
-    for opened in resource._stores.values():
+    for opened in resources._stores.values():
         opened.close()
-    resource._stores.clear()
+    resources._stores.clear()
 
 
 @pytest.mark.parametrize(
@@ -186,7 +187,7 @@ def test_a_frame_that_cant_be_kept_fails_its_transformation(
     def refused(frame: object, root: Path) -> bytes:
         raise TransformationError("A frame has a value that can't go to another process")
 
-    monkeypatch.setattr(buffer, "dumped", refused)
+    monkeypatch.setattr(step_frames, "dumped", refused)
     with pytest.raises(AssertionError, match="priced: A frame has a value that can't go"):
         twice.by_dagster(project, "p")
     with closing(open_project(project_settings(twice.folder / "dagster" / "p"))) as store:

@@ -9,13 +9,13 @@ from typing import Any
 import dagster as dg
 import pytest
 
-from opendataflow_dagster import launching, resource, schedules
-from opendataflow_dagster.assets import dataflow_assets
-from opendataflow_dagster.dataflow.catalog import read_catalog
-from opendataflow_dagster.dataflow.errors import WrongUse
-from opendataflow_dagster.dataflow.store import Store
-from opendataflow_dagster.resource import DataflowResource
-from opendataflow_dagster.schedules import cron, today_schedules, zone_name
+from opendataflow_dagster.dagster import catch_up_sensor, resources, schedules
+from opendataflow_dagster.dagster.assets import dataflow_assets
+from opendataflow_dagster.dagster.resources import DataflowResource
+from opendataflow_dagster.dagster.schedules import cron, today_schedules, zone_name
+from opendataflow_dagster.errors import WrongUse
+from opendataflow_dagster.store.catalog import read_catalog
+from opendataflow_dagster.store.store import Store
 from tests.stores import policy, put, register, sql
 
 
@@ -31,7 +31,7 @@ class Daily:
 
     def define(self) -> None:
         catalog = read_catalog(self.store)
-        jobs: dict[str, launching.Target] = {
+        jobs: dict[str, catch_up_sensor.Target] = {
             jobid: dataflow_assets(job=jobid, dataflow=catalog)(
                 lambda chunk: self.made.append(chunk.dataid)
             )
@@ -46,7 +46,7 @@ class Daily:
 
     def tick(self) -> dg.RunRequest | str:
         """The run that a tick requests, or why it doesn't."""
-        for store in resource._stores.values():
+        for store in resources._stores.values():
             store._plans.clear()
         context = dg.build_schedule_context(
             instance=self.instance, repository_def=self.definitions.get_repository_def()
@@ -78,9 +78,9 @@ def daily(store: Store, url: str, instance: dg.DagsterInstance) -> Iterator[Dail
     register(store, "loadbob", ["bobin"], ["bobout"])
     yield Daily(store, url, instance)
     instance.wipe()
-    for opened in resource._stores.values():
+    for opened in resources._stores.values():
         opened.close()
-    resource._stores.clear()
+    resources._stores.clear()
 
 
 def test_jobs_that_read_today_get_a_schedule_just_after_midnight(daily: Daily) -> None:
@@ -151,7 +151,7 @@ def test_every_so_many_minutes_is_counted_from_the_last_launch(
     sql(daily.store, "update datastatus set status = 'RESUBMIT' where datasetid = 'report'")
     assert str(daily.tick()).startswith("daily: 1 claimable, every 45 minutes, launched ")
     later = time.time() + 45 * 60
-    monkeypatch.setattr(launching, "time", SimpleNamespace(time=lambda: later))
+    monkeypatch.setattr(catch_up_sensor, "time", SimpleNamespace(time=lambda: later))
     assert isinstance(daily.tick(), dg.RunRequest)
 
 

@@ -8,14 +8,14 @@ import dagster as dg
 import psycopg
 import pytest
 
-from opendataflow_dagster import sensors
-from opendataflow_dagster.dataflow import moves
-from opendataflow_dagster.dataflow.history import unread
-from opendataflow_dagster.dataflow.model import READY, RESUBMIT, RUNNING
-from opendataflow_dagster.dataflow.store import new_owner
-from opendataflow_dagster.dataflow.truth import truths
-from opendataflow_dagster.resource import DataflowResource
-from opendataflow_dagster.sensors import reconcile_sensor
+from opendataflow_dagster.dagster import sensors
+from opendataflow_dagster.dagster.resources import DataflowResource
+from opendataflow_dagster.dagster.sensors import reconcile_sensor
+from opendataflow_dagster.model import READY, RESUBMIT, RUNNING
+from opendataflow_dagster.store import operations
+from opendataflow_dagster.store.current_status import truths
+from opendataflow_dagster.store.history import unread
+from opendataflow_dagster.store.store import new_owner
 from tests.grids import NAMES, Grid
 from tests.postgres import Server
 
@@ -41,7 +41,7 @@ def tick(
 
 def test_a_tick_mirrors_and_keeps_its_cursor(grid: Grid) -> None:
     sensor = reconcile_sensor(resource(grid))
-    moves.ready(grid.store, "orders", DAYS)
+    operations.ready(grid.store, "orders", DAYS)
     first, cursor = tick(sensor, grid.instance)
     assert first == "2 chunks shown as READY, 2 partition keys changed."
     assert grid.squares("orders") == dict.fromkeys(DAYS, READY)
@@ -58,7 +58,7 @@ def test_a_tick_says_that_changes_can_not_be_read_yet(
     monkeypatch.setattr(sensors, "unread", lambda store: unread(store, 0))
     with psycopg.connect(grid.store.db.url) as other:  # type: ignore[attr-defined]
         other.execute("create table public.big (n int)")
-        moves.ready(grid.store, "orders", DAYS)
+        operations.ready(grid.store, "orders", DAYS)
         reason, _ = tick(reconcile_sensor(resource(grid)), grid.instance)
         other.rollback()
     assert "an older transaction (" in reason
@@ -66,7 +66,7 @@ def test_a_tick_says_that_changes_can_not_be_read_yet(
 
 def test_a_tick_recovers_leases_that_ran_out(grid: Grid) -> None:
     sensor = reconcile_sensor(resource(grid))
-    moves.ready(grid.store, "orders", DAYS)
+    operations.ready(grid.store, "orders", DAYS)
     grid.store.claim("copy", owner=new_owner(), lease=0.2, only=DAYS[0])
     time.sleep(0.4)
     reason, _ = tick(sensor, grid.instance)
@@ -87,15 +87,15 @@ def test_tables_that_are_not_there_are_one_line(
 def test_an_outage_settles_nothing_and_gives_workers_time(
     postgres_instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from opendataflow_dagster.dataflow import registry
-    from opendataflow_dagster.dataflow.store import open_store
+    from opendataflow_dagster.store import registry
+    from opendataflow_dagster.store.store import open_store
 
-    monkeypatch.setattr("opendataflow_dagster.sensors.PATIENCE", 0.3)
+    monkeypatch.setattr("opendataflow_dagster.dagster.sensors.PATIENCE", 0.3)
     with Server() as server, dg.DagsterInstance.ephemeral() as instance:
         store = open_store(server.url())
         store.init()
         registry.add_job(store, "copy", ["orders"], ["copies"])
-        moves.ready(store, "orders", DAYS)
+        operations.ready(store, "orders", DAYS)
         store.claim("copy", owner=new_owner(), only=DAYS[0])
         sensor = reconcile_sensor(DataflowResource(url=server.url()))
         _, cursor = tick(sensor, instance)
@@ -124,7 +124,7 @@ def test_a_dagster_that_cannot_be_read_is_not_taken_for_an_outage(
     def broken(*_: object) -> None:
         raise RuntimeError("Dagster's own storage")
 
-    monkeypatch.setattr("opendataflow_dagster.mirror.Mirror.news", broken)
+    monkeypatch.setattr("opendataflow_dagster.dagster.grid.Mirror.news", broken)
     with pytest.raises(RuntimeError, match="Dagster's own"):
         tick(reconcile_sensor(resource(grid)), grid.instance)
 
@@ -134,7 +134,7 @@ def test_names_of_ones_own(grid: Grid) -> None:
         def asset_key(self, datasetid: str) -> dg.AssetKey:
             return dg.AssetKey(["house", datasetid])
 
-    moves.ready(grid.store, "orders", DAYS)
+    operations.ready(grid.store, "orders", DAYS)
     tick(reconcile_sensor(resource(grid), translator=House()), grid.instance)
     event = grid.instance.get_latest_materialization_event(dg.AssetKey(["house", "orders"]))
     assert event is not None

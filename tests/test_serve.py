@@ -295,7 +295,7 @@ def test_without_its_tables_it_does_not_begin(served: Served, url: str, line: st
 
 
 def test_a_second_worker_of_the_project_stands_by(tmp_path: Path) -> None:
-    from opendataflow_dagster.pipelines.itemworker import Bell, alone
+    from opendataflow_dagster.pipelines.worker import Bell, alone
 
     said: list[str] = []
     ours, theirs = os.pipe()
@@ -310,8 +310,8 @@ def test_a_second_worker_of_the_project_stands_by(tmp_path: Path) -> None:
 
 
 def test_each_pipeline_at_work_has_a_task(monkeypatch: pytest.MonkeyPatch) -> None:
-    from opendataflow_dagster.dataflow.config import load_settings
-    from opendataflow_dagster.pipelines.itemworker import slots
+    from opendataflow_dagster.config.settings import load_settings
+    from opendataflow_dagster.pipelines.worker import slots
 
     for name in ("MASTER", "SPARK_REMOTE", "SPARK_CONF_DIR", "SPARK_HOME"):
         monkeypatch.delenv(name, raising=False)
@@ -326,7 +326,7 @@ def test_each_pipeline_at_work_has_a_task(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_the_bell_tells_pipelines_and_the_end() -> None:
-    from opendataflow_dagster.pipelines.itemworker import Bell
+    from opendataflow_dagster.pipelines.worker import Bell
 
     ours, theirs = os.pipe()
     bell = Bell(ours)

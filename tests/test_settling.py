@@ -7,17 +7,17 @@ from typing import Any
 import dagster as dg
 import pytest
 
-from opendataflow_dagster import resource
-from opendataflow_dagster.dataflow.model import Recovered
-from opendataflow_dagster.dataflow.store import Store
-from opendataflow_dagster.dataflow.workers import begin_work
-from opendataflow_dagster.resource import DataflowResource
-from opendataflow_dagster.settling import (
+from opendataflow_dagster.dagster import resources
+from opendataflow_dagster.dagster.resources import DataflowResource
+from opendataflow_dagster.dagster.settlement import (
     bury_lost_runs,
     settle_ended_run,
     settle_ended_runs,
     settlement_sensors,
 )
+from opendataflow_dagster.model import Recovered
+from opendataflow_dagster.store.runs import begin_work
+from opendataflow_dagster.store.store import Store
 from tests.stores import check, everything, put, register, sql, status, take
 
 RUN = "7c0e2a44-0000-4000-8000-00000000000"
@@ -171,7 +171,9 @@ def test_killed_between_the_end_of_the_run_and_its_settlement(
     run = begin(job, instance)
     lose(job)
     with monkeypatch.context() as patched:
-        patched.setattr("opendataflow_dagster.settling.settle_run", lambda *_, **__: 1 / 0)
+        patched.setattr(
+            "opendataflow_dagster.dagster.settlement.settle_run", lambda *_, **__: 1 / 0
+        )
         with pytest.raises(ZeroDivisionError):
             bury_lost_runs(job, instance)
     assert state(instance, run) == State.FAILURE
@@ -232,9 +234,9 @@ def test_the_sensors_settle_at_once_and_say_when_they_cannot(
     said = away(tell(away, instance, begin(job, instance, State.FAILURE, owner="w2")))
     assert said.skip_message.startswith("The tables of OpenDataFlow can't be read: There is no dat")
     assert said.skip_message.endswith("Nothing is settled.")
-    for opened in resource._stores.values():
+    for opened in resources._stores.values():
         opened.close()
-    resource._stores.clear()
+    resources._stores.clear()
 
 
 def tell(

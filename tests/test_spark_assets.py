@@ -27,13 +27,13 @@ from opendataflow_dagster import (
     dataflow_check,
     spark_job,
 )
-from opendataflow_dagster.dataflow.errors import WrongUse
-from opendataflow_dagster.dataflow.folders import chunk_path
-from opendataflow_dagster.dataflow.truth import facts, truths
-from opendataflow_dagster.materializations import elsewhere
-from opendataflow_dagster.spark import watching
-from opendataflow_dagster.spark.schematext import columns_of
-from opendataflow_dagster.translator import DataflowTranslator
+from opendataflow_dagster.dagster.events import elsewhere
+from opendataflow_dagster.dagster.translator import DataflowTranslator
+from opendataflow_dagster.errors import WrongUse
+from opendataflow_dagster.spark import interruption
+from opendataflow_dagster.spark.schema_text import columns_of
+from opendataflow_dagster.storage.folder import chunk_path
+from opendataflow_dagster.store.current_status import facts, truths
 from tests.spark_lines import Line
 from tests.stores import connect, policy, put, sql, status
 from tests.test_assets import RANGE, Ran, metadata
@@ -462,7 +462,7 @@ def test_an_attempt_that_is_granted_at_once_is_made_in_the_same_run(line: Line, 
 def test_long_jobs_tell_quietly_how_far_they_are(
     run: Run, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(watching, "PROGRESS", 0.3)
+    monkeypatch.setattr(interruption, "PROGRESS", 0.3)
 
     @F.udf("long", useArrow=False)
     def slow(n: int) -> int:

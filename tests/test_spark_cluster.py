@@ -13,10 +13,10 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from opendataflow_dagster.dataflow.config import load_settings
-from opendataflow_dagster.dataflow.store import Store, open_store
-from opendataflow_dagster.spark.loading import load_job
-from opendataflow_dagster.spark.runs import run_spark_job
+from opendataflow_dagster.config.settings import load_settings
+from opendataflow_dagster.spark.job_function import load_job
+from opendataflow_dagster.spark.run import run_spark_job
+from opendataflow_dagster.store.store import Store, open_store
 from tests.spark_cluster import Cluster
 from tests.stores import check, close, expire, sql
 from tests.test_crash import wait_until

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from opendataflow_dagster.dataflow.store import open_store
+from opendataflow_dagster.store.store import open_store
 from tests.stores import close, put, register, sql
 
 JOBS = """
@@ -51,10 +51,10 @@ def folder(tmp_path: Path) -> Path:
 
 RUN = """
 import sys
-from opendataflow_dagster.dataflow.config import load_settings
-from opendataflow_dagster.dataflow.opening import open_from
-from opendataflow_dagster.spark.loading import load_job
-from opendataflow_dagster.spark.runs import run_spark_job
+from opendataflow_dagster.config.settings import load_settings
+from opendataflow_dagster.store.opening import open_from
+from opendataflow_dagster.spark.job_function import load_job
+from opendataflow_dagster.spark.run import run_spark_job
 from opendataflow_dagster.spark.session import is_remote, spark_session
 
 settings = load_settings()

@@ -20,12 +20,12 @@ from typing import Any
 import psutil
 import pytest
 
-from opendataflow_dagster.dataflow.errors import Refused
-from opendataflow_dagster.dataflow.folders import NOTE, chunk_path
-from opendataflow_dagster.dataflow.publish import read
-from opendataflow_dagster.dataflow.reading import read_chunk
-from opendataflow_dagster.dataflow.registry import add_dataset
-from opendataflow_dagster.dataflow.store import open_store
+from opendataflow_dagster.errors import Refused
+from opendataflow_dagster.storage.folder import NOTE, chunk_path
+from opendataflow_dagster.storage.publish import read
+from opendataflow_dagster.storage.read import read_chunk
+from opendataflow_dagster.store.registry import add_dataset
+from opendataflow_dagster.store.store import open_store
 from tests.spark_doomed import ROWS, Zygote, real
 from tests.stores import check, close, everything, expire, put, register, sql, status
 from tests.test_crash import wait_until

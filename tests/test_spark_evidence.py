@@ -9,7 +9,7 @@ import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
-from opendataflow_dagster.dataflow.errors import DataflowError
+from opendataflow_dagster.errors import DataflowError
 from opendataflow_dagster.spark.evidence import Evidence, observed, of_groups
 
 

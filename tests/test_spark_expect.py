@@ -10,10 +10,10 @@ from typing import Any, cast
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
-from opendataflow_dagster.dataflow.chunk import ERROR, WARN, Checked, Chunk
-from opendataflow_dagster.dataflow.errors import WrongUse
+from opendataflow_dagster.chunk import ERROR, WARN, Checked, Chunk
+from opendataflow_dagster.errors import WrongUse
 from opendataflow_dagster.spark.evidence import Evidence, observed, of_groups
-from opendataflow_dagster.spark.expect import rules_of
+from opendataflow_dagster.spark.expectations import rules_of
 
 CHUNK = cast(Chunk, SimpleNamespace(dataid="2026-11-18"))
 ROWS = (

@@ -17,9 +17,9 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.functions import udf
 
 from opendataflow_dagster import DataflowIOManager, DataflowResource
-from opendataflow_dagster.dataflow.registry import add_dataset
-from opendataflow_dagster.dataflow.store import Store
-from opendataflow_dagster.spark import publishing
+from opendataflow_dagster.spark import chunk_publish
+from opendataflow_dagster.store.registry import add_dataset
+from opendataflow_dagster.store.store import Store
 from tests.spark_lines import labels_of_jobs
 from tests.stores import check, register, sql, status
 from tests.test_io_manager import Ran, asset, dataflow, instance, run, url  # noqa: F401
@@ -197,7 +197,7 @@ def test_a_long_job_tells_quietly_how_far_it_is(
     store: Store, run: Run, monkeypatch: pytest.MonkeyPatch,  # noqa: F811
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
-    monkeypatch.setattr(publishing, "PROGRESS", 0.3)
+    monkeypatch.setattr(chunk_publish, "PROGRESS", 0.3)
 
     @udf("long", useArrow=False)
     def slow(n: int) -> int:
@@ -394,16 +394,16 @@ def test_a_zombie_publishes_nothing(
     store: Store, run: Run, tmp_path: Path, spark: SparkSession, monkeypatch: pytest.MonkeyPatch  # noqa: F811
 ) -> None:  # fmt: skip
     """Another makes the chunk while this one is being written."""
-    plain = publishing.stage
+    plain = chunk_publish.stage
 
     def slow(*given: Any) -> Any:
         staged = plain(*given)
-        monkeypatch.setattr(publishing, "stage", plain)
+        monkeypatch.setattr(chunk_publish, "stage", plain)
         sql(store, "update datastatus set status = 'RESUBMIT' where datasetid = 'bobout'")
         assert run(writer(lambda df: df.union(df)), "1").success
         return staged
 
-    monkeypatch.setattr(publishing, "stage", slow)
+    monkeypatch.setattr(chunk_publish, "stage", slow)
 
     ran = run(writer(lambda df: df), "1")
 

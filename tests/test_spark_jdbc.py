@@ -23,8 +23,8 @@ pytestmark = pytest.mark.skipif(not JAR.exists(), reason="the machine has no JDB
 # A process of its own: Java finds the jar only if it is told before it starts.
 TALE = """
 import logging, os, sys
-from opendataflow_dagster.dataflow.errors import DataflowError, Refused, StaleClaim
-from opendataflow_dagster.dataflow.targets import Table
+from opendataflow_dagster.errors import DataflowError, Refused, StaleClaim
+from opendataflow_dagster.location import Table
 from opendataflow_dagster.spark.jdbc import StagedRows, drop, leftovers, read_rows
 from opendataflow_dagster.spark.session import spark_session
 folder, url, jar = sys.argv[1:4]
@@ -223,9 +223,9 @@ def test_what_a_crash_left_goes_with_the_next_publish_or_by_clean(tell: Any) -> 
         base.execute(f"create table {name} (id int, c text)")
     told("""
 import os
-from opendataflow_dagster.dataflow.registry import add_dataset, add_job
-from opendataflow_dagster.dataflow.store import open_store
-from opendataflow_dagster.spark.clean import in_table
+from opendataflow_dagster.store.registry import add_dataset, add_job
+from opendataflow_dagster.store.store import open_store
+from opendataflow_dagster.spark.cleanup import in_table
 where, rows = table("n", "c"), spark.range(2).selectExpr("cast(id as int) id")
 
 def names(*targets):

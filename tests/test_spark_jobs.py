@@ -6,17 +6,11 @@ from typing import Any
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
-from opendataflow_dagster.dataflow.chunk import Chunk
-from opendataflow_dagster.dataflow.errors import WrongUse
-from opendataflow_dagster.dataflow.model import Plan
-from opendataflow_dagster.spark.jobs import (
-    Given,
-    SparkJob,
-    arguments,
-    is_spark_function,
-    spark_job,
-)
-from opendataflow_dagster.spark.loading import load_job
+from opendataflow_dagster.chunk import Chunk
+from opendataflow_dagster.errors import WrongUse
+from opendataflow_dagster.model import Plan
+from opendataflow_dagster.spark.job import Given, SparkJob, arguments, is_spark_function, spark_job
+from opendataflow_dagster.spark.job_function import load_job
 
 
 def plan(*inputs: str) -> Plan:

@@ -4,19 +4,19 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from opendataflow_dagster.dataflow.errors import Refused
-from opendataflow_dagster.dataflow.holdings import misplaced
-from opendataflow_dagster.dataflow.packing import pack
-from opendataflow_dagster.dataflow.publish import read
-from opendataflow_dagster.dataflow.reading import ask, read_chunk
-from opendataflow_dagster.spark.jobs import spark_job
+from opendataflow_dagster.errors import Refused
+from opendataflow_dagster.spark.job import spark_job
+from opendataflow_dagster.storage.audit import misplaced
+from opendataflow_dagster.storage.compact_pack import pack
+from opendataflow_dagster.storage.publish import read
+from opendataflow_dagster.storage.read import ask, read_chunk
 from tests.spark_lines import Line
 
 
 @pytest.fixture
 def packed(line: Line, spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> Line:
     """Three chunks in one pack."""
-    monkeypatch.setattr("opendataflow_dagster.dataflow.packing.LINGER", 0.0)
+    monkeypatch.setattr("opendataflow_dagster.storage.compact_pack.LINGER", 0.0)
     line.job("copy", "numbers", "copies")
     line.job("more", "copies", "after")
     for at in range(1, 4):
@@ -62,7 +62,7 @@ def test_packed_data_isnt_missed_by_who_looks_at_the_disk(packed: Line) -> None:
 
 
 def test_a_packed_chunk_can_be_made_again(packed: Line) -> None:
-    from opendataflow_dagster.dataflow.moves import resubmit
+    from opendataflow_dagster.store.operations import resubmit
 
     resubmit(packed.store, "copy", ["2"])
     packed.run("copy", lambda df: df.withColumn("n", F.col("n") + 1))

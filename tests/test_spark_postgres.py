@@ -18,9 +18,9 @@ import psycopg
 import pytest
 from psycopg import sql
 
-from opendataflow_dagster.dataflow.errors import DataflowError, Refused, StaleClaim, WrongUse
-from opendataflow_dagster.dataflow.tables import Rows
-from opendataflow_dagster.dataflow.targets import Table
+from opendataflow_dagster.errors import DataflowError, Refused, StaleClaim, WrongUse
+from opendataflow_dagster.location import Table
+from opendataflow_dagster.spark.error_text import in_a_line
 from opendataflow_dagster.spark.postgres import (
     StagedRows,
     drop,
@@ -28,7 +28,7 @@ from opendataflow_dagster.spark.postgres import (
     looking,
     read_rows,
 )
-from opendataflow_dagster.spark.troubles import in_a_line
+from opendataflow_dagster.storage.table import Rows
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -749,7 +749,7 @@ def test_generated_identity_and_default_columns_stay_the_tables_own(
 def test_a_part_that_is_tried_again_is_loaded_once(base: psycopg.Connection, at: "Target") -> None:
     import pyarrow
 
-    from opendataflow_dagster.spark.postgres_link import PostgresRows
+    from opendataflow_dagster.spark.postgres_connection import PostgresRows
     from opendataflow_dagster.spark.postgres_write import _loader, _names
 
     base.execute("create table n (id int, c text)")
@@ -773,7 +773,7 @@ def test_a_part_that_is_tried_again_is_loaded_once(base: psycopg.Connection, at:
 
 DOOMED = """
 import os, sys, threading, time
-from opendataflow_dagster.dataflow.targets import Table
+from opendataflow_dagster.location import Table
 from opendataflow_dagster.spark.postgres import StagedRows
 from opendataflow_dagster.spark.session import spark_session
 point, table = sys.argv[1], Table(*eval(sys.argv[2]))
@@ -884,7 +884,7 @@ def test_a_table_or_a_database_that_isnt_there_says_so(
 
 TELLTALE = """
 import sys
-from opendataflow_dagster.dataflow.targets import Table
+from opendataflow_dagster.location import Table
 from opendataflow_dagster.spark.postgres import StagedRows, read_rows
 from opendataflow_dagster.spark.session import spark_session
 folder, table, secret = sys.argv[1], Table(*eval(sys.argv[2])), sys.stdin.read()
@@ -902,7 +902,7 @@ try:
 except Exception as error:
     print("refused", error)
 try:
-    from opendataflow_dagster.spark import postgres_link
+    from opendataflow_dagster.spark import postgres_connection as postgres_link
     login = postgres_link.PostgresRows(
         table._replace(database="nothing"), "A", None, lambda: secret).login()
     spark.range(1).mapInArrow(lambda b: postgres_link.linked(login).__enter__(), "id long").show()

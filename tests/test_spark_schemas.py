@@ -3,8 +3,8 @@
 import pytest
 from pyspark.sql import SparkSession, types
 
-from opendataflow_dagster.dataflow.errors import DataflowError
-from opendataflow_dagster.spark.schemas import compare, fitted, merged, schema_of, schema_text
+from opendataflow_dagster.errors import DataflowError
+from opendataflow_dagster.spark.schema import compare, fitted, merged, schema_of, schema_text
 
 ALL = (
     "id:bigint,b:binary,t:boolean,s:smallint,y:tinyint,i:int,f:float,d:double,m:decimal(38,18),"

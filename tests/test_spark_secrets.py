@@ -9,7 +9,7 @@ import pytest
 from psycopg.sql import SQL, Literal
 from pyspark.sql import DataFrame, SparkSession
 
-from opendataflow_dagster.dataflow.credentials import encrypt, for_dataset
+from opendataflow_dagster.config.credentials import encrypt, for_dataset
 from tests.postgres import Server
 from tests.spark_lines import Line
 from tests.stores import put, sql

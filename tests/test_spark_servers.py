@@ -11,8 +11,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from opendataflow_dagster.dataflow import moves, registry
-from opendataflow_dagster.dataflow.store import Store, open_store
+from opendataflow_dagster.store import operations, registry
+from opendataflow_dagster.store.store import Store, open_store
 from tests.dagster_servers import ROOT, Dagster
 from tests.flows import ODF
 from tests.graphql_client import Client, wait_for
@@ -57,7 +57,7 @@ class Lake:
                 for n in range(1, 2 + at * 40)
             ]  # fmt: skip
             pq.write_table(pa.Table.from_pylist(rows), self.folder / "raw" / f"{dataid}.parquet")
-        moves.ready(self.store, "raw", CHUNKS)
+        operations.ready(self.store, "raw", CHUNKS)
 
     def odf(self, job: str, function: str) -> str:
         """Let `odf run --spark` make every chunk of a job, as a person would."""
@@ -221,7 +221,7 @@ def test_a_run_that_is_terminated_settles_all_that_it_has_in_hand(
     assert sql(lake.store, "select * from claim where owner is not null") == []
 
     lake.slow(False)
-    moves.resubmit(lake.store, way, [key for key, each in lake.status(way).items() if each])
+    operations.resubmit(lake.store, way, [key for key, each in lake.status(way).items() if each])
     again = client.launch([f"by_{way}"], keys[0], through=keys[-1])
     assert client.finished(again, 120) == "SUCCESS"
     lake.made(way)

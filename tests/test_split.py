@@ -5,10 +5,10 @@ import tracemalloc
 
 import pytest
 
-from opendataflow_dagster.dataflow import registry
-from opendataflow_dagster.dataflow import split as splitting
-from opendataflow_dagster.dataflow.errors import Refused, WrongUse
-from opendataflow_dagster.dataflow.split import (
+from opendataflow_dagster.errors import Refused, WrongUse
+from opendataflow_dagster.store import registry
+from opendataflow_dagster.store import split as splitting
+from opendataflow_dagster.store.split import (
     MOST,
     Chunk,
     Series,
@@ -18,7 +18,7 @@ from opendataflow_dagster.dataflow.split import (
     by_value,
     split,
 )
-from opendataflow_dagster.dataflow.store import Store
+from opendataflow_dagster.store.store import Store
 from tests.stores import check, pending, put, sql, statuses, take
 
 

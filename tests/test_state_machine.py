@@ -15,10 +15,10 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )  # fmt: skip
 
-from opendataflow_dagster.dataflow.errors import InputsChanged, StaleClaim
-from opendataflow_dagster.dataflow.model import Claim
-from opendataflow_dagster.dataflow.names import natural_key
-from opendataflow_dagster.dataflow.store import MAX_LOSSES, Store, open_store
+from opendataflow_dagster.errors import InputsChanged, StaleClaim
+from opendataflow_dagster.ids import natural_key
+from opendataflow_dagster.model import Claim
+from opendataflow_dagster.store.store import MAX_LOSSES, Store, open_store
 from tests.stores import (
     _rank,
     check,

@@ -7,13 +7,13 @@ import pytest
 from click.testing import CliRunner, Result
 
 from opendataflow_dagster.cli.app import app
-from opendataflow_dagster.dataflow import steps as stepping
-from opendataflow_dagster.dataflow.errors import WrongUse
-from opendataflow_dagster.dataflow.items import Accepted, Post, accept, payloads
-from opendataflow_dagster.dataflow.model import Claim
-from opendataflow_dagster.dataflow.moves import delete_run, hold, resubmit
-from opendataflow_dagster.dataflow.steps import MOST, Cleaned, Step, clean, record, steps
-from opendataflow_dagster.dataflow.store import Store
+from opendataflow_dagster.errors import WrongUse
+from opendataflow_dagster.model import Claim
+from opendataflow_dagster.store import step_log as stepping
+from opendataflow_dagster.store.items import Accepted, Post, accept, payloads
+from opendataflow_dagster.store.operations import delete_run, hold, resubmit
+from opendataflow_dagster.store.step_log import MOST, Cleaned, Step, clean, record, steps
+from opendataflow_dagster.store.store import Store
 from tests.stores import check, everything, expire, register, sql, take
 
 Odf = Callable[..., Result]

@@ -16,8 +16,8 @@ from shlex import quote
 import pytest
 
 from opendataflow_dagster.cli.progress import Progress
-from opendataflow_dagster.dataflow.names import typed
-from opendataflow_dagster.dataflow.store import Store
+from opendataflow_dagster.store.store import Store
+from opendataflow_dagster.util.text import typed
 from tests.stores import check, put, register, status
 
 BIN = Path(sys.executable).parent

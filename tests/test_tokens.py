@@ -6,9 +6,9 @@ import pytest
 from click.testing import CliRunner
 
 from opendataflow_dagster.cli.app import app
-from opendataflow_dagster.dataflow.errors import WrongUse
-from opendataflow_dagster.dataflow.store import Store
-from opendataflow_dagster.dataflow.tokens import check_token, drop_token, has_token, new_token
+from opendataflow_dagster.errors import WrongUse
+from opendataflow_dagster.store.item_tokens import check_token, drop_token, has_token, new_token
+from opendataflow_dagster.store.store import Store
 from tests.stores import everything, register
 from tests.test_ingest import make_project
 

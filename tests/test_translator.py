@@ -9,16 +9,16 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from opendataflow_dagster.dataflow.catalog import read_catalog
-from opendataflow_dagster.dataflow.registry import add_dataset
-from opendataflow_dagster.dataflow.store import Store
-from opendataflow_dagster.resource import DataflowResource
-from opendataflow_dagster.translator import (
+from opendataflow_dagster.dagster.resources import DataflowResource
+from opendataflow_dagster.dagster.translator import (
     DataflowTranslator,
     escaped_key,
     escaped_word,
     unescaped_word,
-)  # fmt: skip
+)
+from opendataflow_dagster.store.catalog import read_catalog
+from opendataflow_dagster.store.registry import add_dataset
+from opendataflow_dagster.store.store import Store
 from tests.stores import register
 
 TRANSLATE = DataflowTranslator()

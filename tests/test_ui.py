@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from playwright.sync_api import expect
 
-from opendataflow_dagster.dataflow import moves, registry
-from opendataflow_dagster.dataflow.model import Fact
-from opendataflow_dagster.dataflow.store import Store, open_store
+from opendataflow_dagster.model import Fact
+from opendataflow_dagster.store import operations, registry
+from opendataflow_dagster.store.store import Store, open_store
 from tests.browser import UI
 from tests.dagster_servers import Dagster
 from tests.graphql_client import wait_for
@@ -31,7 +31,7 @@ class Shop:
     def arrive(self, first: int, last: int, *, late: int = 0) -> list[str]:
         """Days of November of which sales have arrived, and `late` more that are announced."""
         days = [day(number) for number in range(first, last + 1)]
-        moves.ready(self.store, "sales", days)
+        operations.ready(self.store, "sales", days)
         expected = [day(last + 1 + number) for number in range(late)]
         for each in expected:
             put(self.store, "sales", each, "PENDING", jobid="external")
@@ -162,7 +162,7 @@ def test_the_grid_shows_what_the_tables_say(shop: Shop, ui: UI) -> None:
     assert shop.client.finished(run) == "FAILURE"
     shop.produce(*days[8:16])  # and others don't
     shop.fail(day(17), day(18))
-    moves.resubmit(shop.store, "check", [day(18)])
+    operations.resubmit(shop.store, "check", [day(18)])
     claims = [shop.hold(day(19)), shop.hold(day(20))]
     assert shop.words(*days[:22]) == [
         *["READY"] * 3, "FAILED", *["READY"] * 12, "FAILED", "RESUBMIT", "RUNNING", "RUNNING",
@@ -202,7 +202,7 @@ def test_a_backfill_of_failed_and_missing(shop: Shop, ui: UI) -> None:
     shop.fail(day(3), day(4), day(5))
     claim = shop.hold(day(6))
     shop.mark(broken=[day(8)])
-    moved = moves.resubmit(shop.store, "check", failed=True)
+    moved = operations.resubmit(shop.store, "check", failed=True)
     assert sorted(each.dataid for each in moved.moves) == [day(3), day(4), day(5)]
     looks_right(shop, ui)
     assert ui.counts() == {"green": 2, "red": 3, "blue": 1, "missing": 4}

@@ -9,10 +9,10 @@ from itertools import product
 import psycopg
 import pytest
 
-from opendataflow_dagster.dataflow import postgres
-from opendataflow_dagster.dataflow.items import new_run
-from opendataflow_dagster.dataflow.model import Fact
-from opendataflow_dagster.dataflow.store import Store, new_owner, open_store
+from opendataflow_dagster.model import Fact
+from opendataflow_dagster.store import postgres
+from opendataflow_dagster.store.items import new_run
+from opendataflow_dagster.store.store import Store, new_owner, open_store
 from tests.java import DDL, Java
 from tests.stores import (
     check,

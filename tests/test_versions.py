@@ -21,22 +21,22 @@ from click.testing import CliRunner, Result
 from psycopg.sql import Identifier
 
 from opendataflow_dagster.cli.app import app
-from opendataflow_dagster.dataflow import history, sqlfiles, upgrade
-from opendataflow_dagster.dataflow.errors import NoDatabase
-from opendataflow_dagster.dataflow.forcing import force
-from opendataflow_dagster.dataflow.items import backlog, new_run
-from opendataflow_dagster.dataflow.model import Claim
-from opendataflow_dagster.dataflow.offers import offer
-from opendataflow_dagster.dataflow.store import Store, open_store
-from opendataflow_dagster.dataflow.tokens import has_token
-from opendataflow_dagster.dataflow.versions import TooOld, Versions
+from opendataflow_dagster.errors import NoDatabase
+from opendataflow_dagster.model import Claim
+from opendataflow_dagster.store import history, sql_files, upgrade
+from opendataflow_dagster.store.claimable import offer
+from opendataflow_dagster.store.force import force
+from opendataflow_dagster.store.item_tokens import has_token
+from opendataflow_dagster.store.items import backlog, new_run
+from opendataflow_dagster.store.schema_version import TooOld, Versions
+from opendataflow_dagster.store.store import Store, open_store
 from tests.java import DDL
 from tests.postgres import Server
 from tests.stores import check, close, pending, put, register, sql, status, take
 from tests.tables import catalog, restore, rows, run_script
 from tests.test_upgrade import ROWS
 
-NOW = sqlfiles.version("sqlite")
+NOW = sql_files.version("sqlite")
 ODD = 'My "odd" schema, 100% o\'clock :x'
 
 
@@ -94,7 +94,7 @@ def test_the_migrations_give_the_tables_of_the_schema(urls: tuple[str, str]) -> 
     with db.of_any_version(), db.upgrading():
         for text in upgrade.missing_migrations(db, Versions(), set()):
             db.script(text)
-        db.script(sqlfiles.triggers(db.dialect))
+        db.script(sql_files.triggers(db.dialect))
     assert catalog(summed) == catalog(whole)
     found, wanted = rows(summed), rows(whole)
     for seeded in ("generation", "dataflow_context"):
@@ -109,7 +109,7 @@ def test_both_databases_have_the_same_migrations() -> None:
     found = {
         dialect: [
             (number, os.path.basename(path))
-            for number, path in sqlfiles.migrations(dialect).items()
+            for number, path in sql_files.migrations(dialect).items()
         ]
         for dialect in ("sqlite", "postgres")
     }
@@ -191,8 +191,8 @@ def test_two_upgrades_at_once_take_turns(url: str) -> None:
 
 INIT = """
 import os, signal, sys
-from opendataflow_dagster.dataflow.store import open_store
-from opendataflow_dagster.dataflow.upgrade import upgrade
+from opendataflow_dagster.store.store import open_store
+from opendataflow_dagster.store.upgrade import upgrade
 
 store, deadly = open_store(sys.argv[1]), int(sys.argv[2])
 plain, count = store.db.execute, 0
@@ -499,7 +499,7 @@ def test_history_is_listed_of_newer_tables(busy: Store) -> None:
 
 WORKER = """
 import json, sys
-from opendataflow_dagster.dataflow.store import new_owner, open_store
+from opendataflow_dagster.store.store import new_owner, open_store
 
 store, owner, held = open_store(sys.argv[1]), new_owner(), []
 for line in sys.stdin:

@@ -14,15 +14,17 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from psycopg.conninfo import conninfo_to_dict
 
-from opendataflow_dagster.dataflow import moves, whereabouts, whyjob
-from opendataflow_dagster.dataflow.errors import LostRace, WrongUse
-from opendataflow_dagster.dataflow.model import Fact
-from opendataflow_dagster.dataflow.registry import add_dataset, add_job, set_policy
-from opendataflow_dagster.dataflow.store import Store
-from opendataflow_dagster.dataflow.tables import Rows
-from opendataflow_dagster.dataflow.times import parse_time, to_table
-from opendataflow_dagster.dataflow.why import ADVICE, Explanation, explain
-from opendataflow_dagster.dataflow.whystate import Reason
+from opendataflow_dagster.errors import LostRace, WrongUse
+from opendataflow_dagster.explain import explain_job
+from opendataflow_dagster.explain.explain import ADVICE, Explanation, explain
+from opendataflow_dagster.explain.state import Reason
+from opendataflow_dagster.model import Fact
+from opendataflow_dagster.storage import presence
+from opendataflow_dagster.storage.table import Rows
+from opendataflow_dagster.store import operations
+from opendataflow_dagster.store.registry import add_dataset, add_job, set_policy
+from opendataflow_dagster.store.store import Store
+from opendataflow_dagster.util.times import parse_time, to_table
 from tests.stores import connect
 
 D = "2026-03-01"
@@ -71,19 +73,19 @@ def follow(store: Store, action: str) -> None:
         _, verb, *words = shlex.split(command)
         match verb:
             case "resubmit":
-                moves.resubmit(store, words[0], words[1:])
+                operations.resubmit(store, words[0], words[1:])
             case "release":
-                moves.release(store, words[0], words[1:])
+                operations.release(store, words[0], words[1:])
             case "hold":
-                moves.hold(store, words[0], words[1:])
+                operations.hold(store, words[0], words[1:])
             case "ready":
-                moves.ready(store, words[0], words[1:])
+                operations.ready(store, words[0], words[1:])
             case "delete-run":
-                moves.delete_run(store, *words)
+                operations.delete_run(store, *words)
             case "recover":
                 store.recover(words[1])
                 if "--older-than" in words:
-                    moves.recover_abandoned(store, 0, jobid=words[1])
+                    operations.recover_abandoned(store, 0, jobid=words[1])
             case "policy":
                 set_policy(store, words[0], dict([words[1].split("=")]))
             case "dml":
@@ -248,7 +250,7 @@ def test_a_stale_output_is_told(line: Store) -> None:
     assert right.rows[0]["generation"] == right.rows[0]["consumed"]
     assert (right.rows[0]["rows"], right.rows[0]["fingerprint"]) == (10, "abc")
 
-    moves.resubmit(line, "fetch", [D])
+    operations.resubmit(line, "fetch", [D])
     made(line, "fetch", Fact("a", D, rows=11, fingerprint="abd"))
     right = explain(line, "load", D).answers[1]
     assert right.ok is False
@@ -355,7 +357,7 @@ def test_rows_of_a_chunk_that_are_gone_are_noticed(
     assert "there is no table" in look(line)[1]
     table.close()
 
-    monkeypatch.setattr(whereabouts, "LOOK_SECONDS", 0.2)
+    monkeypatch.setattr(presence, "LOOK_SECONDS", 0.2)
     monkeypatch.setattr(Rows, "is_there", lambda rows: time.sleep(1))
     before = time.monotonic()
     assert look(line)[::2] == (None, "")
@@ -387,7 +389,7 @@ def test_an_input_that_failed_its_checks(line: Store) -> None:
     assert (found.code, found.may_run) == ("NOT_VALIDATED", True)
     assert "3 rows without a date" in found.reasons[0].text
     assert found.answers[3].ok is False
-    moves.resubmit(line, "fetch", [D])
+    operations.resubmit(line, "fetch", [D])
     made(line, "fetch", Fact("a", D, validated=True))
     assert explain(line, "load", D).answers[3].ok is True
 
@@ -463,7 +465,7 @@ def test_a_job_with_something_to_do_tells_what_keeps_the_rest_back(
     assert found.reasons[0].text.startswith("9 chunks ('0', '1', '2', …): 'b' is FAILED")
     assert (found.code, found.action) == ("HELD", "odf resubmit load 0")
 
-    monkeypatch.setattr(whyjob, "MANY", 1)
+    monkeypatch.setattr(explain_job, "MANY", 1)
     found = explain(line, "load")
     assert found.may_run
     assert "HELD" in {reason.code for reason in found.reasons}
@@ -472,7 +474,7 @@ def test_a_job_with_something_to_do_tells_what_keeps_the_rest_back(
 def test_of_a_job_of_many_chunks_the_queue_and_examples_are_looked_at(
     line: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(whyjob, "MANY", 1)
+    monkeypatch.setattr(explain_job, "MANY", 1)
     for dataid in ("1", "2"):
         put(line, "a", "READY", dataid=dataid)
     found = explain(line, "load")
@@ -633,7 +635,7 @@ def fill(
 def try_to_claim(store: Store, dataid: str) -> bool:
     try:
         return bool(store.claim("J", owner=f"o{time.monotonic_ns()}", only=dataid))
-    except (moves.Refused, LostRace):
+    except (operations.Refused, LostRace):
         return False
 
 
@@ -736,12 +738,12 @@ def test_whoever_follows_the_advice_gets_to_run(
         jobid = found.action.split()[2]
         try:
             follow(quick, found.action)
-        except moves.Refused as refused:
+        except operations.Refused as refused:
             told = str(refused)
         else:
             continue
         assert f"odf recover --job {jobid} --older-than" in told, "it tells what to do first"
-        moves.recover_abandoned(quick, 0, jobid=jobid)
+        operations.recover_abandoned(quick, 0, jobid=jobid)
     raise AssertionError(seen)
 
 

@@ -8,17 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from opendataflow_dagster.dataflow.errors import StaleClaim
-from opendataflow_dagster.dataflow.model import Recovered
-from opendataflow_dagster.dataflow.moves import release
-from opendataflow_dagster.dataflow.store import Store
-from opendataflow_dagster.dataflow.workers import (
-    beat,
-    begin_work,
-    lost_runs,
-    runs_at_work,
-    settle_run,
-)
+from opendataflow_dagster.errors import StaleClaim
+from opendataflow_dagster.model import Recovered
+from opendataflow_dagster.store.operations import release
+from opendataflow_dagster.store.runs import beat, begin_work, lost_runs, runs_at_work, settle_run
+from opendataflow_dagster.store.store import Store
 from tests.stores import (
     check,
     everything,

@@ -9,10 +9,10 @@ import sys
 def main() -> None:
     """Run `odf` with this process's arguments, and exit."""
     gc.disable()  # while modules are loaded, there is nothing to collect
-    from ..dataflow.passkey import take_passkey
+    from ..config.passkey import take_passkey
 
     take_passkey()  # before anything that a user has written is loaded
-    from .runline import concluded, execute, parse
+    from .fast_run import concluded, execute, parse
 
     words = sys.argv[1:]
     if words[:1] == ["run"] and (line := parse(words[1:])):

@@ -6,33 +6,33 @@ from typing import Any
 import click
 
 from .. import __version__
-from ..dataflow.errors import DataflowError
-from ..dataflow.names import meant
+from ..errors import DataflowError
+from ..util.text import meant
+from .fast_run import complain
 from .output import in_colour
-from .runline import complain
 
 COMMANDS = {
     "init": "setup:init",
     "load": "setup:load",
     "dump": "setup:dump",
-    "demo": "demo:demo",
+    "demo": "demo.command:demo",
     "doctor": "doctor:doctor",
-    "dataset": "registry:dataset",
-    "job": "registry:job",
-    "split": "registry:split",
-    "policy": "registry:policy",
+    "dataset": "register:dataset",
+    "job": "register:job",
+    "split": "register:split",
+    "policy": "register:policy",
     "run": "run:run",
     "force": "run:force",
     "start": "run:start",
     "end": "run:end",
-    "ready": "recovery:ready",
-    "resubmit": "recovery:resubmit",
-    "hold": "recovery:hold",
-    "release": "recovery:release",
-    "delete-run": "recovery:delete_run",
-    "recover": "recovery:recover",
-    "status": "look:status",
-    "runs": "look:runs",
+    "ready": "operate:ready",
+    "resubmit": "operate:resubmit",
+    "hold": "operate:hold",
+    "release": "operate:release",
+    "delete-run": "operate:delete_run",
+    "recover": "operate:recover",
+    "status": "status:status",
+    "runs": "status:runs",
     "history": "history:history",
     "why": "why:why",
     "drift": "drift:drift",

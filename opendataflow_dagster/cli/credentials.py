@@ -6,10 +6,10 @@ from contextlib import suppress
 
 import click
 
-from ..dataflow import credentials
-from ..dataflow.config import load_settings
-from ..dataflow.errors import CredentialError, DataflowError, WrongUse
-from ..dataflow.passkey import find_passkey
+from ..config import credentials
+from ..config.passkey import find_passkey
+from ..config.settings import load_settings
+from ..errors import CredentialError, DataflowError, WrongUse
 
 NO_ARGUMENTS = {"ignore_unknown_options": True}
 """So that a password that begins with a dash isn't repeated in a message either."""
@@ -80,7 +80,7 @@ def rotate(ctx: click.Context, stray: tuple[str, ...]) -> None:
     through, give the new key to those who run jobs. With the same key as both, it renews the values
     that `odf doctor` calls weak.
     """
-    from ..dataflow import rotation
+    from ..store import rotate_passkey
 
     if stray:
         raise WrongUse(
@@ -90,7 +90,7 @@ def rotate(ctx: click.Context, stray: tuple[str, ...]) -> None:
     new = find_passkey(os.environ, "NEW_PASSKEY") or _prompt_for_key(
         "NEW_PASSKEY", "The new passkey", twice=True
     )
-    done = rotation.rotate(load_settings(ctx.find_root().obj), old, new)
+    done = rotate_passkey.rotate(load_settings(ctx.find_root().obj), old, new)
     file = " and `encrypted` of the properties file" if done.file else ""
     click.echo(
         f"{done.rows} rows of dataset{file} are encrypted anew; {done.kept} values were already.",

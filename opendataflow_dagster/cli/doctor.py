@@ -5,9 +5,9 @@ from collections.abc import Iterator
 
 import click
 
-from ..dataflow.checkup import Check, examine
-from ..dataflow.config import load_settings
-from ..dataflow.errors import DataflowError
+from ..config.settings import load_settings
+from ..doctor import Check, examine
+from ..errors import DataflowError
 from .output import as_json, show
 
 COLOURS = {"ok": "green", "warn": "yellow", "fail": "red"}
@@ -38,7 +38,7 @@ def doctor(ctx: click.Context, deep: bool, as_json: bool) -> None:
 
 def _examine(config: str | None, deep: bool) -> Iterator[Check]:
     """The machine first, then what is configured on it."""
-    from ..spark.checkup import examine_spark
+    from ..spark.java_check import examine_spark
 
     checks = examine(config, deep=deep)
     yield next(checks)

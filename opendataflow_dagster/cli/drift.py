@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ..dataflow.catalog import Catalog, read_catalog
-from ..dataflow.errors import WrongUse
-from ..dataflow.holdings import Drift, drift_of_data, shown_word
-from ..dataflow.look import status
-from ..dataflow.times import parse_time
-from .look import MORE
+from ..errors import WrongUse
+from ..storage.audit import Drift, drift_of_data, shown_word
+from ..store.catalog import Catalog, read_catalog
+from ..store.overview import status
+from ..util.times import parse_time
 from .output import SCREEN, as_json, count_of, most_of, read_word, show_first, some_of, store_of
+from .status import MORE
 
 if TYPE_CHECKING:
-    from ..dataflow.store import Store
-    from ..translator import DataflowTranslator
+    from ..dagster.translator import DataflowTranslator
+    from ..store.store import Store
 
 
 @click.command(epilog="Example: odf drift bobout --json")
@@ -87,9 +87,9 @@ def drift(
             "of your dagster.yaml, or use --no-dagster."
         )
     dg = import_module("dagster")
-    from ..drift import drift as compare
-    from ..drift import repair as put_right
-    from ..mirror import Mirror
+    from ..dagster.drift import drift as compare
+    from ..dagster.drift import repair as put_right
+    from ..dagster.grid import Mirror
 
     with dg.DagsterInstance.get() as instance:
         if repair:

@@ -6,8 +6,8 @@ from typing import Any
 
 import click
 
-from ..dataflow.errors import WrongUse
-from ..dataflow.history import (
+from ..errors import WrongUse
+from ..store.history import (
     NEWEST,
     Event,
     end_of_log,
@@ -17,14 +17,14 @@ from ..dataflow.history import (
     whole_history,
     words_of,
 )
-from ..dataflow.history import history as past
-from ..dataflow.names import printable
-from ..dataflow.past import in_time, registrations
-from ..dataflow.refusals import refuse_unknown_job, refuse_unknown_name
-from ..dataflow.steps import clean as clean_steps
-from ..dataflow.steps import steps as steps_of
-from ..dataflow.store import Store
-from ..dataflow.times import parse_time
+from ..store.history import history as past
+from ..store.refusals import refuse_unknown_job, refuse_unknown_name
+from ..store.registration_history import in_time, registrations
+from ..store.step_log import clean as clean_steps
+from ..store.step_log import steps as steps_of
+from ..store.store import Store
+from ..util.text import printable
+from ..util.times import parse_time
 from .output import (
     as_json,
     count_of,

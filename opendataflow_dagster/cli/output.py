@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ..dataflow.config import BUILT_IN, load_settings
-from ..dataflow.errors import DataflowError, NoDatabase, Refused, WrongUse
-from ..dataflow.model import WORDS, Status
-from ..dataflow.names import meant, printable, typed
-from ..dataflow.opening import open_from
-from ..dataflow.refusals import job_names
-from ..dataflow.store import Store
+from ..config.settings import BUILT_IN, load_settings
+from ..errors import DataflowError, NoDatabase, Refused, WrongUse
+from ..model import WORDS, Status
+from ..store.opening import open_from
+from ..store.refusals import job_names
+from ..store.store import Store
+from ..util.text import meant, printable, typed
 
 if TYPE_CHECKING:
     from ..pipelines.project import Project
@@ -139,7 +139,7 @@ def most_of(limit: int | None, everything: bool, as_json: bool, screen: int = SC
 
 def some_of(store: Store, datasetids: Iterable[str], everything: bool) -> dict[str, list[str]]:
     """The large ones of some datasets, with those of their chunks that a quick look takes in."""
-    from ..dataflow.holdings import NEWEST, newest_of_large
+    from ..storage.audit import NEWEST, newest_of_large
 
     if everything:
         return {}

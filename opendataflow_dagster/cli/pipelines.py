@@ -7,18 +7,18 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ..dataflow.errors import NoDatabase, WrongUse
-from ..dataflow.model import FAILED
-from ..dataflow.names import printable, typed
-from ..dataflow.runjob import Outcome
+from ..errors import NoDatabase, WrongUse
+from ..model import FAILED
+from ..runner.run import Outcome
+from ..util.text import printable, typed
+from .fast_run import exit_code, narration, narrator
 from .output import as_json, count_of, show
-from .runline import exit_code, narration, narrator
 
 if TYPE_CHECKING:
-    from ..dataflow.config import Settings
-    from ..dataflow.store import Store
-    from ..pipelines.plans import Known
+    from ..config.settings import Settings
+    from ..pipelines.jobs import Known
     from ..pipelines.project import Project
+    from ..store.store import Store
 
 of_project = click.option(
     "--project", metavar="DIR", help="The project's folder; else this one, or one above."
@@ -44,7 +44,7 @@ def validate(
     Example: odf validate
     Example: odf validate clean_orders --project shop --junit report.xml
     """
-    from ..pipelines import report
+    from ..pipelines import validation_report
     from ..pipelines.project import find_project, read_project
     from ..pipelines.validate import validate as judge
 
@@ -54,15 +54,15 @@ def validate(
         verdicts.append(verdict)
         if as_json:
             continue
-        click.echo(printable(report.line_of(verdict)))
+        click.echo(printable(validation_report.line_of(verdict)))
         if not verdict.passed:
-            for line in report.details_of(verdict):
+            for line in validation_report.details_of(verdict):
                 click.echo(f"        {printable(line)}")
     if as_json:
-        show([report.object_of(each) for each in verdicts], as_json=True)
+        show([validation_report.object_of(each) for each in verdicts], as_json=True)
     if junit:
-        report.write_junit(verdicts, Path(junit))
-    click.echo(report.summary_of(verdicts), err=True)
+        validation_report.write_junit(verdicts, Path(junit))
+    click.echo(validation_report.summary_of(verdicts), err=True)
     if not all(each.passed for each in verdicts):
         ctx.exit(1)
 
@@ -75,7 +75,7 @@ def new(project: str) -> None:
     \b
     Example: odf new shop && cd shop && odf validate && odf pipeline run clean_contacts
     """
-    from ..pipelines.new import make
+    from ..pipelines.scaffold import make
 
     if not project.strip():
         raise WrongUse(
@@ -125,8 +125,8 @@ def run_(
     Example: odf pipeline run signups --stream new.csv --project shop
     """
     from ..pipelines.project import find_project, read_project
-    from ..pipelines.running import run_pipeline, run_project
-    from ..pipelines.settings import open_project, project_settings
+    from ..pipelines.project_settings import open_project, project_settings
+    from ..pipelines.run import run_pipeline, run_project
 
     if stream is not None and all_chunks:
         raise click.UsageError("--all is for what waits: a --stream file is run as a whole.")
@@ -171,9 +171,9 @@ def list_(ctx: click.Context, project: str | None, as_json: bool) -> None:
     \b
     Example: odf pipeline list
     """
-    from ..pipelines.plans import plans_of, takes_items
+    from ..pipelines.jobs import plans_of, takes_items
     from ..pipelines.project import find_project, read_project
-    from ..pipelines.settings import project_settings
+    from ..pipelines.project_settings import project_settings
 
     found = read_project(find_project(project))
     plans = plans_of(found, _known(project_settings(found.root, ctx.find_root().obj), found))
@@ -196,8 +196,8 @@ def list_(ctx: click.Context, project: str | None, as_json: bool) -> None:
 
 def _known(settings: "Settings", project: "Project") -> "Known":
     """What the tables tell of the project's datasets, as far as there are some."""
-    from ..dataflow.opening import open_from
-    from ..pipelines.plans import Known, known_of
+    from ..pipelines.jobs import Known, known_of
+    from ..store.opening import open_from
 
     store = open_from(settings)
     try:
@@ -210,8 +210,8 @@ def _known(settings: "Settings", project: "Project") -> "Known":
 
 def _tell_where(store: "Store", project: "Project", slug: str, failed: int) -> None:
     """What shows more of a run that failed, and what runs it again once that is mended."""
-    from ..dataflow.history import runs
-    from ..dataflow.items import cleaned_away
+    from ..store.history import runs
+    from ..store.items import cleaned_away
 
     say, named = narrator(sys.stderr), typed(slug)
     # Other commands look for the tables in the folder where they are typed.

@@ -6,9 +6,9 @@ import threading
 import time
 from typing import TextIO
 
-from ..dataflow.dials import chunks_left
-from ..dataflow.names import printable
-from ..dataflow.store import Store
+from ..store.job_policy import chunks_left
+from ..store.store import Store
+from ..util.text import printable
 
 REDRAW, RECOUNT, RELINE = 0.1, 5.0, 10.0
 ROUTINE = ("Launching ", "is complete. Updating status", "rows updated to READY for ")

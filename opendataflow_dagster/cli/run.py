@@ -4,9 +4,9 @@ import sys
 
 import click
 
-from ..dataflow.runjob import force_job, nothing_to_do
+from ..runner.run import force_job, nothing_to_do
+from .fast_run import IDLE, RunLine, execute, exit_code, narrator
 from .output import json_text, store_of
-from .runline import IDLE, RunLine, execute, exit_code, narrator
 
 SCRIPT_LINE = {"allow_interspersed_args": False, "ignore_unknown_options": False}
 """Everything after the script belongs to the script."""
@@ -75,7 +75,7 @@ def run(
         )
     if script is not None:
         raise click.UsageError(f"Give either --spark or the script {script!r}, not both.")
-    from .sparkline import execute_spark
+    from .spark_run import execute_spark
 
     line = RunLine(spark, (), job, all_chunks or workers > 1, workers, strict, config, wait)
     ctx.exit(execute_spark(line, batch))
@@ -114,7 +114,7 @@ def force(
 @click.pass_context
 def start(ctx: click.Context, job: str, lease: float, secrets: bool, strict: bool) -> None:
     """Claim the next chunk of JOB for a program that settles it by `odf end`; print its context."""
-    from ..dataflow.handover import start as claim
+    from ..runner.external import start as claim
 
     store = store_of(ctx)
     started = claim(store, job, lease=lease, secrets=secrets)
@@ -140,6 +140,6 @@ def end(ctx: click.Context, job: str, dataid: str, status: str, generation: int 
 
     RESUBMIT gives it back; it also sends back a chunk that isn't claimed, like `odf resubmit`.
     """
-    from ..dataflow.handover import end as settle
+    from ..runner.external import end as settle
 
     click.echo(settle(store_of(ctx), job, dataid, status, generation=generation), err=True)

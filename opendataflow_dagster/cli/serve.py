@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ..dataflow.errors import WrongUse
-from ..dataflow.names import printable
-from .runline import narrator
+from ..errors import WrongUse
+from ..util.text import printable
+from .fast_run import narrator
 
 if TYPE_CHECKING:
     import socket
 
-    from ..dataflow.config import Settings
+    from ..config.settings import Settings
     from ..pipelines.project import Project
 
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
@@ -59,7 +59,7 @@ def serve(
     Example: odf serve --host 0.0.0.0 --port 80 --rate 200
     """
     from ..pipelines.project import find_project, read_project
-    from ..pipelines.settings import project_settings
+    from ..pipelines.project_settings import project_settings
 
     config = ctx.find_root().obj
     if as_worker and project:
@@ -74,13 +74,13 @@ def _serve(
     settings: "Settings", project: "Project", host: str, port: int, rate: float,
     line: list[str] | None,
 ) -> int:  # fmt: skip
-    from ..ingest import Limits, make_app
-    from ..ingest.listening import make_server
-    from ..ingest.worker import WorkerProcess
-    from ..pipelines.current import Current
-    from ..pipelines.deploys import Deploys
-    from ..pipelines.itemworker import runs_here
-    from ..pipelines.settings import open_project
+    from ..pipelines.deployment import Deploys
+    from ..pipelines.live_project import Current
+    from ..pipelines.project_settings import open_project
+    from ..pipelines.worker import runs_here
+    from ..server import Limits, make_app
+    from ..server.http_server import make_server
+    from ..server.supervisor import WorkerProcess
 
     say = narrator(sys.stderr)
     store = open_project(settings)
@@ -108,9 +108,9 @@ def _serve(
 
 
 def _work(settings: "Settings", root: Path, folder: Path) -> int:
-    from ..pipelines.deploys import hold
-    from ..pipelines.itemworker import serve_items
+    from ..pipelines.deployment import hold
     from ..pipelines.project import read_project
+    from ..pipelines.worker import serve_items
 
     hold(folder.parent)
     project = read_project(folder)._replace(root=root)

@@ -18,7 +18,7 @@ def init(ctx: click.Context, plan: bool) -> None:
     """
     store = store_of(ctx, making=True)
     if plan:
-        from ..dataflow.upgrade import plan as planned
+        from ..store.upgrade import plan as planned
 
         found, script = planned(store.db)
         click.echo(script, nl=False)
@@ -48,7 +48,7 @@ def load(ctx: click.Context, folder: str) -> None:
     They are what H2's CSVWRITE makes of the original's tables, or `odf dump`. Rows that are here
     already are left; one that is here with other values is refused.
     """
-    from ..dataflow.transfer import load as add
+    from ..store.csv_dump import load as add
 
     for table, rows in add(store_of(ctx), folder).items():
         click.echo(f"{table}: {count_of(rows, 'new row')}", err=True)
@@ -63,7 +63,7 @@ def dump(ctx: click.Context, folder: str) -> None:
     History, claims, dials and items stay here. Passwords stay encrypted; those that `odf` has
     encrypted can't be read by the original.
     """
-    from ..dataflow.transfer import dump as write
+    from ..store.csv_dump import dump as write
 
     for table, rows in write(store_of(ctx), folder).items():
         click.echo(f"{table}.csv: {count_of(rows, 'row')}", err=True)

@@ -2,8 +2,8 @@
 
 import click
 
-from ..dataflow.adhoc import change, select
-from ..dataflow.moves import person
+from ..store.adhoc_sql import change, select
+from ..store.operations import person
 from .output import as_json, show, store_of
 
 

@@ -6,15 +6,15 @@ from typing import Any
 
 import click
 
-from ..dataflow import cleaning
-from ..dataflow.cleaning import BACK, POINTER, Leftover, Remove
-from ..dataflow.errors import DataflowError, Refused, WrongUse
-from ..dataflow.refusals import unknown_dataset
-from ..dataflow.store import Store
-from ..dataflow.targets import SQLITE, Folder, Remote, Table, target_of
-from ..dataflow.times import parse_duration
+from ..errors import DataflowError, Refused, WrongUse
+from ..location import SQLITE, Folder, Remote, Table, target_of
+from ..storage import cleanup
+from ..storage.cleanup import BACK, POINTER, Leftover, Remove
+from ..store.refusals import unknown_dataset
+from ..store.store import Store
+from ..util.times import parse_duration
+from .fast_run import complain
 from .output import as_json, count_of, most_of, show, show_first, some_of, store_of
-from .runline import complain
 
 _plan = click.option("--plan", is_flag=True, help="Say what would be done, and change nothing.")
 
@@ -101,8 +101,8 @@ def compact(
     Example: odf compact bobout 2026-03-01 --target-size 256MB
     Example: odf compact bobout --pack
     """
-    from ..dataflow.compacting import compact as rewrite
-    from ..dataflow.packing import pack as put_together
+    from ..storage.compact import compact as rewrite
+    from ..storage.compact_pack import pack as put_together
 
     store, target = store_of(ctx), _bytes(size)
     whole = everything or not plan or bool(dataids)
@@ -130,7 +130,7 @@ def _leftovers(
     ctx: click.Context, store: Store, names: tuple[str, ...], grace: float
 ) -> Iterator[tuple[str, Iterator[tuple[Leftover, Remove]]]]:
     """What to clean, by dataset; a folder that two datasets share is looked at once."""
-    registered = cleaning.registered(store)
+    registered = cleanup.registered(store)
     unknown = sorted(set(names) - {datasetid for datasetid, _, _ in registered})
     if unknown:
         raise unknown_dataset(store, unknown[0], "See `odf dataset list`.")
@@ -158,14 +158,14 @@ def _of(
     ctx: click.Context, store: Store, target: Any, encrypted: str | None, grace: float
 ) -> Iterator[tuple[Leftover, Remove]]:
     if isinstance(target, Folder):
-        yield from cleaning.in_folder(store, target.datasetid, target.root, grace)
+        yield from cleanup.in_folder(store, target.datasetid, target.root, grace)
     elif isinstance(target, Remote):
-        from ..spark.clean import in_remote
+        from ..spark.cleanup import in_remote
 
         yield from in_remote(store, target, lambda: _session(ctx), grace)
     elif target.dialect != SQLITE:  # which has none
-        from ..dataflow.credentials import password_of
-        from ..spark.clean import in_table
+        from ..config.credentials import password_of
+        from ..spark.cleanup import in_table
 
         yield from in_table(
             store, target, lambda: password_of(target.datasetid, encrypted), lambda: _session(ctx)
@@ -173,7 +173,7 @@ def _of(
 
 
 def _session(ctx: click.Context) -> Any:
-    from ..dataflow.config import load_settings
+    from ..config.settings import load_settings
     from ..spark.session import spark_session
 
     settings = load_settings(ctx.find_root().obj)

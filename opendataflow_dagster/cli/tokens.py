@@ -2,10 +2,10 @@
 
 import click
 
-from ..dataflow import tokens
-from ..dataflow.errors import Refused, WrongUse
-from ..dataflow.names import printable, typed
-from ..dataflow.store import Store
+from ..errors import Refused, WrongUse
+from ..store import item_tokens
+from ..store.store import Store
+from ..util.text import printable, typed
 from .output import refuse_unknown_pipeline, store_of
 
 
@@ -26,7 +26,7 @@ def token(ctx: click.Context, slug: str, drop: bool, project: str | None) -> Non
     """
     store = _store(ctx, slug, project, drop)
     if drop:
-        if not tokens.drop_token(store, slug):
+        if not item_tokens.drop_token(store, slug):
             raise Refused(
                 f"Pipeline {slug!r} has no token: it takes no items. "
                 f"To let it, run `odf token {typed(slug)}`.",
@@ -34,8 +34,8 @@ def token(ctx: click.Context, slug: str, drop: bool, project: str | None) -> Non
             )
         click.echo(f"Pipeline {slug!r} takes no items any more.", err=True)
         return
-    again = tokens.has_token(store, slug)
-    print(tokens.new_token(store, slug))
+    again = item_tokens.has_token(store, slug)
+    print(item_tokens.new_token(store, slug))
     replaced = ", in place of the one before" if again else ""
     click.echo(
         f"That is the token of pipeline {slug!r}{replaced}. Send it as `Authorization: Bearer …`; "
@@ -46,9 +46,9 @@ def token(ctx: click.Context, slug: str, drop: bool, project: str | None) -> Non
 
 def _store(ctx: click.Context, slug: str, project: str | None, drop: bool) -> Store:
     """The store that `odf serve` would use; what couldn't take items has no use for a token."""
-    from ..pipelines.plans import takes_items, why_no_items
+    from ..pipelines.jobs import takes_items, why_no_items
     from ..pipelines.project import find_project, nearest_project, read_project
-    from ..pipelines.settings import open_project, project_settings
+    from ..pipelines.project_settings import open_project, project_settings
 
     root = find_project(project) if project else nearest_project()
     if root is None:

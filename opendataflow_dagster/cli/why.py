@@ -4,11 +4,11 @@ from typing import Any
 
 import click
 
-from ..dataflow.errors import Refused
-from ..dataflow.names import printable, typed
-from ..dataflow.times import parse_time, shown
-from ..dataflow.why import ADVICE, Explanation, explain
-from ..dataflow.whystate import Reason
+from ..errors import Refused
+from ..explain.explain import ADVICE, Explanation, explain
+from ..explain.state import Reason
+from ..util.text import printable, typed
+from ..util.times import parse_time, shown
 from .output import as_json, pipeline_here, show, shown_rows, store_of
 
 WORDS = {True: "yes", False: "no", None: "unknown"}

@@ -9,16 +9,15 @@ from io import BytesIO
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from ..dataflow.chunk import Chunk, Result
-from ..dataflow.errors import CredentialError, DataflowError, Refused, Unreachable, WrongUse
-from ..dataflow.files import as_table, need
-from ..dataflow.model import Claim
-from ..dataflow.names import printable, typed
-from ..dataflow.runjob import first_line
+from ..chunk import Chunk, Result
+from ..errors import CredentialError, DataflowError, Refused, Unreachable, WrongUse
+from ..model import Claim
+from ..storage.files import as_table, need
+from ..util.text import first_line, printable, typed
+from .datasets import REPLACE, BigTable, is_select
 from .destinations import Confirm, Destination, Parts, as_pandas, one
-from .registered import REPLACE, BigTable, is_select
 from .sources import Source
-from .verdicts import Verdict, fault
+from .write_errors import Verdict, fault
 
 if TYPE_CHECKING:
     from pandas import DataFrame as PandasFrame

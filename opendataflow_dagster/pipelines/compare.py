@@ -12,7 +12,7 @@ from decimal import Decimal
 from math import isclose
 from typing import Any, NamedTuple
 
-from ..dataflow.names import printable
+from ..util.text import printable
 
 TOLERANCE = 1e-12
 SHORT = 1e-6

@@ -5,29 +5,29 @@ from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
-from ..dataflow import files, precedence
-from ..dataflow.chunk import Chunk, Place, Result, reason_of
-from ..dataflow.csvcolumns import headed
-from ..dataflow.csvoptions import csv_options
-from ..dataflow.errors import DataflowError, Refused
-from ..dataflow.folders import put
-from ..dataflow.model import Claim, Plan
-from ..dataflow.names import typed
-from ..dataflow.publish import publish
-from ..dataflow.reading import bounds_of
-from ..dataflow.runjob import Say
-from ..dataflow.store import Store
-from ..dataflow.tables import Rows
-from ..dataflow.targets import JDBC, Folder, Table
-from ..spark.publishing import is_frame, publish_frame
-from . import converting, csvfile, csvparts, spill
+from ..chunk import Chunk, Place, Result, reason_of
+from ..errors import DataflowError, Refused
+from ..location import JDBC, Folder, Table
+from ..model import Claim, Plan, Say
+from ..spark.chunk_publish import is_frame, publish_frame
+from ..storage import files
+from ..storage.csv_types import headed
+from ..storage.folder import put
+from ..storage.publish import publish
+from ..storage.read import bounds_of
+from ..storage.table import Rows
+from ..store import precedence
+from ..store.csv_options import csv_options
+from ..store.store import Store
+from ..util.text import typed
+from . import convert, csv_file, csv_parts, spill
 from .annotation import ON_SPARK, SPARK
-from .buffer import FOLDER
-from .converting import as_spark, kind_of
+from .convert import as_spark, kind_of
+from .datasets import REPLACE, BigTable, CsvFile, Row, is_select, registered, target, write_mode
 from .project import Pipeline, Project
-from .registered import REPLACE, BigTable, CsvFile, Row, is_select, registered, target, write_mode
-from .sqltypes import only_once
-from .verdicts import Verdict, judged
+from .sql_types import only_once
+from .step_frames import FOLDER
+from .write_errors import Verdict, judged
 
 __all__ = [
     "Destination", "destination_of", "publish_result", "publish_with_output", "refuse_older",
@@ -102,7 +102,7 @@ def _destination_of(
         if not read_by_others:
             path = output_file(project, pipeline.slug)
             dataset = f"{typed(slug)} --hostname {typed(path)}"
-            return CsvDestination(csvfile.CsvAppender(path, store, say), path, "", dataset)
+            return CsvDestination(csv_file.CsvAppender(path, store, say), path, "", dataset)
         folder = str(project.root / "output" / slug)
         row = Row(slug, {"datasetid": slug, "hostname": folder, "format": "csv"}, None)
     where, mode = target(row), write_mode(row)
@@ -120,14 +120,14 @@ def _destination_of(
                 f"odf dataset add {typed(slug)} --options ''",
                 code="INVALID_LOCATION",
             )
-        appender = csvfile.CsvAppender(where.path, store, say)
+        appender = csv_file.CsvAppender(where.path, store, say)
         return CsvDestination(appender, where.path, mode, typed(slug))
     if isinstance(where, BigTable):
         from .bigquery import BigQueryDestination
 
         return BigQueryDestination(where, row.password, mode)
     if isinstance(where, Table) and not where.column:
-        from .sqltable import TableDestination
+        from .sql_table import TableDestination
 
         return TableDestination(where, row.password, mode)
     return ChunkDestination(store, row)
@@ -136,7 +136,7 @@ def _destination_of(
 def write_output(project: Project, slug: str, frame: Any) -> str:
     """Write `output/<slug>.csv` for people, in one step; where it is."""
     path = output_file(project, slug)
-    csvfile.replace(path, as_pandas(frame), instead=_moved(path))
+    csv_file.replace(path, as_pandas(frame), instead=_moved(path))
     return path
 
 
@@ -182,10 +182,10 @@ def publish_with_output(
     if is_output(project, pipeline, destination):
         return destination.publish(frame, chunk, confirm)
     with ExitStack() as stack:
-        with csvfile.told(path):
+        with csv_file.told(path):
             shown, told = _for_people(frame, path, destination)
             show = stack.enter_context(
-                csvfile.written_aside(path, shown, instead=_moved(path), for_people=True)
+                csv_file.written_aside(path, shown, instead=_moved(path), for_people=True)
             )
         result = destination.publish(frame, chunk, confirm)
         try:
@@ -219,7 +219,7 @@ def refuse_loss(project: Project, pipeline: Pipeline, destination: Destination) 
     destination.refuse_loss()
     if not is_output(project, pipeline, destination):
         path = output_file(project, pipeline.slug)
-        csvparts.refuse_loss(path, _moved(path))
+        csv_parts.refuse_loss(path, _moved(path))
 
 
 def is_output(project: Project, pipeline: Pipeline, destination: Destination) -> bool:
@@ -242,7 +242,7 @@ class CsvDestination(Destination):
     What items have appended is replaced only if `mode` says so; `dataset` is how it is typed then.
     """
 
-    def __init__(self, appender: csvfile.CsvAppender, path: str, mode: str, dataset: str) -> None:
+    def __init__(self, appender: csv_file.CsvAppender, path: str, mode: str, dataset: str) -> None:
         self._appender, self.location, self._mode = appender, path, mode
         self._instead = "" if mode else (
             f"To add to it, run: odf dataset add {dataset} --writemode append. "
@@ -251,26 +251,26 @@ class CsvDestination(Destination):
 
     def refuse_loss(self) -> None:
         if self._instead:
-            csvparts.refuse_loss(self.location, self._instead)
+            csv_parts.refuse_loss(self.location, self._instead)
 
     def replaces(self, *, items: bool = False) -> bool:
         return self._mode == REPLACE or not (self._mode or items)
 
     def publish(self, frame: Any, chunk: Chunk, confirm: Confirm) -> Result:
-        with self.rows(frame, chunk) as rows, csvfile.told(self.location):
+        with self.rows(frame, chunk) as rows, csv_file.told(self.location):
             if self.replaces():
-                return csvfile.replace(self.location, rows, confirm, instead=self._instead)
+                return csv_file.replace(self.location, rows, confirm, instead=self._instead)
             return one(self._appender.append([(chunk.claim, as_pandas(rows))], confirm))
 
     def append(self, parts: Parts, confirm: Confirm) -> list[Verdict]:
-        with csvfile.told(self.location):
+        with csv_file.told(self.location):
             if not self.replaces(items=True):
                 return self._appender.append([(claim, as_pandas(f)) for claim, f in parts], confirm)
             return [self._instead_of_all(as_pandas(frame), confirm) for _, frame in parts]
 
     def _instead_of_all(self, frame: Any, confirm: Confirm) -> Verdict:
         path = self.location
-        return judged(lambda: csvfile.replace(path, frame, confirm), frame, path)
+        return judged(lambda: csv_file.replace(path, frame, confirm), frame, path)
 
 
 class ChunkDestination(Destination):
@@ -335,7 +335,7 @@ class ChunkDestination(Destination):
 
 def as_pandas(frame: Any) -> Any:
     """A frame of pandas, of Spark, of pandas-on-Spark, or a source, as the first of these."""
-    return from_spark(frame) if is_frame(frame) else converting.as_pandas(frame)
+    return from_spark(frame) if is_frame(frame) else convert.as_pandas(frame)
 
 
 def from_spark(frame: Any, moments: Container[str] = ()) -> Any:
@@ -343,7 +343,7 @@ def from_spark(frame: Any, moments: Container[str] = ()) -> Any:
 
     Times are those that the session's clock shows, but the columns `moments` have a zone.
     """
-    return spill.as_frame(converting.by_the_clock(frame, moments).toArrow())
+    return spill.as_frame(convert.by_the_clock(frame, moments).toArrow())
 
 
 def one(verdicts: list[Verdict]) -> Result:

@@ -5,9 +5,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ..dataflow.config import PROJECT
-from ..dataflow.errors import DataflowError, Refused, WrongUse
-from ..dataflow.names import meant, printable
+from ..config.settings import PROJECT
+from ..errors import DataflowError, Refused, WrongUse
+from ..util.text import meant, printable
 
 FILE = PROJECT
 INSTALL = "Run: pip install 'opendataflow-dagster[pipelines]'"

@@ -29,7 +29,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     for given in config.getoption("--dataflow-project") or []:
-        from ..dataflow.errors import DataflowError
+        from ..errors import DataflowError
         from .project import find_project
 
         try:
@@ -54,9 +54,9 @@ class ProjectFile(pytest.File):
     """A project.yml."""
 
     def collect(self) -> Iterator["PipelineNode"]:
-        from ..dataflow.errors import DataflowError
-        from .isolation import forget
+        from ..errors import DataflowError
         from .project import read_project
+        from .sandbox import forget
         from .validate import examined
 
         try:

@@ -4,22 +4,22 @@ import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from ..dataflow import files
-from ..dataflow.chunk import Place
-from ..dataflow.csvoptions import CsvOptions, csv_options, read_pandas
-from ..dataflow.errors import Refused
-from ..dataflow.names import typed
-from ..dataflow.places import is_relative
-from ..dataflow.publish import read
-from ..dataflow.reading import Reading, bounds_of
-from ..dataflow.store import Store
-from ..dataflow.tables import Rows
-from ..dataflow.targets import Folder, Remote, Table, target_of
-from ..spark.csvlines import WHOLE
-from ..spark.frames import read_chunk_frame
-from .plans import makers_of
+from ..chunk import Place
+from ..errors import Refused
+from ..location import Folder, Remote, Table, target_of
+from ..place import is_relative
+from ..spark.multiline_csv import WHOLE
+from ..spark.read import read_chunk_frame
+from ..storage import files
+from ..storage.publish import read
+from ..storage.read import Reading, bounds_of
+from ..storage.table import Rows
+from ..store.csv_options import CsvOptions, csv_options, read_pandas
+from ..store.store import Store
+from ..util.text import typed
+from .datasets import BigTable, CsvFile, Row, is_select, registered, target
+from .jobs import makers_of
 from .project import Project
-from .registered import BigTable, CsvFile, Row, is_select, registered, target
 
 if TYPE_CHECKING:
     from pandas import DataFrame as PandasFrame
@@ -72,13 +72,13 @@ def source_of(
 
         return BigQuerySource(where, row.password)
     if isinstance(where, Table) and (not where.column or is_select(where.name)):
-        from .sqltable import TableSource
+        from .sql_table import TableSource
 
         return TableSource(where, row.password)
     if place is not None and dataid is not None:
         return ChunkSource(store, row, where, place, dataid)
     if isinstance(where, Table):
-        from .sqltable import TableSource
+        from .sql_table import TableSource
 
         return TableSource(where, row.password)
     if isinstance(where, Remote):
@@ -87,7 +87,7 @@ def source_of(
             f"it, so that its chunks are tracked: see odf job list.",
             code="INVALID_LOCATION",
         )
-    from .wholefolder import FolderSource
+    from .whole_folder import FolderSource
 
     return FolderSource(store, where)
 
@@ -106,7 +106,7 @@ def _of_project(
 
 def _as_made(store: Store, project: Project, slug: str, makers: Sequence[str]) -> Source:
     """What pipelines have made last of a source, or its file in `sources/`."""
-    from .wholefolder import NewestSource
+    from .whole_folder import NewestSource
 
     newest = NewestSource(store, Folder(slug, str(project.root / "output" / slug), "csv"))
     if makers and newest.is_there():
@@ -128,7 +128,7 @@ class CsvSource(Source):
         self._options = options or CsvOptions(slug)
 
     def pandas(self) -> "PandasFrame":
-        from .csvfile import whole
+        from .csv_file import whole
 
         pandas = files.need("pandas")
         try:
@@ -143,7 +143,7 @@ class CsvSource(Source):
             raise self._refused(f"can't be read as CSV: {line}") from error
 
     def spark(self, spark: "SparkSession") -> "DataFrame":
-        from .csvspark import read_csv
+        from .csv_on_spark import read_csv
 
         if not os.path.isfile(self.location):
             raise self._missing()

@@ -6,10 +6,10 @@ from collections.abc import Container, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
-from ..dataflow import sparkfiles
-from ..dataflow.errors import DataflowError
-from ..dataflow.files import data_files, need
-from .converting import by_the_clock
+from ..errors import DataflowError
+from ..storage import spark_files
+from ..storage.files import data_files, need
+from .convert import by_the_clock
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -86,7 +86,7 @@ class Spill:
         return pyarrow.parquet.ParquetFile(path, coerce_int96_timestamp_unit="us")
 
     def _frame(self, table: Any) -> Any:
-        return as_frame(sparkfiles.conform(table, self._schema).rename_columns(self.columns))
+        return as_frame(spark_files.conform(table, self._schema).rename_columns(self.columns))
 
 
 def as_frame(table: Any) -> Any:
@@ -131,7 +131,7 @@ def spilled(frame: "DataFrame", folder: str, moments: Container[str] = ()) -> It
     plain = by_the_clock(frame, moments).toDF(*(f"c{at}" for at in range(len(names))))
     try:
         plain.write.mode("overwrite").parquet(f"file://{folder}")
-        found = Spill(folder, names, sparkfiles.arrow_schema(plain.schema.jsonValue()))
+        found = Spill(folder, names, spark_files.arrow_schema(plain.schema.jsonValue()))
         if len(found) != (rows := frame.count()):
             raise DataflowError(
                 f"Spark has written {rows:,} rows into {folder}, and {len(found):,} are there: its "

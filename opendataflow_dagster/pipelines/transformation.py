@@ -10,12 +10,12 @@ from pathlib import Path
 from types import ModuleType, TracebackType
 from typing import Any, NamedTuple
 
-from ..dataflow.errors import DataflowError
-from ..dataflow.names import printable
-from .interrupts import signals
-from .isolation import INSTALLED, surroundings
-from .prints import Prints
+from ..errors import DataflowError
+from ..util.text import printable
+from .captured_output import Prints
+from .interruption import signals
 from .project import INSTALL, Project
+from .sandbox import INSTALLED, surroundings
 
 NO_STREAM: Any = object()
 

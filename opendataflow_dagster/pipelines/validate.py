@@ -7,18 +7,18 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import NamedTuple
 
-from ..dataflow.config import BUILT_IN
-from ..dataflow.errors import DataflowError, NoDatabase
-from ..dataflow.names import typed
-from ..dataflow.opening import open_from
-from ..dataflow.runjob import Say, first_line
+from ..config.settings import BUILT_IN
+from ..errors import DataflowError, NoDatabase
+from ..model import Say
+from ..store.opening import open_from
+from ..util.text import first_line, typed
 from .annotation import PANDAS, engine_of, takes_stream
 from .compare import Difference, differences, identical
-from .expectations import copied, expectations_of
-from .isolation import forget
-from .plans import known_of, makers_of
+from .examples import copied, expectations_of
+from .jobs import known_of, makers_of
 from .project import FILE, Pipeline, Project
-from .settings import project_settings
+from .project_settings import project_settings
+from .sandbox import forget
 from .transformation import NO_STREAM, Transformation, TransformationError, load
 
 MOST = 20
@@ -187,7 +187,7 @@ def _judge(
     inputs, expected, samples = expectations_of(transformation.module)
     run, compare = transformation, differences
     if native:
-        from .native import Native
+        from .spark_validation import Native
 
         run = Native(project, transformation)
         compare = run.differences

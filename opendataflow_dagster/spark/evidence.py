@@ -5,9 +5,9 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 from uuid import uuid4
 
-from ..dataflow.errors import DataflowError
-from .hashing import quoted, row_hash
-from .schemas import schema_text
+from ..errors import DataflowError
+from .row_hash import quoted, row_hash
+from .schema import schema_text
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, Observation

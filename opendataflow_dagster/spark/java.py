@@ -11,8 +11,8 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
-from ..dataflow.environment import SECRETS
-from ..dataflow.errors import SessionError
+from ..errors import SessionError
+from ..runner.environment import SECRETS
 
 NEEDED = 17
 """What Spark 4.3 needs at least."""

@@ -7,12 +7,12 @@ from contextlib import suppress
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
 
-from ..dataflow.errors import DataflowError, Refused
-from ..dataflow.tables import Bounds, strangers
-from ..dataflow.targets import Table
-from .hashing import quoted
-from .jdbc_link import Password, Place, need_classic
+from ..errors import DataflowError, Refused
+from ..location import Table
+from ..storage.table import Bounds, strangers
+from .jdbc_connection import Password, Place, need_classic
 from .jdbc_loss import watched
+from .row_hash import quoted
 from .table_loss import refuse_losses
 
 if TYPE_CHECKING:

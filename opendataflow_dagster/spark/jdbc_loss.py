@@ -6,8 +6,8 @@ What a database makes of a number is its own; whether the column's type has it, 
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from .hashing import quoted
-from .schemas import EXACT, WHOLE
+from .row_hash import quoted
+from .schema import EXACT, WHOLE
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

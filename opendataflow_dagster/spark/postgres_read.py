@@ -6,11 +6,11 @@ from contextvars import ContextVar
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from ..dataflow.errors import WrongUse
-from ..dataflow.tables import Bounds
-from ..dataflow.targets import Table
-from .postgres_link import Login, Password, PostgresRows, linked, snapshot_statements
-from .postgres_types import Column, fitted, schema_of
+from ..errors import WrongUse
+from ..location import Table
+from ..storage.table import Bounds
+from .postgres_connection import Login, Password, PostgresRows, linked, snapshot_statements
+from .types import Column, fitted, schema_of
 
 if TYPE_CHECKING:
     import pyarrow

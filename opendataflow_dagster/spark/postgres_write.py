@@ -8,13 +8,13 @@ from hashlib import blake2b
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
-from ..dataflow.errors import DataflowError, Refused
-from ..dataflow.tables import Bounds, strangers
-from ..dataflow.targets import Table
-from .postgres_link import Login, Password, PostgresRows, linked
+from ..errors import DataflowError, Refused
+from ..location import Table
+from ..storage.table import Bounds, strangers
+from .postgres_connection import Login, Password, PostgresRows, linked
 from .postgres_read import ROWS_OF_A_PART, read_rows
-from .postgres_types import Column, Loaded, loaded
 from .table_loss import refuse_losses
+from .types import Column, Loaded, loaded
 
 if TYPE_CHECKING:
     import pyarrow

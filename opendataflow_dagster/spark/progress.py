@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
-from ..dataflow.model import Claim
-from ..dataflow.names import printable
+from ..model import Claim
+from ..util.text import printable
 from .session import is_remote
 
 if TYPE_CHECKING:

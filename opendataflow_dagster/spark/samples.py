@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from .hashing import quoted
+from .row_hash import quoted
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

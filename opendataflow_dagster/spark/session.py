@@ -9,13 +9,13 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from ..dataflow.config import Settings
-from ..dataflow.errors import DataflowError, SessionError, WrongUse
-from .conf import LEVEL, MASTER, OPTIONS, REMOTE, WAREHOUSE, given_conf, spark_conf
+from ..config.settings import Settings
+from ..errors import DataflowError, SessionError, WrongUse
 from .java import java_home, needed_java
-from .living import has_ended, is_remote, let_go, starting
-from .servers import listens, public
-from .start import driver_options, surroundings, warehouse
+from .java_options import driver_options, surroundings, warehouse
+from .master import listens, public
+from .session_health import has_ended, is_remote, let_go, starting
+from .settings import LEVEL, MASTER, OPTIONS, REMOTE, WAREHOUSE, given_conf, spark_conf
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

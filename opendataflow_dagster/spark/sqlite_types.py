@@ -4,8 +4,8 @@ import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ..dataflow.errors import Refused
-from ..dataflow.tables import Rows
+from ..errors import Refused
+from ..storage.table import Rows
 from .table_loss import refuse_losses
 
 if TYPE_CHECKING:

@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
-from ..dataflow.errors import Refused
-from ..dataflow.targets import Table
+from ..errors import Refused
+from ..location import Table
 
 
 def refuse_losses(

@@ -26,7 +26,7 @@ begin
 end $$;
 
 -- What one row of datastatus means for a job to which its dataset is an input (IN) or an output (OUT); `own`
--- tells whether it is the job's own row. This is the rule of dataflow/model.py. No settings are attached to
+-- tells whether it is the job's own row. This is the rule of opendataflow_dagster/model.py. No settings are attached to
 -- it, so that the planner writes it into the statements that use it.
 create or replace function claim_effect(itemtype text, own boolean, locktype text, word text) returns text
 language sql immutable parallel safe as $$
@@ -55,7 +55,7 @@ language sql immutable parallel safe as $$
 $$;
 
 -- Datasets whose place keeps a version of a chunk for whoever reads it: where a publish is another version, as
--- spark/remote.py writes it. Which places these are is told by `is_remote` in dataflow/targets.py.
+-- spark/object_store.py writes it. Which places these are is told by `is_remote` in opendataflow_dagster/location.py.
 create or replace view versioned_dataset as
 select datasetid from (
     select datasetid, coalesce(nullif(hostname, ''), database) as place from dataset

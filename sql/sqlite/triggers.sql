@@ -10,7 +10,7 @@ drop view if exists versioned_dataset;
 drop view if exists stale_chunk;
 
 -- Datasets whose place keeps a version of a chunk for whoever reads it: where a publish is another version, as
--- spark/remote.py writes it. Which places these are is told by `is_remote` in dataflow/targets.py.
+-- spark/object_store.py writes it. Which places these are is told by `is_remote` in opendataflow_dagster/location.py.
 create view versioned_dataset as
 select datasetid from (
     select datasetid, coalesce(nullif(hostname, ''), database) as place from dataset
@@ -21,7 +21,7 @@ where
         or place glob 'wasb://*' or place glob 'adl://*' or place glob 'oss://*' or place glob 'cosn://*'
         or place glob 'obs://*' or place glob 'hdfs://*' or place glob 'webhdfs://*' or place glob 'viewfs://*';
 
--- Every row that matters to a chunk of a job, and what it means for a claim: the rule of dataflow/model.py. Who
+-- Every row that matters to a chunk of a job, and what it means for a claim: the rule of opendataflow_dagster/model.py. Who
 -- reads the chunk locks it only while it makes something of it: the Java program leaves its IN rows behind.
 create view claim_row as
 select i.jobid, s.dataid, i.itemtype, i.datasetid, s.jobid is i.jobid as own, s.locktype, s.generation,

@@ -4,9 +4,9 @@ import os
 import time
 from pathlib import Path
 
-from opendataflow_dagster import launching, settling
-from opendataflow_dagster.build import build_definitions
-from opendataflow_dagster.dataflow.produce import Chunk
+from opendataflow_dagster.dagster import catch_up_sensor, settlement
+from opendataflow_dagster.dagster.build import build_definitions
+from opendataflow_dagster.runner.produce import Chunk
 
 
 def slow(chunk: Chunk) -> None:
@@ -18,6 +18,6 @@ def slow(chunk: Chunk) -> None:
 
 
 # What a test can't wait for: a run that was killed before its first worker began.
-launching.UNHEARD, settling.SILENCE = 10.0, 20.0
+catch_up_sensor.UNHEARD, settlement.SILENCE = 10.0, 20.0
 
 defs = build_definitions(functions={"slow": slow})

@@ -9,11 +9,11 @@ from opendataflow_dagster import (
     SparkResource,
     build_definitions,
 )
-from opendataflow_dagster.spark import watching
+from opendataflow_dagster.spark import interruption
 from tests.locations.spark_jobs import batched, checked, enrich, threaded
 
 dataflow = DataflowResource()
-watching.PROGRESS = 1.0  # what a test can't wait for
+interruption.PROGRESS = 1.0  # what a test can't wait for
 
 
 @dg.asset(

@@ -1,0 +1,186 @@
+"""What user code gets of a chunk, and what it may tell of it."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol
+
+from .errors import DataflowError
+from .model import Claim, Plan
+from .store.store import Store, taken_over
+from .util.text import in_one, tidy
+
+ERROR, WARN = "ERROR", "WARN"
+
+
+class JobContext(Protocol):
+    """What is known of a job while one of its chunks is made."""
+
+    plan: Plan
+    locations: dict[str, str]
+    columns: dict[str, dict[str, str | None]]
+
+    def password(self, datasetid: str) -> str | None: ...
+
+    def for_chunk(self, claim: Claim) -> dict[str, str]: ...
+
+
+class Lease(Protocol):
+    """What keeps a claim alive, and hears if somebody else has taken it over."""
+
+    def lost(self, claim: Claim) -> bool: ...
+
+
+class ChunkFailed(DataflowError):
+    """Raised by user code: the chunk failed, for the reason that the message is."""
+
+
+class Place(NamedTuple):
+    """A dataset of a job: its registration, and what is known of this chunk of it."""
+
+    datasetid: str
+    columns: Mapping[str, str | None]
+    location: str | None = None
+    generation: int | None = None
+    rows: int | None = None
+    fingerprint: str | None = None
+    validated: bool | None = None
+    store: str = ""
+    """Which store tells of the generation."""
+
+
+class Result(NamedTuple):
+    """What a function tells of a dataset's chunk that it has made."""
+
+    rows: int | None = None
+    bytes: int | None = None
+    fingerprint: str | None = None
+    location: str | None = None
+    metadata: Mapping[str, Any] = {}
+    schema: str | None = None
+    replaces: bool | None = None
+    """Whether the chunk is now in the place of all others of its dataset."""
+
+
+class Checked(NamedTuple):
+    """The answer of one check."""
+
+    name: str
+    datasetid: str
+    passed: bool
+    message: str = ""
+    metadata: Mapping[str, Any] = {}
+    severity: str = ERROR
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """The chunk in hand, as user code gets it; `results` are what it returned, for checks."""
+
+    claim: Claim = field(repr=False)
+    inputs: Mapping[str, Place]
+    outputs: Mapping[str, Place]
+    environment: Mapping[str, str] = field(repr=False)
+    results: Mapping[str, Result] = field(default_factory=dict)
+    _job: JobContext | None = field(default=None, repr=False)
+    _pulse: Lease | None = field(default=None, repr=False)
+
+    @property
+    def jobid(self) -> str:
+        return self.claim.jobid
+
+    @property
+    def dataid(self) -> str:
+        return self.claim.dataid
+
+    @property
+    def generation(self) -> int:
+        return self.claim.generation
+
+    @property
+    def attempts(self) -> int:
+        return self.claim.attempts
+
+    @property
+    def reads_today(self) -> bool:
+        """Whether the job runs on the current date only."""
+        return bool(self._job and self._job.plan.today)
+
+    def password(self, datasetid: str) -> str | None:
+        """The password of a dataset, decrypted now: keep it no longer than needed."""
+        return self._job.password(datasetid) if self._job else None
+
+    def alive(self) -> bool:
+        """Whether the claim is ours, as of the last heartbeat."""
+        return not (self._pulse and self._pulse.lost(self.claim))
+
+    def check(self) -> None:
+        """Raise `StaleClaim` if somebody else has taken the chunk over."""
+        if not self.alive():
+            raise taken_over([self.claim])
+
+
+def open_chunk(
+    store: Store, claim: Claim, environment: JobContext, pulse: Lease | None = None
+) -> Chunk:
+    """What user code is told of a claimed chunk."""
+    plan = environment.plan
+    rows, _ = store.db.insist(
+        lambda: store.db.run("produce.inputs", jobid=claim.jobid, dataid=claim.dataid)
+    )
+    known = {row[0]: row[1:] for row in rows}
+    inputs = {}
+    for each in plan.reads:
+        generation, location, count, fingerprint, validated = known.get(each, (None,) * 5)
+        inputs[each] = Place(
+            each, environment.columns.get(each, {}), location or environment.locations.get(each),
+            generation, count, fingerprint, None if validated is None else bool(validated),
+            store.id,
+        )  # fmt: skip
+    outputs = {
+        each: Place(each, environment.columns.get(each, {}), environment.locations.get(each))
+        for each in plan.outputs
+    }
+    return Chunk(
+        claim, inputs, outputs, environment.for_chunk(claim), _job=environment, _pulse=pulse
+    )
+
+
+def as_results(returned: Any, outputs: Sequence[str]) -> dict[str, Result]:
+    """What a function returned, by dataset; it raises what says how to do it right."""
+    if returned is None:
+        return {each: Result() for each in outputs}
+    if isinstance(returned, Result):
+        if len(outputs) > 1:
+            raise ChunkFailed(
+                f"The function returned one Result for {len(outputs)} datasets. "
+                "Return a dict: dataset → Result."
+            )
+        return {outputs[0]: returned}
+    if isinstance(returned, Mapping):
+        unknown = sorted(map(str, set(returned) - set(outputs)))
+        wrong = [each for each in returned.values() if not isinstance(each, Result | None)]
+        if not unknown and not wrong:
+            return {each: returned.get(each) or Result() for each in outputs}
+        about = f"a dict for {unknown[0]!r}" if unknown else f"a dict with a {_kind(wrong[0])}"
+    else:
+        about = f"a {_kind(returned)}"
+    raise ChunkFailed(
+        f"The function returned {about}. Return None, a Result, or a dict: "
+        f"{', '.join(map(repr, outputs))} → Result."
+    )
+
+
+def reason_of(error: BaseException) -> str:
+    """What an exception says, on one line, as the tables can keep it; of ours the message alone."""
+    if isinstance(error, DataflowError):
+        return tidy(in_one(str(error))) or "failed"
+    from traceback import format_exception_only
+
+    told = "".join(format_exception_only(error)).strip()
+    if isinstance(error, SyntaxError):  # the lines before show where
+        told = told.splitlines()[-1]
+    return tidy(in_one(told)) or type(error).__name__
+
+
+def _kind(value: Any) -> str:
+    return type(value).__name__

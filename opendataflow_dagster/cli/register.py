@@ -1,0 +1,371 @@
+"""`odf dataset`, `job`, `policy`, `split`: what is registered."""
+
+import sys
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ..errors import WrongUse
+from ..store import registry
+from ..store.refusals import refuse_flawed
+from ..util.text import typed
+from .output import (
+    as_json,
+    count_of,
+    knowing_pipelines,
+    pipeline_here,
+    show,
+    show_first,
+    shown_rows,
+    store_of,
+)
+from .progress import fill_queues
+
+if TYPE_CHECKING:
+    from ..store.split import Series
+
+_plan = click.option("--plan", is_flag=True, help="Say what would go, and change nothing.")
+
+
+@click.group()
+def dataset() -> None:
+    """Register datasets, and list them.
+
+    \b
+    Example: odf dataset add bobout --hostname db1 --database sales --tablename bob
+    """
+
+
+@dataset.command("add")
+@click.argument("datasetid")
+@click.option("--hostname", "--host", help="The machine that the data is on.")
+@click.option("--database", help="The database, or the folder.")
+@click.option("--schemaname", "--schema", help="The schema in the database.")
+@click.option("--tablename", "--table", help="The table, or the file.")
+@click.option("--username", "--user", help="Who reads and writes it.")
+@click.option(
+    "--password",
+    is_flag=True,
+    help="Ask for the password (or read all of stdin) and encrypt it.",
+)
+@click.option(
+    "--encryptedpass", metavar="VALUE", help="The password as `odf encrypt --dataset` printed it."
+)
+@click.option("--format", help="What the data is in, such as csv or parquet.")
+@click.option("--chunkcolumn", help="The column that tells a row's chunk.")
+@click.option("--domain", help="The name of the group of datasets that share their dataids.")
+@click.option(
+    "--writemode", metavar="append|replace",
+    help="Whether a pipeline's run adds its rows to a file or table, or puts them in place of all.",
+)  # fmt: skip
+@click.option(
+    "--options", metavar="JSON",
+    help="How its CSV files are written that others make: delimiter, quote, header, encoding, "
+    "null, and schema (column and type) or strings (true, or columns).",
+)  # fmt: skip
+@click.pass_context
+def dataset_add(ctx: click.Context, datasetid: str, password: bool, **columns: str | None) -> None:
+    """Register a dataset, or change what is told of it.
+
+    Options that are left out change nothing; an empty value clears.
+
+    \b
+    Example: odf dataset add bobout --host db1 --database sales --table bob --user etl --password
+    Example: odf dataset add bobin --format csv --options '{"delimiter": ";", "strings": ["zip"]}'
+    """
+    secret = _password(datasetid) if password else None
+    new = registry.add_dataset(store_of(ctx), datasetid, password=secret, **columns)
+    click.echo(f"Dataset {datasetid!r} is {'registered' if new else 'changed'}.", err=True)
+
+
+@dataset.command("remove")
+@click.argument("datasetid")
+@_plan
+@as_json
+@click.pass_context
+def dataset_remove(ctx: click.Context, datasetid: str, plan: bool, as_json: bool) -> None:
+    """Forget where a dataset is and its password; its data, chunks and history stay.
+
+    One that a job reads or writes is refused.
+
+    \b
+    Example: odf dataset remove bobout --plan
+    """
+    found = registry.remove_dataset(store_of(ctx), datasetid, plan=plan)
+    _show_removal(f"Dataset {datasetid!r}", found, plan, as_json)
+
+
+@dataset.command("list")
+@as_json
+@click.pass_context
+def dataset_list(ctx: click.Context, as_json: bool) -> None:
+    """List the datasets; of an encrypted password only the start is shown.
+
+    \b
+    Example: odf dataset list --json
+    """
+    rows = registry.datasets(store_of(ctx))
+    show(rows, as_json=as_json, empty="No dataset is registered. Run `odf dataset add`.")
+
+
+@click.group()
+def job() -> None:
+    """Register jobs, and list them.
+
+    \b
+    Example: odf job add loadbob --in bobin --out bobout
+    """
+
+
+@job.command("add")
+@click.argument("jobid")
+@click.option("--in", "inputs", multiple=True, metavar="DATASET", help="A dataset that it reads.")
+@click.option(
+    "--out", "outputs", multiple=True, metavar="DATASET", help="A dataset that it writes."
+)
+@click.option("--env", multiple=True, metavar="NAME=VALUE", help="A variable that its script gets.")
+@click.option("--replace", is_flag=True, help="The job has these items and no others from now on.")
+@click.pass_context
+def job_add(
+    ctx: click.Context,
+    jobid: str,
+    inputs: tuple[str, ...],
+    outputs: tuple[str, ...],
+    env: tuple[str, ...],
+    replace: bool,
+) -> None:
+    """Register what a job reads, writes and sets, or add to it.
+
+    JOBID is the base name of its script. The dataset `today` stands for the current date.
+
+    \b
+    Example: odf job add loadbob --in bobin --out bobout --env MODE=fast
+    """
+    environment = dict(_pair(each, "--env") for each in env)
+    store = store_of(ctx)
+    added = registry.add_job(store, jobid, inputs, outputs, environment, replace=replace)
+    fill_queues(store, jobid)
+    for note in added.notes:
+        click.echo(note, err=True)
+    click.echo(
+        f"Job {jobid!r} is registered: {count_of(added.rows, 'new row')}. "
+        f"Next: `odf run --job {typed(jobid)} SCRIPT`, `odf why {typed(jobid)}`.",
+        err=True,
+    )
+
+
+@job.command("remove")
+@click.argument("jobid")
+@_plan
+@as_json
+@click.pass_context
+def job_remove(ctx: click.Context, jobid: str, plan: bool, as_json: bool) -> None:
+    """Forget what a job reads, writes and sets, and its dials; its chunks and history stay.
+
+    A job that is running is refused.
+
+    \b
+    Example: odf job remove loadbob --plan
+    """
+    store = store_of(ctx)
+    found = registry.remove_job(store, jobid, plan=plan)
+    if not plan:
+        fill_queues(store, jobid)  # which takes away what is pending of it
+    _show_removal(f"Job {jobid!r}", found, plan, as_json)
+
+
+@job.command("list")
+@click.argument("jobid", required=False)
+@as_json
+@click.pass_context
+def job_list(ctx: click.Context, jobid: str | None, as_json: bool) -> None:
+    """List what jobs read, write and set.
+
+    \b
+    Example: odf job list loadbob
+    """
+    store = store_of(ctx)
+    rows = shown_rows(registry.jobs(store, jobid), as_json=as_json)
+    if jobid is not None and not rows:
+        with knowing_pipelines(store, jobid):
+            refuse_flawed(store, store.read_plan(jobid))
+    show(rows, as_json=as_json, empty="No job is registered. Run `odf job add`.")
+
+
+@click.command()
+@click.argument("jobid")
+@click.argument("dials", nargs=-1, metavar="[KEY=VALUE]...")
+@as_json
+@click.pass_context
+def policy(ctx: click.Context, jobid: str, dials: tuple[str, ...], as_json: bool) -> None:
+    """Turn a job's dials while everything runs; without any, show them.
+
+    `none` resets a dial. paused_until takes a time, +2h, forever, or no; delays and limits take
+    seconds, or 30m, 2h.
+
+    batch_size is how many chunks a worker of `odf run --all`, or a catch-up run in Dagster, claims
+    at once. It runs them one after another and gives back what a stop, a pause or a lower
+    concurrency keeps it from starting. A function with @spark_job(batch=…) gets that many chunks
+    in one go, also for partitions that a Dagster run names. Pipelines claim one chunk at a time.
+
+    \b
+    Example: odf policy loadbob concurrency=4 max_attempts=3 retry_delay=5m
+    Example: odf policy loadbob paused_until=+2h
+    Example: odf policy loadbob batch_size=20
+    """
+    store = store_of(ctx)
+    if project := pipeline_here(store, jobid):
+        from ..pipelines.jobs import register
+
+        register(store, project, jobid)
+    if dials:
+        row = registry.set_policy(store, jobid, dict(_pair(each, "a dial") for each in dials))
+    else:
+        row = registry.policy(store, jobid)
+    if as_json:
+        show([row], as_json=True)
+    else:
+        show([_dial(key, row[key]) for key in registry.DIALS], as_json=False)
+
+
+@click.command()
+@click.argument("datasetid")
+@click.option("--column", metavar="C", help="The column that tells a row's chunk.")
+@click.option("--from", "lower", metavar="X", help="The first date, or the least number.")
+@click.option(
+    "--to", "upper", metavar="X", help="The last date, included; or the number to stop before."
+)
+@click.option("--by", type=click.Choice(["day", "week", "month", "year"]), help="A chunk for each.")
+@click.option("--size", type=int, help="How many numbers are in a chunk.")
+@click.option("--chunks", type=int, help="How many chunks of about one size to make.")
+@click.option(
+    "--shards", type=int, metavar="N", help="A chunk for each remainder of the column divided by N."
+)
+@click.option(
+    "--values", metavar="A,B,...", help="A chunk for each value; - reads one per line from stdin."
+)
+@click.option("--pending", is_flag=True, help="The data isn't there yet: PENDING instead of READY.")
+@click.option(
+    "--job", "jobid", metavar="JOB", help="With --pending, the job that is to produce the chunks."
+)
+@click.option("--plan", is_flag=True, help="Say what would be registered, and change nothing.")
+@as_json
+@click.pass_context
+def split(
+    ctx: click.Context,
+    datasetid: str,
+    column: str | None,
+    lower: str | None,
+    upper: str | None,
+    by: str | None,
+    size: int | None,
+    chunks: int | None,
+    shards: int | None,
+    values: str | None,
+    pending: bool,
+    jobid: str | None,
+    plan: bool,
+    as_json: bool,
+) -> None:
+    """Register the chunks of a large table, READY for the jobs that read it.
+
+    Run again, it adds what is missing and touches nothing else. Calendar chunks are whole periods,
+    called 2026-01-05 (a day, or the week from that Monday), 2026-01, 2026. Number chunks are called
+    by their lower bound, shards by their remainder, values by themselves. NULLs are in no chunk.
+
+    Many are registered 2,000 at a time, so that workers begin meanwhile. If the command is ended
+    before that is done, run it again.
+
+    \b
+    Example: odf split orders --column day --from 2026-01-01 --to 2026-12-31 --by month
+    Example: odf split orders --column id --from 0 --to 1000000 --size 100000
+    Example: odf split orders --column id --shards 64 --plan
+    Example: odf split orders --column country --values at,de,ch
+    """
+    from ..store import split as splitting
+
+    given = {"--by": by, "--size": size, "--chunks": chunks, "--shards": shards, "--values": values}
+    ways = [option for option, value in given.items() if value is not None]
+    if len(ways) != 1:
+        raise WrongUse(
+            "Split in one way: --by, --size, --chunks, --shards, --values. See `odf split --help`."
+        )
+    if by or size is not None or chunks is not None:
+        if lower is None or upper is None:
+            raise WrongUse(f"{ways[0]} needs --from and --to.")
+        if by:
+            pieces = splitting.by_date(lower, upper, by)
+        else:
+            pieces = splitting.by_number(
+                _number("--from", lower), _number("--to", upper), size=size, count=chunks
+            )
+    elif lower is not None or upper is not None:
+        raise WrongUse(f"--from and --to don't go with {ways[0]}: use --by, --size or --chunks.")
+    elif shards is not None:
+        pieces = splitting.by_shards(shards)
+    else:
+        listed = sys.stdin.read().splitlines() if values == "-" else (values or "").split(",")
+        pieces = splitting.by_value(listed)
+    done = splitting.split(
+        store_of(ctx), datasetid, pieces, column=column, pending=pending, jobid=jobid, plan=plan
+    )
+    if as_json:
+        show_first(_rows(datasetid, done.new), None, as_json=True, empty="")
+    elif plan and done.new:
+        few = [done.new] if len(done.new) <= 6 else [done.new[:3], done.new[-3:]]
+        show([row for some in few for row in _rows(datasetid, some)], as_json=False)
+    words = "would be registered" if plan else "are registered"
+    new, all_of_them = len(done.new), len(done.chunks)
+    click.echo(
+        f"{new} chunks of {datasetid!r} {words} as {done.status}; "
+        f"{all_of_them - new} of these {all_of_them} were there already.",
+        err=True,
+    )
+
+
+def _rows(datasetid: str, chunks: "Series") -> Iterator[dict[str, Any]]:
+    return ({"datasetid": datasetid} | chunk._asdict() for chunk in chunks)
+
+
+def _show_removal(
+    what: str, found: list[registry.Removal], plan: bool, as_json: bool
+) -> None:  # fmt: skip
+    if plan or as_json:
+        show([row._asdict() for row in found], as_json=as_json)
+    click.echo(f"{what} {'would be' if plan else 'is'} removed.", err=True)
+
+
+def _password(datasetid: str) -> str:
+    if sys.stdin.isatty():
+        return click.prompt(f"Password of {datasetid!r}", hide_input=True, err=True)
+    from .credentials import given_text
+
+    text = given_text()
+    secret = line if "\n" not in (line := text.rstrip("\r\n")) else text
+    if not secret:
+        raise WrongUse(
+            "There is no password on standard input. Pipe it in, or run this at a terminal."
+        )
+    return secret
+
+
+def _pair(text: str, what: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not (name and equals):
+        raise WrongUse(f"{text[:40]!r} isn't {what}. Write NAME=VALUE.")
+    return name, value
+
+
+def _number(option: str, text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise WrongUse(
+            f"{option} {text[:40]!r} isn't a whole number. For dates, say --by month."
+        ) from None
+
+
+def _dial(key: str, value: Any) -> dict[str, Any]:
+    _, meaning, default = registry.DIALS[key]
+    return {"key": key, "value": value, "default": default, "meaning": meaning}

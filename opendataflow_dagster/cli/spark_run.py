@@ -1,0 +1,54 @@
+"""`odf run --spark`: a function of DataFrames in the place of a script."""
+
+import os
+from typing import TYPE_CHECKING
+
+from ..config.settings import Settings, load_settings
+from ..spark.job import SparkJob
+from ..spark.job_function import load_job
+from ..spark.run import run_spark_job
+from ..store.opening import open_from
+from ..store.refusals import refuse_flawed
+from .fast_run import RunLine, exit_code, narration
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+def execute_spark(line: RunLine, batch: int | None) -> int:
+    """Run, and return the exit code."""
+    settings = load_settings(line.config)
+    started: list[SparkSession] = []
+
+    def begin() -> None:
+        from ..spark.session import spark_session
+
+        started.append(spark_session(app=f"odf {line.script}", settings=settings))
+
+    try:
+        job, function = load_job(line.script, begin)
+        return _execute(line, batch, settings, job, line.job or function)
+    finally:
+        for each in started:
+            from ..spark.session_health import let_go
+
+            let_go(each)
+
+
+def _execute(
+    line: RunLine, batch: int | None, settings: Settings, job: SparkJob, jobid: str
+) -> int:  # fmt: skip
+    store = open_from(settings)
+    try:
+        refuse_flawed(store, store.plan(jobid))  # before its function is asked what it takes
+        progress, say = narration(store, jobid, line.all_chunks)
+        outcome = run_spark_job(
+            store, jobid, line.script, job, settings, say=say, environ=os.environ,
+            all_chunks=line.all_chunks, workers=line.workers, batch=batch, wait=line.wait,
+            progress=progress,
+        )  # fmt: skip
+        if progress:
+            progress.end()
+    finally:
+        store.close()
+    return exit_code(outcome, strict=line.strict)

@@ -1,0 +1,1 @@
+"""Settings, credentials and the passkey."""

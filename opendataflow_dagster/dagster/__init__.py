@@ -1,0 +1,1 @@
+"""Everything that imports Dagster: assets, sensors, the partition grid, code locations."""

@@ -1,0 +1,325 @@
+"""OpenDataFlow in YAML: the attributes of `build_definitions`, with the registration as state."""
+
+import importlib
+import logging
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import dagster as dg
+from dagster.components import DefsStateConfig, DefsStateConfigArgs, ResolvedDefsStateConfig
+
+from ..config.settings import redact
+from ..errors import NoDatabase, WrongUse
+from ..store.catalog import Catalog, Dataset
+from ..util.import_file import module_of_file
+from ..util.text import first_line
+from .build import build_definitions
+from .pipeline_projects import Projects, tables_of
+from .resources import DataflowResource
+from .translator import DataflowTranslator
+
+_log = logging.getLogger("opendataflow_dagster")
+
+SCAFFOLD = """\
+# OpenDataFlow: every dataset is an asset and every chunk a partition, as the tables say.
+# `dg utils refresh-defs-state` reads again what is registered; `dg dev` does it at each start.
+type: {type}
+
+attributes:
+  # Where the tables are. Without it: what `odf` would use here (DATAFLOW_URL, the file
+  # dataflow.properties, or SQLite in ./.dataflow). Keep passwords out of this file.
+  # url: "{{{{ env.DATAFLOW_URL }}}}"
+  # config: dataflow.properties
+
+  # What runs the jobs: scripts by job, or a folder with scripts that are called like their jobs.
+  # Paths are relative to this file.
+  # scripts:
+  #   loadbob: ./loadbob.sh
+  #   extract: [./extract.py, --fast]
+
+  # Python functions by job: `def fn(chunk)`, or of DataFrames of Spark, in a module of this
+  # project, or in a file beside this one (`./reports.py:report`).
+  # functions:
+  #   report: my_project.reports.report
+
+  # A folder with a project.yml, or several: each pipeline becomes an asset with a step for each of
+  # its transformations. Without `url` and `config`, the tables are those of `odf pipeline run`.
+  # project: ../shop
+
+  # Settings of Spark's session for functions and pipelines, over those of dataflow.properties.
+  # spark:
+  #   spark.master: local[4]
+
+  # How datasets look. In templates `data` is the dataset, as in {{{{ data.datasetid }}}} or
+  # {{{{ data.columns.hostname }}}}.
+  # translation:
+  #   key_prefix: flow
+  #   group_name: sales
+  #   tags: {{team: data}}
+
+  # The reconcile sensor keeps the grid as the tables are. What launches runs is off until you
+  # switch it on in the UI, or here with `automatic: true`.
+  sensors: true
+  schedules: true
+  automatic: false
+"""
+
+
+class Scaffolder(dg.Scaffolder):
+    """Writes a defs.yaml that works as it is and explains what else there is."""
+
+    def scaffold(self, request: dg.ScaffoldRequest) -> None:
+        if request.scaffold_format != "yaml":
+            dg.scaffold_component(request)
+            return
+        path = request.target_path if request.append else request.target_path / "defs.yaml"
+        text = SCAFFOLD.format(type=request.type_name)
+        with open(path, "a" if request.append else "w", encoding="utf-8") as file:
+            file.write(f"---\n{text}" if request.append else text)
+
+
+class Translation(dg.Model, dg.Resolvable):
+    """What should differ from the translator's own; texts may be templates."""
+
+    key: str | None = None
+    key_prefix: str | list[str] | None = None
+    group_name: str | None = None
+    description: str | None = None
+    owners: list[str] | None = None
+    kinds: list[str] | None = None
+    tags: dict[str, Any] | None = None
+    metadata: dict[str, Any] | None = None
+
+
+Translate = Callable[[dg.AssetSpec, Dataset, frozenset[str]], dict[str, Any]]
+"""The values of a translation, for a dataset: of some of its fields."""
+
+KEYS = frozenset({"key", "key_prefix"})
+LOOKS = frozenset(Translation.model_fields) - KEYS
+TEXTS = ("key", "group_name", "description")
+
+
+def _translation(context: dg.ResolutionContext, model: Any) -> Translate | None:
+    if model is None:
+        return None
+    fields = model.model_dump(exclude_unset=True)
+
+    def translate(spec: dg.AssetSpec, dataset: Dataset, wanted: frozenset[str]) -> dict[str, Any]:
+        asked = {name: value for name, value in fields.items() if name in wanted}
+        scope = context.at_path("translation").with_scope(data=dataset, spec=spec)
+        told = dict(scope.resolve_value(asked))
+        # A template that renders 2024 gives a number.
+        told |= {name: str(told[name]) for name in TEXTS if told.get(name) is not None}
+        if told.get("tags"):
+            told["tags"] = {name: str(value) for name, value in told["tags"].items()}
+        if told.get("kinds"):
+            told["kinds"] = set(told["kinds"])
+        return told
+
+    return translate
+
+
+def _paths(context: dg.ResolutionContext, given: Any) -> Any:
+    """Paths in a YAML file are relative to it: those with a slash, or of a folder or a file."""
+    folder = dg.ComponentLoadContext.from_resolution_context(context).path
+    told = context.resolve_value(given)
+    if isinstance(told, str):
+        return os.path.join(folder, os.path.expanduser(told))
+    if isinstance(told, Mapping):
+        return {jobid: _program(folder, script) for jobid, script in told.items()}
+    return told
+
+
+def _folders(context: dg.ResolutionContext, given: Any) -> list[str] | None:
+    """Folders of projects, as paths that are relative to the YAML file."""
+    told = context.resolve_value(given)
+    if told is None:
+        return None
+    folder = dg.ComponentLoadContext.from_resolution_context(context).path
+    named = [told] if isinstance(told, str) else told
+    return [os.path.normpath(os.path.join(folder, os.path.expanduser(each))) for each in named]
+
+
+def _program(folder: Path, script: str | list[str]) -> list[str]:
+    """A program and its arguments; a bare name is looked up in PATH, as `odf run` does."""
+    program, *arguments = [script] if isinstance(script, str) else script
+    if "/" in program:
+        program = os.path.join(folder, os.path.expanduser(program))
+    return [program, *arguments]
+
+
+def _function(context: dg.ResolutionContext, name: str) -> Callable[..., Any]:
+    """A function by its dotted name, or as `module:function` or `path/file.py:function`.
+
+    A name that begins with a dot is beside the YAML file, and so is a path that is relative.
+    """
+    told = context.resolve_value(name, as_type=str)
+    module, _, attribute = told.rpartition(":" if ":" in told else ".")
+    if not module:
+        raise WrongUse(f"{name!r} names no function. Write it as package.module.function.")
+    loading = dg.ComponentLoadContext.from_resolution_context(context)
+    if module.endswith(".py"):
+        path = os.path.join(loading.path, os.path.expanduser(module))
+        if not os.path.isfile(path):
+            raise WrongUse(f"There is no file {path}. Correct its name in the YAML file.")
+        module = module_of_file(path)
+    elif module.startswith("."):
+        folders = loading.path.relative_to(loading.defs_module_path).parts
+        module = ".".join([loading.defs_module_name, *folders, module[1:]])
+    found = getattr(importlib.import_module(module), attribute, None)
+    if found is None:
+        raise WrongUse(f"Module {module} has no {attribute!r}. Correct the name in the YAML file.")
+    return found
+
+
+class YamlTranslator(DataflowTranslator):
+    """The names and looks that a YAML file tells."""
+
+    def __init__(self, translate: Translate) -> None:
+        self._translate = translate
+        self._keys: dict[str, dg.AssetKey] = {}
+
+    def asset_key(self, datasetid: str) -> dg.AssetKey:
+        if datasetid not in self._keys:
+            key = super().asset_key(datasetid)
+            # The mirror asks for keys of datasets of which it knows the id only.
+            told = self._translate(dg.AssetSpec(key), Dataset(datasetid, {}), KEYS)
+            if told.get("key"):
+                key = dg.AssetKey.from_user_string(told["key"])
+            if told.get("key_prefix"):
+                key = key.with_prefix(told["key_prefix"])
+            self._keys[datasetid] = key
+        return self._keys[datasetid]
+
+    def spec(self, catalog: Catalog, datasetid: str, jobid: str | None) -> dg.AssetSpec:
+        spec = super().spec(catalog, datasetid, jobid)
+        told = self._translate(spec, catalog.datasets[datasetid], LOOKS)
+        tags, metadata = told.pop("tags", None) or {}, told.pop("metadata", None) or {}
+        return spec.replace_attributes(**told).merge_attributes(tags=tags, metadata=metadata)
+
+
+@dg.scaffold_with(Scaffolder)
+class OpenDataFlowComponent(dg.StateBackedComponent, dg.Model, dg.Resolvable):
+    """The datasets and jobs of OpenDataFlow's tables, as assets.
+
+    What is registered is kept as state, so that a reload needs no database.
+    """
+
+    url: str | None = None
+    schema_name: str | None = None
+    user: str | None = None
+    config: Annotated[
+        str | None,
+        dg.Resolver(_paths, model_field_type=str | None, description="Of dataflow.properties."),
+    ] = None
+    timezone: str | None = None
+    scripts: Annotated[
+        str | dict[str, str | list[str]] | None,
+        dg.Resolver(
+            _paths,
+            model_field_type=str | dict[str, str | list[str]] | None,
+            description="A folder, or by job the script (and arguments) that runs it.",
+        ),
+    ] = None
+    functions: Annotated[
+        dict[str, Callable[..., Any]] | None,
+        dg.Resolver(
+            lambda context, given: given and {
+                jobid: _function(context, name) for jobid, name in given.items()
+            },
+            model_field_type=dict[str, str] | None,
+            description="By job, the function that makes its chunks.",
+        ),
+    ] = None  # fmt: skip
+    project: Annotated[
+        str | list[str] | None,
+        dg.Resolver(
+            _folders,
+            model_field_type=str | list[str] | None,
+            description="Folders with a project.yml, whose pipelines are assets.",
+        ),
+    ] = None
+    spark: dict[str, Any] | None = None
+    jobs: list[str] | None = None
+    translation: Annotated[
+        Callable[..., Any] | None,
+        dg.Resolver(
+            _translation,
+            model_field_type=Translation | None,
+            inject_before_resolve=False,
+            description="How datasets are called and shown; `data` is the dataset in templates.",
+        ),
+    ] = None
+    sensors: bool = True
+    schedules: bool = True
+    automatic: bool = False
+    runs_per_job: int = 1
+    batch: int = 500
+    defs_state: ResolvedDefsStateConfig = DefsStateConfigArgs.local_filesystem()
+
+    @property
+    def defs_state_config(self) -> DefsStateConfig:
+        # Short, and the same on another machine.
+        where = "/".join((redact(self.url or "") or self.config or "here").split("/")[-2:])
+        if self.schema_name:
+            where += f"#{self.schema_name}"
+        return DefsStateConfig.from_args(
+            self.defs_state, default_key=f"OpenDataFlowComponent[{where}]"
+        )
+
+    def write_state_to_path(self, state_path: Path) -> None:
+        """Write what is registered; with the database away, what was stays."""
+        try:
+            dataflow = self._dataflow(make=True)
+            if self._projects:
+                projects = Projects(self._projects)
+                projects.known_to(dataflow.catalog())
+                projects.register(dataflow)
+            text = dataflow.catalog().to_json()
+        except NoDatabase as error:
+            if not state_path.exists():
+                raise
+            _log.warning("What was registered before is shown: %s.", first_line(error))
+            return
+        state_path.write_text(text, encoding="utf-8")
+
+    def build_defs_from_state(
+        self, context: dg.ComponentLoadContext, state_path: Path | None
+    ) -> dg.Definitions:
+        """Build from the state; where none was ever written, from the tables."""
+        return build_definitions(
+            self._dataflow(),
+            catalog=Catalog.from_json(state_path.read_text("utf-8")) if state_path else None,
+            scripts=self.scripts,
+            functions=self.functions,
+            jobs=self.jobs,
+            projects=self._projects,
+            pyspark=self._pyspark(),
+            translator=YamlTranslator(self.translation) if self.translation else None,
+            sensors=self.sensors,
+            schedules=self.schedules,
+            automatic=self.automatic,
+            runs_per_job=self.runs_per_job,
+            batch=self.batch,
+        )
+
+    def _pyspark(self) -> Any:
+        if not self.spark:
+            return None
+        from .spark_resource import SparkResource
+
+        return SparkResource(spark_config=self.spark, config=self.config)
+
+    @property
+    def _projects(self) -> list[str]:
+        return [self.project] if isinstance(self.project, str) else self.project or []
+
+    def _dataflow(self, *, make: bool = False) -> DataflowResource:
+        if self._projects and not (self.url or self.config or self.user or self.schema_name):
+            return tables_of(self._projects[0], make=make, timezone=self.timezone)
+        return DataflowResource(
+            url=self.url, schema_=self.schema_name, user=self.user, config=self.config,
+            timezone=self.timezone,
+        )  # fmt: skip

@@ -1,0 +1,126 @@
+"""Where the tables, Dagster's grid and the data disagree, and how that is put right."""
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import dagster as dg
+
+from ..ids import natural_key
+from ..model import FAILED, PENDING, READY, RUNNING
+from ..storage.audit import Drift, drift_of_data, refuse_unknown_dataset, shown_word
+from ..store.catalog import Catalog, read_catalog
+from ..store.current_status import truths
+from ..store.store import Store
+from .grid import Mirror
+from .reconcile import NOTHING, Reconciled, differences, reconcile
+from .translator import DataflowTranslator
+
+REPAIR = "odf drift --repair"
+
+
+def drift(
+    store: Store,
+    mirror: Mirror,
+    translator: DataflowTranslator | None = None,
+    *,
+    datasetid: str | None = None,
+    some: Mapping[str, Sequence[str]] = {},
+    catalog: Catalog | None = None,
+) -> list[Drift]:
+    """Compare the tables with Dagster's grid, and with the data on this machine.
+
+    What a Dagster run is still at work on isn't drift: it will tell itself how it ended. Of a
+    dataset in `some`, only those chunks are compared. Without a `catalog` it is read.
+    """
+    translator = translator or DataflowTranslator()
+    catalog = catalog or read_catalog(store)
+    if datasetid is not None:
+        refuse_unknown_dataset(catalog, datasetid)
+    found: list[Drift] = []
+    for each in [datasetid] if datasetid is not None else list(catalog.domains):
+        found += _of_grid(store, mirror, translator, each, catalog.domains[each], some.get(each))
+        found += drift_of_data(store, catalog, each, some)
+    if datasetid is None:
+        for domain in sorted(set(catalog.domains.values())):
+            members = [each for each, name in catalog.domains.items() if name == domain]
+            if not some.keys().isdisjoint(members):  # only all chunks tell which keys have none
+                continue
+            found += _of_keys(store, mirror, translator, domain, members)
+    return found
+
+
+def repair(
+    store: Store, instance: dg.DagsterInstance, translator: DataflowTranslator | None = None
+) -> Reconciled:
+    """Compare everything and put Dagster's side right; the tables and the data stay as they are."""
+    translator, mirror = translator or DataflowTranslator(), Mirror(instance)
+    done = reconcile(store, mirror, translator, full=True)
+    total = done
+    while done.more:
+        done = reconcile(store, mirror, translator, done.cursor)
+        total = Reconciled(
+            done.cursor, total.made + done.made, total.planned + done.planned,
+            total.cleared + done.cleared, total.keys + done.keys,
+        )  # fmt: skip
+    for datasetid in read_catalog(store).domains:
+        mirror.forget_cache(translator.asset_key(datasetid))
+    return total
+
+
+def _of_grid(
+    store: Store, mirror: Mirror, translator: DataflowTranslator, datasetid: str, domain: str,
+    some: Sequence[str] | None,
+) -> list[Drift]:  # fmt: skip
+    """The squares of a dataset that aren't what the tables say, as stored or as the UI has them."""
+    key = translator.asset_key(datasetid)
+    wrong = {each.dataid: each for each in differences(store, mirror, translator, datasetid, some)}
+    found = [
+        Drift(
+            datasetid, each.dataid, shown_word(each.truth.status),
+            shown_word(each.shown.state)
+            + (" of an earlier generation" if _same(each.truth.status, each.shown.state) else ""),
+            "", "" if each.repair == "wait" else REPAIR,
+        )
+        for each in wrong.values()
+    ]  # fmt: skip
+    if some is not None:
+        return found
+    stored = mirror.shown(key)
+    drawn = mirror.grid(key, translator.partitions_def(domain))
+    keys = set(mirror.keys(translator.partitions_name(domain)))
+    there = truths(store, datasetid)
+    for part in sorted(stored.keys() | drawn.keys()):
+        dataid = translator.dataid(part)
+        state = stored[part].state if part in stored else ""
+        if part in keys and dataid not in wrong and drawn.get(part, "") != state:
+            truth = there.get(dataid, NOTHING)
+            told = f"{shown_word(drawn.get(part, ''))}, by an outdated cache"
+            found.append(Drift(datasetid, dataid, shown_word(truth.status), told, "", REPAIR))
+    return found
+
+
+def _of_keys(
+    store: Store, mirror: Mirror, translator: DataflowTranslator, domain: str,
+    datasets: Iterable[str],
+) -> list[Drift]:  # fmt: skip
+    """The partition keys of a domain that are missing, or that no chunk has."""
+    name = translator.partitions_name(domain)
+    wanted = {
+        translator.partition_key(dataid): (dataid, datasetid, truth)
+        for datasetid in datasets
+        for dataid, truth in truths(store, datasetid).items()
+    }
+    existing = set(mirror.keys(name))
+    found = [
+        Drift(datasetid, dataid, shown_word(truth.status), "no partition key", "", REPAIR)
+        for key, (dataid, datasetid, truth) in wanted.items()
+        if key not in existing
+    ]
+    found += [
+        Drift(domain, translator.dataid(key), "no chunk", "a partition key", "", REPAIR)
+        for key in existing - wanted.keys()
+    ]
+    return sorted(found, key=lambda each: (natural_key(each.dataid), each.dataid))
+
+
+def _same(status: str, state: str) -> bool:
+    return status == state or (state == FAILED and status not in (READY, RUNNING, PENDING))

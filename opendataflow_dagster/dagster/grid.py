@@ -1,0 +1,476 @@
+"""The partition grid of a Dagster instance, read and written as Dagster itself stores it.
+
+Dagster has no public way to show a partition as in progress, failed or missing for work that it
+didn't do. This module alone uses what isn't public; `tests/test_mirror.py` fails loudly on a
+version of Dagster that it wasn't tried with.
+
+A partition is in progress or failed when its newest planned materialization belongs to a run that
+is unfinished or failed. For work outside Dagster four runs stand in, one for each status, which
+never run: an unfinished one for RUNNING, failed ones for FAILED, RESUBMIT and HOLD. They are
+written without events, so that no sensor, alert or retry takes them for real ones.
+"""
+
+import time
+import uuid
+from collections.abc import Iterable, Iterator, Sequence
+from datetime import UTC, datetime
+from typing import Any, NamedTuple
+
+import dagster as dg
+import sqlalchemy as sql
+from dagster._core.events import (
+    AssetMaterializationPlannedData,
+    DagsterEvent,
+    StepMaterializationData,
+)
+from dagster._core.events.log import EventLogEntry
+from dagster._core.execution.backfill import BulkActionStatus
+from dagster._core.instance.utils import RUNLESS_JOB_NAME, RUNLESS_RUN_ID
+from dagster._core.storage.dagster_run import FINISHED_STATUSES
+from dagster._core.storage.event_log.schema import (
+    AssetEventTagsTable,
+    AssetKeyTable,
+    DynamicPartitionsTable,
+    SqlEventLogStorageTable,
+)
+from dagster._core.storage.event_log.sql_event_log import SqlEventLogStorage
+from dagster._core.storage.partition_status_cache import get_and_update_asset_status_cache_value
+from dagster._core.storage.runs.schema import RunsTable
+from dagster._core.storage.runs.sql_run_storage import SqlRunStorage
+from dagster._core.storage.tags import BACKFILL_ID_TAG
+from sqlalchemy.dialects import postgresql, sqlite
+
+from ..errors import WrongUse
+from ..model import FAILED, PENDING, READY, RUNNING, Status
+from .events import VERSION_TAG
+
+SHADOW_TAG = "opendataflow/stands-for"
+OURS = "opendataflow"
+"""The step key of events that the mirror writes, so that it doesn't read its own as news."""
+
+BATCH = 1000
+"""Partitions to a statement: SQLite takes 32,766 parameters, an event has seven."""
+
+SETTLED = 10.0
+"""Seconds after which no older event is expected to become visible any more."""
+
+_EVENTS, _KEYS, _TAGS = SqlEventLogStorageTable.c, AssetKeyTable.c, AssetEventTagsTable.c
+_MADE = dg.DagsterEventType.ASSET_MATERIALIZATION.value
+_PLANNED = dg.DagsterEventType.ASSET_MATERIALIZATION_PLANNED.value
+_ENDS = [
+    dg.DagsterEventType.RUN_SUCCESS.value,
+    dg.DagsterEventType.RUN_FAILURE.value,
+    dg.DagsterEventType.RUN_CANCELED.value,
+]
+_SHADOWS: dict[str, str] = {
+    word: str(uuid.uuid5(uuid.NAMESPACE_DNS, f"{word.lower()}.opendataflow"))
+    for word in Status
+    if word not in (READY, PENDING)  # a materialization and nothing at all show these
+}
+_WORDS = {run_id: word for word, run_id in _SHADOWS.items()}
+
+
+class Shown(NamedTuple):
+    """What the grid shows of one partition, and why.
+
+    `state` is READY, RUNNING, FAILED or nothing; `version` the data version of the newest
+    materialization. `run_id` is of the run that is in progress or has failed: a real one, or one
+    that stands for the status `word`.
+    """
+
+    state: str = ""
+    version: str | None = None
+    run_id: str = ""
+    word: str = ""
+    live: bool = False
+
+
+class News(NamedTuple):
+    """What others wrote since a cursor: partitions by asset key as stored, and the next cursor."""
+
+    touched: dict[str, set[str]]
+    cursor: int
+    more: bool
+
+
+class Mirror:
+    """One Dagster instance's grid."""
+
+    def __init__(self, instance: dg.DagsterInstance) -> None:
+        self.instance = instance
+        self.events = _event_storage(instance)
+        self.runs = _run_storage(instance)
+        self._stand: set[str] = set()
+
+    # What the grid shows
+
+    def shown(self, key: dg.AssetKey, partitions: Sequence[str] | None = None) -> dict[str, Shown]:
+        """What is stored of partitions of an asset (all: None), of those that have events."""
+        found: dict[str, Shown] = {}
+        for some in _batches(partitions):
+            found |= self._shown(key, some)
+        return found
+
+    def grid(self, key: dg.AssetKey, partitions: dg.DynamicPartitionsDefinition) -> dict[str, str]:
+        """The state of each partition as the UI tells it, cache included; without missing ones."""
+        value = get_and_update_asset_status_cache_value(self.instance, key, partitions)
+        if value is None:
+            return {}
+        found: dict[str, str] = dict.fromkeys(
+            value.deserialize_materialized_partition_subsets(partitions).get_partition_keys(), READY
+        )
+        for part in value.deserialize_failed_partition_subsets(partitions).get_partition_keys():
+            found[part] = FAILED
+        in_progress = value.deserialize_in_progress_partition_subsets(partitions)
+        return found | dict.fromkeys(in_progress.get_partition_keys(), RUNNING)
+
+    # How the grid is changed
+
+    def make(self, materializations: Sequence[dg.AssetMaterialization]) -> None:
+        """Show partitions as materialized: events without a run, all of one asset."""
+        for some in _batches(materializations):
+            self._write(
+                [
+                    _entry(RUNLESS_RUN_ID, RUNLESS_JOB_NAME, _MADE, StepMaterializationData(each))
+                    for each in some
+                ]
+            )
+
+    def plan(
+        self, key: dg.AssetKey, partitions: Sequence[str], word: str, run_id: str = ""
+    ) -> None:
+        """Show partitions as a status says, through its stand-in or a real run that is at work."""
+        run_id = run_id or self._stand_in(word)
+        for some in _batches(partitions):
+            self._write(
+                [
+                    _entry(
+                        run_id, _title(word), _PLANNED, AssetMaterializationPlannedData(key, each)
+                    )
+                    for each in some
+                ]
+            )
+
+    def clear(self, key: dg.AssetKey, partitions: Sequence[str]) -> None:
+        """Show partitions as missing: their materializations and plans count no more.
+
+        The events stay in the logs of their runs. SQLite would give the numbers of deleted ones
+        to the next, which Dagster's cache, and our cursor, would take for known.
+        """
+        for some in _batches(partitions):
+            with self.events.index_transaction() as db:
+                theirs = sql.and_(
+                    _EVENTS.asset_key == key.to_string(),
+                    _EVENTS.partition.in_(some),
+                    _EVENTS.dagster_event_type.in_([_MADE, _PLANNED]),
+                )
+                ids = sql.select(_EVENTS.id).where(theirs)
+                db.execute(AssetEventTagsTable.delete().where(_TAGS.event_id.in_(ids)))
+                nobodys = SqlEventLogStorageTable.update().where(theirs)
+                db.execute(nobodys.values(asset_key=None, partition=None))
+        self.forget_cache(key)
+
+    def forget_cache(self, key: dg.AssetKey) -> None:
+        """Have the UI count an asset's partitions anew: its cache never takes any away."""
+        self.events.wipe_asset_cached_status(key)
+
+    # The partition keys
+
+    def keys(self, name: str) -> list[str]:
+        """All keys of a set of partitions, in the order of the grid."""
+        return list(self.instance.get_dynamic_partitions(name))
+
+    def existing(self, name: str, keys: Sequence[str]) -> set[str]:
+        return set(self.events.get_existing_dynamic_partitions(name, keys))
+
+    def last_keys(self, name: str, count: int) -> list[str]:
+        """The last keys of a set of partitions, in the order of the grid."""
+        page = self.events.get_paginated_dynamic_partitions(name, count, ascending=False)
+        return list(reversed(page.results))
+
+    def replace_keys(self, name: str, old: Sequence[str], new: Sequence[str]) -> None:
+        """Take keys away and put others at the end, in one transaction."""
+        table = DynamicPartitionsTable
+        with self.events.index_transaction() as db:
+            for some in _batches(old):
+                db.execute(
+                    table.delete().where(
+                        table.c.partitions_def_name == name, table.c.partition.in_(some)
+                    )
+                )
+            for some in _batches(new):
+                rows = [{"partitions_def_name": name, "partition": each} for each in some]
+                kind = postgresql if db.dialect.name == "postgresql" else sqlite
+                db.execute(kind.insert(table).values(rows).on_conflict_do_nothing())
+
+    # What others did
+
+    def news(self, after: int, keys: Iterable[dg.AssetKey], limit: int = 5000) -> News:
+        """The partitions that others touched, and those of runs that ended, since a cursor.
+
+        Events of the last seconds are told again by the next call: one whose transaction commits
+        late would be missed otherwise.
+        """
+        ours = {key.to_string() for key in keys}
+        query = (
+            sql.select(
+                _EVENTS.id, _EVENTS.asset_key, _EVENTS.partition, _EVENTS.run_id,
+                _EVENTS.dagster_event_type, _EVENTS.timestamp,
+            )
+            .where(
+                _EVENTS.id > after,
+                sql.or_(_EVENTS.step_key.is_(None), _EVENTS.step_key != OURS),
+                _EVENTS.dagster_event_type.in_([_MADE, _PLANNED, *_ENDS]),
+            )
+            .order_by(_EVENTS.id)
+            .limit(limit)
+        )  # fmt: skip
+        with self.events.index_connection() as db:
+            rows = db.execute(query).fetchall()
+            settled = after if rows else self._newest(db)
+        touched: dict[str, set[str]] = {}
+        ended = set()
+        for _, key, partition, run_id, kind, _ in rows:
+            if kind in _ENDS:
+                ended.add(run_id)
+            elif key in ours and partition is not None:
+                touched.setdefault(key, set()).add(partition)
+        for run_id in ended:
+            for key, partition in self._planned_by(run_id):
+                if key in ours:
+                    touched.setdefault(key, set()).add(partition)
+        return News(touched, _settled(settled, rows), len(rows) == limit)
+
+    def newest(self) -> int:
+        """A cursor for `news` after what is settled now."""
+        with self.events.index_connection() as db:
+            return self._newest(db)
+
+    def _newest(self, db: sql.Connection) -> int:
+        early = datetime.fromtimestamp(time.time() - SETTLED, UTC).replace(tzinfo=None)
+        last = sql.select(_EVENTS.id, _EVENTS.timestamp).order_by(_EVENTS.id.desc()).limit(1)
+        row = db.execute(last).fetchone()
+        if row is None or row[1] < early:
+            return row[0] if row else 0
+        settled = sql.select(sql.func.max(_EVENTS.id)).where(_EVENTS.timestamp < early)
+        return db.execute(settled).scalar() or 0
+
+    def marks(self, keys: Iterable[dg.AssetKey], names: Iterable[str]) -> dict[str, Any]:
+        """Marks that change when events vanish without a trace: wipes, deleted runs and keys."""
+        wanted, table = [key.to_string() for key in keys], DynamicPartitionsTable.c
+        assets: dict[str, str] = {}
+        with self.events.index_connection() as db:
+            for some in _batches(wanted):
+                query = sql.select(_KEYS.asset_key, _KEYS.id, _KEYS.wipe_timestamp)
+                for key, number, wiped in db.execute(query.where(_KEYS.asset_key.in_(some))):
+                    assets[key] = f"{number} {wiped or ''}"
+            counts = sql.select(
+                table.partitions_def_name, sql.func.count(), sql.func.max(table.id)
+            ).group_by(table.partitions_def_name)
+            ours = set(names)
+            found = {row[0]: (row[1], row[2]) for row in db.execute(counts) if row[0] in ours}
+            last = sql.select(table.partitions_def_name, table.partition).where(
+                table.id.in_([number for _, number in found.values()])
+            )
+            partitions = {row[0]: [*found[row[0]], row[1]] for row in db.execute(last)}
+            events = db.execute(sql.select(sql.func.max(_EVENTS.id))).scalar() or 0
+        with self.runs.connect() as db:
+            query = sql.select(RunsTable.c.id, RunsTable.c.run_id)
+            newest = db.execute(query.order_by(RunsTable.c.id.desc()).limit(1)).fetchone()
+            count = db.execute(sql.select(sql.func.count()).select_from(RunsTable)).scalar_one()
+        runs = [*newest, count] if newest else [0, "", 0]
+        return {"assets": assets, "partitions": partitions, "runs": runs, "events": events}
+
+    def runs_were_deleted(self, number: int, run_id: str, count: int) -> bool:
+        """Whether runs are gone since a mark; SQLite gives a deleted run's number to the next."""
+        with self.runs.connect() as db:
+            runs = RunsTable.c
+            left = sql.select(sql.func.count()).where(runs.id <= number)
+            same = sql.select(runs.run_id).where(runs.id == number)
+            return (
+                db.execute(left).scalar_one() < count or (db.execute(same).scalar() or "") != run_id
+            )
+
+    def backfill_of(self, run_id: str) -> str | None:
+        """The backfill that a run belongs to, if Dagster still waits for it."""
+        run = self.instance.get_run_by_id(run_id)
+        backfill_id = run.tags.get(BACKFILL_ID_TAG) if run else None
+        return backfill_id if backfill_id and self.is_open(backfill_id) else None
+
+    def unfinished(self, run_ids: set[str]) -> set[str]:
+        """Those of some runs that haven't ended."""
+        return {
+            run_id
+            for run_id, status in self._statuses(run_ids).items()
+            if status not in FINISHED_STATUSES
+        }
+
+    def is_open(self, backfill_id: str) -> bool:
+        backfill = self.instance.get_backfill(backfill_id)
+        return backfill is not None and backfill.status in (
+            BulkActionStatus.REQUESTED, BulkActionStatus.CANCELING, BulkActionStatus.FAILING,
+        )  # fmt: skip
+
+    def planned_by_backfill(self, backfill_id: str) -> dict[str, set[str]]:
+        """The partitions that the runs of a backfill had planned, by asset key as stored."""
+        found: dict[str, set[str]] = {}
+        filters = dg.RunsFilter(tags={BACKFILL_ID_TAG: backfill_id})
+        for record in self.instance.get_run_records(filters):
+            for key, partition in self._planned_by(record.dagster_run.run_id):
+                found.setdefault(key, set()).add(partition)
+        return found
+
+    def _planned_by(self, run_id: str) -> list[tuple[str, str]]:
+        query = sql.select(_EVENTS.asset_key, _EVENTS.partition).where(
+            _EVENTS.run_id == run_id,
+            _EVENTS.dagster_event_type == _PLANNED,
+            _EVENTS.partition.is_not(None),
+        )
+        with self.events.index_connection() as db:
+            return [(row[0], row[1]) for row in db.execute(query)]
+
+    def _shown(self, key: dg.AssetKey, partitions: Sequence[str] | None) -> dict[str, Shown]:
+        name = key.to_string()
+        newest = (
+            sql.select(
+                _EVENTS.partition, _EVENTS.dagster_event_type, sql.func.max(_EVENTS.id).label("id")
+            )
+            .where(
+                _EVENTS.asset_key == name,
+                _EVENTS.partition.is_not(None),
+                _EVENTS.dagster_event_type.in_([_MADE, _PLANNED]),
+            )
+            .group_by(_EVENTS.partition, _EVENTS.dagster_event_type)
+        )
+        if partitions is not None:
+            newest = newest.where(_EVENTS.partition.in_(partitions))
+        with self.events.index_connection() as db:
+            wiped = db.execute(
+                sql.select(_KEYS.wipe_timestamp).where(_KEYS.asset_key == name)
+            ).scalar()
+            if wiped is not None:
+                newest = newest.where(_EVENTS.timestamp > wiped)
+            latest = newest.subquery()
+            events = db.execute(
+                sql.select(
+                    latest.c.partition, latest.c.dagster_event_type, latest.c.id, _EVENTS.run_id,
+                    _TAGS.value,
+                ).select_from(
+                    latest.join(SqlEventLogStorageTable, _EVENTS.id == latest.c.id).outerjoin(
+                        AssetEventTagsTable,
+                        sql.and_(_TAGS.event_id == latest.c.id, _TAGS.key == VERSION_TAG),
+                    )
+                )
+            ).fetchall()  # fmt: skip
+        made = {row[0]: (row[2], row[4]) for row in events if row[1] == _MADE}
+        planned = {row[0]: (row[2], row[3]) for row in events if row[1] == _PLANNED}
+        open_plans = {
+            part: run_id
+            for part, (number, run_id) in planned.items()
+            if part not in made or number > made[part][0]
+        }
+        statuses = self._statuses(set(open_plans.values()))
+        found = {part: Shown(READY, version) for part, (_, version) in made.items()}
+        for part, run_id in open_plans.items():
+            status = statuses.get(run_id)
+            version = made[part][1] if part in made else None
+            word = _WORDS.get(run_id, "")
+            if status is not None and status not in FINISHED_STATUSES:
+                found[part] = Shown(RUNNING, version, run_id, word, live=not word)
+            elif status == dg.DagsterRunStatus.FAILURE:
+                found[part] = Shown(FAILED, version, run_id, word)
+            elif part not in made:
+                found[part] = Shown()
+        return found
+
+    def _statuses(self, run_ids: set[str]) -> dict[str, dg.DagsterRunStatus]:
+        found = {}
+        for some in _batches(sorted(run_ids)):
+            query = sql.select(RunsTable.c.run_id, RunsTable.c.status).where(
+                RunsTable.c.run_id.in_(some)
+            )
+            with self.runs.connect() as db:
+                found |= {row[0]: dg.DagsterRunStatus(row[1]) for row in db.execute(query)}
+        return found
+
+    def _stand_in(self, word: str) -> str:
+        """The run that stands for a status; made when it isn't there (any more)."""
+        run_id = _SHADOWS[word]
+        if word not in self._stand:
+            if not self.instance.has_run(run_id):
+                status = (
+                    dg.DagsterRunStatus.MANAGED if word == RUNNING else dg.DagsterRunStatus.FAILURE
+                )
+                run = dg.DagsterRun(
+                    _title(word), run_id, status=status,
+                    tags={SHADOW_TAG: str(word), "dagster/max_retries": "0"},
+                )  # fmt: skip
+                try:
+                    self.runs.add_run(run)
+                except dg.DagsterError:  # another process was faster
+                    if not self.instance.has_run(run_id):
+                        raise
+            self._stand.add(word)
+        return run_id
+
+    def _write(self, entries: Sequence[EventLogEntry]) -> None:
+        """Store events of one asset and kind at once; SQLite's storage would do it one by one."""
+        storage = self.events
+        with storage.index_transaction() as db:
+            insert = storage.prepare_insert_event_batch(entries).returning(_EVENTS.id)
+            ids = [row[0] for row in db.execute(insert)]
+            storage._store_asset_event_tags(db, entries, ids)
+            storage._store_asset_event(db, entries[-1], ids[-1])
+
+
+def _settled(after: int, rows: Sequence[Any]) -> int:
+    """The last of some events before which nothing can appear any more."""
+    horizon = time.time() - SETTLED
+    for number, *_, stamp in rows:
+        if stamp.replace(tzinfo=UTC).timestamp() > horizon:
+            return number - 1
+    return rows[-1][0] if rows else after
+
+
+def _entry(run_id: str, job_name: str, kind: str, data: Any) -> EventLogEntry:
+    event = DagsterEvent(
+        event_type_value=kind, job_name=job_name, event_specific_data=data, step_key=OURS
+    )
+    return EventLogEntry(
+        error_info=None, level="debug", user_message="", run_id=run_id, timestamp=time.time(),
+        step_key=OURS, job_name=job_name, dagster_event=event,
+    )  # fmt: skip
+
+
+def _title(word: str) -> str:
+    """The name of a run that stands for a status, as it's listed among the runs."""
+    return f"opendataflow_{word.lower()}_elsewhere"
+
+
+def _batches(items: Sequence[Any] | None) -> Iterator[Any]:
+    """Pieces of a list that fit a statement; for None, None."""
+    if items is None:
+        yield None
+        return
+    for start in range(0, len(items), BATCH):
+        yield items[start : start + BATCH]
+
+
+def _event_storage(instance: dg.DagsterInstance) -> SqlEventLogStorage:
+    return _unwrapped(instance.event_log_storage, "event_log_storage", SqlEventLogStorage)
+
+
+def _run_storage(instance: dg.DagsterInstance) -> SqlRunStorage:
+    return _unwrapped(instance.run_storage, "run_storage", SqlRunStorage)
+
+
+def _unwrapped(storage: Any, name: str, kind: type) -> Any:
+    """The storage behind the wrapper that `storage:` in dagster.yaml puts around it."""
+    while not isinstance(storage, kind) and hasattr(storage, "_storage"):
+        storage = getattr(storage._storage, name)
+    if not isinstance(storage, kind):
+        raise WrongUse(
+            f"Dagster keeps its {name} in {type(storage).__name__}, which can't mirror statuses. "
+            "Use SQLite or dagster-postgres in dagster.yaml."
+        )
+    return storage

@@ -1,0 +1,347 @@
+"""Chunks as the values of plain assets: read when READY, published under a claim."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import dagster as dg
+
+from ..chunk import Chunk, ChunkFailed, Result
+from ..errors import DataflowError, Refused
+from ..explain.explain import explain
+from ..ids import natural_key
+from ..location import DEFAULT_FORMAT
+from ..model import FAILED, READY, RESUBMIT, Claim, read_status
+from ..runner.environment import job_environment
+from ..runner.heartbeat import Pulse
+from ..runner.produce import Produced, produce
+from ..spark.chunk_publish import is_frame, publish_frame
+from ..storage.publish import publish
+from ..storage.read import Reading, ask, producers, read_chunk, refusal, with_code
+from ..store.operations import resubmit
+from ..store.store import Store, new_owner
+from ..util.text import first_line, printable, typed
+from .events import AGAIN, made
+from .inputs import consumption, data, evidence, joined, wanted
+from .resources import DataflowResource
+from .step_claim import interrupted
+from .translator import DataflowTranslator, unescaped_word
+
+NAMED = 10
+"""How many chunks an error names."""
+
+SCHEMA = "opendataflow/schema"
+"""The metadata of an asset that says what becomes of a frame of Spark with other columns."""
+
+_consumed: dict[tuple[str, str], dict[tuple[str, str], int | None]] = {}
+"""(run, step) → (dataset, dataid) → the generation that was read for it in this process."""
+
+
+class DataflowIOManager(dg.ConfigurableIOManager):
+    """Reads and writes chunks for plain assets, which are partitioned as their dataset's domain.
+
+    An input is read by its annotation: a frame of pandas (also when there is none) or of Spark, an
+    Arrow table, bytes, or the chunk's location as `Path` or `str`. Of several partitions, frames
+    are put one after the other; `dict[str, …]`, or no annotation, gives them by partition key.
+
+    An output is a frame, an Arrow table, bytes, or the Path of what is to be published; of several
+    partitions, a dict by partition key. It is claimed when it is written: what is READY, or
+    somebody else's, isn't written.
+    """
+
+    dataflow: dg.ResourceDependency[DataflowResource]
+    translator: dg.ResourceDependency[DataflowTranslator] = DataflowTranslator()  # type: ignore[assignment]
+    pyspark: dg.ResourceDependency[Any] = None  # type: ignore[assignment]
+    """What has the session of Spark; without it, that of the process, as `odf` would start it."""
+    format: str = DEFAULT_FORMAT
+    """What a folder's files are in, if its dataset is registered without a format."""
+
+    def load_input(self, context: dg.InputContext) -> Any:
+        with _explained(self.dataflow.store):
+            return self._load(context, self.dataflow.store)
+
+    def handle_output(self, context: dg.OutputContext, obj: Any) -> None:
+        with _explained(self.dataflow.store):
+            self._publish_all(context, self.dataflow.store, obj)
+
+    def _load(self, context: dg.InputContext, store: Store) -> Any:
+        datasetid = self._dataset(context.asset_key, {})
+        kind, each = wanted(context.dagster_type.typing_type)
+        if not context.has_asset_partitions:
+            raise Refused(
+                f"Input {context.name!r} is the whole of dataset {datasetid!r}, and chunks are "
+                "read by their partition. Partition the asset as the dataset's domain is."
+            )
+        keys = self._in_order(context.asset_partition_keys)
+        found: dict[str, Any] = {}
+        readings: dict[str, Reading] = {}
+        for key in keys:
+            found[key], readings[key] = read_chunk(
+                store, datasetid, self.translator.dataid(key),
+                lambda reading: data(reading, reading.target(self.format), each, self._session),
+                format=self.format,
+            )  # fmt: skip
+        step = context.step_context
+        consumed = _consumed.setdefault((step.run_id, step.step.key), {})
+        for reading in readings.values():
+            consumed[datasetid, reading.dataid] = reading.generation
+        if len(keys) == 1:
+            context.add_input_metadata(evidence(readings[keys[0]]))
+        else:  # Dagster takes no metadata for an input of several partitions
+            context.log.info(consumption(datasetid, list(readings.values())))
+        if kind == "dict" or (kind == "any" and len(keys) > 1):
+            return found
+        return found[keys[0]] if len(keys) == 1 else joined(found, each, context.name)
+
+    def _publish_all(self, context: dg.OutputContext, store: Store, obj: Any) -> None:
+        told = dict(context.definition_metadata or {})
+        datasetid = self._dataset(context.asset_key, told)
+        if not context.has_asset_partitions:
+            raise Refused(
+                f"Asset {context.asset_key.to_user_string()!r} isn't partitioned, and dataset "
+                f"{datasetid!r} is made of chunks. Partition it as the dataset's domain is."
+            )
+        jobid = _job(store, datasetid, told)
+        keys = self._in_order(context.asset_partition_keys)
+        objects = {keys[0]: obj} if len(keys) == 1 else _by_key(obj, keys)
+        step = (context.run_id, context.step_key)
+        output = _Output(self, context, store, datasetid, jobid, _consumed.get(step, {}))
+        bad = {}
+        for key in keys:
+            try:
+                output.publish(key, objects[key])
+            except DataflowError as error:
+                bad[printable(key)] = with_code(error)
+        _consumed.pop(step, None)
+        if len(keys) > 1 and bad:
+            named = [f"{key}: {reason}" for key, reason in list(bad.items())[:NAMED]]
+            more = [f"and {len(bad) - NAMED} more"] if len(bad) > NAMED else []
+            told = f"{len(bad)} of {len(keys)} chunks of {datasetid!r} weren't published:"
+            raise dg.Failure("\n".join([told, *named, *more]), allow_retries=False)
+        if bad:
+            raise dg.Failure(next(iter(bad.values())), allow_retries=False)
+
+    def _session(self) -> Any:
+        if self.pyspark is not None:
+            return self.pyspark.spark_session
+        from ..spark.session import spark_session
+
+        return spark_session(app="dagster", settings=self.dataflow.settings)
+
+    def _in_order(self, keys: Iterable[str]) -> list[str]:
+        """Partition keys in the order of their dataids: Dagster gives them in any."""
+        return sorted(keys, key=lambda key: natural_key(self.translator.dataid(key)))
+
+    def _dataset(self, key: dg.AssetKey, told: Mapping[str, Any]) -> str:
+        """The dataset that an asset is: as its metadata or its key says."""
+        if named := told.get("opendataflow/dataset"):
+            return str(getattr(named, "value", named))
+        likely = unescaped_word(key.path[-1])
+        if self.translator.asset_key(likely) == key:
+            return likely
+        for datasetid in self.dataflow.catalog().datasets:
+            if self.translator.asset_key(datasetid) == key:
+                return datasetid
+        raise refusal(
+            "NOT_REGISTERED", f"no dataset is called as asset {key.to_user_string()!r} is",
+            f"odf dataset add {typed(likely)} --hostname /FOLDER",
+        )  # fmt: skip
+
+
+class _Output:
+    """An asset's value on its way into the chunks of a dataset."""
+
+    def __init__(
+        self, manager: DataflowIOManager, context: dg.OutputContext, store: Store, datasetid: str,
+        jobid: str, consumed: Mapping[tuple[str, str], int | None],
+    ) -> None:  # fmt: skip
+        self.manager, self.context, self.store = manager, context, store
+        self.datasetid, self.jobid, self.consumed = datasetid, jobid, consumed
+        self.execution = _execution()
+        self.again = context.step_context.run_tags.get(AGAIN, "").lower() == "true"
+
+    def publish(self, key: str, obj: Any) -> None:
+        """Claim a chunk, publish it, and make it READY; or raise why it isn't."""
+        dataid = self.manager.translator.dataid(key)
+        self._still_the_same(dataid)
+        if self.again:
+            self._send_back(dataid)
+        plan, runid = self.store.plan(self.jobid), self.context.run_id
+        environment, _ = self.store.db.insist(
+            lambda: job_environment(self.store, plan, secrets=False)
+        )
+        owner = new_owner()
+        with Pulse(self.store, owner, runid=runid, jobid=self.jobid, say=self._say) as pulse:
+            claims = self._claim(dataid, owner, runid)
+            while claims:
+                produced = produce(
+                    self.store, claims[0], environment, self._compare, pulse=pulse,
+                    publish=lambda chunk: self._write(chunk, obj),
+                    interrupted=lambda error: interrupted(
+                        self.context.step_context.instance, runid, error
+                    ),
+                )  # fmt: skip
+                # An attempt that the policy grants without delay is made at once.
+                claims = self._claim(dataid, owner, runid) if produced.status == RESUBMIT else []
+                if not claims:
+                    self._tell(produced, key)
+                    return
+        raise self._refused(dataid)
+
+    def _write(self, chunk: Chunk, obj: Any) -> dict[str, Result]:
+        place = chunk.outputs[self.datasetid]
+        store, format = self.store, self.manager.format
+        if is_frame(obj):
+            obj = self._fit(obj, chunk.dataid)
+            say = self.context.log.info
+            return {self.datasetid: publish_frame(store, place, chunk, obj, format=format, say=say)}
+        return {self.datasetid: publish(store, place, chunk, obj, format=format)}
+
+    def _fit(self, df: Any, dataid: str) -> Any:
+        """A frame of Spark in the schema of the dataset's last chunk, as the asset declares."""
+        from ..spark.job import SAME, SCHEMAS
+        from ..spark.last_chunk import Last
+        from ..spark.schema_fit import fit
+
+        told = (self.context.definition_metadata or {}).get(SCHEMA, SAME)
+        rule = str(getattr(told, "value", told))
+        if rule not in SCHEMAS:
+            raise ChunkFailed(
+                f"{SCHEMA}: {rule!r} isn't known: choose from {', '.join(map(repr, SCHEMAS))}."
+            )
+        how = f'give the asset the metadata {{{{"{SCHEMA}": "{{}}"}}}}'
+        return fit(df, Last(self.store, self.datasetid), dataid, rule, how)
+
+    def _compare(self, chunk: Chunk) -> None:
+        """Fail the chunk if what the claim has locked isn't what was read for it."""
+        for datasetid, place in chunk.inputs.items():
+            was = self.consumed.get((datasetid, chunk.dataid), place.generation)
+            if was != place.generation:
+                raise ChunkFailed(_anew(datasetid, was, place.generation))
+
+    def _still_the_same(self, dataid: str) -> None:
+        """Refuse, before anything is claimed, what was made of data that isn't the latest."""
+        for (datasetid, read_dataid), was in self.consumed.items():
+            if read_dataid == dataid and datasetid in self.store.plan(self.jobid).reads:
+                now = ask(self.store, datasetid, dataid, self.manager.format).generation
+                if was != now:
+                    text = _anew(datasetid, was, now)
+                    raise refusal("DATA_NOT_READY", f"{text}: launch the run again")
+
+    def _claim(self, dataid: str, owner: str, runid: str) -> list[Claim]:
+        """A claim; if there is none, lost ones are settled first."""
+        claims = self.store.claim(self.jobid, owner=owner, only=dataid, runid=runid)
+        if not claims and self.store.recover(self.jobid):
+            claims = self.store.claim(self.jobid, owner=owner, only=dataid, runid=runid)
+        return claims
+
+    def _refused(self, dataid: str) -> Refused:
+        answer, _ = self.store.db.insist(lambda: explain(self.store, self.jobid, dataid))
+        if not answer.reasons:
+            text = f"chunk {dataid!r} of {self.jobid!r} was about to be changed by somebody else"
+            return refusal("LOCKED", f"{text}: launch the run again")
+        first = answer.reasons[0]
+        found = refusal(first.code, first.text, answer.action)
+        if first.code != "ALREADY_DONE":
+            return found
+        return Refused(
+            f'{found} — or launch with the run tag {AGAIN}: "true". Nothing was written.',
+            code=first.code,
+        )
+
+    def _send_back(self, dataid: str) -> None:
+        """Let a chunk be made again that is READY or has failed; what is held stays so."""
+        db, runid = self.store.db, self.context.run_id
+        rows, _ = db.insist(lambda: db.run("produce.outputs", jobid=self.jobid, dataid=dataid))
+        words = {read_status(row[2]) for row in rows if row[1] == self.jobid}
+        if words & {READY, FAILED} and words <= {READY, FAILED, RESUBMIT}:
+            why = f"run {runid} has the tag {AGAIN}"
+            resubmit(self.store, self.jobid, [dataid], who=f"dagster run {runid}", why=why)
+
+    def _tell(self, produced: Produced, key: str) -> None:
+        """Hand the evidence to Dagster's event; raise what went wrong."""
+        if produced.status != READY:
+            if produced.error:
+                self.context.log.error("Publishing failed", exc_info=produced.error)
+            again = f" It is due again in {produced.retry_in:g} s." if produced.retry_in else ""
+            act = f"odf resubmit {typed(self.jobid, produced.claim.dataid)}"
+            more = "" if again or produced.status != FAILED else f" Run: {act}"
+            raise DataflowError(f"{produced.status}: {produced.reason.rstrip('.')}.{again}{more}")
+        [fact] = [each for each in produced.facts if each.datasetid == self.datasetid]
+        log = dg.MetadataValue.url(f"/runs/{self.context.run_id}")
+        event = made(produced, fact, key, self.manager.translator, log)
+        if self.execution is None:
+            self.context.add_output_metadata(dict(event.metadata))
+            return
+        asset = self.context.asset_key
+        self.execution.add_asset_metadata(event.metadata, asset_key=asset, partition_key=key)
+        if len(self.context.asset_partition_keys) == 1:  # one version is all that a step can tell
+            version = dg.DataVersion(str(produced.claim.generation))
+            self.execution.set_data_version(asset, version)
+
+    def _say(self, message: str) -> None:
+        self.context.log.warning(message)
+
+
+def _job(store: Store, datasetid: str, told: Mapping[str, Any]) -> str:
+    """The job that an asset is: as its metadata says, or the only one that writes the dataset."""
+    named, known = told.get("opendataflow/job"), producers(store, datasetid)
+    found = [str(getattr(named, "value", named))] if named else known
+    if not found or not set(found) <= set(known):
+        who = f"job {found[0]!r} isn't" if found else "no job is"
+        name = typed(found[0]) if found else "JOB"
+        raise refusal(
+            "NOT_REGISTERED", f"{who} registered to write {datasetid!r}",
+            f"odf job add {name} --in DATASET --out {typed(datasetid)}",
+        )  # fmt: skip
+    if len(found) > 1:
+        raise Refused(
+            f"Jobs {', '.join(map(repr, found))} write {datasetid!r}: which of them is the asset? "
+            'Give it the metadata {"opendataflow/job": "…"}.'
+        )
+    outputs = store.plan(found[0]).outputs
+    if len(outputs) > 1:
+        raise Refused(
+            f"Job {found[0]!r} writes {', '.join(outputs)}, which become READY together, and an "
+            "asset's value is one of them. Make them by @dataflow_assets."
+        )
+    return found[0]
+
+
+def _by_key(obj: Any, keys: list[str]) -> Mapping[str, Any]:
+    if isinstance(obj, Mapping) and set(obj) == set(keys):
+        return obj
+    raise Refused(
+        f"The run is for {len(keys)} partitions, and the asset returned a {type(obj).__name__} "
+        "that isn't a dict with these partition keys. Return one, or launch a run for each: "
+        "backfill_policy=dg.BackfillPolicy.multi_run()."
+    )
+
+
+def _anew(datasetid: str, was: int | None, now: int | None) -> str:
+    return (
+        f"{datasetid!r} was made anew while this chunk was made of it: generation "
+        f"{was or 'unknown'} was read, and {now or 'another'} is there"
+    )
+
+
+def _execution() -> dg.AssetExecutionContext | None:
+    """The step that runs; None in a test that calls the IO manager by itself."""
+    try:
+        return dg.AssetExecutionContext.get()
+    except dg.DagsterInvariantViolationError:
+        return None
+
+
+@contextmanager
+def _explained(store: Store) -> Iterator[None]:
+    """Turn what the tables say, or that they are away, into a failure with one clear line."""
+    try:
+        yield
+    except DataflowError as error:
+        raise dg.Failure(with_code(error), allow_retries=False) from None
+    except Exception as error:
+        if store.db.trouble(error) != "gone":
+            raise
+        reason = f"The database of OpenDataFlow is away: {first_line(error)}. Run: odf doctor"
+        raise dg.Failure(reason, allow_retries=False) from None

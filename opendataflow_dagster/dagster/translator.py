@@ -1,0 +1,199 @@
+"""How datasets, chunks and jobs are called in Dagster."""
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import dagster as dg
+
+from ..place import location
+from ..store.catalog import Catalog, Dataset
+
+_HEX = re.compile("(?:%[0-9A-F]{2})+")
+_DOTS = re.compile(r"\.{3,}")
+_BREAKS_PARTITIONS = frozenset(',"[]*|\\')
+"""What has a meaning in the text by which Dagster's UI selects partitions."""
+
+_WORD = re.compile("_x([0-9A-F]+)_")
+_BREAKS_KEYS = frozenset('/\\"*=%?#')
+"""What has a meaning in an asset's address, or in the text by which assets are selected."""
+
+_RESERVED = frozenset(
+    {
+        "context", "conf", "config", "meta", "arg_dict", "dict", "input_arg_dict",
+        "output_arg_dict", "int", "str", "float", "bool", "input", "output", "type",
+    }
+)  # fmt: skip
+"""What Dagster allows as the name of no op."""
+
+_TAG_VALUE = re.compile(r"[A-Za-z0-9_.-]{1,63}")
+
+
+class DataflowTranslator:
+    """The names and looks that datasets and jobs have in Dagster; override what should differ.
+
+    A key must stay one dataset's alone, and a partition key one dataid's: `dataid` undoes
+    `partition_key`. Ordinary ids stay as they are.
+    """
+
+    def asset_key(self, datasetid: str) -> dg.AssetKey:
+        """The asset that a dataset is."""
+        return dg.AssetKey([escaped_key(datasetid)])
+
+    def partition_key(self, dataid: str) -> str:
+        """The partition that a chunk is."""
+        return escaped_partition(dataid)
+
+    def dataid(self, partition_key: str) -> str:
+        """The chunk that a partition is."""
+        return unescaped_partition(partition_key)
+
+    def partitions_name(self, domain: str) -> str:
+        """Under which name Dagster keeps the partition keys of a domain."""
+        return f"dataflow/{domain}"
+
+    def partitions_def(self, domain: str) -> dg.DynamicPartitionsDefinition:
+        """The partitions that all datasets of a domain share."""
+        return dg.DynamicPartitionsDefinition(name=self.partitions_name(domain))
+
+    def op_name(self, jobid: str) -> str:
+        """The name of the op that runs a job."""
+        return escaped_word(jobid)
+
+    def group_name(self, catalog: Catalog, datasetid: str) -> str | None:
+        """The group that a dataset is shown in: its domain."""
+        return re.sub("[^A-Za-z0-9_]", "_", catalog.domains[datasetid])
+
+    def description(self, dataset: Dataset, jobid: str | None) -> str | None:
+        """What a dataset's page says."""
+        made = f"made by job `{jobid}`" if jobid else "made elsewhere"
+        return f"Dataset `{dataset.datasetid}` of OpenDataFlow, {made}."
+
+    def tags(self, dataset: Dataset, jobid: str | None) -> Mapping[str, str]:
+        """The tags of a dataset's asset."""
+        return {"opendataflow/job": jobid} if jobid and _TAG_VALUE.fullmatch(jobid) else {}
+
+    def kinds(self, dataset: Dataset) -> set[str]:
+        """What sort of data it is: the dataset's format."""
+        kind = dataset.columns.get("format") or ""
+        return {kind} if _TAG_VALUE.fullmatch(kind) else set()
+
+    def owners(self, dataset: Dataset) -> Sequence[str]:
+        """Who is responsible for a dataset: e-mail addresses, or `team:NAME`."""
+        return []
+
+    def metadata(self, dataset: Dataset, jobid: str | None) -> Mapping[str, Any]:
+        """What is known of a dataset without looking at its chunks."""
+        told = {
+            "opendataflow/dataset": dataset.datasetid,
+            "opendataflow/job": jobid,
+            "opendataflow/location": location(dataset.columns) if dataset.columns else None,
+        }
+        return {name: value for name, value in told.items() if value is not None}
+
+    def pool(self, jobid: str) -> str | None:
+        """The pool whose slots a job's runs take; the job's own dial is `odf policy`."""
+        return None
+
+    def spec(self, catalog: Catalog, datasetid: str, jobid: str | None) -> dg.AssetSpec:
+        """The asset of a dataset: made by a job here, or (None) somewhere else.
+
+        Elsewhere, lineage still follows the registered jobs.
+        """
+        dataset = catalog.datasets[datasetid]
+        makers = [jobid] if jobid is not None else catalog.producers(datasetid)
+        sources = {
+            source
+            for maker in makers
+            for source in catalog.jobs[maker].reads
+            if not catalog.in_circle(maker, source)  # Dagster draws no circles
+        }
+        return dg.AssetSpec(
+            self.asset_key(datasetid),
+            deps=[
+                dg.AssetDep(self.asset_key(each), partition_mapping=dg.IdentityPartitionMapping())
+                for each in sorted(sources)
+            ],
+            description=self.description(dataset, jobid),
+            metadata=self.metadata(dataset, jobid),
+            skippable=jobid is not None,
+            group_name=self.group_name(catalog, datasetid),
+            owners=self.owners(dataset),
+            tags=self.tags(dataset, jobid),
+            kinds=self.kinds(dataset),
+            partitions_def=self.partitions_def(catalog.domains[datasetid]),
+        )
+
+
+def escaped_partition(dataid: str) -> str:
+    """A dataid with what Dagster can't take in a partition key as `%2C`, and so on."""
+    if dataid == "":
+        return "%"
+    last = len(dataid) - 1
+    dotted = {at for run in _DOTS.finditer(dataid) for at in range(*run.span())}
+    return "".join(
+        _percent(each)
+        if each in _BREAKS_PARTITIONS
+        or at in dotted
+        or not each.isprintable()
+        or (each.isspace() and at in (0, last))
+        or (each == "%" and (last == 0 or _HEX.match(dataid, at)))
+        else each
+        for at, each in enumerate(dataid)
+    )
+
+
+def unescaped_partition(key: str) -> str:
+    """The dataid that was escaped; a key that never was is its own."""
+    if key == "%":
+        return ""
+    try:
+        return _HEX.sub(lambda found: bytes.fromhex(found[0].replace("%", "")).decode(), key)
+    except UnicodeDecodeError:
+        return key
+
+
+def escaped_key(datasetid: str) -> str:
+    """A datasetid with what breaks an asset's address as `_x2F_`, and so on."""
+    last = len(datasetid) - 1
+    return "".join(
+        _word(each)
+        if each in _BREAKS_KEYS
+        or not each.isprintable()
+        or (each.isspace() and at in (0, last))
+        or (each == "_" and _begins_escape(datasetid, at))
+        else each
+        for at, each in enumerate(datasetid)
+    )
+
+
+def escaped_word(name: str) -> str:
+    """A name with everything but ASCII letters, digits and `_` as `_x2D_`, and so on."""
+    from keyword import iskeyword
+
+    escaped = "".join(
+        each
+        if each.isascii() and (each.isalnum() or (each == "_" and not _begins_escape(name, at)))
+        else _word(each)
+        for at, each in enumerate(name)
+    )
+    if escaped in _RESERVED or iskeyword(escaped):
+        return _word(escaped[0]) + escaped[1:]
+    return escaped
+
+
+def unescaped_word(text: str) -> str:
+    """What `escaped_key` or `escaped_word` was given."""
+    return _WORD.sub(lambda found: chr(int(found[1], 16)), text)
+
+
+def _percent(character: str) -> str:
+    return "".join(f"%{byte:02X}" for byte in character.encode("utf-8", "surrogatepass"))
+
+
+def _word(character: str) -> str:
+    return f"_x{ord(character):X}_"
+
+
+def _begins_escape(text: str, at: int) -> bool:
+    return re.compile("_x[0-9A-F]").match(text, at) is not None

@@ -1,1 +1,0 @@
-"""The product: statuses, claims, history, credentials, RunJob. Knows no Dagster or Spark."""

@@ -1,0 +1,220 @@
+"""The five answers: ready, right data, location, validated, safe; each from rows."""
+
+import json
+from collections.abc import Sequence
+from datetime import datetime
+from typing import NamedTuple
+
+from ..model import READY, RUNNING
+from ..place import is_missing, is_within, obstacle, path_of, seen
+from ..util.times import shown
+from .state import Answer, Look, Row, State
+
+NOBODY = "nobody holds it"
+
+SEEN = Look(True)
+"""What holds of a place that nobody looked at closely."""
+
+UNPLACED = "registered without a place"
+
+
+class Consumed(NamedTuple):
+    """What a chunk was made from: the generation of one input, and what is known of it."""
+
+    datasetid: str
+    generation: int | None
+    rows: int | None = None
+    fingerprint: str | None = None
+
+
+def five_answers(state: State) -> list[Answer]:
+    """One answer to each question, about a chunk that a job may want to claim, or has made."""
+    return [_ready(state), _right_data(state), _location(state), _validated(state), _safe(state)]
+
+
+def answers_of_chunk(
+    ready: str, consumed: Sequence[Consumed], *, validated: bool | None, checks: str | None,
+    location: str | None, safe: str = NOBODY,
+) -> dict[str, str | None]:  # fmt: skip
+    """One answer to each question, about one READY chunk of a dataset, from what was recorded."""
+    return {
+        "ready": ready,
+        "right": "; ".join(_consumed_line(*each) for each in consumed) or "unknown",
+        "location": location,
+        "validated": checks or _checks_line(validated, "no checks"),
+        "safe": safe,
+    }
+
+
+def place_line(produced: str | None, registered: str | None) -> str:
+    """Where a chunk was made, and whether that is where its dataset is registered."""
+    about = produced or UNPLACED
+    if produced and registered and not is_within(produced, registered):
+        about += f"; registered as {registered}"
+    if produced and is_missing(produced):
+        about += ", which doesn't exist here"
+    return about
+
+
+def _consumed_line(
+    datasetid: str, generation: int | None, rows: int | None, fingerprint: str | None
+) -> str:
+    about = f"{datasetid}: generation {generation or 'unknown'}"
+    about += f", {rows} rows" if rows is not None else ""
+    return about + (f", fingerprint {fingerprint}" if fingerprint else "")
+
+
+def _checks_line(validated: bool | None, unknown: str = "no checks known") -> str:
+    if validated is None:
+        return unknown
+    return "passed its checks" if validated else "didn't pass its checks"
+
+
+def _ready(state: State) -> Answer:
+    found, parts, ok = [], [], True
+    for datasetid in state.plan.inputs:
+        if datasetid == "today":
+            here = state.dataid == state.today
+            parts.append(f"today is {state.today}")
+            ok = ok and here
+            continue
+        rows = state.outputs_of(datasetid)
+        found += [row.told() for row in rows]
+        words = [f"{row.status} by {row.jobid} since {shown(row.since)}" for row in rows]
+        parts.append(f"{datasetid}: {' and '.join(words) or 'nothing yet'}")
+        statuses = [row.status for row in rows]
+        ok = ok and READY in statuses and RUNNING not in statuses
+    return Answer("ready", ok, "; ".join(parts) or "it reads nothing", found)
+
+
+def _right_data(state: State) -> Answer:
+    consumed, made = _consumed(state)
+    found, parts, stale = [], [], False
+    for row, fact in state.inputs():
+        then = consumed.get(row.datasetid)
+        found.append(
+            {"datasetid": row.datasetid, "dataid": state.dataid, "generation": row.generation,
+             "rows": fact.get("rows"), "fingerprint": fact.get("fingerprint"), "consumed": then}
+        )  # fmt: skip
+        about = _consumed_line(
+            row.datasetid, row.generation, fact.get("rows"), fact.get("fingerprint")
+        )
+        if made and _made_again(state, row, then, made):
+            stale = True
+            about += f"; the output was made from generation {then or 'unknown'}: it is stale"
+        parts.append(about)
+    if stale:
+        ok = False
+    else:
+        ok = True if parts and len(parts) == len(state.plan.reads) else None
+    return Answer("right data", ok, "; ".join(parts) or "nothing to consume yet", found)
+
+
+def _consumed(state: State) -> tuple[dict[str, int | None], datetime | None]:
+    """The generations that the current output was made from, and when, if that is known."""
+    for datasetid in state.plan.outputs:
+        for row in state.outputs_of(datasetid):
+            fact = state.fact(row)
+            if row.status == READY and row.jobid == state.plan.jobid and fact.get("inputs"):
+                return json.loads(fact["inputs"]), fact["at"]
+    return {}, None
+
+
+def _made_again(state: State, row: Row, then: int | None, made: datetime) -> bool:
+    """Whether an input holds other data now, or may do so, than what the output was made from."""
+    if row.generation is None and then is None:  # neither has a number: only times can tell
+        return bool(row.since and row.since > made)
+    before = state.facts.get((row.datasetid, then or 0), {}).get("fingerprint")
+    same = before is not None and before == state.fact(row).get("fingerprint")
+    return row.generation != then and not same
+
+
+def _location(state: State) -> Answer:
+    found, parts = [], []
+    ok: bool | None = None
+    untold = False
+    places = list(state.input_places())
+    for datasetid in (*state.plan.reads, *state.plan.outputs):
+        place = state.places.get(datasetid)
+        produced = next((each for name, _, each in places if name == datasetid), None)
+        for row in state.outputs_of(datasetid) if datasetid in state.plan.outputs else ():
+            produced = state.fact(row).get("location") if row.status == READY else produced
+        where = seen(place, produced)
+        missing = bool(where and is_missing(where))
+        moved = bool(place and produced and not is_within(produced, place))
+        look = state.looks.get(datasetid, SEEN)
+        found.append(
+            {
+                "datasetid": datasetid,
+                "registered": place,
+                "produced": produced,
+                "exists": not missing and look.there is not False,
+            }
+        )
+        about = place or (UNPLACED if datasetid in state.places else "not registered")
+        about += f", made at {produced}" if produced and not place else ""
+        blocked = obstacle(path_of(where) or where) if where and missing else None
+        about += ", which doesn't exist here" if missing else ""
+        about += f" and can't be made: {blocked}" if blocked else ""
+        about += f", but produced at {produced}" if moved else ""
+        about += f"; {look.text}" if look.text and not missing else ""
+        parts.append(f"{datasetid}: {about}")
+        untold = untold or look.there is None
+        is_there = any(row.status == READY for row in state.outputs_of(datasetid))
+        if (
+            moved
+            or blocked
+            or look.there is False
+            or (missing and (is_there or datasetid in state.plan.reads))
+        ):
+            ok = False
+        elif where and not missing and ok is None:
+            ok = True
+    if ok and untold:
+        ok = None
+    return Answer("location", ok, "; ".join(parts), found)
+
+
+def _validated(state: State) -> Answer:
+    found, parts = [], []
+    answers = []
+    for row, fact in state.inputs():
+        known = fact.get("validated")
+        answers.append(None if known is None else bool(known))
+        checks = fact.get("checks")
+        found.append(
+            {
+                "datasetid": row.datasetid,
+                "generation": row.generation,
+                "validated": answers[-1],
+                "checks": checks,
+            }
+        )
+        told = _checks_line(answers[-1])
+        parts.append(f"{row.datasetid}: {told}" + (f" ({checks})" if checks else ""))
+    ok = False if False in answers else (True if answers and None not in answers else None)
+    return Answer("validated", ok, "; ".join(parts) or "nothing to check", found)
+
+
+def _safe(state: State) -> Answer:
+    jobid = state.plan.jobid
+    found, holders, beside = [], [], []
+    readers = [row for each in state.plan.outputs for row in state.readers_of(each)]
+    for row in state.rows:
+        if row.status != RUNNING:
+            continue
+        claim = state.claims.get(row.jobid, {})
+        owner = claim.get("owner") or (row.who if state.at else None)
+        found.append(
+            row.told()
+            | {"owner": owner, "started": claim.get("started"), "lease_end": claim.get("lease_end")}
+        )
+        who = f"{row.jobid}" + (f" ({owner})" if owner else "")
+        if row.locktype == "IN" and row.jobid != jobid and row not in readers:
+            beside.append(f"{who} reads {row.datasetid} too, which is no hindrance")
+        else:
+            does = "reads" if row.locktype == "IN" else "makes"
+            until = f" until {shown(claim['lease_end'])}" if claim.get("owner") else ""
+            holders.append(f"{who} {does} {row.datasetid} since {shown(row.since)}{until}")
+    text = "; ".join(holders) or NOBODY
+    return Answer("safe", not holders, "; ".join([text, *beside]), found)

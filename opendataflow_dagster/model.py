@@ -1,0 +1,234 @@
+"""The words of the product: statuses, their transitions, what they mean for a claim; facts."""
+
+from collections.abc import Callable
+from enum import StrEnum
+from typing import NamedTuple
+
+Say = Callable[[str], object]
+
+
+class Status(StrEnum):
+    """How a chunk of a dataset stands: the words of OUT rows."""
+
+    PENDING = "PENDING"
+    RUNNING = "RUNNING"
+    READY = "READY"
+    FAILED = "FAILED"
+    RESUBMIT = "RESUBMIT"
+    HOLD = "HOLD"
+
+
+PENDING, RUNNING, READY, FAILED, RESUBMIT, HOLD = Status
+
+ABSENT = ""
+"""No row at all: nothing is known of the chunk."""
+
+STRENGTH = (PENDING, RESUBMIT, FAILED, HOLD, READY, RUNNING)
+"""Of a chunk that several jobs have rows for, the last of these statuses counts."""
+
+URGENCY = (READY, ABSENT, PENDING, RESUBMIT, RUNNING, HOLD, FAILED)
+"""Which status a square shows that stands for several chunks: the last of these that is there."""
+
+WORDS: dict[str, Status] = {status.value: status for status in Status} | {
+    "ERROR": FAILED,
+    "RERUN": RESUBMIT,
+}
+"""Every word that is understood, and the status that it is read as: two are of older versions."""
+
+TRANSITIONS: dict[str, dict[str, tuple[str, ...]]] = {
+    "claim": {RUNNING: (ABSENT, PENDING, RESUBMIT)},
+    "force": {RUNNING: (ABSENT, PENDING, READY, FAILED, RESUBMIT, HOLD)},
+    "finish": {READY: (RUNNING,)},
+    "fail": {FAILED: (RUNNING,), RESUBMIT: (RUNNING,)},
+    "give back": {RESUBMIT: (RUNNING,)},
+    "interrupt": {RESUBMIT: (RUNNING,), HOLD: (RUNNING,)},
+    "terminate": {HOLD: (RUNNING,)},
+    "lose": {RESUBMIT: (RUNNING,), HOLD: (RUNNING,)},
+    "retry": {RESUBMIT: (FAILED,)},
+    "recover": {RESUBMIT: (RUNNING,)},
+    "offer": {PENDING: (ABSENT,)},
+    "split": {PENDING: (ABSENT,), READY: (ABSENT,)},
+    "ready": {READY: (ABSENT, PENDING, RESUBMIT, FAILED)},
+    "resubmit": {RESUBMIT: (READY, FAILED, HOLD)},
+    "hold": {HOLD: (ABSENT, PENDING, RESUBMIT, READY, FAILED)},
+    "release": {status: (HOLD,) for status in (PENDING, RESUBMIT, READY, FAILED)},
+}
+"""Every legal transition of an OUT row: act → status after → statuses before.
+
+A test does each act to a row of each status, and finds these transitions and no others.
+`docs/statuses.md` draws them.
+"""
+
+
+def read_status(word: str | None) -> str:
+    """The status that a word in the tables stands for: an unknown one, or none, holds the chunk."""
+    return ABSENT if word == ABSENT else WORDS.get(word or "", HOLD)
+
+
+class Effect(StrEnum):
+    """What one row of datastatus means for a job that would claim the chunk."""
+
+    FREE = "free"
+    """Nothing, or a row that the claim may write over."""
+    AGAIN = "again"
+    """The job's own output is to be made again: first in the queue."""
+    CONSUMED = "consumed"
+    """The job has consumed this input: it runs again only if an output is to be made again."""
+    AVAILABLE = "available"
+    """An input is there."""
+    MISSING = "missing"
+    """A row of an input that isn't there."""
+    READ = "read"
+    """Another job reads what this one would write: LOCKED while that job has an output RUNNING.
+
+    The view `claim_row` tells which of the two it is.
+    """
+    LOCKED = "LOCKED"
+    HELD = "HELD"
+    ALREADY_DONE = "ALREADY_DONE"
+    DATA_NOT_READY = "DATA_NOT_READY"
+
+
+BLOCKING = (Effect.LOCKED, Effect.HELD, Effect.ALREADY_DONE, Effect.DATA_NOT_READY)
+"""The effects that forbid a claim, and the codes of its refusal: the most telling one first."""
+
+
+def effect(itemtype: str, own: bool, locktype: str | None, word: str | None) -> Effect:
+    """What a row means for a job to which its dataset is an input (IN) or an output (OUT).
+
+    `own` tells whether it is the job's own row. The rule stands here, in the function `effect` of
+    sql/postgres/triggers.sql and in the view `claim_row` of sql/sqlite/triggers.sql; a test
+    compares the three for every word. A job may claim a chunk if no row blocks it, every input is
+    available, and an input or a row of its own says that the chunk exists.
+    """
+    status = read_status(word or None)
+    if itemtype == locktype == "OUT":
+        if status == RUNNING:
+            return Effect.LOCKED
+        if status == READY:
+            return Effect.ALREADY_DONE
+        if status == RESUBMIT:
+            return Effect.AGAIN if own else Effect.FREE
+        return Effect.FREE if status == PENDING else Effect.HELD
+    if not own:
+        if itemtype == "IN" and locktype == "OUT":
+            if status == RUNNING:
+                return Effect.DATA_NOT_READY
+            return Effect.AVAILABLE if status == READY else Effect.MISSING
+        is_reader = itemtype == "OUT" and locktype == "IN" and word == RUNNING
+        return Effect.READ if is_reader else Effect.FREE  # of two readers, neither minds
+    if itemtype == locktype == "IN":
+        if status == RUNNING:
+            return Effect.LOCKED
+        if word == "DONE":
+            return Effect.CONSUMED
+        return Effect.FREE if status in (FAILED, RESUBMIT) else Effect.HELD
+    # A lock of another type, from when the job was another one, has the key of the claim's row.
+    free = status == RESUBMIT or (itemtype == "OUT" and status == PENDING)
+    return Effect.FREE if free else Effect.LOCKED
+
+
+class Claim(NamedTuple):
+    """The exclusive right of one execution to produce one chunk."""
+
+    jobid: str
+    dataid: str
+    generation: int
+    owner: str
+    attempts: int
+    lease: float
+    time_limit: float | None
+    forced: bool = False
+    """Whether it was claimed whatever the inputs say: they may change, too."""
+
+
+class Fact(NamedTuple):
+    """What is known of one produced chunk of a dataset."""
+
+    datasetid: str
+    dataid: str
+    location: str | None = None
+    rows: int | None = None
+    bytes: int | None = None
+    fingerprint: str | None = None
+    validated: bool | None = None
+    checks: str | None = None
+    schema: str | None = None
+    replaces: bool | None = None
+    """Whether the chunk is in the place of all others of its dataset."""
+
+
+class Plan(NamedTuple):
+    """What a job reads and writes, and what its claims must take care of."""
+
+    jobid: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    environment: tuple[tuple[str, str], ...]
+    rivals: tuple[str, ...]
+    limited: bool
+    batch_size: int | None = None
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """The inputs that have rows: `today` is a date, not data."""
+        return tuple(datasetid for datasetid in self.inputs if datasetid != "today")
+
+    @property
+    def today(self) -> bool:
+        return "today" in self.inputs
+
+    @property
+    def flaw(self) -> str:
+        """Why this job can't be run at all, or nothing."""
+        if not (self.inputs or self.outputs):
+            return f"Job {self.jobid!r} isn't registered"
+        if not self.outputs:
+            return f"Job {self.jobid!r} writes no dataset, so nothing could tell what it has done"
+        both = sorted(set(self.inputs) & set(self.outputs))
+        if both:
+            return (
+                f"Job {self.jobid!r} reads and writes {both[0]!r}: it would run on its own result"
+            )
+        return ""
+
+
+class Failure(NamedTuple):
+    """How a failed claim was settled."""
+
+    status: str
+    retry_in: float | None
+
+
+class Stop(NamedTuple):
+    """Why work was interrupted; with `hold`, a person wants it not to start again by itself."""
+
+    why: str
+    hold: bool = False
+
+
+class Recovered(NamedTuple):
+    """A chunk that was settled for a run that didn't come back."""
+
+    jobid: str
+    dataid: str
+    status: str
+    reason: str
+
+
+class Lost(NamedTuple):
+    """A claim whose worker didn't come back: how often that chunk was lost now, and may be."""
+
+    jobid: str
+    dataid: str
+    generation: int
+    owner: str
+    losses: int
+    most: int
+
+    def verdict(self, why: str = "", may_hold: bool = True) -> tuple[Status, str]:
+        """What the chunk becomes, and the reason for its history."""
+        told = f"{self.owner} didn't come back: claim {self.losses} of {self.most} lost"
+        if why:
+            told = f"{why}: {self.owner} lost claim {self.losses} of {self.most}"
+        return (HOLD if may_hold and self.losses >= self.most else RESUBMIT), told

@@ -1,0 +1,214 @@
+"""Frames from one engine to another: pandas, Spark, and pandas-on-Spark."""
+
+import warnings
+from collections.abc import Callable, Container, Iterator, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from ..spark.text_formats import retyped
+from .annotation import ON_SPARK, PANDAS, SPARK
+from .transformation import TransformationError
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+def kind_of(frame: Any) -> str | None:
+    """The engine whose frame this is; None if it is something else."""
+    module, _, name = type(frame).__module__, 0, type(frame).__name__
+    if module.startswith("pyspark.pandas."):
+        return ON_SPARK if name in ("DataFrame", "CachedDataFrame") else None
+    if module.startswith("pyspark.sql."):
+        return SPARK if name == "DataFrame" else None
+    import pandas
+
+    return PANDAS if isinstance(frame, pandas.DataFrame) else None
+
+
+def as_pandas(frame: Any) -> Any:
+    """A frame of pandas with all the rows; what is one already stays the same object."""
+    kind = kind_of(frame)
+    if kind == PANDAS:
+        return frame
+    if kind == ON_SPARK:
+        with warnings.catch_warnings(action="ignore"):  # it advises against what is wanted here
+            return frame.to_pandas()
+    if kind == SPARK:
+        return by_the_clock(frame).toPandas()
+    return frame.pandas()
+
+
+def as_spark(frame: Any, spark: Any = None) -> Any:
+    """A frame of Spark; an index isn't a column, and is left out.
+
+    One that isn't Spark's already needs the session.
+    """
+    kind = kind_of(frame)
+    if kind == SPARK:
+        return frame
+    if kind == ON_SPARK:
+        with warnings.catch_warnings(action="ignore"):
+            return _with_values(frame).to_spark()
+    if kind == PANDAS:
+        names = [str(each) for each in frame.columns]
+        return sent(spark, names, [_told(*each) for each in _named(frame)], len(frame))
+    return frame.spark(spark)
+
+
+def as_on_spark(frame: Any, spark: "SparkSession") -> Any:
+    """A frame of pandas-on-Spark that is the caller's own."""
+    kind = kind_of(frame)
+    if kind == ON_SPARK:
+        return frame.copy()
+    if kind == PANDAS:
+        return _on_spark(frame, spark)
+    return as_spark(frame, spark).pandas_api()
+
+
+def _with_values(frame: Any) -> Any:
+    """A frame of pandas-on-Spark without categories, of which Spark would see the numbers."""
+    import pandas
+
+    kinds = {name: dtype.categories.dtype for name, dtype in frame.dtypes.items()
+             if isinstance(dtype, pandas.CategoricalDtype)}  # fmt: skip
+    # As `str`, what is missing would be the text None.
+    return frame.astype({name: "string" if kind.kind == "O" else kind
+                         for name, kind in kinds.items()})  # fmt: skip
+
+
+def by_the_clock(frame: Any, but: Container[str] = ()) -> Any:
+    """A frame of Spark whose moments have become the times that the session's clock shows.
+
+    Spark casts them, as it has read them: the zones that it knows and those of pandas differ, and
+    what they say of times before 1900. Columns called as in `but` stay as they are.
+    """
+    fields = frame.schema.fields
+    plain = frame.toDF(*(str(at) for at in range(len(fields))))  # two may have one name
+    columns, changed = [], False
+    for at, field in enumerate(fields):
+        column, kind = plain[str(at)], _without_zone(field.dataType)
+        if kind != field.dataType and field.name not in but:
+            column, changed = column.cast(kind), True
+        columns.append(column.alias(field.name))
+    return plain.select(*columns) if changed else frame
+
+
+def _without_zone(kind: Any) -> Any:
+    from pyspark.sql import types
+
+    return retyped(
+        kind,
+        lambda leaf: types.TimestampNTZType() if isinstance(leaf, types.TimestampType) else leaf,
+    )
+
+
+# --- from pandas to Spark ---
+
+_REFUSALS = (ValueError, TypeError, OverflowError, AttributeError)
+"""What Arrow raises, besides its own, for values that it doesn't know what to do with."""
+
+
+def sent(spark: "SparkSession", names: Sequence[str], columns: Sequence[Any], rows: int) -> Any:
+    """A frame of Spark with such columns of Arrow; a time without a zone stays one."""
+    import pyarrow
+    from pyspark.sql.pandas.types import from_arrow_schema
+    from pyspark.sql.types import StructType
+
+    if not columns:
+        return spark.createDataFrame([()] * rows, StructType())
+    table = pyarrow.table(list(columns), names=list(names))
+    return spark.createDataFrame(table, from_arrow_schema(table.schema))
+
+
+def arrow(column: Any) -> Any:
+    """A column of pandas as one of Arrow, of a type that Spark has; TypeError: there is none."""
+    import pyarrow
+    from pyspark.errors import PySparkException
+    from pyspark.sql.pandas.types import from_arrow_type
+
+    if str(getattr(column.dtype, "tz", None) or "UTC") != "UTC":  # Arrow doesn't know all zones
+        column = column.dt.tz_convert("UTC")
+    try:
+        made = _known_to_spark(pyarrow.Array.from_pandas(column))
+        from_arrow_type(made.type)
+    except (pyarrow.ArrowException, PySparkException, *_REFUSALS) as error:
+        raise TypeError(str(error)) from None
+    return made
+
+
+def _named(frame: Any) -> Iterator[tuple[str, Any]]:
+    for at, name in enumerate(frame.columns):
+        yield f"Column {str(name)!r}", frame.iloc[:, at]
+
+
+def _told(what: str, column: Any, known: Callable[[Any], bool] = lambda kind: True) -> Any:
+    """The column as one of Arrow, of a type that is known there; else an error that names it."""
+    with suppress(TypeError):
+        made = arrow(column)
+        if known(made.type):
+            return made
+    kinds = ", ".join(sorted({type(each).__name__ for each in column}))
+    raise TransformationError(
+        f"{what} can't go to Spark: it has {kinds}. Give its values one type, which Spark has, in "
+        "the transformation before."
+    )
+
+
+def _on_spark(frame: Any, spark: "SparkSession") -> Any:
+    """A frame of pandas, with its index and types, as one of pandas-on-Spark.
+
+    Not by its own `from_pandas`, which hasn't zones, unsigned numbers, and hours that clocks skip.
+    """
+    from pyarrow import types
+
+    if not frame.columns.is_unique:
+        twice = str(frame.columns[frame.columns.duplicated()][0])
+        raise TransformationError(
+            f"Two columns are called {twice!r}, which pandas-on-Spark doesn't have. Rename one "
+            "in the transformation before."
+        )
+    levels = [frame.index.get_level_values(at) for at in range(frame.index.nlevels)]
+    keys = [f"index {at}" for at in range(len(levels))]
+    names = keys + [f"column {at}" for at in range(len(frame.columns))]
+    columns = [_told("The index", each.to_series()) for each in levels]
+    columns += [_told(*each, lambda kind: not types.is_time(kind)) for each in _named(frame)]
+    made = sent(spark, names, columns, len(frame)).pandas_api(index_col=keys)
+    made.columns = frame.columns
+    made.index.names = frame.index.names
+    return made.astype({
+        name: dtype for name, dtype in frame.dtypes.items() if _kept_on_spark(dtype)
+    })  # fmt: skip
+
+
+def _kept_on_spark(dtype: Any) -> bool:
+    """Whether pandas-on-Spark has a type of pandas that Spark hasn't."""
+    import pandas
+
+    if isinstance(dtype, pandas.CategoricalDtype):
+        return pandas.api.types.infer_dtype(dtype.categories) in ("string", "integer")
+    return str(dtype) in (
+        "Int8", "Int16", "Int32", "Int64", "Float32", "Float64", "boolean", "string",
+    )  # fmt: skip
+
+
+def _known_to_spark(column: Any) -> Any:
+    """The column with a type that Spark has."""
+    import pyarrow
+
+    kind = column.type
+    if pyarrow.types.is_dictionary(kind):
+        return _known_to_spark(column.cast(kind.value_type))
+    if pyarrow.types.is_null(kind):
+        return column.cast(pyarrow.string())
+    if pyarrow.types.is_timestamp(kind) and kind.unit != "us":
+        return column.cast(pyarrow.timestamp("us", kind.tz), safe=False)
+    if pyarrow.types.is_duration(kind) and kind.unit != "us":
+        return column.cast(pyarrow.duration("us"), safe=False)
+    if pyarrow.types.is_float16(kind):
+        return column.cast(pyarrow.float32())
+    if pyarrow.types.is_decimal256(kind):  # which fails beyond the 38 digits that Spark has
+        return column.cast(pyarrow.decimal128(kind.precision, kind.scale))
+    if pyarrow.types.is_unsigned_integer(kind):
+        wider = {8: pyarrow.int16(), 16: pyarrow.int32(), 32: pyarrow.int64()}
+        return column.cast(wider.get(kind.bit_width, pyarrow.decimal128(20, 0)))
+    return column

@@ -1,0 +1,306 @@
+"""The project that is served: a copy of its code as it was last good, while its files change.
+
+Each version is a folder of its own, in which code is copied and all else links to the project. A
+newer one is loaded in a process of its own first. The link `folder` names the version that counts,
+for the server and for its worker; whatever reads it has a whole version.
+"""
+
+import fcntl
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from ..errors import DataflowError
+from ..model import Say
+from ..util.text import first_line
+from .annotation import PANDAS, engine_of, takes_stream
+from .project import FILE, Project, read_project
+from .project_files import LEFT_OUT, Listing, listing
+from .sandbox import LINK
+from .transformation import TransformationError, load
+
+QUIET = 1.0
+"""Seconds without a change after which a deploy is taken for done."""
+
+RETRY = 5.0
+"""Seconds after which a version is tried again that came to no verdict, with no other change."""
+
+CHECKED = 60.0
+"""Seconds that the files of a version may take to be loaded."""
+
+AGAIN = 60.0
+"""Seconds after which a refused version is loaded again: a package may be installed since."""
+
+KEPT = 10
+"""Versions that are kept: a batch that has begun ends with the code that it began with."""
+
+PREFIX = "odf-serve-"
+
+Faults = dict[str, str]
+"""What can't be loaded, by its file, and why, in a line that begins with the place."""
+
+
+class Deploys:
+    """The versions of a project, and the last good one among them.
+
+    What was broken from the beginning keeps no version from being served: only a fault that the
+    one before hasn't does. With `local=False`, transformations of pandas run elsewhere, with the
+    packages of that place: they are only parsed here.
+    """
+
+    def __init__(self, project: Project, *, local: bool = True, say: Say) -> None:
+        self._root, self._local, self._say = project.root, local, say
+        _remove_leftovers()
+        self._home = Path(tempfile.mkdtemp(prefix=PREFIX)).resolve()
+        self._lock = hold(self._home)
+        self.folder = self._home / "current"
+        self.refused = ""
+        """Why the project's files, as they are now, aren't served."""
+        self._count = 0
+        self._faults: Faults | None = None
+        """Of the version that is served; None: it wasn't asked yet."""
+        self._judged = self._seen = self._files()
+        self._since = self._due = time.monotonic()
+        self._take(self._copied())
+
+    def close(self) -> None:
+        """Remove all versions."""
+        shutil.rmtree(self._home, ignore_errors=True)
+        if self._lock >= 0:
+            os.close(self._lock)
+        self._lock = -1
+
+    def refresh(self, accept: Callable[[Project], object]) -> None:
+        """Serve the files as they are now, if they are good and `accept` doesn't refuse them.
+
+        It refuses by a DataflowError; after any other error the version is tried again.
+        """
+        now, found = time.monotonic(), self._files()
+        if found != self._seen:
+            self._seen, self._since = found, now
+        if found == self._judged and not (self.refused and now >= self._due):
+            return
+        if now - self._since < QUIET:
+            return
+        self._since = now + RETRY  # unless it comes to a verdict
+        version, why = None, ""
+        try:
+            try:
+                version = self._copied()
+                if self._files() != found:
+                    return
+                if not (why := self._why_not(version)):
+                    accept(read_project(version))
+            except DataflowError as error:
+                why = first_line(error)
+            if self._files() != found:
+                return
+            self._judged, self._due = found, time.monotonic() + AGAIN
+            if why or version is None:
+                if why != self.refused:
+                    self._say(f"The project stays as it was: {why}")
+                self.refused = why
+                return
+            self._take(version)
+            if self.refused:
+                self._say("The project's files are good again, and served")
+            self.refused, version = "", None
+        finally:
+            if version is not None:
+                shutil.rmtree(version.parent, ignore_errors=True)
+
+    def _files(self) -> Sequence[object]:
+        """What tells that the code has changed; of other files, that one has come or gone."""
+        return [each if _is_code(each[0]) else each[0] for each in listing(self._root)]
+
+    def _why_not(self, version: Path) -> str:
+        """The first fault that the version before hasn't; nothing if there is none."""
+        faults = check(version, self._local)
+        if faults and self._faults is None:
+            self._faults = check(self.folder.resolve(), self._local)
+        known = self._faults or {}
+        new = [why for file, why in faults.items() if file not in known]
+        if not new:
+            self._faults = faults
+        return new[0] if new else ""
+
+    def _copied(self) -> Path:
+        """A folder with the code as it is now, called like the project."""
+        self._count += 1
+        version = self._home / str(self._count) / self._root.name
+        try:
+            version.parent.mkdir()
+            _copy(self._root, listing(self._root), version)
+        except OSError as error:
+            shutil.rmtree(version.parent, ignore_errors=True)
+            raise DataflowError(
+                f"The project's code can't be copied to {self._home}: {error.strerror}. Make room "
+                "there, or set TMPDIR to another folder."
+            ) from None
+        return version
+
+    def _take(self, version: Path) -> None:
+        link = self._home / "next"
+        os.symlink(version, link)
+        os.replace(link, self.folder)
+        old = sorted(int(each.name) for each in self._home.iterdir() if each.name.isdigit())
+        for number in old[:-KEPT]:
+            shutil.rmtree(self._home / str(number), ignore_errors=True)
+
+
+def hold(folder: Path) -> int:
+    """Lock the folder of versions for as long as this process lives.
+
+    So another server can tell it from what a killed one has left, and systemd doesn't clean it up.
+    """
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    fcntl.flock(handle, fcntl.LOCK_SH)
+    return handle
+
+
+def check(version: Path, local: bool) -> Faults:
+    """What can't be loaded of a version, found by a process of its own, which it may end."""
+    answers = version.parent / "answers"
+    words = [sys.executable, "-P", "-m", __name__, str(version), str(answers), str(int(local))]
+    process = subprocess.Popen(
+        words, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )  # fmt: skip
+    try:
+        ended = f"the process that loads it ended with code {process.wait(CHECKED)}"
+    except subprocess.TimeoutExpired:
+        ended = f"it isn't loaded in {CHECKED:g} s"
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+    faults: Faults = {}
+    file: str | None = FILE
+    with suppress(FileNotFoundError), answers.open(encoding="utf-8") as lines:
+        for line in lines:
+            file, why = json.loads(line)
+            if why:
+                faults[file or FILE] = why
+    if file is not None:
+        faults[file] = f"{file}: {ended}"
+    return faults
+
+
+def _tell(version: Path, answers: Path, local: bool) -> None:
+    """Write what is loaded before it is, and each fault; at the end, that it is the end."""
+    with answers.open("w", encoding="utf-8", buffering=1) as told:
+        for file, why in _loaded(version, local):
+            told.write(json.dumps([file, why]) + "\n")
+        told.write(json.dumps([None, ""]) + "\n")
+
+
+def _loaded(version: Path, local: bool) -> Iterator[tuple[str, str]]:
+    """Each file that is loaded next, and again with what is wrong with it."""
+    for file, _, _ in listing(version):
+        if file.endswith(".py") and (why := _parse(version, file)):
+            yield file, why
+    try:
+        project = read_project(version)
+    except FileNotFoundError:
+        yield FILE, f"{FILE} doesn't exist."
+        return
+    except (DataflowError, OSError) as error:
+        yield FILE, first_line(error)
+        return
+    for pipeline in project.pipelines:
+        if pipeline.trouble:
+            yield f"{FILE} {pipeline.slug}", pipeline.trouble
+            continue
+        paths = {
+            name: project.transformation_file(pipeline.slug, name)
+            for name in pipeline.transformations
+        }
+        # A file that ends before its `run` has to be loaded to be found out.
+        takes = any(takes_stream(path, version) is not False for path in paths.values())
+        for name, path in paths.items():
+            file = str(path.relative_to(version))
+            here = takes and (local or engine_of(path) != PANDAS)
+            if here or not path.is_file():
+                yield file, ""
+                try:
+                    load(project, pipeline.slug, name)
+                except TransformationError as error:
+                    yield file, _with_place(file, str(error))
+
+
+def _parse(version: Path, file: str) -> str:
+    try:
+        with warnings.catch_warnings(action="ignore"):
+            compile((version / file).read_bytes(), file, "exec", dont_inherit=True)
+    except SyntaxError as error:
+        return f"{file}:{error.lineno}: {type(error).__name__}: {error.msg}"
+    except (OSError, ValueError, RecursionError, MemoryError) as error:
+        return f"{file}: {type(error).__name__}: {error}"
+    return ""
+
+
+def _with_place(file: str, message: str) -> str:
+    """The message with its place in front: it stands in parentheses at the end."""
+    if found := re.fullmatch(r"(.*) \((\S.*:\d+)\)", message):
+        return f"{found[2]}: {found[1]}"
+    return message if message.startswith(file) else f"{file}: {message}"
+
+
+def _is_code(file: str) -> bool:
+    return file == FILE or file.endswith(".py")
+
+
+def _copy(root: Path, files: Listing, version: Path) -> None:
+    """Copy the code; all else is linked to, so that it is where and what it is in the project."""
+    code = {file for file, _, _ in files if _is_code(file)}
+    folders = {""}
+    for file in code:
+        folders.update(str(each) for each in Path(file).parents if each.name)
+    for above in sorted(folders):
+        (version / above).mkdir()
+        with suppress(FileNotFoundError):
+            for name in os.listdir(root / above):
+                file = os.path.join(above, name)
+                if file in folders or name == "__pycache__":
+                    continue
+                if file in code:
+                    with suppress(FileNotFoundError, PermissionError):
+                        shutil.copy2(root / file, version / file)
+                        continue
+                os.symlink(root / file, version / file)
+    for name in LEFT_OUT:
+        if not os.path.lexists(version / name):
+            os.symlink(root / name, version / name)
+    os.symlink(root, version / LINK)
+
+
+def _remove_leftovers() -> None:
+    """Remove the versions of servers that were killed."""
+    for folder in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
+        with suppress(OSError):
+            about = folder.stat()
+            if about.st_uid != os.getuid() or time.time() - about.st_mtime < AGAIN:
+                continue  # another's, or just made and not locked yet
+            handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(folder, ignore_errors=True)
+            finally:
+                os.close(handle)
+
+
+if __name__ == "__main__":
+    os.nice(5)
+    signal.alarm(int(CHECKED) + 5)  # should the server be killed meanwhile
+    _tell(Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3] == "1")
+    os._exit(0)  # threads that the project's code has started don't matter

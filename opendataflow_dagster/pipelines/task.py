@@ -1,0 +1,232 @@
+"""One Spark task that runs pandas transformations, and what its worker keeps for the next one."""
+
+import os
+import pickle
+import tempfile
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+from copy import deepcopy
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+
+from ..errors import DataflowError
+from ..util.text import printable
+from .frame_copies import Master
+from .project import Project
+from .project_files import Home
+from .sandbox import forget, surroundings
+from .task_data import LITTLE, Exchange, OnDisk, Parcel, Shipper
+from .time_limit import OverTime, within
+from .transformation import NO_STREAM, Transformation, TransformationError, load
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+PART = 32 * 2**20
+"""Bytes of a row at most: a result is pickled, and cut into rows."""
+
+KEPT = 16
+"""Sources that a worker keeps for the next batches."""
+
+
+Item = tuple[()] | tuple[Any]
+"""What `stream` is given, if anything: None may be an item, too."""
+
+
+class Sent(NamedTuple):
+    """A pickled frame on its way; the worker keeps them under `key`, if there is one."""
+
+    parcel: Parcel
+    key: str | None = None
+
+
+LEFT, TOO_LARGE = -1, -2
+"""The number of a row that isn't a part: it names a file in the exchange, or a size."""
+
+
+class StepRan(NamedTuple):
+    """How one transformation did."""
+
+    transformation: str
+    reason: str
+    """Why it failed, in one line; empty if it didn't."""
+    printed: str
+    trace: str
+    rows: int | None
+    seconds: float
+
+    @property
+    def ok(self) -> bool:
+        return not self.reason
+
+
+class ItemDone(NamedTuple):
+    """What became of one item: its frame is pickled, and absent if it failed or isn't asked for."""
+
+    frame: bytes | None
+    steps: tuple[StepRan, ...]
+
+
+def ask(
+    spark: "SparkSession", shipper: Shipper, home: Home,
+    what: Callable[..., Any], sent: Sequence[Sent], *args: Any,
+) -> Any:  # fmt: skip
+    """What `what(root, sent, *args)` returns, run by one task in the project's surroundings."""
+    from pyspark.sql.types import BinaryType, LongType, StructType
+
+    wanted, exchange = pickle.dumps((what, args), 5), shipper.exchange
+
+    def task(batches: Any) -> Iterator[Any]:
+        for _ in batches:  # a worker that leaves input unread isn't used again
+            pass
+        yield from answer(home, wanted, sent, exchange)
+
+    schema = StructType().add("part", LongType()).add("data", BinaryType())
+    rows = spark.range(0, 1, 1, 1).mapInArrow(task, schema).toArrow()
+    parts = sorted(zip(*(each.to_pylist() for each in rows.columns), strict=True))
+    number, first = parts[0]
+    if number == TOO_LARGE:
+        raise DataflowError(
+            f"A result has {int(first) >> 20} MB, and Java has room for {exchange.room >> 20} MB "
+            "of it here. Raise spark.driver.memory, or annotate `run` with pyspark.sql.DataFrame."
+        )
+    if number == LEFT:
+        left = OnDisk(os.path.join(exchange.folder, os.path.basename(first.decode())))
+        try:
+            return pickle.loads(left.open())
+        finally:
+            left.drop()
+    return pickle.loads(b"".join(data for _, data in parts))
+
+
+def answer(home: Home, wanted: bytes, sent: Sequence[Sent], exchange: Exchange) -> Iterator[Any]:
+    """The rows of a task: the parts of the pickled result, or where it is."""
+    import pandas  # noqa: F401 - the real one, before the project's folder is on the path
+    import pyarrow
+
+    root = home.settle()
+    if _Kept.stamps.get(root) != home.stamp:
+        forget(root)
+        _Kept.loaded.clear()
+        _Kept.stamps[root] = home.stamp
+    what, args = pickle.loads(wanted)
+    with surroundings(root):
+        data = pickle.dumps(what(root, sent, *args), 5)
+
+    def row(number: int, cut: Any) -> Any:
+        columns = [pyarrow.array([number], pyarrow.int64()), pyarrow.array([cut], pyarrow.binary())]
+        return pyarrow.RecordBatch.from_arrays(columns, names=["part", "data"])
+
+    if len(data) > LITTLE and exchange.shared():
+        handle, path = tempfile.mkstemp(dir=exchange.folder)
+        with open(handle, "wb") as file:
+            file.write(data)
+        yield row(LEFT, os.path.basename(path).encode())
+    elif len(data) > exchange.room:
+        yield row(TOO_LARGE, str(len(data)).encode())
+    else:
+        for number, start in enumerate(range(0, len(data), PART)):
+            yield row(number, data[start : start + PART])
+
+
+class _Kept:
+    """What this worker has; it runs one task at a time."""
+
+    stamps: ClassVar[dict[Path, str]] = {}
+    loaded: ClassVar[dict[tuple[Path, str, str], Transformation]] = {}
+    masters: ClassVar[OrderedDict[str, Master]] = OrderedDict()
+
+
+def one(root: Path, sent: Sequence[Sent], slug: str, name: str, item: Item) -> ItemDone:
+    """Run one transformation on frames that are all its own."""
+    frames = [pickle.loads(each.parcel.open()) for each in sent]
+    _Kept.loaded.pop((root, slug, name), None)
+    return _finished(*_step(root, slug, name, frames, item))
+
+
+def many(
+    root: Path, sent: Sequence[Sent], slug: str, names: Sequence[str], items: Sequence[Item],
+    chained: bool, limit: float | None,
+) -> list[ItemDone]:  # fmt: skip
+    """Run a pipeline on items, one after the other, on copies of its sources.
+
+    Chained, one item's result is the first frame of the next, and only the last good one is
+    given back. `limit` are the seconds that each may take.
+    """
+    first, *rest = [_master(each) for each in sent]
+    done: list[ItemDone] = []
+    good = None
+    for item in items:
+        buffer: Any = first.copy()
+        steps: list[StepRan] = []
+        due = time.monotonic() + limit if limit else None
+        for name in names:
+            frames = [buffer, *(each.copy() for each in rest)]
+            left = max(due - time.monotonic(), 0.001) if due else None
+            buffer, step = _step(root, slug, name, frames, deepcopy(item), left)
+            steps.append(step)
+            if not step.ok:
+                break
+        if not chained:
+            done.append(_finished(buffer, *steps))
+            continue
+        if buffer is not None:
+            good, first = len(done), Master(buffer)
+        done.append(ItemDone(None, tuple(steps)))
+    if good is not None:
+        done[good] = _finished(first.frame, *done[good].steps)
+    return done
+
+
+def _step(
+    root: Path, slug: str, name: str, frames: list[Any], item: Item,
+    limit: float | None = None,
+) -> tuple[Any, StepRan]:  # fmt: skip
+    begun = time.perf_counter()
+    frame, reason, printed, trace = None, "", "", ""
+    try:
+        transformation = _Kept.loaded.get((root, slug, name))
+        if transformation is None:
+            transformation = load(Project(root, "", (), {}), slug, name)
+            printed = transformation.printed
+            _Kept.loaded[root, slug, name] = transformation
+        stream = item[0] if item and transformation.shape.stream else NO_STREAM
+        with within(limit, root):
+            frame, said = transformation(frames, stream)
+        printed += said
+    except TransformationError as error:
+        reason, trace = str(error), error.trace
+        printed += error.printed
+    except OverTime as error:
+        frame, reason = None, str(error)
+    rows = None if frame is None else len(frame)
+    return frame, StepRan(name, reason, printed, trace, rows, time.perf_counter() - begun)
+
+
+def _finished(frame: Any, *steps: StepRan) -> ItemDone:
+    """An item's result, pickled by itself: one that can't be is one that failed."""
+    if frame is None:
+        return ItemDone(None, steps)
+    try:
+        return ItemDone(pickle.dumps(frame, 5), steps)
+    except Exception as error:
+        reason = f"The frame has a value that can't leave its task: {in_one_line(error)}"
+        return ItemDone(None, (*steps[:-1], steps[-1]._replace(reason=reason, rows=None)))
+
+
+def in_one_line(error: BaseException) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return printable(f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__)
+
+
+def _master(sent: Sent) -> Master:
+    if sent.key is None:
+        return Master(pickle.loads(sent.parcel.open()))
+    made = _Kept.masters.pop(sent.key, None)
+    if made is None:
+        made = Master(pickle.loads(sent.parcel.open()))
+    _Kept.masters[sent.key] = made
+    while len(_Kept.masters) > KEPT:
+        _Kept.masters.popitem(last=False)
+    return made

@@ -1,0 +1,1 @@
+"""What runs chunks: scripts and Python functions, their claims kept alive meanwhile."""

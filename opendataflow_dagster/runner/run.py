@@ -1,0 +1,350 @@
+"""RunJob: claim the next chunk of a job, run its script, settle."""
+
+import os
+import time
+from collections.abc import Callable, Generator, Mapping, Sequence
+from typing import NamedTuple
+
+from ..errors import DataflowError, InputsChanged, NoDatabase, StaleClaim, WrongUse
+from ..model import READY, RESUBMIT, Claim, Fact, Plan, Say, Stop
+from ..store.store import PLAN_AGE, Store, new_owner
+from ..util.text import first_line, printable
+from .environment import JobEnvironment, job_environment
+from .script import CannotStart, check
+from .script_runner import Ended, Scripts
+
+Tell = Callable[[int, int], object]
+
+LOST = "LOST"
+"""How a chunk ended that somebody else has taken over: nothing of it was settled."""
+
+GIVEN_BACK = "GIVEN BACK"
+"""How a chunk ended with which nothing was begun: others may claim it."""
+
+COMPLETE, FAILED, INTERRUPTED = "is complete", "has failed", "was interrupted"
+"""How the work on a chunk ended, in the words that are said of it."""
+
+NOTHING = "no suitable data available for job. Not running it"
+
+
+class Result(NamedTuple):
+    """How one chunk ended: the script's exit code, and what the chunk is now."""
+
+    code: int
+    status: str
+    retry_in: float | None = None
+    reason: str = ""
+    interrupted: bool = False
+    """Whether the work was ended from outside: that is no failure."""
+
+
+class Outcome(NamedTuple):
+    """How a whole run ended: its exit code, and how many chunks ended how."""
+
+    code: int
+    done: int = 0
+    failed: int = 0
+
+    @property
+    def idle(self) -> bool:
+        """Whether there was nothing to do."""
+        return not (self.code or self.done or self.failed)
+
+    def and_then(self, later: "Outcome") -> "Outcome":
+        """How both ended: by the signal, else the failure, else what has to be told."""
+        codes = {self.code, later.code} - {0}
+        stopped = max((each for each in codes if each >= 128), default=0)
+        code = stopped or (1 if 1 in codes else max(codes, default=0))
+        return Outcome(code, self.done + later.done, self.failed + later.failed)
+
+
+class Runner:
+    """Runs one script for chunks of one job; threads may share it."""
+
+    secrets = True
+    """Whether what it runs finds the passwords in its environment."""
+
+    awaits_others = True
+    """Whether a run of all chunks waits for those that other workers have in hand."""
+
+    waits = False
+    """Whether a run of all chunks waits for the end of a pause, too."""
+
+    def __init__(
+        self, store: Store, jobid: str, argv: list[str], *, say: Say,
+        environ: Mapping[str, str] = os.environ,
+    ) -> None:  # fmt: skip
+        self.store, self.jobid, self.argv = store, jobid, argv
+        self.environ = environ
+        self._say = say
+        self._environment: tuple[float, JobEnvironment] | None = None
+        self._check()
+
+    def _check(self) -> None:
+        """Refuse, before anything is claimed, what can't be run."""
+        try:
+            check(self.argv[0], self.environ.get("PATH", os.defpath))
+        except CannotStart as refusal:
+            error = WrongUse(f"{refusal}. Nothing was claimed.")
+            error.exit_code = refusal.code
+            raise error from None
+
+    def environment(self) -> JobEnvironment:
+        """What the scripts are told, as of a second ago at most; raises what forbids to claim."""
+        now = time.monotonic()
+        if self._environment is None or now - self._environment[0] > PLAN_AGE:
+            plan = self.store.plan(self.jobid)
+            made, _ = self.store.db.insist(
+                lambda: job_environment(self.store, plan, self.environ, secrets=self.secrets)
+            )
+            self._environment = now, made
+        return self._environment[1]
+
+    def at_once(self) -> int:
+        """How many chunks a worker claims at once: what the job's dial says now."""
+        from ..store.job_policy import batch_size
+
+        return batch_size(self.store, self.jobid) or 1
+
+    def claim(self, owner: str, k: int = 1) -> tuple[list[Claim], JobEnvironment] | None:
+        """The next chunks, and what they are told; lost claims are looked for when idle."""
+        environment = self.environment()
+        claims = self.store.claim(self.jobid, owner=owner, k=k)
+        if not claims and self.store.recover(self.jobid):
+            claims = self.store.claim(self.jobid, owner=owner, k=k)
+        return (claims, environment) if claims else None
+
+    def run(
+        self,
+        claims: Sequence[Claim],
+        environment: JobEnvironment,
+        scripts: Scripts,
+        *,
+        stdin_null: bool = False,
+    ) -> Generator[tuple[Claim, Result]]:
+        """Run the script for each claimed chunk, and settle it.
+
+        Chunks that were claimed with others and not begun, however it ends, are given back.
+        """
+        if len(claims) == 1:
+            yield claims[0], self.run_one(claims[0], environment, scripts, stdin_null=stdin_null)
+            return
+        from .waiting_claims import WaitingClaims
+
+        with WaitingClaims(
+            self.store, claims, stopping=scripts.why_stopping, say=self.tell
+        ) as waiting:
+            while claim := waiting.next():
+                environment = self.environment()  # it may have changed since the claim
+                result = self.run_one(claim, environment, scripts, stdin_null=stdin_null)
+                yield claim, result
+
+    def run_one(
+        self,
+        claim: Claim,
+        environment: JobEnvironment,
+        scripts: Scripts,
+        *,
+        stdin_null: bool = False,
+    ) -> Result:
+        """Run the script for a claimed chunk, and settle it."""
+        try:
+            env = environment.for_chunk(claim)
+        except DataflowError as error:
+            return self.settle(claim, environment, Ended(1, str(error), 0.0))
+        self.tell(f"Launching {self.argv[0]} with dataid {printable(claim.dataid)}")
+        try:
+            ended = scripts.run(
+                self.argv, env, time_limit=claim.time_limit, beat=self._heart(claim),
+                beat_every=claim.lease / 3, stdin_null=stdin_null,
+            )  # fmt: skip
+        except BaseException as error:
+            why = f"{type(error).__name__} in odf itself"
+            if isinstance(error, Exception):
+                self.store.fail(claim, why, may_retry=False)
+            else:
+                from ..store.claim_return import interrupt_soon
+
+                interrupt_soon(self.store, [claim], Stop(why))
+            raise
+        stopped = bool(ended.reason) and ended.reason == scripts.why_stopping()
+        if stopped and not ended.began:
+            from ..store.claim_return import give_back
+
+            give_back(self.store, [claim], ended.reason)
+            return Result(ended.code, GIVEN_BACK, None, ended.reason)
+        return self.settle(claim, environment, ended, stopped=stopped)
+
+    def settle(
+        self, claim: Claim, environment: JobEnvironment, ended: Ended, *, stopped: bool = False
+    ) -> Result:
+        """Write how a script ended; a chunk that was taken over meanwhile is left alone."""
+        retry_in = None
+        try:
+            if stopped:
+                from ..store.claim_return import interrupt
+
+                self._tell_end(INTERRUPTED, ended.reason)
+                status = interrupt(self.store, claim, Stop(ended.reason))
+            elif ended.code == 0:
+                self._tell_end(COMPLETE)
+                status = READY
+                self.store.finish(claim, facts(claim, environment))
+            else:
+                self._tell_end(FAILED, ended.reason)
+                status, retry_in = self.store.fail(claim, ended.reason)
+        except StaleClaim as error:
+            self.tell(str(error))
+            status = RESUBMIT if isinstance(error, InputsChanged) else LOST
+            return Result(ended.code or 1, status, None, ended.reason)
+        return self._settled(
+            claim, environment, Result(ended.code, status, retry_in, ended.reason, stopped)
+        )
+
+    def _tell_end(self, how: str, reason: str = "", trace: Sequence[str] = ()) -> None:
+        """Say how the work on a chunk has ended, in the original's words."""
+        self.tell(f"Job {self.argv[0]} {how}. Updating status")
+        for line in trace:
+            self._say(line)
+        if reason:
+            self.tell(f"Reason: {printable(reason)}")
+
+    def _settled(self, claim: Claim, environment: JobEnvironment, result: Result) -> Result:
+        """Say what a chunk has become, and when it is tried again."""
+        self._say(settled(claim, environment.plan, result.status))
+        if result.retry_in:
+            self.tell(f"The next attempt is due in {result.retry_in:g} s")
+        return result
+
+    def tell(self, message: str) -> None:
+        self._say(f"{date()}: {message}")
+
+    def tell_nothing(self) -> None:
+        """Say that there is nothing to claim, and why."""
+        self.tell(nothing_to_do(self.store, self.jobid))
+
+    def _heart(self, claim: Claim) -> Callable[[], bool]:
+        """What renews the lease; an outage is said once, and isn't the script's fault."""
+        said = False
+
+        def beat() -> bool:
+            nonlocal said
+            try:
+                return not self.store.heartbeat([claim])
+            except Exception as error:
+                if not said:
+                    self.tell(
+                        f"The claim can't be renewed: {first_line(error)}. The script goes on"
+                    )
+                said = True
+                if self.store.db.trouble(error) == "gone":
+                    self.store.db.drop()
+                return True
+
+        return beat
+
+
+def run_job(
+    store: Store, jobid: str, argv: list[str], *, say: Say, environ: Mapping[str, str] = os.environ,
+    all_chunks: bool = False, workers: int = 1, wait: bool = False, progress: Tell | None = None,
+) -> Outcome:  # fmt: skip
+    """Run a script for the next chunk of a job, or with `all_chunks` until nothing is left.
+
+    With `wait`, a pause or a concurrency of 0 doesn't end it. `progress` is told how many chunks
+    are done and how many failed, after each.
+    """
+    runner = Runner(store, jobid, argv, say=say, environ=environ)
+    runner.waits = wait
+    return run_chunks(runner, all_chunks=all_chunks, workers=workers, progress=progress)
+
+
+def run_chunks(
+    runner: Runner, *, all_chunks: bool = False, workers: int = 1, progress: Tell | None = None
+) -> Outcome:
+    """Let a runner work on the next chunk, or with `all_chunks` until nothing is left."""
+    with Scripts() as scripts:
+        runner.store.db.say, runner.store.db.ending = runner.tell, scripts.why_stopping
+        try:
+            return _run_chunks(runner, scripts, all_chunks, workers, progress)
+        except NoDatabase:
+            if scripts.stopping is None:
+                raise
+            runner.tell("Stopped while it waited for a connection")
+            return Outcome(stop_code(scripts))
+        except KeyboardInterrupt:
+            if scripts.stopping is None:
+                raise
+            runner.tell("Stopped at once: what was in hand is given back")
+            return Outcome(stop_code(scripts))
+
+
+def _run_chunks(
+    runner: Runner, scripts: Scripts, all_chunks: bool, workers: int, progress: Tell | None
+) -> Outcome:
+    if all_chunks or workers > 1:
+        from .catch_up import catch_up
+
+        return catch_up(runner, scripts, workers=workers, progress=progress)
+    taken = runner.claim(new_owner())
+    if taken is None:
+        runner.tell_nothing()
+        return Outcome(stop_code(scripts))
+    results = [result for _, result in runner.run(*taken, scripts)]
+    return _outcome(results[0], scripts) if results else Outcome(stop_code(scripts))
+
+
+def force_job(
+    store: Store, jobid: str, dataid: str, argv: list[str], *, say: Say,
+    environ: Mapping[str, str] = os.environ,
+) -> Outcome:  # fmt: skip
+    """Run a script for one chunk without the checks, unless it is being produced."""
+    from ..store.force import force
+
+    runner = Runner(store, jobid, argv, say=say, environ=environ)
+    with Scripts() as scripts:
+        environment = runner.environment()
+        claim = force(store, jobid, dataid, owner=new_owner())
+        return _outcome(runner.run_one(claim, environment, scripts), scripts)
+
+
+def facts(claim: Claim, environment: JobEnvironment) -> list[Fact]:
+    """What is known of the outputs of a chunk: where they are."""
+    return [
+        Fact(datasetid, claim.dataid, location=environment.locations[datasetid])
+        for datasetid in environment.plan.outputs
+        if datasetid in environment.locations
+    ]
+
+
+def settled(claim: Claim, plan: Plan, status: str) -> str:
+    """The original's line about a chunk that has been settled."""
+    chunk = f"{claim.jobid} and {printable(claim.dataid)}"
+    return (
+        f"{len(plan.outputs)} rows updated to {status} for {chunk} "
+        f"{len(plan.reads)} IN file-local locks released"
+    )
+
+
+def stop_code(scripts: Scripts) -> int:
+    """The exit code of a run that a signal has stopped; else 0."""
+    return 128 + scripts.stopping if scripts.stopping is not None else 0
+
+
+def nothing_to_do(store: Store, jobid: str) -> str:
+    """That there is nothing to claim, in the original's words, and then why."""
+    from ..explain.nothing_claimable import why_nothing
+
+    return f"{NOTHING}: {why_nothing(store, jobid)}"
+
+
+def date() -> str:
+    """The time, as `date` prints it."""
+    return time.strftime("%a %b %e %H:%M:%S %Z %Y")
+
+
+def _outcome(result: Result, scripts: Scripts) -> Outcome:
+    if result.status == READY:
+        return Outcome(0, done=1)
+    if result.status == GIVEN_BACK or result.interrupted:
+        return Outcome(stop_code(scripts))
+    return Outcome(stop_code(scripts) or result.code or 1, failed=1)

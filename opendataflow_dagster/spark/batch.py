@@ -1,0 +1,263 @@
+"""Many small chunks in one job of Spark: read, made and written together, settled one by one."""
+
+import os
+import shutil
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ..chunk import Chunk, ChunkFailed, Place
+from ..errors import DataflowError, SessionError
+from ..location import Folder, Table, target_of
+from ..storage.folder import BATCH, STAGING, directory
+from ..storage.pack import COLUMN, is_packed
+from ..storage.read import located
+from ..storage.table import Bounds
+from ..store.store import Store
+from . import format_loss
+from .evidence import ROWS, observed, of_groups
+from .input_change import unchanged
+from .job import ANY, CHUNK
+from .read import TABLE_FORMATS, literal, schema_of
+from .row_hash import quoted
+from .schema import compare, schema_text
+from .write import StagedFolder, write_files
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+    from .worker import SparkWork
+
+FILE_FORMATS = ("parquet", "orc")
+"""Of other formats, the files tell no types and hold no schema of an empty chunk."""
+
+
+class Source(NamedTuple):
+    """The directory of an input's chunk, and how to read it with others."""
+
+    path: str
+    root: str
+    format: str
+    schema: Any
+
+
+Sources = Mapping[str, Source]
+"""The inputs of one chunk, by dataset."""
+
+
+class Batch:
+    """Some claimed chunks of a job, as far as they can be made together.
+
+    What can't be (another schema, a chunk that is no directory, an output that is a table), and
+    what fails, is left to be made alone.
+    """
+
+    def __init__(self, work: "SparkWork", chunks: Sequence[Chunk]) -> None:
+        self.work, self.chunks = work, chunks
+        self._schemas: dict[str, str] = {}
+
+    def make(self) -> None:
+        for alike in self._alike():
+            if len(alike) > 1 and not self.work.why_stopping():
+                chunks = [chunk for chunk, _ in alike]
+                try:
+                    with self.work.watched(chunks):
+                        self._make(chunks, [sources for _, sources in alike])
+                except SessionError:
+                    raise
+                except Exception as error:
+                    self._left_alone(chunks, error)
+
+    def _alike(self) -> list[list[tuple[Chunk, Sources]]]:
+        """The chunks whose inputs are read in one go: of the same schemas and formats."""
+        if not all(self._is_folder(self.chunks[0], each) for each in self.chunks[0].outputs):
+            return []
+        if any(each.what == CHUNK for each in self.work._arguments.values()):
+            return []  # the function wants to know which chunk it is
+        found: dict[Any, list[tuple[Chunk, Sources]]] = {}
+        for chunk in self.chunks:
+            with suppress(DataflowError):  # it says so again when it is made alone
+                inputs = self.work.inputs_of(chunk)
+                sources = {each: source for each in inputs if (source := self._source(chunk, each))}
+                if len(sources) == len(inputs):
+                    key = tuple((name, each.root, each.format, each.schema.json())
+                                for name, each in sources.items())  # fmt: skip
+                    found.setdefault(key, []).append((chunk, sources))
+        return list(found.values())
+
+    def _make(self, chunks: Sequence[Chunk], sources: Sequence[Sources]) -> None:
+        work, spark = self.work, self.work.spark()
+        inputs = list(sources[0])
+        with unchanged(chunks, inputs, work.format):
+            frames = {each: _read(spark, [one[each] for one in sources]) for each in inputs}
+            returned = work.call(None, frames)
+            for datasetid, df in returned.items():
+                self._write(chunks, datasetid, df)
+
+    def _write(self, chunks: Sequence[Chunk], datasetid: str, df: "DataFrame") -> None:
+        """Write an output of all chunks in one job, and stage each chunk's files by themselves."""
+        work, spark = self.work, self.work.spark()
+        target = self._folder(chunks[0], datasetid)
+        work.sweep(chunks[0].outputs[datasetid])
+        path = begin(target.root, [each.generation for each in chunks])
+        try:
+            df = self._fitted(datasetid, chunks[0].dataid, df)
+            seen = Holdable(df, target.format)
+            write_files(seen.frame, path, target.format, by=COLUMN)
+            schema = {"type": "struct", "fields": [
+                each for each in df.schema.jsonValue()["fields"] if each["name"] != COLUMN
+            ]}  # fmt: skip
+            there = {each for each in os.listdir(path) if each.startswith(f"{COLUMN}=")}
+            mine = {directory(each.dataid): each for each in chunks}
+            if strangers := sorted(there - set(mine)):
+                raise ChunkFailed(
+                    f"{work.job.name} returned rows for {strangers[0]}, which isn't in the batch."
+                )
+            typed = schema_of({"schema": schema}).add(COLUMN, "string")
+            written = spark.read.format(target.format).schema(typed).load(literal(path))
+            extra = work.extra(datasetid, df.drop(COLUMN))
+            evidence = of_groups(written, COLUMN, extra) if there else {}
+            seen.check(sum(each.rows for each in evidence.values()))
+            for name in there:  # an empty chunk has no directory: it is made alone
+                self._stage(mine[name], datasetid, os.path.join(path, name), evidence, schema)
+        finally:
+            end(path)
+
+    def _fitted(self, datasetid: str, dataid: str, df: "DataFrame") -> "DataFrame":
+        """The frame with the dataset's schema; the column that tells chunks apart comes last."""
+        rest = [each for each in df.columns if each != COLUMN]
+        kept = df.select(*map(quoted, rest), quoted(COLUMN))
+        fitted = self.work.fit(datasetid, dataid, kept.drop(COLUMN))
+        if fitted.columns != rest or fitted.schema != kept.drop(COLUMN).schema:
+            raise ChunkFailed("its schema is to be merged with the last chunk's")
+        schema = schema_text(fitted.schema)
+        before = self._schemas.setdefault(datasetid, schema)
+        if self.work.job.schema != ANY and compare(before, schema):
+            raise ChunkFailed("its schema is to be compared with that of the chunks before")
+        return kept
+
+    def _stage(
+        self, chunk: Chunk, datasetid: str, path: str, evidence: Mapping[str, Any],
+        schema: Mapping[str, Any],
+    ) -> None:  # fmt: skip
+        work = self.work
+        place = chunk.outputs[datasetid]
+        target = self._folder(chunk, datasetid)
+        staged = StagedFolder(work.spark(), chunk, target, None, store=work.store.id)
+        try:
+            for name in os.listdir(path):
+                os.rename(os.path.join(path, name), os.path.join(staged.path, name))
+            staged.take(evidence[chunk.dataid], schema)
+        except BaseException:
+            staged.discard()
+            raise
+        work.keep(chunk, place.datasetid, staged)
+
+    def _left_alone(self, chunks: Sequence[Chunk], error: Exception) -> None:
+        """Drop what the batch has staged, so that each chunk is made by itself."""
+        for chunk in chunks:
+            self.work.forget(chunk.claim)
+        if self.work.why_stopping():
+            return
+        reason = str(error).strip().partition("\n")[0]
+        self.work.say(
+            f"A batch of {len(chunks)} chunks can't be made in one go ({reason}): one by one"
+        )
+
+    def _source(self, chunk: Chunk, datasetid: str) -> Source | None:
+        """The directory of a chunk that can be read with others, if it is one."""
+        place = chunk.inputs[datasetid]
+        target = target_of(datasetid, place.columns, self.work.format)
+        if not isinstance(target, Folder) or target.format in TABLE_FORMATS:
+            return None
+        if place.location and is_packed(place.location):
+            return None
+        path, note = located(
+            target, chunk.dataid, place.location, place.generation, store=place.store
+        )
+        schema = schema_of(note)
+        root, name = os.path.split(path.rstrip("/"))
+        if schema is None or name != directory(chunk.dataid) or own_key(schema.names):
+            return None
+        if note["format"] not in FILE_FORMATS:
+            return None
+        return Source(path, root, note["format"], schema)
+
+    def _is_folder(self, chunk: Chunk, datasetid: str) -> bool:
+        target = target_of(datasetid, chunk.outputs[datasetid].columns, self.work.format)
+        return isinstance(target, Folder) and target.format in FILE_FORMATS
+
+    def _folder(self, chunk: Chunk, datasetid: str) -> Folder:
+        target = target_of(datasetid, chunk.outputs[datasetid].columns, self.work.format)
+        assert isinstance(target, Folder)
+        return target
+
+
+class Holdable:
+    """The rows of a batch, in whose files a value that the format changes wouldn't be seen."""
+
+    def __init__(self, df: "DataFrame", format: str) -> None:
+        self.frame, self._taken = df, None
+        if asked := format_loss.asked(df.schema, format):
+            self.frame, self._taken = observed(df, asked)
+
+    def check(self, rows: int) -> None:
+        """Raise if there is such a value, or if Spark can't tell of so many rows."""
+        told = self._taken.told() if self._taken else {}
+        if self._taken and (told.get(ROWS) != rows or told.get(format_loss.BROKEN)):
+            raise ChunkFailed("a value may be one that its format can't hold")
+
+
+def own_key(names: Sequence[str]) -> str | None:
+    """The column of an input's own that a batch would take for its column of dataids."""
+    return next((each for each in names if each.lower() == COLUMN), None)
+
+
+def keyed(
+    df: "DataFrame", dataid: str, place: Place, bounds: Bounds | None, format: str
+) -> "DataFrame":
+    """An input as a batch gives it, with a column that tells its chunk; no other is replaced."""
+    from pyspark.sql import functions as F
+
+    target = target_of(place.datasetid, place.columns, format)
+    is_table = isinstance(target, Table) or target.format in TABLE_FORMATS
+    is_by_value = bounds is None or bounds[1:] == (None, None)
+    key = place.columns.get("chunkcolumn") or COLUMN
+    if (name := own_key(df.columns)) and not (is_table and is_by_value and name == key):
+        raise ChunkFailed(
+            f"{place.datasetid!r} has a column {name!r} of its own, by which a batch would tell "
+            "its chunks apart. Rename it, or run the job without batch."
+        )
+    return df.drop(name or COLUMN).withColumn(COLUMN, F.lit(dataid))
+
+
+def _read(spark: Any, sources: Sequence[Source]) -> "DataFrame":
+    """An input's chunks as one frame, told apart by a column."""
+    first = sources[0]
+    schema = type(first.schema)(list(first.schema)).add(COLUMN, "string")
+    reader = spark.read.format(first.format).schema(schema).option("basePath", first.root)
+    return reader.load([literal(each.path) for each in sources])
+
+
+def begin(root: str, generations: Sequence[int]) -> str:
+    """A directory for many chunks, whose name tells the last of their generations."""
+    path = os.path.join(root, STAGING, f"{BATCH}{max(generations)}-{os.urandom(4).hex()}")
+    os.makedirs(path)
+    return path
+
+
+def sweep(store: Store, root: str) -> None:
+    """Remove the directories of batches that no living claim is of: who made them was killed."""
+    with suppress(FileNotFoundError):
+        left = [each for each in os.listdir(os.path.join(root, STAGING)) if each.startswith(BATCH)]
+        alive = store.db.insist(lambda: store.db.run("cleaning.live"))[0] if left else []
+        generations = {str(row[0]) for row in alive}
+        for name in left:
+            if name.removeprefix(BATCH).partition("-")[0] not in generations:
+                end(os.path.join(root, STAGING, name))
+
+
+def end(path: str) -> None:
+    shutil.rmtree(path, ignore_errors=True)
+    with suppress(OSError):  # somebody else is at work in it
+        os.rmdir(os.path.dirname(path))

@@ -1,0 +1,82 @@
+"""The chunks of a dataset that were published last: how many rows they had, and their schema."""
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from ..store.store import Store
+from .evidence import Evidence
+
+LAST = 5
+"""Chunks whose rows tell how many to expect."""
+
+
+class Last:
+    """The chunks of a dataset that were published last: read once, then followed by all threads."""
+
+    def __init__(self, store: Store, datasetid: str) -> None:
+        self._store, self.datasetid = store, datasetid
+        self._rows: dict[str, int] = {}
+        self._schema: tuple[str, str] | None = None
+        self._read = False
+        self._lock = threading.RLock()
+
+    def rows(self, dataid: str) -> list[int]:
+        """How many rows the last chunks had, without this one."""
+        with self._lock:
+            self._begin(dataid)
+            return [rows for each, rows in self._rows.items() if each != dataid][-LAST:]
+
+    def schema(self, dataid: str) -> tuple[str, str] | None:
+        """The last chunk, without this one, and its schema."""
+        with self._lock:
+            self._begin(dataid)
+            last = self._schema
+        return last if last and last[0] != dataid else self._older(dataid)
+
+    @contextmanager
+    def next(self, dataid: str, evidence: Evidence, check: Callable[[], None]) -> Iterator[None]:
+        """Let a chunk that passes `check` be the last one, for all threads, while it is shown.
+
+        If the block raises, it wasn't. Were it added only then, two chunks that are shown at once
+        would both be compared with the one before.
+        """
+        with self._lock:
+            self._begin(dataid)
+            check()
+            rows, schema = self._rows.get(dataid), self._schema
+            mine = self._add(dataid, evidence)
+        try:
+            yield
+        except BaseException:
+            with self._lock:
+                self._rows.pop(dataid, None)
+                if rows is not None:
+                    self._rows[dataid] = rows
+                if self._schema is mine:
+                    self._schema = schema
+            raise
+
+    def _add(self, dataid: str, evidence: Evidence) -> tuple[str, str]:
+        self._rows.pop(dataid, None)
+        self._rows[dataid] = evidence.rows
+        while len(self._rows) > LAST + 1:
+            self._rows.pop(next(iter(self._rows)))
+        self._schema = (dataid, evidence.schema)
+        return self._schema
+
+    def _begin(self, dataid: str) -> None:
+        if self._read:
+            return
+        found = self._ask("produce.last_rows", dataid, most=LAST)
+        self._rows = {each: rows for each, rows in reversed(found)}
+        self._schema = self._older(dataid)
+        self._read = True
+
+    def _older(self, dataid: str) -> tuple[str, str] | None:
+        return next(iter(self._ask("produce.last_schema", dataid)), None)
+
+    def _ask(self, name: str, dataid: str, **more: Any) -> list[Any]:
+        known = {"datasetid": self.datasetid, "dataid": dataid, **more}
+        return self._store.db.insist(lambda: self._store.db.run(name, **known))[0]

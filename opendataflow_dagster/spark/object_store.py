@@ -1,0 +1,207 @@
+"""Chunks where no rename can be relied on: object stores, and URLs that begin with `remote+`.
+
+A chunk is written to `<root>/dataid=<escaped>/v=<generation>-<8 hex>/`, and the fact of a READY
+generation tells which of them is the chunk: who goes by the tables sees the old one or the new
+one. For everybody else `<root>/dataid=<escaped>/_odf.json` names the version.
+"""
+
+import os
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ..chunk import Chunk
+from ..errors import DataflowError, Refused
+from ..location import Remote, address
+from ..storage.folder import NOTE, directory, is_foreign, unescaped
+from . import format_loss
+from .evidence import Evidence, observed
+from .hadoop_files import File, Files, files_of, loads, text_of
+from .multiline_csv import answered, asked
+from .read import read_files, schema_of
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+Confirm = Callable[[], None]
+
+_VERSION = re.compile(r"v=([0-9]+)-[0-9a-f]+")
+_CHUNK = re.compile(r"dataid=([^/]+)/(v=[0-9]+-[0-9a-f]+)/(.*)", re.DOTALL)
+
+
+class Version(NamedTuple):
+    """A version of a chunk that lies there, visible or not."""
+
+    dataid: str
+    generation: int
+    location: str
+    bytes: int
+    changed: float
+
+
+class StagedRemote:
+    """A chunk on its way: a version that nobody reads until the tables tell of it."""
+
+    evidence: Evidence
+
+    def __init__(
+        self, spark: "SparkSession | None", target: Remote, dataid: str, generation: int,
+        files: Files | None = None, store: str = "",
+    ) -> None:  # fmt: skip
+        self._store = store
+        self._spark, self._target, self.generation = spark, target, generation
+        self._files = files or files_of(spark, target)
+        self.chunk = f"{target.root}/{directory(dataid)}"
+        self.location = f"{self.chunk}/v={generation}-{os.urandom(4).hex()}"
+        self.path = address(self.location)
+        """The version as Spark writes it; it isn't there yet."""
+        self.bytes: int | None = None
+        self._dataid, self._note, self._shown = dataid, {}, False
+
+    @classmethod
+    def write(
+        cls, spark: "SparkSession", chunk: Chunk, target: Remote, df: "DataFrame",
+        extra: Sequence[str] = (), *, store: str = "",
+    ) -> "StagedRemote":  # fmt: skip
+        """Write a frame as a version of a chunk, and verify it."""
+        from .write import write_files
+
+        staged = cls(spark, target, chunk.dataid, chunk.generation, store=store)
+        try:
+            texts = format_loss.asked(df.schema, target.format)
+            frame, taken = observed(df, [*extra, *asked(df.schema, target.format), *texts])
+            write_files(frame, staged.path, target.format)
+            staged.evidence = taken()
+            format_loss.refuse(staged.evidence, df, target.format)
+            staged.tell({
+                "jobid": chunk.jobid, "format": target.format, "rows": staged.evidence.rows,
+                "fingerprint": staged.evidence.fingerprint, "schema": df.schema.jsonValue(),
+                **answered(staged.evidence, df.schema, target.format),
+            })  # fmt: skip
+            staged.verify(staged.evidence.rows)
+        except BaseException:
+            staged.discard()
+            raise
+        return staged
+
+    def tell(self, told: Mapping[str, Any]) -> None:
+        """Write the note of what was written, once it is there whole."""
+        found = self._files.below(self.path)
+        if any("/_temporary/" in each.path for each in found):
+            raise DataflowError(
+                f"{self.path} isn't whole: Spark hasn't committed it. Let the chunk be made again."
+            )
+        data = [each for each in found if is_data(each.path)]
+        self.bytes = sum(each.bytes for each in data)
+        self._note = {
+            "dataid": self._dataid, "generation": self.generation, "bytes": self.bytes, **told,
+            **({"store": self._store} if self._store else {}),
+        }  # fmt: skip
+        self._files.write(f"{self.path}/{NOTE}", text_of(self._note))
+
+    def verify(self, rows: int) -> None:
+        """Compare the rows that are there with those that were counted."""
+        found = self.frame().count()
+        if found != rows:
+            raise DataflowError(f"Of {rows} rows that were written to {self.path}, {found} are.")
+
+    def show(self, confirm: Confirm) -> str:
+        """The location for the fact of the chunk, if the claim is still ours.
+
+        From the commit of that fact on, the tables tell of this version. The pointer for others is
+        overwritten now, as a folder's chunk would be.
+        """
+        confirm()
+        self._shown = True
+        self.point()
+        return self.location
+
+    def point(self) -> bool:
+        """Name this version to those who don't ask the tables, unless a newer one is named."""
+        return point(self._files, self.chunk, self.location, self.generation, self._store)
+
+    def discard(self) -> None:
+        """Remove what wasn't shown; what was replaced, `odf clean` removes after its grace."""
+        if not self._shown:
+            self._files.remove(self.path)
+
+    def frame(self) -> "DataFrame":
+        return _read(self._spark, self.path, self._note, self._target.format)
+
+
+def read_version(
+    spark: "SparkSession", target: Remote, dataid: str, location: str | None
+) -> "DataFrame":
+    """The rows of a chunk: of the version that its fact names, else of the one pointed to."""
+    files = files_of(spark, target)
+    location = chunk_version(files, target, dataid, location)
+    if location is None:
+        raise Refused(
+            f"{target.datasetid!r} is READY, and there is nothing of chunk {dataid!r} in "
+            f"{target.root}. Let it be made again: odf resubmit",
+            code="INVALID_LOCATION",
+        )
+    note = loads(files.read(f"{address(location)}/{NOTE}"))
+    return _read(spark, address(location), note, target.format)
+
+
+def chunk_version(
+    files: Files, target: Remote, dataid: str, location: str | None = None
+) -> str | None:
+    """Where a chunk is: as its fact tells, as its pointer tells, or where a script would put it."""
+    chunk = f"{target.root}/{directory(dataid)}"
+    if location and location.rstrip("/") != target.root:
+        return location
+    named = loads(files.read(f"{address(chunk)}/{NOTE}")).get("version")
+    if isinstance(named, str) and _VERSION.fullmatch(named):
+        return f"{chunk}/{named}"
+    return chunk if files.below(address(chunk)) else None
+
+
+def point(files: Files, chunk: str, location: str, generation: int, store: str = "") -> bool:
+    """Let a chunk's pointer name a version, unless it names one of a newer generation of ours.
+
+    Between the look and the write a newer one can come, for the time until the next publish or
+    `odf clean`: who goes by the tables isn't concerned.
+    """
+    path = f"{address(chunk)}/{NOTE}"
+    there = loads(files.read(path))
+    if there.get("generation", 0) > generation and not is_foreign(there, store):
+        return False
+    version = location.rpartition("/")[2]
+    if there.get("version") != version:
+        named = {"version": version, "generation": generation}
+        files.write(path, text_of(named | ({"store": store} if store else {})))
+    return True
+
+
+def versions(found_below: Sequence[File], target: Remote) -> list[Version]:
+    """Every version of every chunk, of all that lies in a place."""
+    found: dict[tuple[str, str], list] = {}
+    root = address(target.root)
+    for each in found_below:
+        inner = _CHUNK.fullmatch(each.path.removeprefix(root).lstrip("/"))
+        if inner:
+            known = found.setdefault((inner[1], inner[2]), [0, 0.0])
+            known[0] += each.bytes
+            known[1] = max(known[1], each.changed)
+    return [
+        Version(unescaped(name), int(_generation(version)),
+                f"{target.root}/dataid={name}/{version}", *known)
+        for (name, version), known in sorted(found.items())
+    ]  # fmt: skip
+
+
+def is_data(path: str) -> bool:
+    """Whether a path is that of a file with rows, not of a directory or of what tells of it."""
+    return os.path.basename(path)[:1] not in ("", "_", ".")
+
+
+def _generation(version: str) -> str:
+    return version.removeprefix("v=").partition("-")[0]
+
+
+def _read(spark: Any, path: str, note: Mapping[str, Any], format: str) -> "DataFrame":
+    if schema_of(note) is None:
+        return spark.read.format(note.get("format") or format).load(path)
+    return read_files(spark, path, note, format)

@@ -1,0 +1,157 @@
+"""Schemas as texts: what changed between two chunks, and what both fit into."""
+
+from typing import TYPE_CHECKING
+
+from ..errors import DataflowError
+from .row_hash import literal, quoted
+from .schema_text import schema_of, schema_text, type_text
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+    from pyspark.sql.types import DataType, StructType
+
+__all__ = ["compare", "fitted", "merged", "schema_of", "schema_text"]
+
+WHOLE = ("tinyint", "smallint", "int", "bigint")
+_DIGITS = {"tinyint": 3, "smallint": 5, "int": 10, "bigint": 20}
+EXACT = {"float": ("tinyint", "smallint"), "double": ("tinyint", "smallint", "int", "float")}
+"""The whole numbers and floats of which a float has all."""
+
+MOST_DIGITS = 38
+
+
+def compare(was: str, now: str) -> list[str]:
+    """What differs between two schemas, in words; the order of the columns doesn't count."""
+    if was == now:
+        return []
+    before, after = _columns(was), _columns(now)
+    found = []
+    for name, kind in before.items():
+        if name not in after:
+            found.append(f"column {name!r} is missing")
+        elif (old := type_text(kind)) != (new := type_text(after[name])):
+            found.append(f"column {name!r} was {old} and is {new}")
+    return found + [f"column {name!r} is new" for name in after if name not in before]
+
+
+def merged(was: str, now: str) -> str | None:
+    """The schema that both fit into, by columns added and types widened; None if there is none."""
+    both = _struct(schema_of(was), schema_of(now))
+    return None if both is None else schema_text(both)
+
+
+def fitted(df: "DataFrame", schema: str) -> "DataFrame":
+    """The frame with these columns, in this order: cast, and NULL where it has none."""
+    wanted = schema_of(schema)
+    there = {each.name: type_text(each.dataType) for each in df.schema.fields}
+    lost = sorted(there.keys() - set(wanted.names))
+    if lost:
+        raise DataflowError(
+            f"The frame has a column {lost[0]!r}, which the schema it should fit doesn't. "
+            'Leave it out, or choose @spark_job(schema="merge").'
+        )
+    from pyspark.sql import functions as F
+
+    columns = []
+    for each in wanted.fields:
+        name, kind = quoted(each.name), each.dataType
+        if there.get(each.name) == type_text(kind):
+            columns.append(F.expr(name))
+        elif each.name not in there:
+            columns.append(F.lit(None).cast(kind).alias(each.name))
+        else:
+            value = _widened(name, df.schema[each.name].dataType, kind)
+            columns.append(F.expr(value).cast(kind).alias(each.name))
+    return df.select(*columns)
+
+
+def _columns(text: str) -> "dict[str, DataType]":
+    return {each.name: each.dataType for each in schema_of(text).fields}
+
+
+def _widened(sql: str, have: "DataType", want: "DataType", depth: int = 0) -> str:
+    """A value with the fields of a wider type, by name: a cast goes by position, and adds none."""
+    from pyspark.sql import types
+
+    match have, want:
+        case types.StructType(), types.StructType():
+            there = {each.name: each.dataType for each in have.fields}
+            fields = []
+            for each in want.fields:
+                value = "null"
+                if each.name in there:
+                    field = f"{sql}[{literal(each.name)}]"
+                    value = _widened(field, there[each.name], each.dataType, depth)
+                fields.append(f"{literal(each.name)}, {value}")
+            return f"if({sql} is null, null, named_struct({', '.join(fields)}))"
+        case types.ArrayType(), types.ArrayType():
+            inner = _widened(f"w{depth}", have.elementType, want.elementType, depth + 1)
+            return sql if inner == f"w{depth}" else f"transform({sql}, w{depth} -> {inner})"
+        case types.MapType(), types.MapType():
+            key, value = f"k{depth}", f"w{depth}"
+            inner = _widened(value, have.valueType, want.valueType, depth + 1)
+            return (
+                sql if inner == value else f"transform_values({sql}, ({key}, {value}) -> {inner})"
+            )
+        case _:
+            return sql
+
+
+def _struct(one: "StructType", other: "StructType") -> "StructType | None":
+    from pyspark.sql.types import StructField, StructType
+
+    new = {each.name: each.dataType for each in other.fields}
+    fields = []
+    for each in one.fields:
+        kind = _wider(each.dataType, new.pop(each.name, each.dataType))
+        if kind is None:
+            return None
+        fields.append(StructField(each.name, kind))
+    fields += [StructField(name, kind) for name, kind in new.items()]
+    folded = {each.name.casefold() for each in fields}
+    return StructType(fields) if len(folded) == len(fields) else None  # Spark folds case as well
+
+
+def _wider(one: "DataType", other: "DataType") -> "DataType | None":
+    """The type that holds every value of both, exactly."""
+    from pyspark.sql import types
+
+    match one, other:
+        case (types.NullType(), kind) | (kind, types.NullType()):
+            return kind
+        case types.StructType(), types.StructType():
+            return _struct(one, other)
+        case types.ArrayType(), types.ArrayType():
+            inner = _wider(one.elementType, other.elementType)
+            return inner and types.ArrayType(inner)
+        case types.MapType(), types.MapType():
+            value = _wider(one.valueType, other.valueType)
+            same = type_text(one.keyType) == type_text(other.keyType)
+            return types.MapType(one.keyType, value) if value and same else None
+    first, second = type_text(one), type_text(other)
+    if first == second:
+        return one
+    if first in WHOLE and second in WHOLE:
+        return one if WHOLE.index(first) > WHOLE.index(second) else other
+    for wide, narrow in ((one, second), (other, first)):
+        if narrow in EXACT.get(type_text(wide), ()):
+            return wide
+    pair = {first, second}
+    if pair == {"float", "int"}:
+        return types.DoubleType()
+    return _decimal(one, other)
+
+
+def _decimal(one: "DataType", other: "DataType") -> "DataType | None":
+    from pyspark.sql.types import DecimalType
+
+    sizes = []
+    for each in (one, other):
+        if isinstance(each, DecimalType):
+            sizes.append((each.precision - each.scale, each.scale))
+        elif type_text(each) in _DIGITS:
+            sizes.append((_DIGITS[type_text(each)], 0))
+        else:
+            return None
+    whole, scale = (max(each) for each in zip(*sizes, strict=True))
+    return DecimalType(whole + scale, scale) if whole + scale <= MOST_DIGITS else None

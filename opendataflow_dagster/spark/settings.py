@@ -1,0 +1,197 @@
+"""What a session is made with: Spark's own files, the environment, ours, and the argument."""
+
+import os
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from ..config.settings import Settings, parse_properties
+from ..errors import WrongUse
+
+MASTER, REMOTE = "spark.master", "spark.remote"
+LEVEL = "spark.log.level"
+OPTIONS = "spark.driver.extraJavaOptions"
+WAREHOUSE = "spark.sql.warehouse.dir"
+
+ANYWHERE = {
+    # Else the chunk 007 of a folder would be read as 7.
+    "spark.sql.sources.partitionColumnTypeInference.enabled": "false",
+}
+"""What also a server of Spark Connect is told, where nobody else says something about it."""
+
+DEFAULTS = {
+    **ANYWHERE,
+    LEVEL: "ERROR",
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    # What is kept of finished work, also without a UI: else the driver grows with each chunk.
+    "spark.ui.retainedJobs": "100",
+    "spark.ui.retainedStages": "100",
+    "spark.ui.retainedTasks": "1000",
+    "spark.sql.ui.retainedExecutions": "20",
+    "spark.hadoop.mapreduce.fileoutputcommitter.marksuccessfuljobs": "false",
+    # Chunks that run in threads take turns by task, not by job.
+    "spark.scheduler.mode": "FAIR",
+}
+
+LOOPBACK = {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
+
+FASTER_START = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
+"""A quarter less time until the first result, half as much again for bulk work."""
+
+
+def spark_conf(
+    settings: Settings | None = None,
+    conf: Mapping[str, Any] | None = None,
+    environ: Mapping[str, str] = os.environ,
+) -> dict[str, str]:
+    """Everything a session is made with; of two that name a key, the later of these wins.
+
+    Our defaults; MASTER or SPARK_REMOTE; spark-defaults.conf; dataflow.properties;
+    DATAFLOW_SPARK_…; and the argument, where a value of None leaves the key to Spark.
+    """
+    given = given_conf(settings, conf, environ)
+    if REMOTE in given:
+        told = dict(ANYWHERE)
+    else:
+        master = given.setdefault(MASTER, "local[*]")
+        told = dict(DEFAULTS)
+        if is_local(master):
+            told["spark.sql.shuffle.partitions"] = str(max(2, _cores(master)))
+        if is_local(master) or re.match(r"spark://(localhost|127\.[\d.]+|\[::1\])(:|$)", master):
+            told |= LOOPBACK
+    unset = {key for key, value in (conf or {}).items() if value is None and key != MASTER}
+    return {key: value for key, value in {**told, **given}.items() if key not in unset}
+
+
+def given_conf(
+    settings: Settings | None,
+    conf: Mapping[str, Any] | None,
+    environ: Mapping[str, str] = os.environ,
+) -> dict[str, str]:
+    """What somebody has set, without our defaults: a master, or the address of a server."""
+    values = settings.values if settings else {}
+    layers = [
+        ("the environment", _environment(environ)),
+        ("spark-defaults.conf", _spark_defaults(environ)),
+        (
+            settings.path if settings and settings.path else "dataflow.properties",
+            {key: value.strip() for key, value in values.items() if key.startswith("spark.")},
+        ),
+        ("the environment", _named(values)),
+        ("the argument `conf`", _checked(conf or {})),
+    ]
+    given: dict[str, str] = {}
+    for origin, layer in layers:
+        where = {key for key in (MASTER, REMOTE) if layer.get(key)}
+        if len(where) == 2:
+            raise WrongUse(
+                f"Both {MASTER} and {REMOTE} are set in {origin}: a session runs on a master or "
+                "speaks to a server of Spark Connect. Take one of them away."
+            )
+        if where:
+            given = {key: value for key, value in given.items() if key not in (MASTER, REMOTE)}
+        given |= {
+            key: value for key, value in layer.items() if value or key not in (MASTER, REMOTE)
+        }
+    return given
+
+
+def is_local(master: str) -> bool:
+    """Whether everything runs on this machine, in the driver or started by it."""
+    return re.match(r"local($|\[|-cluster\[)", master) is not None
+
+
+def _cores(master: str) -> int:
+    found = re.match(r"local\[(\d+)", master)
+    if found:
+        return int(found[1])
+    return 1 if master == "local" else os.cpu_count() or 1
+
+
+def _environment(environ: Mapping[str, str]) -> dict[str, str]:
+    """Spark's own variables; of the two, its client looks for the server first."""
+    if remote := environ.get("SPARK_REMOTE"):
+        return {REMOTE: remote}
+    return {MASTER: environ["MASTER"]} if environ.get("MASTER") else {}
+
+
+def conf_folder(environ: Mapping[str, str]) -> str | None:
+    """Where this machine's Spark is configured, if it is."""
+    home = environ.get("SPARK_HOME")
+    return environ.get("SPARK_CONF_DIR") or (os.path.join(home, "conf") if home else None)
+
+
+def _spark_defaults(environ: Mapping[str, str]) -> dict[str, str]:
+    folder = conf_folder(environ)
+    if folder is None:
+        return {}
+    try:
+        with open(os.path.join(folder, "spark-defaults.conf"), encoding="utf-8") as file:
+            found = parse_properties(file.read())
+    except FileNotFoundError:
+        return {}
+    except OSError as error:
+        raise WrongUse(
+            f"{error.filename} can't be read: {error.strerror}. Correct its permissions, or "
+            "point SPARK_CONF_DIR to another folder."
+        ) from None
+    return {key: value.strip() for key, value in found.items() if key.startswith("spark.")}
+
+
+def _checked(conf: Mapping[str, Any]) -> dict[str, str]:
+    for key in conf:
+        if not key.startswith("spark."):
+            raise WrongUse(
+                f"Spark has no setting {key!r}: their names start with `spark.`, those of Hadoop "
+                f"with `spark.hadoop.`. Write spark.{key} or spark.hadoop.{key}."
+            )
+    return {key: _text(value) for key, value in conf.items() if value is not None}
+
+
+def _text(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _named(values: Mapping[str, str]) -> dict[str, str]:
+    """What DATAFLOW_SPARK_… sets; of variables' names, capitals and dots have to be found again."""
+    flat = {key: value.strip() for key, value in values.items() if key.startswith("spark_")}
+    dotted = [key for key in values if key.startswith("spark.")]
+    known = {_flat(key): key for key in (*DEFAULTS, *LOOPBACK, *COMMON, *dotted)}
+    if any(key not in known for key in flat):
+        known = {_flat(key): key for key in sorted(_keys_of_spark())} | known
+    return {known.get(key, key.replace("_", ".")): value for key, value in flat.items()}
+
+
+COMMON = (
+    MASTER, REMOTE, OPTIONS, WAREHOUSE, "spark.driver.memory", "spark.executor.memory",
+    "spark.executor.cores", "spark.executor.instances", "spark.local.dir", "spark.jars",
+    "spark.jars.packages", "spark.sql.session.timeZone", "spark.sql.shuffle.partitions",
+)  # fmt: skip
+
+
+def _flat(key: str) -> str:
+    return key.replace(".", "_").replace("-", "_").lower()
+
+
+def _keys_of_spark() -> set[str]:
+    """The names of settings as the classes of the installed Spark have them."""
+    import zipfile
+    from glob import glob
+
+    from pyspark.find_spark_home import _find_spark_home
+
+    found: set[str] = set()
+    for path in glob(os.path.join(_find_spark_home(), "jars", "spark-*.jar")):
+        with zipfile.ZipFile(path) as jar:
+            for name in jar.namelist():
+                if re.search(r"(/config/\w+|/Config|SQLConf|SqlApiConfHelper)\$\.class$", name):
+                    found.update(_constants(jar.read(name)))
+    return found
+
+
+def _constants(compiled: bytes) -> Iterator[str]:
+    """The names among the texts of a class file: each has a 1 and its length before it."""
+    for length, text in re.findall(rb"\x01\x00(.)(spark\.[\w.-]+)", compiled, re.DOTALL):
+        if len(text) >= length[0]:
+            yield text[: length[0]].decode("ascii")

@@ -1,0 +1,340 @@
+"""What makes the chunks of a Spark job: frames in, evidence and expectations, published."""
+
+import math
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ..chunk import Checked, Chunk, ChunkFailed, Place, Result, reason_of
+from ..errors import DataflowError, SessionError, StaleClaim
+from ..location import DEFAULT_FORMAT, Folder, Table, target_of
+from ..model import Claim, Plan
+from ..runner.maker import Maker
+from ..runner.produce import Check
+from ..storage.publish import publish
+from ..storage.read import bounds_of, failing, with_code
+from ..store.store import Store
+from .batch import Batch, keyed, sweep
+from .chunk_publish import is_frame
+from .error_text import in_a_line
+from .evidence import Evidence
+from .expectations import Rule, rules_of
+from .foreign_files import Known
+from .input_change import unchanged
+from .interruption import Watch
+from .job import ANY, CHUNK, CONTEXT, FRAME, INPUTS, MERGE, SESSION, SparkJob
+from .job_function import send_modules
+from .job_result import Unmixed, outputs_of
+from .last_chunk import Last
+from .postgres_read import looking
+from .progress import which_of, working_on
+from .read import TABLE_FORMATS, read_chunk_frame
+from .schema_fit import confirm, fit
+from .session_health import ended_meanwhile
+from .write import StagedFrame, result_of, stage
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+
+DECLARED = '@spark_job(schema="{}")'
+
+
+class Interrupted(BaseException):
+    """A thread's work was ended because that of the whole run was."""
+
+
+class Made(NamedTuple):
+    """An output of a chunk that is staged, and what the rules say of it."""
+
+    staged: StagedFrame
+    checked: Sequence[Checked]
+
+
+class SparkWork(Maker):
+    """Makes the chunks of one job with one session, which starts when the first chunk needs it."""
+
+    def __init__(
+        self, store: Store, plan: Plan, job: SparkJob, session: Callable[[], "SparkSession"], *,
+        format: str = DEFAULT_FORMAT, context: Any = None,
+        say: Callable[[str], Any] = lambda line: None,
+        stopping: Callable[[], str | None] = lambda: None,
+    ) -> None:  # fmt: skip
+        self.say, self._watch = say, Watch(say, stopping)
+        self.store, self.plan, self.job, self.format = store, plan, job, format
+        self._arguments = job.arguments(plan)
+        self._session, self._context = session, context
+        self.rules = rules_of(job.expect, plan.outputs)
+        self.batch, self.threads = job.batch, job.threads
+        self.keyed = job.batch > 1
+        super().__init__(self.compute, self.publish, [self._check(rule) for rule in self.rules])
+        self._made: dict[int, dict[str, Made]] = {}
+        self._rest: dict[int, dict[str, Any]] = {}
+        self._last: dict[str, Last] = {}
+        self._swept: set[str] = set()
+        self._lock = threading.Lock()
+        self._none: SessionError | None = None
+        self._sent_to: SparkSession | None = None
+
+    def spark(self) -> "SparkSession":
+        """The session; `SessionError` if there is none, which no chunk is to blame for."""
+        with self._lock:  # one session, however many threads
+            if self._none:  # who waited for it needn't try again
+                raise self._none
+            try:
+                session = self._session()
+                if session is not self._sent_to:
+                    send_modules(session, self.job.fn)
+                    self._sent_to = session
+                return session
+            except (ChunkFailed, StaleClaim):
+                raise
+            except Exception as error:
+                if not isinstance(error, SessionError):
+                    told = error if isinstance(error, DataflowError) else in_a_line(error)
+                    reason = str(told or f"Spark gives no session: {reason_of(error)}")
+                    error = SessionError(reason).with_traceback(error.__traceback__)
+                self._none = error
+                raise error from None
+
+    # --- one chunk ---
+
+    def compute(self, chunk: Chunk) -> Mapping[str, Result]:
+        """Make a chunk and stage it, unless that was done with others."""
+        if chunk.generation in self._made and self._is_outdated(chunk):
+            self.forget(chunk.claim)
+        if chunk.generation not in self._made:
+            with self.watched([chunk]):
+                self._make(chunk)
+        made, rest = self._made[chunk.generation], self._rest.get(chunk.generation, {})
+        told = {each: value for each, value in rest.items() if isinstance(value, Result)}
+        return told | {each: result_of(one.staged) for each, one in made.items()}
+
+    def publish(self, chunk: Chunk) -> dict[str, Result]:
+        """Show what is staged; the claim is asked for right before each."""
+
+        def still_ours() -> None:
+            self.store.confirm(chunk.claim)
+
+        results = {}
+        made, rest = self._made[chunk.generation], self._rest.get(chunk.generation, {})
+        with ExitStack() as showing:
+            showing.enter_context(working_on([chunk.claim]))
+            for each, one in made.items():
+                showing.enter_context(self._next(chunk, each, one.staged.evidence))
+            for each in sorted([*made, *rest], key=lambda each: self._turn(chunk, each)):
+                if each in made:
+                    staged = made[each].staged
+                    with failing():
+                        results[each] = result_of(staged, staged.show(still_ours))
+                elif not isinstance(obj := rest[each], Result):
+                    place = chunk.outputs[each]
+                    results[each] = publish(self.store, place, chunk, obj, format=self.format)
+        return results
+
+    def _turn(self, chunk: Chunk, datasetid: str) -> int:
+        """When to show an output: the sooner, the more may still go wrong."""
+        target = target_of(datasetid, chunk.outputs[datasetid].columns, self.format)
+        if isinstance(target, Table):
+            return 0  # a transaction
+        if datasetid not in self._made[chunk.generation]:
+            return 1  # written only now
+        is_renamed = isinstance(target, Folder) and target.format not in TABLE_FORMATS
+        return 3 if is_renamed else 2
+
+    def forget(self, claim: Claim) -> None:
+        self._rest.pop(claim.generation, None)
+        for datasetid, made in self._made.pop(claim.generation, {}).items():
+            try:
+                made.staged.discard()
+            except Exception as error:  # Spark may be gone, and the run goes on with another
+                self.say(
+                    f"What was staged of {datasetid} isn't removed, which `odf clean` does: "
+                    f"{in_a_line(error) or reason_of(error)}"
+                )
+
+    def why_stopping(self) -> str | None:
+        return self._watch.ended()
+
+    def interrupt(self) -> None:
+        self._watch.interrupt()
+
+    def prepare(self, chunks: Sequence[Chunk]) -> None:
+        Batch(self, chunks).make()
+
+    def close(self) -> None:
+        self._watch.close()
+        for generation in list(self._made):
+            for made in self._made.pop(generation).values():
+                with suppress(Exception):  # as there, `odf clean` does it
+                    made.staged.discard()
+
+    @contextmanager
+    def watched(self, chunks: Sequence[Chunk]) -> Iterator[None]:
+        """Let the jobs of Spark be ended from outside, and say in a line what ended them."""
+        claims = [each.claim for each in chunks]
+        limit = sum(each.claim.time_limit or 0 for each in chunks)
+        due = time.monotonic() + limit if limit else math.inf
+
+        def over() -> str | None:
+            """What is to end the work on these chunks alone."""
+            if time.monotonic() > due:
+                return f"stopped by its time limit of {limit:g} s"
+            return None if all(each.alive() for each in chunks) else "taken over by another worker"
+
+        spark = self.spark()
+        try:
+            with (
+                working_on(claims),
+                self._watch.block(spark, which_of(claims), over),
+                looking(),  # the parts of a read see one moment
+            ):
+                yield
+        except (StaleClaim, ChunkFailed, SessionError):
+            raise
+        except DataflowError as error:
+            raise ChunkFailed(with_code(error)) from error
+        except Exception as error:
+            if self._watch.interrupted:
+                raise Interrupted(str(error).partition("\n")[0]) from error
+            if told := self._watch.ended() or over():
+                raise ChunkFailed(told) from None
+            if told := ended_meanwhile(spark):
+                raise ChunkFailed(told) from None
+            if (reason := in_a_line(error)) is None:
+                raise
+            raise ChunkFailed(reason) from error
+
+    # --- how ---
+
+    def call(self, chunk: Chunk | None, frames: Mapping[str, "DataFrame"]) -> dict[str, Any]:
+        """What the function returns, by dataset."""
+        given = {CHUNK: chunk, SESSION: self.spark(), CONTEXT: self._context, INPUTS: dict(frames)}
+        arguments = {
+            name: frames[each.datasetid] if each.what == FRAME else given[each.what]
+            for name, each in self._arguments.items()
+        }
+        return outputs_of(self.job, self.plan, self.job(**arguments))
+
+    def keep(self, chunk: Chunk, datasetid: str, staged: StagedFrame) -> None:
+        """Ask the rules about a staged output, and keep both until it is published."""
+        made = self._made.setdefault(chunk.generation, {})
+        made[datasetid] = Made(staged, [])  # forgotten with the chunk, should a rule raise
+        checked = [self._judge(at, staged, chunk) for at, each in enumerate(self.rules)
+                   if each.datasetid == datasetid and not each.is_late]  # fmt: skip
+        made[datasetid] = Made(staged, checked)
+
+    def sweep(self, place: Place) -> None:
+        """Clear away, once, what a batch that was killed has left."""
+        target = target_of(place.datasetid, place.columns, self.format)
+        if isinstance(target, Folder) and target.root not in self._swept:
+            self._swept.add(target.root)
+            sweep(self.store, target.root)
+
+    def extra(self, datasetid: str, df: "DataFrame") -> list[str]:
+        """What the rules want to be observed in the pass that writes an output."""
+        found: list[str] = []
+        for at, rule in enumerate(self.rules):
+            if rule.datasetid == datasetid and not rule.wrong(df):
+                found += rule.observes(f"r{at}_")
+        return found
+
+    def fit(self, datasetid: str, dataid: str, df: "DataFrame") -> "DataFrame":
+        """The frame with the dataset's schema, as far as the job has declared how to get there."""
+        return fit(df, self._last_of(datasetid), dataid, self.job.schema, DECLARED)
+
+    def inputs_of(self, chunk: Chunk) -> list[str]:
+        """The inputs whose frames the function is given."""
+        given = self._arguments.values()
+        if any(each.what == INPUTS for each in given):
+            return list(chunk.inputs)
+        return list(dict.fromkeys(each.datasetid for each in given if each.what == FRAME))
+
+    def _is_outdated(self, chunk: Chunk) -> bool:
+        """Whether a chunk that was staged with others has another schema than is published now."""
+        try:
+            for datasetid, made in self._made[chunk.generation].items():
+                self._confirm(chunk, datasetid, made.staged.evidence)
+        except ChunkFailed:
+            return True
+        return False
+
+    def _next(
+        self, chunk: Chunk, datasetid: str, evidence: Evidence
+    ) -> AbstractContextManager[None]:
+        return self._last_of(datasetid).next(
+            chunk.dataid, evidence, lambda: self._confirm(chunk, datasetid, evidence)
+        )
+
+    def _confirm(self, chunk: Chunk, datasetid: str, evidence: Evidence) -> None:
+        last, rule = self._last_of(datasetid), self.job.schema
+        confirm(evidence.schema, last, chunk.dataid, rule, DECLARED, jobid=chunk.jobid)
+
+    def _make(self, chunk: Chunk) -> None:
+        inputs = self.inputs_of(chunk)
+        with unchanged([chunk], inputs, self.format):
+            self._make_of(chunk, inputs)
+
+    def _make_of(self, chunk: Chunk, inputs: Sequence[str]) -> None:
+        spark = self.spark()
+        frames = {each: self._read(spark, chunk, each) for each in inputs}
+        if self.keyed:
+            frames = {each: keyed(df, chunk.dataid, chunk.inputs[each],
+                                  bounds_of(self.store, each, chunk.dataid), self.format)
+                      for each, df in frames.items()}  # fmt: skip
+        returned = self.call(chunk, frames)
+        rest = self._rest.setdefault(chunk.generation, {})
+        self._made.setdefault(chunk.generation, {})
+        for datasetid, obj in returned.items():
+            if not is_frame(obj):
+                rest[datasetid] = obj
+                continue
+            mine = Unmixed(self.job, datasetid, chunk.dataid, obj) if self.keyed else None
+            df = self.fit(datasetid, chunk.dataid, mine.frame if mine else obj)
+            extra = self.extra(datasetid, df)
+            place = chunk.outputs[datasetid]
+            self.sweep(place)
+            staged = stage(spark, self.store, chunk, place, df, extra, self.format)
+            self.keep(chunk, datasetid, staged)  # to be forgotten with the chunk
+            if mine:
+                mine.check()
+
+    def _read(self, spark: "SparkSession", chunk: Chunk, datasetid: str) -> "DataFrame":
+        return read_chunk_frame(
+            spark, chunk.inputs[datasetid], chunk.dataid, lambda: chunk.password(datasetid),
+            lambda: bounds_of(self.store, datasetid, chunk.dataid), self.format,
+            self._known(chunk, datasetid),
+        )  # fmt: skip
+
+    def _known(self, chunk: Chunk, datasetid: str) -> Known | None:
+        """What is known of an input's schema, unless the job takes each chunk's own."""
+        if self.job.schema in (MERGE, ANY):
+            return None
+        generation = chunk.inputs[datasetid].generation
+        return Known(self.store, datasetid, chunk.dataid, generation)
+
+    def _judge(self, at: int, staged: StagedFrame, chunk: Chunk) -> Checked:
+        rule = self.rules[at]
+        last = self._last_of(rule.datasetid).rows(chunk.dataid) if rule.is_late else []
+        return rule.judge(f"r{at}_", staged.evidence, staged.frame, last, chunk)
+
+    def _check(self, rule: Rule) -> Check:
+        def answer(chunk: Chunk) -> Checked:
+            made = self._made.get(chunk.generation, {}).get(rule.datasetid)
+            if made and rule.is_late:
+                return self._judge(self.rules.index(rule), made.staged, chunk)
+            for checked in made.checked if made else ():
+                if checked.name == rule.name:
+                    return checked
+            return Checked(
+                rule.name, rule.datasetid, False,
+                "the function returned no DataFrame that could be asked", {}, rule.severity,
+            )  # fmt: skip
+
+        return answer
+
+    def _last_of(self, datasetid: str) -> Last:
+        with self._lock:
+            return self._last.setdefault(datasetid, Last(self.store, datasetid))

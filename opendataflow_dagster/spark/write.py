@@ -1,0 +1,200 @@
+"""A frame on its way to be a chunk: written aside with its evidence, then shown or discarded."""
+
+import os
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+from ..chunk import Chunk, Place, Result
+from ..errors import DataflowError
+from ..location import DEFAULT_FORMAT, Folder, Table, target_of
+from ..storage import files
+from ..storage.folder import Staged
+from ..store.store import Store
+from . import format_loss
+from .evidence import Evidence, Unseen, observed, of_frame
+from .multiline_csv import WHOLE, answered, asked
+from .progress import ending
+from .read import CSV, TABLE_FORMATS, read_files
+from .text_formats import check, storable
+from .write_table import StagedLake, staged_rows
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+Confirm = Callable[[], None]
+
+MOMENT = "yyyy-MM-dd'T'HH:mm:ss.SSSSSS"
+"""How a time is written as a text."""
+
+
+class StagedFrame(Protocol):
+    """A chunk that is written and not shown yet."""
+
+    evidence: Evidence
+
+    @property
+    def bytes(self) -> int | None:
+        """Bytes of its files, if it has any."""
+        ...
+
+    def show(self, confirm: Confirm) -> str:
+        """Let readers see it, if the claim is still ours; where it is then."""
+        ...
+
+    def discard(self) -> None:
+        """Remove what wasn't shown, or what was replaced."""
+        ...
+
+    def frame(self) -> "DataFrame":
+        """The rows as they were written."""
+        ...
+
+
+def stage(
+    spark: "SparkSession", store: Store, chunk: Chunk, place: Place, df: "DataFrame",
+    extra: Sequence[str] = (), format: str = DEFAULT_FORMAT,
+) -> StagedFrame:  # fmt: skip
+    """Write a frame aside for the place that its dataset is registered with."""
+    target = target_of(place.datasetid, place.columns, format)
+    if isinstance(target, Table):
+        return staged_rows(spark, store, chunk, target, df, extra)
+    if target.format in TABLE_FORMATS:
+        return StagedLake(spark, chunk, place, target, df, extra)
+    if isinstance(target, Folder):
+        return StagedFolder(spark, chunk, target, df, extra, store=store.id)
+    from .object_store import StagedRemote
+
+    return StagedRemote.write(spark, chunk, target, df, extra, store=store.id)
+
+
+def result_of(staged: StagedFrame, location: str | None = None) -> Result:
+    """What is told of a staged chunk; where it is, once it is shown."""
+    told = staged.evidence
+    return Result(told.rows, staged.bytes, told.fingerprint, location, schema=told.schema)
+
+
+class StagedFolder:
+    """A chunk of a folder in its staging directory."""
+
+    def __init__(
+        self, spark: "SparkSession", chunk: Chunk, target: Folder, df: "DataFrame | None",
+        extra: Sequence[str] = (), *, store: str,
+    ) -> None:  # fmt: skip
+        self._spark, self._target, self._jobid = spark, target, chunk.jobid
+        self._staged = Staged(target.root, chunk.dataid, chunk.generation, store)
+        self.path = self._staged.path
+        self.bytes: int | None = None
+        self._lines: Mapping[str, Any] = {}
+        if df is None:
+            return
+        try:
+            self._write(df, extra)
+        except BaseException:
+            self.discard()
+            raise
+
+    def _write(self, df: "DataFrame", extra: Sequence[str]) -> None:
+        format = self._target.format
+        texts = format_loss.asked(df.schema, format)
+        extra = [*extra, *asked(df.schema, format), *texts]
+        frame, taken = observed(df, extra)
+        write_files(frame, self.path, format)
+        schema, rows = df.schema.jsonValue(), rows_of(self.path, format)
+        try:
+            evidence = taken(rows)
+        except Unseen:  # tasks were done again: what is there tells
+            if texts or (format == "csv" and len(df.columns) == 1):  # or the format has lost some
+                seen = of_frame(df, extra)
+                format_loss.refuse(seen, df, format)
+                answered(seen, df.schema, format)
+            note = {"format": format, "schema": schema}
+            evidence = of_frame(read_files(self._spark, self.path, note, ""), extra)
+            if rows not in (None, evidence.rows):
+                raise _short(self.path, evidence.rows, rows) from None
+        format_loss.refuse(evidence, df, format)
+        self._lines = answered(evidence, df.schema, format)
+        self._tell(evidence, schema)
+
+    def take(self, evidence: Evidence, schema: Mapping[str, Any]) -> None:
+        """Verify what was written with other chunks, and let its note tell of it."""
+        rows = rows_of(self.path, self._target.format)
+        if rows not in (None, evidence.rows):
+            raise _short(self.path, rows, evidence.rows)
+        self._tell(evidence, schema)
+
+    def _tell(self, evidence: Evidence, schema: Mapping[str, Any]) -> None:
+        self.evidence, self._schema = evidence, schema
+        self.bytes = tidy(self.path)
+        self._staged.tell(self.note())
+
+    def note(self) -> dict[str, Any]:
+        return {
+            "jobid": self._jobid,
+            "format": self._target.format,
+            "rows": self.evidence.rows,
+            "bytes": self.bytes,
+            "fingerprint": self.evidence.fingerprint,
+            "schema": self._schema,
+            **self._lines,
+        }
+
+    def show(self, confirm: Confirm) -> str:
+        return self._staged.show(confirm)
+
+    def discard(self) -> None:
+        self._staged.discard()
+
+    def frame(self) -> "DataFrame":
+        return read_files(self._spark, self.path, self.note(), self._target.format)
+
+
+def write_files(df: "DataFrame", path: str, format: str, by: str | None = None) -> None:
+    """Write a frame's files into an empty directory; of many chunks, by their column."""
+    check(df.schema, format)
+    writer = storable(df, format).write.format(format).mode("append")
+    if format == "csv":
+        # An empty text is quoted, so that it isn't taken for NULL; spaces belong to a text.
+        spaces = dict.fromkeys(("ignoreLeadingWhiteSpace", "ignoreTrailingWhiteSpace"), "false")
+        writer = writer.options(**CSV, emptyValue='""', **spaces)
+    if format in ("csv", "json"):  # by default, they stop at milliseconds, and zones at minutes
+        writer = writer.options(timestampFormat=f"{MOMENT}XXXXX", timestampNTZFormat=MOMENT)
+    if format == "json":
+        writer = writer.option("ignoreNullFields", "false")
+    with ending(df.sparkSession):
+        (writer.partitionBy(by) if by else writer).save(path)
+
+
+def tidy(path: str) -> int:
+    """Remove what Spark leaves beside the data; the bytes of the data."""
+    total = 0
+    for above, folders, names in os.walk(path):
+        for name in names:
+            each = os.path.join(above, name)
+            if name == "_SUCCESS" or (name.startswith(".") and name.endswith(".crc")):
+                os.unlink(each)
+            elif name[0] not in "_.":
+                total += os.path.getsize(each)
+        if "_temporary" in folders:
+            shutil.rmtree(os.path.join(above, "_temporary"), ignore_errors=True)
+            folders.remove("_temporary")
+    return total
+
+
+def rows_of(path: str, format: str) -> int | None:
+    """How many rows the files of a chunk have; None: a text file would have to be read whole."""
+    found = 0
+    for each in files.data_files(path):
+        if format == "orc":
+            from pyarrow import orc
+
+            found += orc.ORCFile(each).nrows
+        elif format == "parquet" or os.path.getsize(each) <= WHOLE:
+            found += files.count(each, format)
+        else:
+            return None
+    return found
+
+
+def _short(where: str, found: int | None, rows: int | None) -> DataflowError:
+    return DataflowError(f"Of {rows} rows that were written to {where}, {found} are there.")

@@ -1,0 +1,1 @@
+"""Where chunks lie: folders, files and tables that are written, read, compacted and cleaned."""

@@ -1,0 +1,309 @@
+"""`odf clean`: what crashed publishes left in folders, told from what is being written."""
+
+import os
+import re
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from typing import Any, NamedTuple
+
+from ..errors import Refused
+from ..store.store import Store
+from ..util.directory_lock import locked, turn
+from ..util.times import from_table
+from . import folder
+from .compact import Standing, all_standing, standing
+from .compact_pack import named, packs_in, set_aside
+from .pack import PACKS, is_packed
+
+GRACE = 3600.0
+"""Seconds for which nothing is touched that changed, unless told otherwise."""
+
+STAGED, BATCH, PACKING = "unfinished chunk", "unfinished batch", "unfinished pack"
+OLD, BACK, SPARK = "replaced chunk", "put back", "unfinished files"
+PACK, PACKED = "pack that nothing is in", "chunk that is in a pack"
+VERSION, TABLE, POINTER = "old version", "staging table", "pointer"
+
+_NAME = re.compile(r"([0-9]+)-[0-9a-f]+(\.old)?")
+_PREFIX = "dataid="
+_SPARKS = "_temporary"
+
+
+class Leftover(NamedTuple):
+    """What is to go, or to be put back; bytes and age (in seconds) as far as they can be told."""
+
+    datasetid: str
+    dataid: str
+    generation: int | None
+    what: str
+    path: str
+    bytes: int | None
+    age: float | None
+
+
+Remove = Callable[[], bool]
+"""Removes, or puts back, and tells whether there was still something to do."""
+
+
+class Live(NamedTuple):
+    """What somebody has in hand: generations, the chunks by dataid, and since when, by job."""
+
+    generations: set[int]
+    dataids: set[str]
+    since: float | None
+
+    def has(self, dataid: str) -> bool:
+        return dataid in self.dataids
+
+
+def live(store: Store, datasetid: str) -> Live:
+    """The live claims, of all jobs by generation, and of the producers of a dataset by chunk."""
+    claims = store.db.insist(lambda: store.db.run("cleaning.live"))[0]
+    makers = _makers(store, datasetid)
+    mine = [claim for claim in claims if claim[2] in makers]
+    times = [moment.timestamp() for claim in mine if (moment := from_table(store, claim[3]))]
+    return Live(
+        {claim[0] for claim in claims}, {claim[1] for claim in mine}, min(times, default=None)
+    )
+
+
+def is_written(store: Store, datasetid: str) -> bool:
+    """Whether any job is to write a dataset."""
+    return bool(_makers(store, datasetid))
+
+
+def _makers(store: Store, datasetid: str) -> set[str]:
+    known = {"datasetid": datasetid}
+    rows, _ = store.db.insist(lambda: store.db.run("cleaning.producers", **known))
+    return {job for (job,) in rows}
+
+
+def in_folder(
+    store: Store, datasetid: str, root: str, grace: float = GRACE
+) -> Iterator[tuple[Leftover, Remove]]:
+    """What crashes left in a folder, each with what removes it.
+
+    The disk is read before the tables: what is there then and belongs to no live claim is nobody's,
+    since whoever writes has claimed before.
+    """
+    entries = list(_staged(datasetid, root))
+    sparks = list(_spark_files(datasetid, root))
+    packs = packs_in(root)
+    alive = live(store, datasetid)
+    for entry in entries:
+        if not _is_young(entry, grace) and not _is_live(entry, alive):
+            yield entry, _remover(root, entry)
+    for entry in sparks:
+        if not _is_young(entry, grace) and not alive.has(entry.dataid):
+            yield entry, lambda entry=entry: _removed(entry.path)
+    if packs:
+        yield from _of_packs(store, datasetid, root, packs, grace)
+
+
+def age_of(path: str) -> float:
+    """Seconds since anything below a path was changed."""
+    newest = 0.0
+    for each in _below(path):
+        with suppress(FileNotFoundError):
+            newest = max(newest, os.lstat(each).st_mtime)
+    return max(0.0, time.time() - newest)
+
+
+def size_of(path: str) -> int:
+    """The bytes of the files below a path."""
+    total = 0
+    for each in _below(path):
+        with suppress(FileNotFoundError):
+            total += os.lstat(each).st_size if not os.path.isdir(each) else 0
+    return total
+
+
+def shared_packs(store: Store, datasetids: Sequence[str]) -> set[str]:
+    """The packs that any chunk of some datasets is in."""
+    found: set[str] = set()
+    for datasetid in datasetids:
+        known = {"datasetid": datasetid}
+        rows, _ = store.db.insist(lambda known=known: store.db.run("cleaning.located", **known))
+        found |= named([location for _, _, location in rows])
+    return found
+
+
+def _staged(datasetid: str, root: str) -> Iterator[Leftover]:
+    """Everything in a folder's staging: what it is, if it is nobody's."""
+    above = os.path.join(root, folder.STAGING)
+    for name in _names(above):
+        path = os.path.join(above, name)
+        if name.startswith("_"):
+            what = PACKING if name.startswith(folder.PACKING) else BATCH
+            yield _entry(datasetid, "", _last(name), what, path)
+        elif name.startswith(_PREFIX):
+            dataid = folder.unescaped(name.removeprefix(_PREFIX))
+            final = os.path.join(root, name)
+            old = [each for each in _names(path) if each.endswith(".old")]
+            back = max(old, key=lambda each: folder.generation_of(os.path.join(path, each)),
+                       default="") if not os.path.lexists(final) else ""  # fmt: skip
+            for each in _names(path):
+                if found := _NAME.fullmatch(each):
+                    what = BACK if each == back else OLD if found[2] else STAGED
+                    where = os.path.join(path, each)
+                    yield _entry(datasetid, dataid, int(found[1]), what, where)
+
+
+def _spark_files(datasetid: str, root: str) -> Iterator[Leftover]:
+    """What a Spark that was killed left in the directories of chunks, written by a script."""
+    for name in _names(root):
+        path = os.path.join(root, name, _SPARKS)
+        if name.startswith(_PREFIX) and os.path.isdir(path):
+            dataid = folder.unescaped(name.removeprefix(_PREFIX))
+            yield _entry(datasetid, dataid, None, SPARK, path)
+
+
+def _of_packs(
+    store: Store, datasetid: str, root: str, packs: Sequence[str], grace: float
+) -> Iterator[tuple[Leftover, Remove]]:
+    sharing = _sharing(store, datasetid, root)
+    used = shared_packs(store, sharing)
+    for path in packs:
+        entry = _entry(datasetid, "", None, PACK, path)
+        if path not in used and not _is_young(entry, grace):
+            yield entry, lambda path=path: _remove_pack(store, root, sharing, path)
+    for each in sharing:
+        for chunk in all_standing(store, each):
+            if not is_packed(chunk.location):
+                continue
+            path = folder.chunk_path(root, chunk.dataid)
+            if os.path.isdir(path) and folder.is_outdated(path, chunk.generation, store.id):
+                entry = _entry(each, chunk.dataid, chunk.generation, PACKED, path)
+                yield entry, lambda chunk=chunk: _remove_directory(store, root, chunk)
+
+
+def _remove_pack(store: Store, root: str, sharing: Sequence[str], path: str) -> bool:
+    """Remove a pack, unless somebody is packing, or has just told the tables of it."""
+    with locked(os.path.join(root, PACKS)) as mine:
+        if not mine or path in shared_packs(store, sharing):
+            return False
+        return _removed(path)
+
+
+def _remove_directory(store: Store, root: str, chunk: Standing) -> bool:
+    now = standing(store, chunk.datasetid, [chunk.dataid]).get(chunk.dataid)
+    aside = set_aside(root, chunk, store.id) if now == chunk else None
+    if aside is not None:
+        folder.discard(aside)
+    return aside is not None
+
+
+def _sharing(store: Store, datasetid: str, root: str) -> list[str]:
+    """The datasets whose chunks are in a folder: mostly the one."""
+    from ..location import Folder
+
+    return [
+        name
+        for name, columns, _ in registered(store)
+        if name == datasetid
+        or (isinstance(target := _target(name, columns), Folder) and target.root == root)
+    ]
+
+
+def registered(store: Store) -> list[tuple[str, dict[str, str | None], str | None]]:
+    """Every dataset: its id, its columns, and its password as it is encrypted."""
+    found: dict[str, tuple[str, dict[str, str | None], str | None]] = {}
+    for row in store.db.insist(lambda: store.db.records("cleaning.datasets"))[0]:
+        columns = {name.lower(): None if value is None else str(value)
+                   for name, value in row.items()}  # fmt: skip
+        encrypted = columns.pop("encryptedpass", None)
+        found.setdefault(row["datasetid"], (row["datasetid"], columns, encrypted))
+    return list(found.values())
+
+
+def _target(datasetid: str, columns: Mapping[str, str | None]) -> Any:
+    from ..location import target_of
+
+    try:
+        return target_of(datasetid, columns)
+    except Refused:
+        return None
+
+
+def _entry(datasetid: str, dataid: str, generation: int | None, what: str, path: str) -> Leftover:
+    return Leftover(datasetid, dataid, generation, what, path, size_of(path), age_of(path))
+
+
+def _is_young(entry: Leftover, grace: float) -> bool:
+    # What is to be put back keeps its time when it is moved aside, so that its age tells nothing.
+    return entry.what != BACK and entry.age is not None and entry.age < grace
+
+
+def _is_live(entry: Leftover, alive: Live) -> bool:
+    if entry.what == BACK:
+        return alive.has(entry.dataid) or entry.generation in alive.generations
+    if entry.what == PACKING:
+        with suppress(FileNotFoundError), locked(entry.path) as mine:
+            return not mine
+        return True
+    if entry.what == BATCH:
+        # A batch is of many claims: any that is as old as its last change may be at work in it.
+        changed = time.time() - (entry.age or 0.0)
+        at_work = alive.since is not None and alive.since <= changed
+        return at_work or entry.generation in alive.generations
+    return entry.generation in alive.generations
+
+
+def _remover(root: str, entry: Leftover) -> Remove:
+    if entry.what == BACK:
+        return lambda: _put_back(root, entry)
+    if entry.what in (STAGED, OLD):
+        return lambda: _removed(entry.path, folder.remove_staged)
+    return lambda: _removed(entry.path)
+
+
+def _put_back(root: str, entry: Leftover) -> bool:
+    """Make the only whole chunk that there is the chunk again."""
+    staging, final = os.path.dirname(entry.path), folder.chunk_path(root, entry.dataid)
+    with turn(staging):
+        if os.path.lexists(final) or not os.path.isdir(entry.path):
+            return False
+        os.rename(entry.path, final)
+        folder.sync_one(root)
+    _tidy(staging)
+    return True
+
+
+def _removed(path: str, remove: Callable[[str], None] = folder.remove) -> bool:
+    there = os.path.lexists(path)
+    with suppress(FileNotFoundError):
+        remove(path)
+    _tidy(os.path.dirname(path))
+    return there and not os.path.lexists(path)
+
+
+def _tidy(above: str) -> None:
+    """Remove directories of staging, or of packs, in which nothing is left."""
+    for _ in range(2):
+        name = os.path.basename(above)
+        if not name.startswith((_PREFIX, folder.STAGING, PACKS)):
+            return
+        staged = os.path.basename(os.path.dirname(above)) == folder.STAGING
+        if name.startswith(_PREFIX) and not staged:
+            return  # a chunk that is empty is a chunk
+        with suppress(OSError):
+            os.rmdir(above)
+        above = os.path.dirname(above)
+
+
+def _last(name: str) -> int | None:
+    found = re.match(r"_[a-z]+-([0-9]+)-", name)
+    return int(found[1]) if found else None
+
+
+def _names(path: str) -> list[str]:
+    try:
+        return sorted(os.listdir(path))
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+
+
+def _below(path: str) -> Iterator[str]:
+    yield path
+    for above, inner, names in os.walk(path):
+        yield from (os.path.join(above, each) for each in (*inner, *names))

@@ -1,0 +1,175 @@
+"""The columns of a frame of pandas in a CSV file: which come back as they were, and how."""
+
+import os
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from datetime import datetime
+from io import StringIO
+from typing import Any
+
+from ..errors import WrongUse
+
+AS_READ = ""
+"""In place of a dtype: the text is that of `to_csv`, and pandas tells what it is, as of any CSV."""
+
+_TEXTS = ("object", "string", "str")
+
+
+def as_written(frame: Any) -> tuple[Any, dict[str, str]]:
+    """A frame whose columns Arrow can write as CSV, and column → dtype that it comes back with."""
+    twice = frame.columns[frame.columns.duplicated()]
+    if len(twice):
+        raise WrongUse(
+            f"The frame can't be written: Duplicate column names: {', '.join(dict.fromkeys(twice))}"
+            ". Rename them."
+        )
+    told, changed = {}, frame.copy(deep=False)
+    for at, (name, column) in enumerate(frame.items()):
+        values = _of_category(column)
+        told[name] = str(values.dtype) if _comes_back(values) else AS_READ
+        if told[name] == AS_READ:
+            values = _text(values)
+        if values is not column:
+            changed.isetitem(at, values)
+    return changed, told
+
+
+def refuse_nul(table: Any) -> None:
+    """Refuse an Arrow table with a text that no reader of CSV gives back."""
+    import pyarrow
+    from pyarrow import compute as module
+
+    compute: Any = module
+    for name, column in zip(table.column_names, table.columns, strict=True):
+        is_text = pyarrow.types.is_string(column.type) or pyarrow.types.is_large_string(column.type)
+        if is_text and compute.any(compute.match_substring(column, "\0")).as_py():
+            raise WrongUse(
+                f"Column {name!r} has a NUL character, which CSV can't hold. Remove it, or "
+                "register the dataset with --format parquet."
+            )
+
+
+def headed(frame: Any) -> Any:
+    """A frame with the names that `read_csv` gives its columns, once `to_csv` has written it.
+
+    A name that comes again gets a number, and one that is missing another; where the columns have
+    names of several levels, the second line of them is a row.
+    """
+    import pandas
+
+    if not len(frame.columns):
+        return frame
+    several = frame.columns.nlevels > 1
+    text = (frame if several else frame.iloc[:0]).to_csv(index=False)
+    found = pandas.read_csv(StringIO(text), low_memory=False)
+    if several:
+        return found
+    same = len(found.columns) != len(frame.columns) or list(found.columns) == list(frame.columns)
+    return frame if same else frame.set_axis(found.columns, axis=1)
+
+
+def read(path: str, columns: Mapping[str, str]) -> Any:
+    """The frame of a file of ours: 007 stays a text, and an empty text differs from none."""
+    import pyarrow
+    import pyarrow.csv
+
+    arrow = {
+        **dict.fromkeys((*_TEXTS, AS_READ), pyarrow.string()),
+        **dict.fromkeys(("uint64", "UInt64"), pyarrow.uint64()),  # else it would be a float
+    }
+    kinds = {name: arrow[dtype] for name, dtype in columns.items() if dtype in arrow}
+
+    def found(**reading: Any) -> Any:
+        return pyarrow.csv.read_csv(
+            path,
+            read_options=pyarrow.csv.ReadOptions(**reading),
+            parse_options=pyarrow.csv.ParseOptions(
+                newlines_in_values=True,
+                ignore_empty_lines=len(columns) != 1,  # it is the line of a row without a value
+            ),
+            convert_options=pyarrow.csv.ConvertOptions(
+                column_types=kinds, strings_can_be_null=True, quoted_strings_can_be_null=False
+            ),
+        )
+
+    try:
+        table = found()
+    except pyarrow.ArrowInvalid:  # a row is longer than a block
+        table = found(block_size=min(os.path.getsize(path) + 1, 2**31 - 1))
+    frame = table.to_pandas(integer_object_nulls=True)
+    for name, column in _as_read(path, table.column_names, columns).items():
+        frame[name] = column
+    return frame
+
+
+def resolved(paths: Sequence[str], columns: Mapping[str, str]) -> dict[str, str]:
+    """The columns with the dtype of each: of those that pandas tells, as it reads these files.
+
+    Truth beside nothing is `boolean`, since no dtype tells what an object is.
+    """
+    import pandas
+
+    found: dict[str, list[Any]] = {}
+    for path in filter(os.path.getsize, paths):
+        names = list(pandas.read_csv(path, encoding="utf-8", nrows=0))
+        for name, column in _as_read(path, names, columns).items():
+            found.setdefault(name, []).append(column)
+    told = dict(columns)
+    for name, parts in found.items():
+        column = parts[0] if len(parts) == 1 else pandas.concat(parts)
+        truth = pandas.api.types.infer_dtype(column, skipna=True) == "boolean"
+        told[name] = "boolean" if truth else str(column.dtype)
+    return told
+
+
+def _as_read(path: str, names: list[str], columns: Mapping[str, str]) -> dict[str, Any]:
+    """The columns of which nothing is told, as `read_csv` takes them."""
+    import pandas
+
+    numbers: Any = [at for at, name in enumerate(names) if columns.get(name) == AS_READ]
+    if not numbers:
+        return {}
+    found = pandas.read_csv(
+        path, encoding="utf-8", usecols=numbers, low_memory=False, skip_blank_lines=len(names) > 1
+    )
+    return {names[number]: found.iloc[:, at] for at, number in enumerate(numbers)}
+
+
+def _of_category(column: Any) -> Any:
+    """The values of categories, which have an order and more members than a file tells."""
+    import pandas
+
+    if not isinstance(column.dtype, pandas.CategoricalDtype):
+        return column
+    with suppress(TypeError, ValueError):  # whole numbers beside nothing
+        return column.astype(column.cat.categories.dtype)
+    return column.astype(object)
+
+
+def _comes_back(column: Any) -> bool:
+    """Whether a column's dtype can be told, so that its text becomes what it was."""
+    import pandas
+
+    dtype = column.dtype
+    if str(dtype) == "object":
+        kind = pandas.api.types.infer_dtype(column, skipna=True)
+        if kind == "date":  # which a datetime is, too, and would lose its time
+            return not any(isinstance(each, datetime) for each in column)
+        return kind in ("string", "empty")
+    if isinstance(dtype, pandas.StringDtype):
+        return True
+    if isinstance(dtype, pandas.SparseDtype) or dtype.kind not in "biufMm" or dtype.itemsize > 8:
+        return False
+    try:
+        return pandas.api.types.pandas_dtype(str(dtype)) == dtype
+    except (TypeError, ValueError, NotImplementedError):
+        return False
+
+
+def _text(column: Any) -> Any:
+    """The text that `to_csv` writes of each value."""
+    import pandas
+
+    values = zip(column.astype(object), column.isna(), strict=True)
+    texts = [None if gone else str(value) for value, gone in values]
+    return pandas.Series(texts, index=column.index, dtype=object)

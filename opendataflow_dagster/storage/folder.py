@@ -1,0 +1,327 @@
+"""A chunk of a folder: a directory of its own, which appears whole or not at all.
+
+`<root>/dataid=<escaped dataid>/` has the chunk's files, of which plain Spark, pandas and pyarrow
+read the root as one dataset, partitioned by a column `dataid`. It is that name whatever the
+dataset's `chunkcolumn`: a chunk's own columns stay in its files, and the column may be told later.
+"""
+
+import ctypes
+import errno
+import json
+import os
+import re
+import shutil
+import sys
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import Any
+
+from ..errors import Refused, Unreachable
+from ..location import FORMATS
+from ..place import obstacle, path_of
+from ..util.directory_lock import locked, turn
+
+STAGING = "_staging"
+"""Where chunks are written; Spark and pyarrow pass over what begins with `_`."""
+
+BATCH = "_batch-"
+"""How a directory begins in which many chunks are written together; their last generation follows.
+"""
+
+PACKING = "_pack-"
+"""How a directory begins in which a pack is written."""
+
+NOTE = "_odf.json"
+"""The file in a chunk's directory that tells its store, generation, rows, format and columns."""
+
+LONGEST = 255
+"""Bytes of a name in a file system."""
+
+_TRIES = 20
+"""Others that may remove, when they are done, the directory that we are about to write to."""
+
+
+_ODD = re.compile(r"""[\x00-\x1f\x7f"#%'*/:=?\\{\[\]^]""")
+_ESCAPED = re.compile("%([0-9A-F]{2})")
+_NULL = "__HIVE_DEFAULT_PARTITION__"
+_OLD = ".old"
+_AT_FDCWD, _RENAME_EXCHANGE = -100, 2
+
+
+def escaped(dataid: str) -> str:
+    """A dataid as Spark escapes it in a directory's name."""
+    return _ODD.sub(lambda odd: f"%{ord(odd[0]):02X}", dataid)
+
+
+def unescaped(name: str) -> str:
+    """The dataid that was escaped."""
+    return _ESCAPED.sub(lambda code: chr(int(code[1], 16)), name)
+
+
+def directory(dataid: str) -> str:
+    """The name of a chunk's directory, if the dataid can be one."""
+    name = f"dataid={escaped(dataid)}"
+    if dataid in ("", _NULL):
+        raise Refused(
+            f"Dataid {dataid!r} stands for no value in a partitioned folder, so it can't be the "
+            "name of a chunk there. Give the chunk another dataid.",
+            code="INVALID_LOCATION",
+        )
+    if len(os.fsencode(name)) > LONGEST:
+        raise Refused(
+            f"Dataid {dataid[:40] + '…'!r} makes a directory's name of {len(os.fsencode(name))} "
+            f"bytes, and a file system takes {LONGEST}. Give the chunk a shorter dataid.",
+            code="INVALID_LOCATION",
+        )
+    return name
+
+
+def chunk_path(root: str, dataid: str) -> str:
+    """Where a chunk is published."""
+    return os.path.join(root, directory(dataid))
+
+
+def find(root: str, dataid: str, produced: str | None = None) -> str | None:
+    """The file or directory of a chunk: where it was produced, if that is told within the root.
+
+    Else its directory, or what a script would call it: the dataid, with or without an extension.
+    """
+    path = os.path.normpath(path_of(produced) or produced) if produced else root
+    if path.startswith(os.path.normpath(root) + os.sep):
+        return path if os.path.exists(path) else None
+    names = [directory(dataid)]
+    plain = {escaped(dataid), dataid} if dataid.strip(".") and dataid != STAGING else set()
+    names += [each + end for each in plain if "/" not in each
+              for end in ("", *(f".{each}" for each in FORMATS))]  # fmt: skip
+    return next((path for each in names if os.path.exists(path := os.path.join(root, each))), None)
+
+
+def alike(path: str, dataid: str) -> list[str]:
+    """The files that a script would call like a chunk, if `path` is one: told by the extension."""
+    name, end = os.path.splitext(path)
+    ends = [f".{each}" for each in FORMATS]
+    if end not in ends or os.path.basename(name) not in (escaped(dataid), dataid):
+        return []
+    return [path, *(name + each for each in ends if each != end and os.path.isfile(name + each))]
+
+
+def read_note(path: str) -> dict[str, Any]:
+    """What is told of a chunk's directory, or nothing."""
+    try:
+        with open(os.path.join(path, NOTE), encoding="utf-8") as file:
+            note = json.load(file)
+    except (OSError, ValueError):
+        return {}
+    return note if isinstance(note, dict) else {}
+
+
+def is_foreign(note: Mapping[str, Any], store: str) -> bool:
+    """Whether another store wrote a note: its generations can't be compared with ours.
+
+    A note without a store is of an earlier version, and taken for our own.
+    """
+    return bool(store) and note.get("store", store) != store
+
+
+def put(
+    root: str, dataid: str, generation: int, write: Callable[[str], Mapping[str, Any]], *,
+    confirm: Callable[[], None], store: str = "",
+) -> str:  # fmt: skip
+    """Publish a chunk: `write` fills an empty directory and tells of it; a reader sees old or new.
+
+    `confirm` raises if the claim isn't ours any more; it is asked right before the chunk appears.
+    What a killed process left behind is cleared by the next publish of the same chunk.
+    """
+    staged = Staged(root, dataid, generation, store)
+    try:
+        staged.tell(write(staged.path))
+        return staged.show(confirm)
+    finally:
+        staged.discard()
+
+
+class Staged:
+    """A chunk on its way: an empty directory to write to, which nobody reads until it is shown."""
+
+    def __init__(self, root: str, dataid: str, generation: int, store: str = "") -> None:
+        self.root, self.dataid, self.generation = root, dataid, generation
+        self.store = store
+        self.final = chunk_path(root, dataid)
+        self._staging = os.path.join(root, STAGING, directory(dataid))
+        self.path = begin(self._staging, generation)
+        _sweep(self._staging, self.final, generation, self.path)
+
+    def tell(self, told: Mapping[str, Any]) -> None:
+        """Write the note of what was written, and have all of it on the disk."""
+        note = {"dataid": self.dataid, "generation": self.generation, **told}
+        if self.store:
+            note["store"] = self.store
+        with open(os.path.join(self.path, NOTE), "w", encoding="utf-8") as file:
+            json.dump(note, file, ensure_ascii=True)
+        sync(self.path)
+
+    def show(self, confirm: Callable[[], None]) -> str:
+        """Put the directory in the place of the chunk, if the claim is still ours; where it is."""
+        self.replace(confirm)
+        _sweep(self._staging, self.final, self.generation, "")
+        return self.final
+
+    def replace(self, confirm: Callable[[], None]) -> None:
+        """Show it, and keep what was in its place until `discard`."""
+        with turn(self._staging):
+            _show(self.path, self.final, self.generation, confirm, self.store)
+            sync_one(self.root)
+
+    def discard(self) -> None:
+        """Remove what wasn't shown, or what was replaced."""
+        discard(self.path)
+
+
+def discard(path: str) -> None:
+    """Remove what is below two directories of ours, and these if they held nothing else."""
+    remove(path)
+    for empty in (above := os.path.dirname(path), os.path.dirname(above)):
+        with suppress(OSError):  # somebody else is at work in it
+            os.rmdir(empty)
+
+
+def begin(staging: str, generation: int) -> str:
+    """An empty directory for a claim to write to."""
+    for left in reversed(range(_TRIES)):
+        mine = os.path.join(staging, f"{generation}-{os.urandom(4).hex()}")
+        try:
+            os.makedirs(mine)
+            return mine
+        except FileNotFoundError as error:
+            if not left:
+                raise _unwritable(staging, error) from None
+            time.sleep(0.01)  # who was done has removed the directory above in between
+        except OSError as error:
+            raise _unwritable(staging, error) from None
+    raise AssertionError
+
+
+def _unwritable(staging: str, error: OSError) -> Unreachable:
+    why = obstacle(staging) or error.strerror or str(error)
+    return Unreachable(
+        f"{os.path.dirname(staging)} can't be made: {why}. Correct the dataset's place: "
+        "odf dataset list"
+    )
+
+
+def _show(mine: str, final: str, generation: int, confirm: Callable[[], None], store: str) -> None:
+    """Make a written chunk visible in one step; the old one is in its place then."""
+    there = generation_of(final, store)
+    confirm()
+    if there > generation:
+        raise _newer(final, there, generation)
+    try:
+        if os.path.lexists(final):
+            _swap(mine, final)
+        else:
+            os.rename(mine, final)
+    except FileNotFoundError:
+        confirm()  # a newer claim has cleared away what this one wrote
+        raise
+    # Where the file system has no locks, a newer one may have come since we looked.
+    if (there := generation_of(mine, store)) > generation:
+        _swap(mine, final)
+        confirm()
+        raise _newer(final, there, generation)
+
+
+def _newer(final: str, there: int, generation: int) -> Refused:
+    return Refused(
+        f"{final} is of generation {there}, and this claim's is {generation}: a newer chunk isn't "
+        f"replaced by an older one. If the tables were made anew since, remove {NOTE} there.",
+        code="INVALID_LOCATION",
+    )
+
+
+def _swap(mine: str, final: str) -> None:
+    """Exchange two directories; where the system can't, in two steps, which a crash can part."""
+    try:
+        _exchange(mine, final)
+        return
+    except OSError as error:
+        if error.errno not in (errno.ENOSYS, errno.EINVAL, errno.ENOTSUP):
+            raise
+    os.rename(final, mine + _OLD)
+    try:
+        os.rename(mine, final)
+    except OSError:
+        os.rename(mine + _OLD, final)
+        raise
+    os.rename(mine + _OLD, mine)
+
+
+def _exchange(one: str, other: str) -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    renameat2 = getattr(libc, "renameat2", None) if sys.platform == "linux" else None
+    if renameat2 is None:
+        raise OSError(errno.ENOSYS, "no exchange of names here")
+    paths = os.fsencode(one), os.fsencode(other)
+    if renameat2(_AT_FDCWD, paths[0], _AT_FDCWD, paths[1], _RENAME_EXCHANGE):
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number), one, None, other)
+
+
+def _sweep(staging: str, final: str, generation: int, mine: str) -> None:
+    """Remove what publishes of this chunk that are over left behind, unless one is at its end."""
+    with suppress(FileNotFoundError), locked(staging) as is_ours:
+        for name in os.listdir(staging) if is_ours else ():
+            path, number = os.path.join(staging, name), name.partition("-")[0]
+            if path == mine or not number.isdigit() or int(number) > generation:
+                continue
+            if name.endswith(_OLD) and not os.path.lexists(final):
+                continue  # the only whole chunk that there is
+            remove_staged(path)
+
+
+def remove_staged(path: str) -> None:
+    """Remove a directory of a claim, under a name that nobody exchanges with the chunk's.
+
+    What is being removed would be removed from there, too, once it is exchanged.
+    """
+    above, name = os.path.split(path)
+    gone = os.path.join(above, f"{name.partition('-')[0]}-{os.urandom(4).hex()}")
+    with suppress(OSError):
+        os.rename(path, gone)
+        remove(gone)
+
+
+def generation_of(path: str, store: str = "") -> int:
+    """Which claim of a store made a chunk's directory; 0 if it doesn't say, or is another's."""
+    note = read_note(path)
+    found = 0 if is_foreign(note, store) else note.get("generation")
+    return found if isinstance(found, int) else 0
+
+
+def is_outdated(path: str, generation: int, store: str) -> bool:
+    """Whether a store's own chunk in a directory is no newer than a generation."""
+    return not is_foreign(read_note(path), store) and generation_of(path) <= generation
+
+
+def sync(folder: str) -> None:
+    """Have all that is in a folder on the disk."""
+    for above, _, names in os.walk(folder):
+        for name in names:
+            sync_one(os.path.join(above, name))
+        sync_one(above)
+
+
+def sync_one(path: str) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def remove(path: str) -> None:
+    """Remove a file, a link or a whole directory."""
+    if os.path.islink(path) or os.path.isfile(path):
+        os.unlink(path)
+    else:
+        shutil.rmtree(path, ignore_errors=True)

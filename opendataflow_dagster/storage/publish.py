@@ -1,0 +1,162 @@
+"""What a job has made becomes the chunk: in its folder or its table, whole or not at all."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from ..chunk import Chunk, Place, Result
+from ..errors import Refused
+from ..location import (
+    DEFAULT_FORMAT,
+    FORMATS,
+    JDBC,
+    SPARK_FORMATS,
+    Folder,
+    Remote,
+    Table,
+    target_of,
+)
+from ..store.csv_options import csv_options
+from ..store.store import Store
+from . import files, spark_files
+from .folder import put
+from .pack import is_packed, packed_source, read_packed
+from .read import Reading, bounds_of, failing
+from .table import Rows
+
+
+def publish(
+    store: Store, place: Place, chunk: Chunk, obj: Any, *, format: str = DEFAULT_FORMAT
+) -> Result:
+    """Publish an object as the chunk of a dataset, for the claim in hand; it tells what it wrote.
+
+    The object is a frame of pandas or Spark, or an Arrow table; for a folder also bytes, or the
+    Path of a file or folder. Readers see the old chunk or the new one. The claim is asked for again
+    right before: `StaleClaim` means that nothing was changed. `format` is for a folder that is
+    registered without one.
+    """
+
+    def confirm() -> None:
+        store.confirm(chunk.claim)
+
+    with failing():
+        target = target_of(place.datasetid, place.columns, format)
+        if isinstance(target, Folder):
+            if target.format not in FORMATS:
+                raise _spark_only(target, "written")
+            return _to_folder(target, chunk, obj, confirm, store.id)
+        if isinstance(target, Remote) or target.dialect == JDBC:
+            raise _spark_only(target, "written")
+        bounds = bounds_of(store, place.datasetid, chunk.dataid)
+        rows = Rows(target, chunk.dataid, bounds, lambda: chunk.password(place.datasetid))
+        frame = obj if files.is_frame(obj) else files.as_table(obj).to_pandas()
+        return Result(rows.replace(frame, confirm), location=target.location)
+
+
+def publishing(
+    store: Store, compute: Callable[[Chunk], Any], *, format: str = DEFAULT_FORMAT
+) -> tuple[Callable[[Chunk], Any], Callable[[Chunk], dict[str, Result]]]:
+    """A function in two for `produce`: what it returns besides `Result`s is published afterwards.
+
+    It returns the object for a job's only output, or a dict: dataset → object.
+    """
+    kept: dict[str, Any] = {}
+
+    def computed(chunk: Chunk) -> Any:
+        kept.clear()
+        returned = compute(chunk)
+        if not isinstance(returned, Mapping):
+            if returned is None or isinstance(returned, Result) or len(chunk.outputs) > 1:
+                return returned
+            returned = dict.fromkeys(chunk.outputs, returned)
+        mine = {
+            each: value
+            for each, value in returned.items()
+            if each in chunk.outputs and not (value is None or isinstance(value, Result))
+        }
+        kept.update(mine)
+        return {each: value for each, value in returned.items() if each not in mine}
+
+    def published(chunk: Chunk) -> dict[str, Result]:
+        return {
+            each: publish(store, chunk.outputs[each], chunk, obj, format=format)
+            for each, obj in kept.items()
+        }
+
+    return computed, published
+
+
+def read(found: Reading, target: Any, kind: str = "pandas") -> Any:
+    """The data of a chunk as `pandas`, `arrow`, `bytes` or `path`; of a table, its frame."""
+    if isinstance(target, Remote):
+        raise _spark_only(target, "read")
+    if not isinstance(target, Folder):
+        if kind == "path":
+            return target.location
+        if target.dialect == JDBC:
+            raise _spark_only(target, "read")
+        if kind == "bytes":
+            raise Refused(
+                f"{found.datasetid!r} is a table, so a chunk of it isn't bytes. Annotate the input "
+                "as pandas.DataFrame.",
+                code="INVALID_LOCATION",
+            )
+        frame = Rows(target, found.dataid, found.bounds, found.password).read()
+        return files.as_table(frame) if kind == "arrow" else frame
+    path, note = found.located(target)
+    if is_packed(path):
+        return _packed(path, note, kind)
+    if kind == "path":
+        return path
+    if kind == "bytes":
+        return files.read_bytes(path)
+    format = note.get("format") or target.format
+    if format in SPARK_FORMATS:
+        raise _spark_only(target._replace(format=format), "read")
+    if isinstance(schema := note.get("schema"), dict):  # Spark wrote it
+        return _as(kind, spark_files.read(path, format, schema))
+    way = files.read_table if kind == "arrow" else files.read_frame
+    options = csv_options(found.datasetid, target.options)
+    return way(path, format, note.get("columns"), options)
+
+
+def _to_folder(target: Folder, chunk: Chunk, obj: Any, confirm: Any, store: str) -> Result:
+    told: dict[str, Any] = {}
+
+    def write(folder: str) -> dict[str, Any]:
+        told.update(files.write(obj, folder, target.format))
+        return {"jobid": chunk.jobid, **told}
+
+    path = put(target.root, chunk.dataid, chunk.generation, write, confirm=confirm, store=store)
+    return Result(told.get("rows"), told["bytes"], location=path)
+
+
+def _packed(location: str, note: Mapping[str, Any], kind: str) -> Any:
+    """The same of a chunk that lies in one file with others."""
+    if kind not in ("pandas", "arrow"):
+        raise Refused(
+            f"The chunk is packed with others into {packed_source(location)[0]}, so it is no file "
+            "of its own. Annotate the input as a DataFrame, or as pyarrow.Table.",
+            code="INVALID_LOCATION",
+        )
+    if isinstance(schema := note.get("schema"), dict):
+        rows = read_packed(location, coerce_int96_timestamp_unit="us")
+        return _as(kind, spark_files.conform(rows, spark_files.arrow_schema(schema)))
+    rows = read_packed(location)
+    if kind == "arrow":
+        return rows
+    return files.typed_as(rows.to_pandas(), note.get("columns") or {})
+
+
+def _as(kind: str, rows: Any) -> Any:
+    return rows if kind == "arrow" else spark_files.frame(rows)
+
+
+def _spark_only(target: Folder | Remote | Table, how: str) -> Refused:
+    kind = target.dialect if isinstance(target, Table) else target.format
+    where = "an object store" if isinstance(target, Remote) else f"the format {kind!r}"
+    what = "Return" if how == "written" else "Annotate the input as"
+    return Refused(
+        f"{target.datasetid!r} is in {where}, which is {how} by Spark only. {what} a DataFrame of "
+        "Spark.",
+        code="INVALID_LOCATION",
+    )

@@ -1,0 +1,229 @@
+"""Whether a chunk of a dataset may be read: the five questions, answered from rows."""
+
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, NamedTuple, TypeVar
+
+from ..chunk import ChunkFailed
+from ..errors import DataflowError, Overtaken, Refused, SessionError, StaleClaim
+from ..explain.answers import five_answers
+from ..explain.explain import explain_chunk, in_order
+from ..explain.reasons import advice, hindrances
+from ..explain.state import Answer, Reason, read_state
+from ..ids import check_id
+from ..location import Folder, Remote, Table, target_of
+from ..model import Plan
+from ..place import location, path_of
+from ..store.store import Store
+from ..util.text import typed
+from .files import data_files
+from .folder import alike, find, is_foreign, read_note
+from .pack import is_packed, is_there
+from .pack import read_note as packs_note
+
+T = TypeVar("T")
+
+TRIES = 5
+"""How often a chunk is read again that was made anew in between."""
+
+READER = ""
+"""Who reads is no job: its rows are nobody's."""
+
+
+class Reading(NamedTuple):
+    """A chunk as it stands, why it shouldn't be read, and where it is."""
+
+    datasetid: str
+    dataid: str
+    columns: Mapping[str, str | None]
+    encrypted: str | None
+    seen: list[tuple]
+    reasons: list[Reason]
+    answers: list[Answer]
+    generation: int | None = None
+    maker: str = ""
+    fact: Mapping[str, Any] = {}
+    bounds: tuple[str, str | None, int | None] | None = None
+    store: str = ""
+
+    def insist(self) -> None:
+        """Raise the first refusal, if there is any."""
+        if self.reasons:
+            first = self.reasons[0]
+            action = next((reason.action for reason in self.reasons if reason.action), "")
+            raise refusal(first.code, first.text, action)
+
+    def password(self, environ: Mapping[str, str] = os.environ) -> str | None:
+        """The password of the dataset, decrypted now."""
+        from ..config.credentials import password_of
+
+        return password_of(self.datasetid, self.encrypted, environ)
+
+    def target(self, format: str) -> Folder | Remote | Table:
+        """The place of the dataset."""
+        return target_of(self.datasetid, self.columns, format)
+
+    def located(self, folder: Folder) -> tuple[str, dict[str, Any]]:
+        """The file or directory that the chunk is, as the tables tell, and its note."""
+        again = f"odf resubmit {typed(self.maker, self.dataid)}"
+        where = self.fact.get("location")
+        return located(folder, self.dataid, where, self.generation, again, store=self.store)
+
+
+def located(
+    folder: Folder, dataid: str, produced: str | None, generation: int | None, again: str = "", *,
+    store: str = "",
+) -> tuple[str, dict[str, Any]]:  # fmt: skip
+    """Where a READY chunk of a folder is, and its note; refused if it isn't what the tables tell.
+
+    `again` is the command that has it made anew. What another store has published isn't compared
+    with the tables of this one: `odf ready` has said that it is there.
+    """
+    if produced and is_packed(produced):
+        if not is_there(produced):
+            text = f"{folder.datasetid!r} is READY, but the pack of chunk {dataid!r} is gone"
+            raise refusal("INVALID_LOCATION", f"{text}: {produced}", again)
+        return produced, packs_note(produced)
+    found = find(folder.root, dataid, produced)
+    if found is None:
+        text = f"{folder.datasetid!r} is READY, but there is nothing of chunk {dataid!r}"
+        raise refusal("INVALID_LOCATION", f"{text} in {folder.root}", again)
+    others = alike(found, dataid)
+    if len(others) > 1 and (path_of(produced or "") or produced) not in others:
+        text = f"{folder.datasetid!r} has several files for chunk {dataid!r}: {', '.join(others)}"
+        raise refusal("INVALID_LOCATION", f"{text}. Move away those that aren't it")
+    note = read_note(found)
+    if note.get("rows") and not data_files(found):
+        text = f"{folder.datasetid!r} is READY, but the files of chunk {dataid!r} are gone"
+        raise refusal("INVALID_LOCATION", f"{text} from {found}", again)
+    there = note.get("generation")
+    if generation and there and there > generation and not is_foreign(note, store):
+        text = f"{found} is of generation {there}, and the tables tell of {generation}"
+        raise refusal("DATA_NOT_READY", f"{text}: it was published and not settled", again)
+    return found, note
+
+
+def refusal(code: str, text: str, action: str = "") -> Refused:
+    """A refusal in one line: what is in the way, and the smallest way out of it."""
+    return Refused(f"{text}." + (f" Run: {action}" if action else ""), code=code)
+
+
+def with_code(error: Exception) -> str:
+    """What an error says, led by the code of DESIGN section 5 if it is a refusal with one."""
+    code = error.code if isinstance(error, Refused) else Refused.code
+    return str(error) if code == Refused.code else f"{code}: {error}"
+
+
+@contextmanager
+def failing() -> Iterator[None]:
+    """Turn an error that tells a person what to do into the reason of a chunk's failure.
+
+    Not that there is no session of Spark: no chunk is to blame for that.
+    """
+    try:
+        yield
+    except (StaleClaim, Overtaken, ChunkFailed, SessionError):
+        raise
+    except DataflowError as error:
+        raise ChunkFailed(with_code(error)) from error
+
+
+def ask(store: Store, datasetid: str, dataid: str, format: str) -> Reading:
+    """Ask the five questions about one chunk of a dataset, for whoever reads it now."""
+    check_id("datasetid", datasetid)
+    check_id("dataid", dataid)
+    mine = store.id
+
+    def work() -> Reading:
+        with store.db.reading():
+            return _ask(store, datasetid, dataid, format)._replace(store=mine)
+
+    return store.db.insist(work)[0]
+
+
+def read_chunk(
+    store: Store, datasetid: str, dataid: str, read: Callable[[Reading], T], *, format: str
+) -> tuple[T, Reading]:
+    """Read a chunk by `read`, and what it was then: it was READY before and after, and the same."""
+    gone: FileNotFoundError | None = None
+    for _ in range(TRIES):
+        found = ask(store, datasetid, dataid, format)
+        found.insist()
+        try:
+            data = read(found)
+        except FileNotFoundError as error:
+            gone = error
+            continue  # a publish or a compaction moved it while its files were listed
+        except Exception:
+            if _seen(store, datasetid, dataid) != found.seen:
+                continue  # it was replaced under our hands
+            raise
+        if _seen(store, datasetid, dataid) == found.seen:
+            return data, found
+    if gone:
+        raise gone
+    raise refusal(
+        "DATA_NOT_READY", f"{datasetid!r} was made anew each of {TRIES} times that it was read"
+    )
+
+
+def producers(store: Store, datasetid: str) -> list[str]:
+    """The jobs that write a dataset."""
+    rows, _ = store.db.insist(lambda: store.db.run("state.producers", datasetid=datasetid))
+    return [jobid for (jobid,) in rows]
+
+
+def bounds_of(
+    store: Store, datasetid: str, dataid: str
+) -> tuple[str, str | None, int | None] | None:
+    """Which rows of a table a chunk is, if it has been split."""
+    known = {"datasetid": datasetid, "dataid": dataid}
+    rows, _ = store.db.insist(lambda: store.db.run("reading.bounds", **known))
+    return rows[0] if rows else None
+
+
+def _ask(store: Store, datasetid: str, dataid: str, format: str) -> Reading:
+    db, known = store.db, {"datasetid": datasetid, "dataid": dataid}
+    registered = db.records("state.dataset", datasetid=datasetid)
+    columns = {name.lower(): value for name, value in (registered or [{}])[0].items()}
+    encrypted = columns.pop("encryptedpass", None)
+    columns = {name: None if each is None else str(each) for name, each in columns.items()}
+    if not registered:
+        action = f"odf dataset add {typed(datasetid)} --hostname /FOLDER"
+        text = f"dataset {datasetid!r} isn't registered"
+        reasons = [Reason("NOT_REGISTERED", text, action)]
+        return Reading(datasetid, dataid, columns, None, [], reasons, [])
+
+    # The rows that decide, as for a job that reads this dataset and writes nothing.
+    seen = db.run("state.rows", **known)
+    state = read_state(store, Plan(READER, (datasetid,), (), (), (), False), dataid)
+    state = state._replace(places={datasetid: _checkable(datasetid, columns, format)})
+
+    def above(producer: str) -> Reason | None:
+        found = explain_chunk(store, producer, dataid, None)
+        if found.may_run:
+            return None
+        return found.reasons[0]._replace(action=found.action)
+
+    reasons = in_order([*hindrances(state, above), *advice(state)])
+    made, fact = next(state.inputs(), (None, {}))
+    return Reading(
+        datasetid, dataid, columns, encrypted, seen, reasons, five_answers(state),
+        made.generation if made else None, made.jobid if made else "", fact,
+        next(iter(db.run("reading.bounds", **known)), None),
+    )  # fmt: skip
+
+
+def _checkable(datasetid: str, columns: Mapping[str, str | None], format: str) -> str | None:
+    """The place, if it is a folder: whether a table is there, its database tells."""
+    try:
+        target = target_of(datasetid, columns, format)
+    except Refused:
+        return location(columns)
+    return location(columns) if isinstance(target, Folder) else None
+
+
+def _seen(store: Store, datasetid: str, dataid: str) -> list[tuple]:
+    known = {"datasetid": datasetid, "dataid": dataid}
+    return store.db.insist(lambda: store.db.run("state.rows", **known))[0]

@@ -1,0 +1,1 @@
+"""The store: our tables in PostgreSQL or SQLite, who may produce which chunk, and how it went."""

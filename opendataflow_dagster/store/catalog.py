@@ -1,0 +1,219 @@
+"""What there is, in one look: datasets, the jobs between them, their dials, and their domains."""
+
+import json
+from collections.abc import Iterable, Mapping
+from datetime import datetime
+from typing import Any, NamedTuple
+
+from ..model import Plan
+from ..util.times import from_table
+from .store import Store
+
+SECRET = "encryptedpass"
+LINKS = ("IN", "OUT", None, "")
+TODAY = "today"
+"""A date, not data: it links no datasets."""
+
+
+class Dataset(NamedTuple):
+    """A dataset with the columns of its registration, except the password."""
+
+    datasetid: str
+    columns: Mapping[str, str | None]
+
+
+class Catalog(NamedTuple):
+    """Everything that is registered, or is there without having been."""
+
+    datasets: Mapping[str, Dataset]
+    jobs: Mapping[str, Plan]
+    policies: Mapping[str, Mapping[str, Any]]
+    domains: Mapping[str, str]
+    """Dataset → the name of its domain: those that jobs link share their dataids."""
+
+    def with_jobs(self, plans: Mapping[str, Plan]) -> "Catalog":
+        """What it would be with these jobs registered."""
+        jobs = {**self.jobs, **plans}
+        columns = {name for each in self.datasets.values() for name in each.columns}
+        unknown = dict.fromkeys(sorted(columns))
+        named = {each for plan in plans.values() for each in (*plan.reads, *plan.outputs)}
+        new = {each: Dataset(each, unknown) for each in named - set(self.datasets)}
+        datasets = dict(sorted({**self.datasets, **new}.items()))
+        return self._replace(datasets=datasets, jobs=jobs, domains=_domains(datasets, jobs))
+
+    def producers(self, datasetid: str) -> tuple[str, ...]:
+        """The jobs that write a dataset."""
+        return tuple(jobid for jobid, plan in self.jobs.items() if datasetid in plan.outputs)
+
+    def in_circle(self, jobid: str, datasetid: str) -> bool:
+        """Whether an input of a job is made, however indirectly, from what the job writes."""
+        below: dict[str, set[str]] = {}
+        for plan in self.jobs.values():
+            for source in plan.reads:
+                below.setdefault(source, set()).update(plan.outputs)
+        reached: set[str] = set()
+        ahead = list(self.jobs[jobid].outputs)
+        while ahead:
+            found = ahead.pop()
+            if found not in reached:
+                reached.add(found)
+                ahead += below.get(found, ())
+        return datasetid in reached
+
+    def depth(self, jobid: str) -> int:
+        """How many jobs, one after the other, come before a job; circles aside."""
+        makers: dict[str, list[str]] = {}
+        for plan in self.jobs.values():
+            for each in plan.outputs:
+                makers.setdefault(each, []).append(plan.jobid)
+        known: dict[str, int] = {}
+        ahead = [jobid]
+        while ahead:
+            last = ahead[-1]
+            known.setdefault(last, -1)  # being asked: who meets it again has gone in a circle
+            above = {maker for each in self.jobs[last].reads for maker in makers.get(each, ())}
+            if unknown := above - set(known):
+                ahead.append(min(unknown))
+            else:
+                known[last] = 1 + max((known[each] for each in above), default=-1)
+                ahead.pop()
+        return known[jobid]
+
+    def to_json(self) -> str:
+        return json.dumps(
+            {
+                "datasets": {each: found.columns for each, found in self.datasets.items()},
+                "jobs": [plan._asdict() for plan in self.jobs.values()],
+                "policies": self.policies,
+                "domains": self.domains,
+            }
+        )
+
+    @classmethod
+    def from_json(cls, text: str) -> "Catalog":
+        read = json.loads(text)
+        plans = [
+            Plan(**(each | {
+                "inputs": tuple(each["inputs"]),
+                "outputs": tuple(each["outputs"]),
+                "rivals": tuple(each["rivals"]),
+                "environment": tuple((name, value) for name, value in each["environment"]),
+            }))
+            for each in read["jobs"]
+        ]  # fmt: skip
+        return cls(
+            {each: Dataset(each, columns) for each, columns in read["datasets"].items()},
+            {plan.jobid: plan for plan in plans},
+            read["policies"],
+            read["domains"],
+        )
+
+
+def read_catalog(store: Store) -> Catalog:
+    """Read what is registered now, and which datasets have chunks."""
+    db = store.db
+    with db.reading():
+        rows, cursor = db.execute(db.statement("catalog.datasets"), {})
+        names = [column[0].lower() for column in cursor.description]
+        items = db.run("catalog.jobs")
+        dials = db.records("catalog.policies")
+        produced = [datasetid for (datasetid,) in db.run("catalog.produced")]
+
+    registered: dict[str, dict[str, str | None]] = {}
+    for row in rows:
+        columns = {
+            name: _text(value) for name, value in zip(names, row, strict=True) if name != SECRET
+        }
+        if columns["datasetid"] is not None:  # of a table with duplicates, the first
+            registered.setdefault(columns["datasetid"], columns)
+    policies = {
+        row["jobid"]: {
+            name: _plain(store, name, value)
+            for name, value in row.items()
+            if name not in ("jobid", "modified")
+        }
+        for row in dials
+    }
+    jobs = _plans(items, policies)
+    known = {*registered, *produced}
+    known.update(each for plan in jobs.values() for each in (*plan.inputs, *plan.outputs))
+    known.discard(TODAY)
+    unknown = dict.fromkeys(name for name in names if name != SECRET)
+    datasets = {each: Dataset(each, registered.get(each, unknown)) for each in sorted(known)}
+    return Catalog(datasets, jobs, policies, _domains(datasets, jobs))
+
+
+def read_jobs(store: Store) -> dict[str, Plan]:
+    """Read the jobs alone, without their dials."""
+    items, _ = store.db.insist(lambda: store.db.run("catalog.jobs"))
+    return _plans(items, {})
+
+
+def _plans(items: Iterable[tuple], policies: Mapping[str, Mapping[str, Any]]) -> dict[str, Plan]:
+    rows: dict[str, list[tuple]] = {}
+    producers: dict[str, set[str]] = {}
+    for jobid, itemtype, datasetid, value in items:
+        rows.setdefault(jobid, []).append((itemtype, datasetid, value))
+        if itemtype == "OUT" and datasetid:
+            producers.setdefault(datasetid, set()).add(jobid)
+    plans = {}
+    for jobid, mine in rows.items():
+        inputs = sorted({each for kind, each, _ in mine if kind == "IN" and each})
+        outputs = sorted({each for kind, each, _ in mine if kind == "OUT" and each})
+        plans[jobid] = Plan(
+            jobid,
+            tuple(inputs),
+            tuple(outputs),
+            tuple((kind, value or "") for kind, _, value in mine if kind not in LINKS),
+            tuple(each for each in outputs if len(producers[each]) > 1),
+            policies.get(jobid, {}).get("concurrency") is not None,
+        )
+    return plans
+
+
+def _domains(datasets: Mapping[str, Dataset], jobs: Mapping[str, Plan]) -> dict[str, str]:
+    """Name each connected component: as it is told, or after its smallest root.
+
+    Roots are what nobody writes, or else what is made of nothing.
+    """
+    leader = {each: each for each in datasets}
+
+    def find(each: str) -> str:
+        while leader[each] != each:
+            leader[each] = leader[leader[each]]
+            each = leader[each]
+        return each
+
+    for plan in jobs.values():
+        linked = [*plan.reads, *plan.outputs]
+        for each in linked[1:]:
+            leader[find(each)] = find(linked[0])
+    members: dict[str, list[str]] = {}
+    for each in datasets:
+        members.setdefault(find(each), []).append(each)
+
+    written = {each for plan in jobs.values() for each in plan.outputs}
+    begun = {each for plan in jobs.values() if not plan.reads for each in plan.outputs}
+    names: dict[str, str] = {}
+    for component in members.values():
+        told = [name for each in component if (name := datasets[each].columns.get("domain"))]
+        roots = [each for each in component if each not in written]
+        roots = roots or [each for each in component if each in begun]
+        name = min(told or roots or component)
+        names |= dict.fromkeys(component, name)
+    return dict(sorted(names.items()))
+
+
+def _plain(store: Store, name: str, value: Any) -> Any:
+    """A dial as JSON can hold it; a moment with its time zone."""
+    if name == "paused_until":
+        value = from_table(store, value)
+    return value.isoformat() if isinstance(value, datetime) else value
+
+
+def _text(value: Any) -> str | None:
+    if value is None:
+        return None
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)

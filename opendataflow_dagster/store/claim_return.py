@@ -1,0 +1,76 @@
+"""Claims that end without a result: nothing was begun with them, or the work was interrupted."""
+
+from collections.abc import Callable, Sequence
+
+from ..model import HOLD, RESUBMIT, Claim, Status, Stop
+from ..util.text import tidy
+from .database import briefly
+from .store import Store, taken_over
+
+MAX_INTERRUPTIONS = 5
+"""Interruptions in a row that put a chunk on HOLD: it may take longer than its machine lives."""
+
+GiveBack = Callable[[Store, Sequence[Claim], str], None]
+
+
+def give_back(store: Store, claims: Sequence[Claim], why: str) -> None:
+    """Let others claim chunks as if these claims had never been: they count as no attempt.
+
+    One that was taken over meanwhile is left alone.
+    """
+    store.db.insist(lambda: try_to_give_back(store, claims, why))
+
+
+def give_back_soon(store: Store, claims: Sequence[Claim], why: str) -> None:
+    """Give claims back by a new connection, after an error; within seconds, or else it raises."""
+    if claims:
+        store.db.drop()  # the old one may have been cut off in mid-word
+        briefly(store.db, lambda: try_to_give_back(store, claims, why))
+
+
+def try_to_give_back(store: Store, claims: Sequence[Claim], why: str) -> None:
+    """Give claims back without waiting for a database that is away."""
+    db = store.db
+    for claim in claims:
+        mine = {"jobid": claim.jobid, "dataid": claim.dataid, "generation": claim.generation}
+        with db.transaction(who=claim.owner, why=tidy(why), act="finish"):
+            if db.change("claims.give_back", owner=claim.owner, **mine):
+                store.settle_outputs(claim, RESUBMIT)
+
+
+def interrupt(store: Store, claim: Claim, stop: Stop) -> Status:
+    """Settle a claim whose work was interrupted; return the chunk's status now.
+
+    It is RESUBMIT, and counts as no attempt; HOLD if a person has terminated the work, or after
+    `MAX_INTERRUPTIONS` in a row. Raises `StaleClaim` if the chunk was taken over.
+    """
+    status = store.db.insist(lambda: _interrupt(store, claim, stop))[0]
+    if status is None:
+        raise taken_over([claim])
+    return status
+
+
+def interrupt_soon(store: Store, claims: Sequence[Claim], stop: Stop) -> None:
+    """Settle interrupted claims by a new connection; within seconds, or else it raises.
+
+    A claim that was taken over meanwhile is left alone.
+    """
+    if claims:
+        store.db.drop()  # the old one may have been cut off in mid-word
+    for claim in claims:
+        briefly(store.db, lambda claim=claim: _interrupt(store, claim, stop))
+
+
+def _interrupt(store: Store, claim: Claim, stop: Stop) -> Status | None:
+    db = store.db
+    mine = {"jobid": claim.jobid, "dataid": claim.dataid, "generation": claim.generation}
+    with db.transaction(who=claim.owner, act="finish"):
+        rows = db.run("claims.interrupt", owner=claim.owner, **mine)
+        if not rows:
+            return None
+        [(count,)] = rows
+        why, status = stop.why, HOLD if stop.hold else RESUBMIT
+        if count >= MAX_INTERRUPTIONS and not stop.hold:
+            why, status = f"{why}: interruption {count} in a row, so it is on HOLD", HOLD
+        db.run("context.sign", who=claim.owner, why=tidy(why), act="finish")
+        return status if store.settle_outputs(claim, status) else None

@@ -1,0 +1,89 @@
+"""What a job could do now, at a price that doesn't grow with the tables."""
+
+from typing import NamedTuple
+
+from ..model import HOLD, PENDING, READY, RESUBMIT, RUNNING, read_status
+from ..util.times import from_table, shown
+from .store import Store
+
+MOST = 1000
+"""Up to how many claimable chunks are counted."""
+
+NOTHING = "nothing claimable"
+
+
+class Offer(NamedTuple):
+    """The chunks that a job may claim, the first of them, and what its dials allow."""
+
+    jobid: str
+    claimable: int = 0
+    first: str | None = None
+    event: int = 0
+    """The last change of the first chunk: another one tells that something was done."""
+    concurrency: int | None = None
+    free: int | None = None
+    """How many more claims the job's concurrency allows; None is no limit."""
+    every_minutes: int | None = None
+    obstacle: str = ""
+    """What keeps the job from claiming, for a person; nothing if it may."""
+
+
+def offer(store: Store, jobid: str, *, most: int = MOST) -> Offer:
+    """What a job may claim now. It is a look, not a claim: others may be faster."""
+    plan = store.plan(jobid)
+    if plan.flaw:
+        return Offer(jobid, obstacle=plan.flaw)
+    today = store.today() if plan.today else None
+    rows, _ = store.db.insist(
+        lambda: store.db.run("offers.offer", jobid=jobid, only=today, most=most)
+    )
+    [(paused_until, every_minutes, concurrency, live, claimable, first)] = rows
+    nothing = NOTHING
+    if first is None and today is not None:
+        words = _made(store, jobid, today)
+        nothing = _unmade(today, words)
+        # Nobody has judged today's chunk of a job that reads nothing else.
+        if not plan.reads and words <= {PENDING, RESUBMIT}:
+            claimable, first = 1, today
+    free = None if concurrency is None else max(0, concurrency - live)
+    if error := store.db.insist(store.unclaimable)[0]:
+        obstacle = str(error)
+    elif paused_until is not None:
+        obstacle = f"paused until {shown(from_table(store, paused_until))}"
+    elif first is None:
+        obstacle = nothing
+    elif free == 0:
+        obstacle = f"{_counted(claimable, most)}, at its concurrency of {concurrency}"
+    else:
+        obstacle = ""
+    event = 0 if first is None else newest(store, jobid, first)
+    return Offer(jobid, claimable, first, event, concurrency, free, every_minutes, obstacle)
+
+
+def told(found: Offer, *, most: int = MOST) -> str:
+    """An offer in a few words."""
+    return found.obstacle or _counted(found.claimable, most)
+
+
+def _counted(claimable: int, most: int) -> str:
+    return f"{claimable} claimable" if claimable < most else f"{most} or more claimable"
+
+
+def _made(store: Store, jobid: str, dataid: str) -> set[str]:
+    rows, _ = store.db.insist(lambda: store.db.run("offers.made", jobid=jobid, dataid=dataid))
+    return {read_status(word) for (word,) in rows}
+
+
+def _unmade(today: str, words: set[str]) -> str:
+    for word in (RUNNING, HOLD, READY):
+        if word in words:
+            return f"today's chunk {today} is {word}"
+    if words <= {PENDING, RESUBMIT}:
+        return f"the inputs of today's chunk {today} aren't READY"
+    return f"today's chunk {today} is {min(words)}: `odf resubmit` makes it again"
+
+
+def newest(store: Store, jobid: str, dataid: str) -> int:
+    """The last change of a chunk, in the datasets of a job."""
+    rows, _ = store.db.insist(lambda: store.db.run("offers.newest", jobid=jobid, dataid=dataid))
+    return rows[0][0] or 0

@@ -1,0 +1,158 @@
+"""The original's three tables as CSV files: `odf load` and `odf dump`."""
+
+import csv
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime
+from typing import Any, NamedTuple
+
+from ..errors import Refused, WrongUse
+from ..util.text import printable
+from .operations import person
+from .registry import COLUMNS
+from .store import Store
+
+AT_ONCE = 10_000
+"""Rows of a statement."""
+
+
+class TableFile(NamedTuple):
+    """One of the tables: which columns its file has, and by which a row is known again."""
+
+    table: str
+    columns: Sequence[str]
+    key: Sequence[str]
+    told: Sequence[str]
+    """What may not differ between a row that is here and one of the same key."""
+    needed: Sequence[str]
+
+    def path(self, folder: str) -> str:
+        return os.path.join(folder, f"{self.table}.csv")
+
+
+DATASET = TableFile(
+    "dataset", ("datasetid", *COLUMNS), ("datasetid",), COLUMNS, ("datasetid",)
+)  # fmt: skip
+JOB = TableFile(
+    "job", ("jobid", "itemtype", "datasetid", "itemvalue", "modified"),
+    ("jobid", "itemtype", "datasetid", "itemvalue"), (), ("jobid", "itemtype"),
+)  # fmt: skip
+STATUS = TableFile(
+    "datastatus", ("datasetid", "jobid", "dataid", "locktype", "status", "modified"),
+    ("datasetid", "jobid", "dataid"), ("locktype", "status"),
+    ("datasetid", "jobid", "dataid", "locktype", "status"),
+)  # fmt: skip
+TABLES = (DATASET, JOB, STATUS)
+
+
+def load(store: Store, folder: str) -> dict[str, int]:
+    """Add the rows of dataset.csv, job.csv and datastatus.csv; how many were new, by table.
+
+    All of them or none: a row that is here with other values is refused, the same one is left.
+    """
+    files = {
+        each: list(_rows(each, folder)) for each in TABLES if os.path.isfile(each.path(folder))
+    }
+    if not files:
+        named = ", ".join(f"{each.table}.csv" for each in TABLES)
+        raise WrongUse(f"{folder!r} has none of {named}. Name the folder that they are in.")
+
+    def work() -> dict[str, int]:
+        with store.db.transaction(who=person(), why="odf load"):
+            store.db.run("registry.lock_datasets")
+            store.db.run("registry.lock_jobs")
+            return {each.table: _add(store, each, rows) for each, rows in files.items()}
+
+    added = store.db.insist(work)[0]
+    store._plans.clear()
+    return added
+
+
+def dump(store: Store, folder: str) -> dict[str, int]:
+    """Write the three tables into a folder as they are now; how many rows, by table."""
+    there = [each.path(folder) for each in TABLES if os.path.exists(each.path(folder))]
+    if there:
+        raise Refused(f"{there[0]} exists, and isn't written over. Name another folder.")
+    with store.db.reading():
+        found = {each: store.db.records(f"transfer.{each.table}") for each in TABLES}
+    os.makedirs(folder, exist_ok=True)
+    for each, rows in found.items():
+        with open(each.path(folder), "x", encoding="utf-8", newline="") as file:
+            os.chmod(file.fileno(), 0o600)
+            file.write(",".join(each.columns) + "\n")
+            for row in rows:
+                file.write(",".join(_quoted(row[name]) for name in each.columns) + "\n")
+    return {each.table: len(rows) for each, rows in found.items()}
+
+
+def _quoted(value: Any) -> str:
+    """A value as H2 reads it: nothing is NULL, and a text is in quotes."""
+    return "" if value is None else '"' + str(value).replace('"', '""') + '"'
+
+
+def _rows(table: TableFile, folder: str) -> Iterator[dict[str, str | None]]:
+    path = table.path(folder)
+    with open(path, encoding="utf-8-sig", newline="") as file:
+        reader = csv.reader(file, strict=True)
+        try:
+            names = [name.strip().lower() for name in next(reader, [])]
+            unknown = [name for name in names if name not in (*table.columns, "generation")]
+            missing = [name for name in table.needed if name not in names]
+            if unknown or missing:
+                what = f"has no column {missing[0]}" if missing else f"has a column {unknown[0]!r}"
+                raise WrongUse(
+                    f"{path} {what}: it must have a line with the names of its columns, of "
+                    f"{', '.join(table.columns)}. Correct the file."
+                )
+            for values in reader:
+                if values:
+                    yield _row(table, names, values, f"{path}:{reader.line_num}")
+        except (csv.Error, UnicodeDecodeError) as error:
+            where = f"{path}:{reader.line_num}"
+            raise WrongUse(f"{where} isn't CSV in UTF-8: {error}. Correct the file.") from None
+
+
+def _row(
+    table: TableFile, names: Sequence[str], values: Sequence[str], where: str
+) -> dict[str, str | None]:
+    if len(values) != len(names):
+        raise WrongUse(f"{where} has {len(values)} values for {len(names)} columns. Correct it.")
+    given = dict(zip(names, values, strict=True))
+    row = {name: given.get(name) or None for name in table.columns}
+    if lacking := [name for name in table.needed if row[name] is None]:
+        raise WrongUse(f"{where} has no {lacking[0]}. Correct it.")
+    if modified := row.get("modified"):
+        try:
+            row["modified"] = datetime.fromisoformat(modified).isoformat(" ", "milliseconds")
+        except ValueError:
+            raise WrongUse(
+                f"{where} has the time {modified[:40]!r}, which isn't YYYY-MM-DD HH:MM:SS. "
+                "Correct it."
+            ) from None
+    return row
+
+
+def _add(store: Store, table: TableFile, rows: Sequence[Mapping[str, str | None]]) -> int:
+    here = {_of(table.key, row): row for row in store.db.records(f"transfer.{table.table}")}
+    new: dict[tuple, Mapping[str, str | None]] = {}
+    for row in rows:
+        key = _of(table.key, row)
+        known = here.get(key) or new.get(key)
+        if known is None:
+            new[key] = row
+        elif differing := [name for name in table.told if known[name] != row[name]]:
+            raise Refused(
+                printable(
+                    f"{table.table} {' '.join(map(str, key))} has another {differing[0]} here than "
+                    "in the file. Nothing was loaded; change one of them first."
+                )
+            )
+    listed = list(new.values())
+    for at in range(0, len(listed), AT_ONCE):
+        store.db.run(f"transfer.add_{table.table}", rows=json.dumps(listed[at : at + AT_ONCE]))
+    return len(listed)
+
+
+def _of(names: Sequence[str], row: Mapping[str, Any]) -> tuple:
+    return tuple(row[name] for name in names)

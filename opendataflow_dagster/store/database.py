@@ -1,0 +1,285 @@
+"""One database seen through its named statements: what the two dialects share."""
+
+import os
+import time
+import weakref
+from _thread import _local
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager, suppress
+from typing import Any, TypeVar
+
+from ..errors import LostRace
+from . import sql_files
+from .schema_version import Versions
+
+BRIEFLY = 5.0
+"""Seconds for which an outage holds up what somebody else would settle anyway."""
+
+T = TypeVar("T")
+
+PATIENCE = 600.0
+"""Seconds that a running job waits for its database to come back before it gives up."""
+
+NEXT_TRY, LONGEST_PAUSE = 0.1, 5.0
+"""Seconds until who gets no connection tries again: the first time, and at most."""
+
+STOP_NOTICED = 0.2
+"""Seconds in which who waits for a connection notices that the work is to stop."""
+
+RACES = 50
+"""How often a transaction that lost a race is tried again before it is an error."""
+
+
+class Database:
+    """A connection per thread, statements by name, and the way through races and outages."""
+
+    dialect = ""
+    where = ""
+    path = ""
+    """The file that has the tables, if one does."""
+    patience = PATIENCE
+    pooled = False
+    """Whether a pooler is in between, as of the last connection: no session is ours alone."""
+    failures: tuple[type[Exception], ...] = ()
+    """What the driver raises, for those who run a person's own SQL."""
+
+    def __init__(self) -> None:
+        self._mine = _local()
+        forked = weakref.WeakMethod(self._forked)
+        os.register_at_fork(after_in_child=lambda: (forked() or int)())
+        self._topics: dict[str, dict[str, str]] = {}
+        self._met = False
+        self.say: Callable[[str], object] = _warn
+        """Is told that no connection is free, once while that lasts."""
+        self.ending: Callable[[], object] = bool
+        """Tells what ends the work, if something does: then no connection is waited for."""
+        self._say_at = 0.0
+        self.versions: Versions | None = None
+        """Of the tables, when a connection was opened or a claim was refused last."""
+
+    def run(self, name: str, /, **params: Any) -> list[tuple]:
+        """The rows of the statement `topic.name`."""
+        return self.execute(self.statement(name), params)[0]
+
+    def change(self, name: str, /, **params: Any) -> int:
+        """How many rows the statement `topic.name` changed."""
+        return self.execute(self.statement(name), params)[1].rowcount
+
+    def records(self, name: str, /, **params: Any) -> list[dict[str, Any]]:
+        """The rows of the statement `topic.name`, as dictionaries."""
+        return self.query(self.statement(name), params)
+
+    def stream(self, name: str, /, **params: Any) -> Generator[tuple]:
+        """The rows of the statement `topic.name` one by one, however many, within `reading`."""
+        raise NotImplementedError
+        yield
+
+    def query(self, text: str, params: dict[str, Any] | None = None) -> list[dict[str, Any]]:
+        """The rows of a statement given as text, as dictionaries."""
+        rows, cursor = self.execute(text, params)
+        columns = [column[0] for column in cursor.description or ()]
+        return [dict(zip(columns, row, strict=True)) for row in rows]
+
+    def statement(self, name: str) -> str:
+        topic, _, short = name.partition(".")
+        if topic not in self._topics:
+            found = sql_files.statements(self.dialect, topic)
+            self._topics[topic] = {each: self.translate(text) for each, text in found.items()}
+        return self._topics[topic][short]
+
+    def insist(
+        self, work: Callable[[], T], *, races: int = RACES, wait: bool = True
+    ) -> tuple[T, bool]:
+        """Do `work` until it is through; and tell whether the connection was lost on the way.
+
+        Races are run again. A row that somebody keeps locked (unless `wait` is off: then that's a
+        race too), a connection that was there and went away, and a server that has no connection
+        left to give, are waited for, up to `patience` seconds; a connection that never was is an
+        error at once.
+        """
+        lost, raced, deadline, pause = False, 0, 0.0, NEXT_TRY
+        while True:
+            try:
+                return work(), lost
+            except Exception as error:
+                trouble = self.trouble(error)
+                if trouble == "locked" and not wait:
+                    trouble = "race"
+                if trouble == "race" and raced < races:
+                    raced += 1
+                    time.sleep(0.001 * raced)
+                elif trouble == "gone" and self.is_full(error):
+                    deadline = deadline or time.monotonic() + self.patience
+                    if time.monotonic() > deadline or (self.ending() and not lost):
+                        raise
+                    self._await_room(error, pause)
+                    pause = min(LONGEST_PAUSE, pause * 1.5)
+                elif trouble == "locked" or (trouble == "gone" and self._met):
+                    if trouble == "gone":
+                        self.drop()
+                    deadline = deadline or time.monotonic() + self.patience
+                    if time.monotonic() > deadline:
+                        raise
+                    lost = lost or trouble == "gone"
+                    time.sleep(0.2 if trouble == "gone" else 0.01)
+                elif trouble == "race":
+                    raise LostRace(
+                        f"A transaction lost {races} races in a row. Try again; if it goes on, "
+                        "`odf doctor` tells who holds locks."
+                    ) from error
+                else:
+                    raise
+
+    def _await_room(self, error: Exception, seconds: float) -> None:
+        """Wait so long for a free connection, and say so unless that was just said."""
+        now = time.monotonic()
+        until = now + seconds
+        if now >= self._say_at:
+            self._say_at = now + self.patience
+            self.say(f"{error} Waiting for one, {self.patience:g} s at most")
+        while (left := until - time.monotonic()) > 0 and not self.ending():
+            time.sleep(min(left, STOP_NOTICED))
+
+    @contextmanager
+    def transaction(self, *, who: str = "", why: str = "", act: str = "") -> Iterator[None]:
+        """One transaction; history is signed with `who` and `why`.
+
+        Without `act` the triggers treat its changes as a person's: they void claims and locks.
+        """
+        raise NotImplementedError
+        yield
+
+    @contextmanager
+    def reading(self) -> Iterator[None]:
+        """One transaction that sees one state of the tables, and can't write."""
+        raise NotImplementedError
+        yield
+
+    def one(self, text: str) -> tuple[list[tuple], Any]:
+        """The rows and the cursor of a person's own statement: one, without parameters."""
+        return self.execute(text, None)
+
+    def execute(self, text: str, params: dict[str, Any] | None) -> tuple[list[tuple], Any]:
+        """The rows of one statement, and its cursor."""
+        raise NotImplementedError
+
+    @contextmanager
+    def upgrading(self) -> Iterator[None]:
+        """One transaction that may create and change tables; of two, one waits for the other."""
+        raise NotImplementedError
+        yield
+
+    def script(self, text: str) -> None:
+        """Run the statements of a script, in the transaction that is open."""
+        raise NotImplementedError
+
+    def frame(self) -> tuple[str, str, str]:
+        """What opens and ends `upgrading` in a printed script, and a command that runs it."""
+        raise NotImplementedError
+
+    def tables(self) -> set[str]:
+        """The names of the tables that are there, ours and others."""
+        raise NotImplementedError
+
+    def indexes(self) -> set[str]:
+        """The names of the indexes that are there, where making one again would lock its table."""
+        return set()
+
+    def translate(self, text: str) -> str:
+        """A statement in the driver's own parameter style."""
+        return text
+
+    def trouble(self, error: Exception) -> str:
+        """`race`, `locked`, `gone`, or nothing that trying again could mend."""
+        return "race" if isinstance(error, LostRace) else ""
+
+    def is_full(self, error: Exception) -> bool:
+        """Whether no connection could be had because others have all that the server gives."""
+        return False
+
+    def connect(self) -> Any:
+        """This thread's connection, opened on first use."""
+        raise NotImplementedError
+
+    def read_versions(self) -> Versions:
+        """What the tables say of their version now."""
+        self.versions = Versions.of(self.run("claims.versions"))
+        return self.versions
+
+    @contextmanager
+    def of_any_version(self) -> Iterator[None]:
+        """Let this thread connect whatever the tables are: to look at them, or to upgrade them."""
+        before, self._mine.unchecked = self._unchecked, True
+        try:
+            yield
+        finally:
+            self._mine.unchecked = before
+
+    @property
+    def _unchecked(self) -> bool:
+        return getattr(self._mine, "unchecked", False)
+
+    def _check(self, rows: list[tuple]) -> None:
+        """Refuse tables that are older than this program, as a connection is opened."""
+        self.versions = Versions.of(rows)
+        error = self.versions.unusable(sql_files.version(self.dialect), self.where)
+        if error and not self._unchecked:
+            raise error
+
+    def keep(self, connection: Any) -> None:
+        """Make this the thread's connection, and close it when the thread ends."""
+        self._mine.connection, self._mine.lifetime = connection, _Lifetime()
+        # Held by the finalizer too: a driver warns of connections that are deleted while open.
+        closing = weakref.finalize(self._mine.lifetime, _close, connection, os.getpid())
+        closing.atexit = False  # then daemon threads may still use theirs
+
+    def drop(self) -> None:
+        """Forget this thread's connection."""
+        connection = getattr(self._mine, "connection", None)
+        self._mine.connection = self._mine.lifetime = None
+        if connection is not None:
+            with suppress(Exception):  # a broken one may fail to close: it's gone either way
+                connection.close()
+
+    close = drop
+
+    def _forked(self) -> None:
+        """Leave the connections to the parent process: closing one here would end it there."""
+        _INHERITED.append(self._mine)
+        self._mine = _local()
+
+
+def _warn(line: str) -> None:
+    import logging  # imported late: a cron line rarely needs it
+
+    logging.getLogger(__package__).warning(line)
+
+
+class _Lifetime:
+    """Lives in the variables of one thread, and ends with them."""
+
+
+def _close(connection: Any, opened_by: int) -> None:
+    if os.getpid() != opened_by:  # a fork: of the parent's threads only one lives on in the child
+        _INHERITED.append(connection)
+        return
+    with suppress(Exception):
+        connection.close()
+
+
+_INHERITED: list[Any] = []
+
+
+def briefly(db: Database, work: Callable[[], T], patience: float = BRIEFLY) -> T:
+    """Do `work` by a new connection if need be, and wait only so many seconds for it."""
+    deadline = time.monotonic() + patience
+    while True:
+        try:
+            return work()
+        except Exception as error:
+            trouble = db.trouble(error)
+            if trouble == "gone":
+                db.drop()
+            if not trouble or time.monotonic() > deadline:
+                raise
+            time.sleep(0.1)

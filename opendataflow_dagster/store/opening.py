@@ -1,0 +1,27 @@
+"""From configuration to an open store."""
+
+import os
+
+from ..config.settings import Settings, load_settings
+from .store import Store, open_store
+
+
+def open_configured(
+    config: str | None = None, environ: os._Environ[str] | dict[str, str] = os.environ
+) -> Store:
+    """The store that the properties file and the environment name; it connects on first use."""
+    return open_from(load_settings(config, environ), environ)
+
+
+def open_from(settings: Settings, environ: os._Environ[str] | dict[str, str] = os.environ) -> Store:
+    """The store of some settings, with the password decrypted at the last moment."""
+    password = None
+    if settings.encrypted:
+        from ..config.credentials import PROPERTIES, decrypt
+        from ..config.passkey import find_passkey
+
+        password = decrypt(settings.encrypted, find_passkey(environ), purpose=PROPERTIES)
+    return open_store(
+        settings.url, schema=settings.schema, user=settings.user, password=password,
+        timezone=settings.timezone,
+    )  # fmt: skip

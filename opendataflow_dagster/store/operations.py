@@ -1,0 +1,373 @@
+"""What a person moves by hand: resubmit, hold, release, ready, and what was killed.
+
+Each move is one transaction without an act, so that the triggers do what they do for any person:
+void claims and locks, send a job's other outputs back, judge who may run now.
+"""
+
+import json
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from ..errors import Refused, WrongUse
+from ..ids import check_id, natural_key
+from ..model import (
+    ABSENT,
+    HOLD,
+    PENDING,
+    READY,
+    RESUBMIT,
+    RUNNING,
+    TRANSITIONS,
+    WORDS,
+    Recovered,
+    read_status,
+)
+from ..util.text import typed
+from .output_rows import (
+    Move,
+    Moved,
+    as_json,
+    carry_out,
+    outputs_of,
+    person,
+    produced,
+    seen,
+    status,
+    through,
+    to,
+)
+from .precedence import overtaken, refuse_overtaken
+from .refusals import (
+    locked,
+    refuse_folded,
+    refuse_held,
+    refuse_running,
+    refuse_unknown,
+    refuse_unknown_job,
+    unknown_dataset,
+)
+from .store import DELAY_OVER, Store
+
+__all__ = [
+    "EXTERNAL", "Move", "Moved", "Refused", "Unclaimed", "delete_run", "due", "hold",
+    "is_registered", "person", "ready", "recover_abandoned", "release", "resubmit", "unclaimed",
+]  # fmt: skip
+
+ALL = 2**62
+"""More chunks than there are."""
+
+EXTERNAL = "external"
+"""The job id of chunks that were produced outside."""
+
+
+def resubmit(
+    store: Store,
+    jobid: str | None,
+    dataids: Sequence[str] = (),
+    *,
+    failed: bool = False,
+    stale: bool = False,
+    downstream: bool = False,
+    plan: bool = False,
+    most: int | None = None,
+    who: str | None = None,
+    why: str | None = None,
+) -> Moved:
+    """Let a job make chunks again: those named, or with `failed` those that failed.
+
+    With `failed`, naming chunks limits it to them. With `downstream`, what other jobs made of them
+    is made again too; what runs there, or is held, is left. With `stale`, it is the chunks of the
+    job, or of all jobs, that were made from data which has been replaced since. A chunk isn't made
+    again whose place holds a newer one: it is refused, or but for named ones left. A plan looks at
+    `most` chunks that failed or are stale, and says whether there are more.
+    """
+    limit = most + 1 if plan and most and not dataids else ALL
+    if stale:
+        return _resubmit_stale(store, jobid, dataids, plan, limit, who, why)
+    if jobid is None:
+        raise WrongUse("Which job? Name it, or use --stale for the stale chunks of all jobs.")
+    asked = _asked(jobid, dataids)
+    if not asked and not failed:
+        raise WrongUse(
+            f"Which chunks of {jobid!r}? Name them, or use --failed for all that failed."
+        )
+
+    def work() -> Moved:
+        chosen = asked
+        if failed:
+            refuse_unknown_job(store, jobid)
+            chosen = _failed(store, jobid, asked, limit)
+        cut, chosen = len(chosen) == limit, chosen[: limit - 1]
+        rows = outputs_of(store, [jobid], chosen)
+        if not failed:
+            refuse_unknown(store, jobid, chosen, rows)
+            refuse_running(store, rows)
+        left = [row for row in rows if status(row) == RUNNING]
+        old = overtaken(store, [row for row in rows if row not in left])
+        if not failed:
+            refuse_overtaken(old)
+        left += [row for row, _ in old]
+        moves = _apart(rows, left)
+        if downstream:
+            busy = {row.dataid for row in left}
+            free = [dataid for dataid in chosen if dataid not in busy]
+            below = outputs_of(store, _readers(store, jobid), free)
+            stays = [row for row in below if status(row) in (RUNNING, HOLD)]
+            free_below = [row for row in below if row not in stays]
+            stays += [row for row, _ in overtaken(store, free_below)]
+            moves += _apart(below, stays)
+            left += stays
+        return carry_out(store, moves, left=left, asked=chosen, plan=plan)._replace(cut=cut)
+
+    return through(store, work, who, why or "odf resubmit")
+
+
+def _resubmit_stale(
+    store: Store, jobid: str | None, asked: Sequence[str], plan: bool, limit: int,
+    who: str | None, why: str | None,
+) -> Moved:  # fmt: skip
+    def work() -> Moved:
+        if jobid is not None:
+            refuse_unknown_job(store, jobid)
+        found: dict[str, list[str]] = {}
+        chunks = store.db.run("moves.stale", jobid=jobid, most=limit)
+        for job, dataid in chunks[: limit - 1]:
+            if not asked or dataid in asked:
+                found.setdefault(job, []).append(dataid)
+        rows = [row for job in sorted(found) for row in outputs_of(store, [job], found[job])]
+        left = [row for row in rows if status(row) == RUNNING]
+        left += [row for row, _ in overtaken(store, [row for row in rows if row not in left])]
+        moved = carry_out(store, _apart(rows, left), left=left, plan=plan)
+        return moved._replace(cut=len(chunks) == limit)
+
+    return through(store, work, who, why or "odf resubmit --stale")
+
+
+def hold(
+    store: Store,
+    jobid: str,
+    dataids: Sequence[str],
+    *,
+    plan: bool = False,
+    who: str | None = None,
+    why: str | None = None,
+) -> Moved:
+    """Keep a job from making chunks, and others from reading what it made, until release."""
+    asked = _asked(jobid, dataids, needed=True)
+
+    def work() -> Moved:
+        outputs = store.read_plan(jobid).outputs
+        rows = outputs_of(store, [jobid], asked)
+        refuse_running(store, rows)
+        if not outputs:
+            refuse_unknown(store, jobid, asked, rows)
+        there = {(row.datasetid, row.dataid) for row in rows}
+        refuse_folded(store, jobid, {*asked} - {row.dataid for row in rows})
+        new = [
+            Move(jobid, datasetid, dataid, None, HOLD)
+            for dataid in asked
+            for datasetid in outputs
+            if (datasetid, dataid) not in there
+        ]
+        return carry_out(store, to(HOLD, rows, "hold"), new=new, asked=asked, plan=plan)
+
+    return through(store, work, who, why or "odf hold")
+
+
+def release(
+    store: Store,
+    jobid: str,
+    dataids: Sequence[str],
+    *,
+    plan: bool = False,
+    who: str | None = None,
+    why: str | None = None,
+) -> Moved:
+    """Make held chunks what they were: PENDING if they weren't there, RESUBMIT if none can tell."""
+    asked = _asked(jobid, dataids, needed=True)
+
+    def work() -> Moved:
+        rows = outputs_of(store, [jobid], asked)
+        refuse_unknown(store, jobid, asked, rows)
+        held = [row for row in rows if status(row) == HOLD]
+        were = store.db.run(
+            "moves.before_hold",
+            rows=as_json(held),
+            words=json.dumps([word for word in WORDS if word != HOLD]),
+        )
+        before = {(row[0], row[1], row[2]): row[3] for row in were}
+        moves = [row._replace(status_after=_released(before[row[:3]])) for row in held]
+        return carry_out(store, moves, asked=asked, plan=plan)
+
+    return through(store, work, who, why or "odf release")
+
+
+def ready(
+    store: Store,
+    datasetid: str,
+    dataids: Sequence[str],
+    *,
+    new: bool = True,
+    plan: bool = False,
+    who: str | None = None,
+    why: str | None = None,
+) -> Moved:
+    """Mark chunks of a dataset as produced outside: who reads them may run.
+
+    Without `new`, a dataset that nothing is known of is refused.
+    """
+    check_id("datasetid", datasetid)
+    if datasetid == "today":
+        raise WrongUse(
+            "'today' is READY by itself, on each date. Name the dataset that was produced."
+        )
+    asked = [check_id("dataid", each) for each in dict.fromkeys(dataids)]
+    if not asked:
+        raise WrongUse(f"Which chunks of {datasetid!r} are ready? Name them.")
+
+    def work() -> Moved:
+        if not new and not store.db.run("moves.is_dataset", datasetid=datasetid):
+            raise unknown_dataset(
+                store, datasetid,
+                f"If it is a new one, run: odf ready --new {typed(datasetid)} DATAID",
+            )  # fmt: skip
+        rows = produced(store, datasetid, asked)
+        refuse_running(store, rows)
+        refuse_held(rows)
+        made = {row.dataid for row in rows if status(row) == READY}
+        there = {row.dataid for row in rows}
+        for jobid in writers(store, datasetid):
+            refuse_folded(store, jobid, [each for each in asked if each not in there])
+        moves = to(READY, [row for row in rows if row.dataid not in made], "ready")
+        first = [
+            Move(EXTERNAL, datasetid, each, None, READY) for each in asked if each not in there
+        ]
+        return carry_out(store, moves, new=first, asked=asked, plan=plan)
+
+    return through(store, work, who, why or "odf ready")
+
+
+def delete_run(
+    store: Store, jobid: str, dataid: str, *, who: str | None = None, why: str | None = None
+) -> int:
+    """Forget that a job ran a chunk: its own rows go, nobody else's; how many."""
+    [dataid] = _asked(jobid, [dataid])
+
+    def work() -> int:
+        refuse_running(store, outputs_of(store, [jobid], [dataid]))
+        if store.db.run("moves.holder", jobid=jobid, dataid=dataid):
+            raise locked(store, jobid, dataid)
+        gone = store.db.change("moves.delete_run", jobid=jobid, dataid=dataid)
+        if not store.db.change("moves.forget_claim", jobid=jobid, dataid=dataid) and not gone:
+            refuse_unknown(store, jobid, [dataid], [])
+        return gone
+
+    return through(store, work, who, why or "odf delete-run")
+
+
+def due(store: Store, jobid: str | None = None) -> list[Recovered]:
+    """What `Store.recover` would settle now."""
+    found = [
+        Recovered(each.jobid, each.dataid, *each.verdict()) for each in store.lost_claims(jobid)
+    ]
+    for job, dataid, _ in store.db.run("claims.due_retries", jobid=jobid):
+        found.append(Recovered(job, dataid, RESUBMIT, DELAY_OVER))
+    return found
+
+
+class Unclaimed(NamedTuple):
+    """A RUNNING output that no claim of ours stands for: the Java program's, or a person's."""
+
+    jobid: str
+    datasetid: str
+    dataid: str
+    status: str
+    since: str | None
+    due: bool
+
+
+def unclaimed(
+    store: Store, jobid: str | None = None, *, older_than: float = 0.0
+) -> list[Unclaimed]:
+    """The RUNNING outputs without a claim; `due` are those that have been so for longer."""
+    with store.db.reading():
+        rows = store.db.run("moves.unclaimed", jobid=jobid, age=older_than)
+    return [Unclaimed(*row[:5], due=bool(row[5])) for row in rows]
+
+
+def recover_abandoned(
+    store: Store,
+    older_than: float,
+    *,
+    jobid: str | None = None,
+    plan: bool = False,
+    who: str | None = None,
+    why: str | None = None,
+) -> Moved:
+    """Send back what has been RUNNING for longer than so many seconds without a claim of ours."""
+    if older_than < 0:
+        raise WrongUse("An age is at least 0 seconds.")
+
+    def work() -> Moved:
+        found = store.db.run("moves.unclaimed", jobid=jobid, age=older_than)
+        late = seen(row[:4] for row in found if row[5])
+        return carry_out(store, to(RESUBMIT, late, "recover"), plan=plan)
+
+    return through(store, work, who, why or "RUNNING without a claim for too long")
+
+
+def is_registered(store: Store, datasetid: str) -> bool:
+    """Whether a dataset has a row of its own."""
+    return bool(store.db.run("moves.is_registered", datasetid=datasetid))
+
+
+def writers(store: Store, datasetid: str) -> list[str]:
+    """The jobs that write a dataset."""
+    edges = store.db.run("moves.edges")
+    return sorted({job for job, kind, each in edges if (kind, each) == ("OUT", datasetid)})
+
+
+def _asked(jobid: str, dataids: Sequence[str], *, needed: bool = False) -> list[str]:
+    check_id("jobid", jobid)
+    if needed and not dataids:
+        raise WrongUse(f"Which chunks of {jobid!r}? Name them.")
+    return [check_id("dataid", each) for each in dict.fromkeys(dataids)]
+
+
+def _failed(store: Store, jobid: str, asked: Sequence[str], limit: int) -> list[str]:
+    """The chunks of a job that failed; of those asked for, if any are."""
+    found = {dataid for (dataid,) in store.db.run("moves.failed", jobid=jobid, most=limit)}
+    return [each for each in asked if each in found] if asked else sorted(found, key=natural_key)
+
+
+def _apart(rows: Sequence[Move], stays: Sequence[Move]) -> list[Move]:
+    """The resubmission of rows, except of a chunk of which one row stays as it is."""
+    stuck = {(row.jobid, row.dataid) for row in stays}
+    return to(RESUBMIT, [row for row in rows if (row.jobid, row.dataid) not in stuck], "resubmit")
+
+
+def _released(before: str) -> str:
+    """What a held row becomes that was `before`."""
+    if before == ABSENT:
+        return PENDING
+    was = read_status(before)
+    return was if was in TRANSITIONS["release"] else RESUBMIT
+
+
+def _readers(store: Store, jobid: str) -> set[str]:
+    """The jobs that read what a job writes, and those that read what they write, and so on."""
+    reads: dict[str, set[str]] = {}
+    writes: dict[str, set[str]] = {}
+    for job, itemtype, datasetid in store.db.run("moves.edges"):
+        if itemtype == "IN":
+            reads.setdefault(datasetid, set()).add(job)
+        else:
+            writes.setdefault(job, set()).add(datasetid)
+    found: set[str] = set()
+    todo = [jobid]
+    while todo:
+        for datasetid in writes.get(todo.pop(), ()):
+            new = reads.get(datasetid, set()) - found - {jobid}
+            found |= new
+            todo += new
+    return found

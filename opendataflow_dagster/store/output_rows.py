@@ -1,0 +1,128 @@
+"""OUT rows that a person moves: read under a lock, moved all at once or not at all."""
+
+import json
+import os
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple, TypeVar
+
+from ..errors import LostRace
+from ..ids import check_text, natural_key
+from ..model import TRANSITIONS, read_status
+from .store import Store
+
+_Done = TypeVar("_Done")
+
+
+class Move(NamedTuple):
+    """An OUT row, and what it became, would become, or stays."""
+
+    jobid: str
+    datasetid: str
+    dataid: str
+    status_before: str | None
+    status_after: str | None
+
+
+class Moved(NamedTuple):
+    """What was moved; what was left alone though it matters; which chunks needed nothing.
+
+    A plan that is `cut` has the first chunks only.
+    """
+
+    moves: list[Move]
+    left: list[Move]
+    same: list[str]
+    cut: bool = False
+
+    @property
+    def chunks(self) -> int:
+        return len({(move.jobid, move.dataid) for move in self.moves})
+
+
+def person() -> str:
+    """Who signs what is done by hand: the user, and the machine."""
+    return f"{os.environ.get('USER') or os.getuid()}@{os.uname().nodename}"
+
+
+def through(store: Store, work: Callable[[], _Done], who: str | None, why: str) -> _Done:
+    """Do `work` in one transaction, signed but without an act: the triggers see a person."""
+    check_text("reason", why)
+
+    def once() -> _Done:
+        with store.db.transaction(who=who or person(), why=why):
+            return work()
+
+    return store.db.insist(once)[0]
+
+
+def outputs_of(store: Store, jobids: Iterable[str], dataids: Iterable[str]) -> list[Move]:
+    """The OUT rows of jobs for chunks, locked until the transaction ends."""
+    jobids, dataids = sorted(jobids), sorted(dataids)
+    if not (jobids and dataids):
+        return []
+    return seen(
+        store.db.run("moves.outputs", jobids=json.dumps(jobids), dataids=json.dumps(dataids))
+    )
+
+
+def produced(store: Store, datasetid: str, dataids: Iterable[str]) -> list[Move]:
+    """The OUT rows of a dataset for chunks, whoever's, locked until the transaction ends."""
+    wanted = json.dumps(sorted(dataids))
+    return seen(store.db.run("moves.produced", datasetid=datasetid, dataids=wanted))
+
+
+def seen(rows: Iterable[Sequence[str]]) -> list[Move]:
+    """Rows of (jobid, datasetid, dataid, status) as moves that lead nowhere yet, in order."""
+    return _in_order(Move(row[0], row[1], row[2], row[3], None) for row in rows)
+
+
+def to(after: str, rows: Iterable[Move], act: str) -> list[Move]:
+    """The moves of those rows that `act` may make `after`."""
+    return [
+        row._replace(status_after=after) for row in rows if status(row) in TRANSITIONS[act][after]
+    ]
+
+
+def status(row: Move) -> str:
+    """How a row reads that is there: an empty word isn't absence, it holds the chunk."""
+    return read_status(row.status_before or None)
+
+
+def carry_out(
+    store: Store,
+    moves: Sequence[Move],
+    *,
+    new: Sequence[Move] = (),
+    left: Sequence[Move] = (),
+    asked: Sequence[str] = (),
+    plan: bool = False,
+) -> Moved:
+    """Move rows that are there, and write the new ones: all of them or none. A plan only tells."""
+    if not plan:
+        changed = store.db.change("moves.move", rows=as_json(moves)) if moves else 0
+        if changed + add_rows(store, new) < len(moves) + len(new):
+            raise LostRace("A row changed under this move.")
+    done = _in_order([*moves, *new])
+    touched = {move.dataid for move in (*done, *left)}
+    return Moved(done, list(left), [dataid for dataid in asked if dataid not in touched])
+
+
+def add_rows(store: Store, rows: Sequence[Move], numbers: dict[str, int] | None = None) -> int:
+    """Write OUT rows that aren't there yet; how many weren't."""
+    return store.db.change("moves.add", rows=as_json(rows, numbers)) if rows else 0
+
+
+def generations(store: Store, count: int) -> list[int]:
+    """As many fresh generations, growing."""
+    return sorted(json.loads(store.db.run("moves.generations", count=count)[0][0])) if count else []
+
+
+def as_json(rows: Iterable[Move], numbers: dict[str, int] | None = None) -> str:
+    numbers = numbers or {}
+    return json.dumps([row._asdict() | {"generation": numbers.get(row.dataid)} for row in rows])
+
+
+def _in_order(rows: Iterable[Move]) -> list[Move]:
+    return sorted(
+        rows, key=lambda row: (row.jobid, natural_key(row.dataid), row.dataid, row.datasetid)
+    )

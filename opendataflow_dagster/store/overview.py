@@ -1,0 +1,243 @@
+"""How things stand: rows, counts, and who runs what."""
+
+import json
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator
+from contextlib import closing
+from datetime import datetime
+from itertools import chain, islice
+from operator import itemgetter
+from typing import Any, NamedTuple
+
+from ..ids import natural_key
+from ..model import ABSENT, PENDING, READY, URGENCY, Status, read_status
+from ..util.times import from_table, shown, to_table
+from .history import words_of
+from .item_folding import folds
+from .refusals import refuse_unknown_name
+from .store import Store
+
+STATUSES = (*(each for each in Status if each != PENDING), PENDING)
+"""The columns of a summary: what nobody has begun comes last."""
+
+COLUMNS: tuple[str, ...] = (
+    "datasetid",
+    "jobid",
+    "dataid",
+    "locktype",
+    "status",
+    "modified",
+    "generation",
+)
+"""What a listing of rows tells."""
+
+MANY = 100_000
+"""Chunks above which a grid is drawn from a sample."""
+
+SAMPLE = 20_000
+"""Chunks that a grid is drawn from at most, but for those of rare statuses."""
+
+SMALL = 1000
+"""Rows of a listing that are sorted in natural order here."""
+
+TIMES = ("modified", "started", "heartbeat", "lease_end", "paused_until")
+
+
+class Strip(NamedTuple):
+    """The chunks of one output of one job in natural order, `each` of them to a square."""
+
+    jobid: str
+    datasetid: str
+    chunks: int
+    each: int
+    squares: list[str | None]
+    """None where this output has no chunk that others have."""
+
+
+def status(
+    store: Store,
+    name: str | None = None,
+    *,
+    statuses: Collection[str] = (),
+    since: datetime | None = None,
+    limit: int | None = None,
+) -> Iterator[dict[str, Any]]:
+    """The rows of a job or a dataset, in natural order; of more than `SMALL`, shorter ids first.
+
+    Args:
+        name: The job or dataset; None takes all.
+        statuses: Only rows that are read as one of these.
+        since: Only rows modified since then.
+        limit: At most so many rows; None reads on to the end, row by row.
+    """
+    words = words_of(statuses)
+    with store.db.reading():
+        rows = store.db.stream(
+            "look.rows",
+            which=name,
+            words=json.dumps(words) if words else None,
+            since=to_table(store, since),
+            limit=None if limit is None else max(limit, SMALL + 1),
+        )
+        with closing(rows):
+            found = (dict(zip(COLUMNS, row, strict=True)) for row in rows)
+            head = list(islice(found, SMALL + 1))
+            if not head and name is not None:
+                refuse_unknown_name(store, name)
+            if len(head) <= SMALL:
+                head.sort(key=_natural_place)
+            for row in islice(chain(head, found), limit):
+                yield _timed(store, row)
+
+
+def _natural_place(row: dict[str, Any]) -> tuple[str, ...]:
+    dataid = row["dataid"] or ""
+    return natural_key(dataid), dataid, row["datasetid"], row["jobid"]
+
+
+def summary(store: Store, name: str | None = None) -> list[dict[str, Any]]:
+    """A row for each output of each job: what may be claimed now, and the chunks by status.
+
+    `stale` are those READY chunks whose inputs have been replaced since they were made.
+
+    The database counts, so that a million chunks are as good as ten.
+    """
+    today = store.today()
+    with store.db.reading():
+        claimable = dict(store.db.run("look.claimable", which=name, today=today))
+        outputs = set(store.db.run("look.outputs", which=name))
+        counts = store.db.run("look.counts", which=name)
+        stale = {row[:2]: row[2] for row in store.db.run("look.stale", which=name)}
+        folded = {fold.jobid: fold.items for fold in folds(store, name)}
+        policies = {row["jobid"]: _timed(store, row) for row in store.db.records("look.policies")}
+        now = from_table(store, datetime.fromtimestamp(store.now()).astimezone())
+    found: dict[tuple[str, str], dict[str, int]] = {
+        key: dict.fromkeys(STATUSES, 0) for key in outputs
+    }
+    for jobid, datasetid, word, chunks in counts:
+        read = read_status(word or "?")
+        found.setdefault((jobid, datasetid), dict.fromkeys(STATUSES, 0))[read] += chunks
+    return [
+        {"jobid": jobid, "datasetid": datasetid}
+        | {"claimable": claimable.get(jobid, 0) if (jobid, datasetid) in outputs else 0}
+        | {word.lower(): chunks for word, chunks in found[jobid, datasetid].items()}
+        | {"stale": stale.get((jobid, datasetid), 0)}
+        | {"note": _note(policies.get(jobid), now, folded.get(jobid, 0))}
+        for jobid, datasetid in sorted(found, key=lambda key: (key[0] or "", key[1] or ""))
+    ]
+
+
+def running(store: Store, name: str | None = None) -> list[dict[str, Any]]:
+    """The live claims, the oldest first."""
+    with store.db.reading():
+        return [_timed(store, row) for row in store.db.records("look.claims", which=name)]
+
+
+def grid(store: Store, name: str | None = None, *, most: int = 2000) -> list[Strip]:
+    """A square for each chunk, also for those to be claimed; at most `most` in a strip.
+
+    Above `MANY` chunks, strips are drawn from a sample that has every chunk of a rare status: one
+    that failed among a million READY ones is seen.
+    """
+    today = store.today()
+    with store.db.reading():
+        depth = _depths(store.db.run("look.flows"))
+        sizes, rare = _sizes(store, name, today)
+        part = max(most, SAMPLE // max(len(sizes), 1))
+        if sizes.total() > MANY:
+            rates = [
+                {"jobid": jobid, "datasetid": datasetid, "rate": part / chunks}
+                for (jobid, datasetid), chunks in sizes.items()
+                if chunks
+            ]
+            rows = store.db.run(
+                "look.sample", rates=json.dumps(rates), rare=json.dumps(rare), today=today
+            )
+        else:
+            rows = store.db.run("look.squares", which=name, today=today)
+    found: dict[tuple[str, str], dict[str, str]] = {}
+    for jobid, datasetid, dataid, word in rows:
+        words = found.setdefault((jobid, datasetid), {})
+        words[dataid or ""] = read_status(word) if word != "" else ABSENT
+    ordered = sorted(found, key=lambda key: (depth.get(key[1], 0), key))
+    union = _natural({dataid for words in found.values() for dataid in words})
+    strips = [_strip(*key, found[key], union, most) for key in ordered]
+    if sizes.total() <= MANY:
+        return strips
+    return [_whole(strip, sizes[strip[:2]], part) for strip in strips]
+
+
+def _sizes(
+    store: Store, name: str | None, today: str
+) -> tuple[Counter[tuple[str, str]], list[str]]:
+    """How many squares each strip has (RESUBMIT may count twice), and which statuses are rare."""
+    sizes: Counter[tuple[str, str]] = Counter()
+    words: Counter[str] = Counter()
+    for jobid, datasetid, word, chunks in store.db.run("look.counts", which=name):
+        sizes[jobid, datasetid] += chunks
+        words[word] += chunks
+    claimable = dict(store.db.run("look.claimable", which=name, today=today))
+    for jobid, datasetid in store.db.run("look.outputs", which=name):
+        sizes[jobid, datasetid] += claimable.get(jobid, 0)
+    rare, room = [], MANY
+    for word, chunks in sorted(words.items(), key=itemgetter(1)):
+        if word and chunks <= room and read_status(word) not in (READY, PENDING):
+            rare.append(word)
+            room -= chunks
+    return sizes, rare
+
+
+def _whole(strip: Strip, chunks: int, part: int) -> Strip:
+    """A strip with the numbers of all its chunks, if it was drawn from a sample."""
+    if chunks <= part:
+        return strip
+    return strip._replace(chunks=chunks, each=-(-chunks // len(strip.squares)))
+
+
+def _strip(jobid: str, datasetid: str, words: dict[str, str], union: list[str], most: int) -> Strip:
+    """Draw over one another what has much the same chunks, so that gaps are seen."""
+    aligned = len(union) <= min(most, 2 * len(words))
+    chunks = union if aligned else _natural(words)
+    each = -(-len(chunks) // most)
+    squares = [
+        max((words[dataid] for dataid in chunks[at : at + each] if dataid in words),
+            key=URGENCY.index, default=None)
+        for at in range(0, len(chunks), each)
+    ]  # fmt: skip
+    return Strip(jobid, datasetid, len(words), each, squares)
+
+
+def _natural(dataids: Iterable[str]) -> list[str]:
+    return sorted(dataids, key=lambda dataid: (natural_key(dataid), dataid))
+
+
+def _depths(flows: Iterable[tuple[str, str]]) -> dict[str, int]:
+    """How many jobs lie before each dataset: what is upstream comes first."""
+    flows = list(flows)
+    depth: dict[str, int] = {}
+    for _ in flows:  # a path is no longer than that, and a circle goes no further
+        deeper = {
+            output: depth.get(source, 0) + 1
+            for source, output in flows
+            if depth.get(source, 0) + 1 > depth.get(output, 0)
+        }
+        if not deeper:
+            break
+        depth |= deeper
+    return depth
+
+
+def _timed(store: Store, row: dict[str, Any]) -> dict[str, Any]:
+    return row | {name: from_table(store, row[name]) for name in TIMES if name in row}
+
+
+def _note(policy: dict[str, Any] | None, now: datetime | None, folded: int) -> str:
+    notes = []
+    until = policy["paused_until"] if policy else None
+    if until and now and until > now:
+        notes.append(f"paused until {shown(until)}")
+    elif policy and policy["concurrency"] is not None:
+        notes.append(f"at most {policy['concurrency']} at once")
+    if folded:
+        notes.append(f"{folded:,} item{'s' * (folded > 1)} folded")
+    return ", ".join(notes)

@@ -1,0 +1,459 @@
+"""What is registered: datasets, the jobs that read and write them, and each job's dials."""
+
+import json
+from collections.abc import Collection, Iterable, Mapping
+from datetime import UTC, datetime
+from graphlib import CycleError, TopologicalSorter
+from typing import Any, NamedTuple
+
+from ..config.credentials import encrypt, for_dataset, is_encrypted
+from ..config.passkey import find_passkey
+from ..config.settings import redact
+from ..errors import Refused, WrongUse
+from ..ids import check_id, check_text, check_variable
+from ..model import Plan
+from ..util.text import typed
+from ..util.times import from_table, parse_duration, parse_time, to_table
+from .csv_options import csv_options
+from .item_folding import FOLD_AFTER
+from .operations import EXTERNAL, is_registered
+from .output_rows import person
+from .refusals import refuse_flawed, unknown_dataset
+from .store import LEASE, MAX_LOSSES, Store
+
+SPLIT = "split"
+"""The job id of chunks that `odf split` registered."""
+
+COLUMNS = (
+    "hostname", "database", "schemaname", "tablename", "username", "encryptedpass", "format",
+    "chunkcolumn", "domain", "writemode", "options",
+)  # fmt: skip
+
+WRITE_MODES = ("append", "replace")
+
+FOREVER = datetime(9999, 1, 1, tzinfo=UTC)
+
+DIALS = {
+    "concurrency": (0, "chunks of this job that run at once", "as many as there are workers"),
+    "max_attempts": (1, "attempts before a chunk is FAILED", "1"),
+    "max_losses": (1, "workers lost, or inputs changed, in a row before a chunk is on HOLD",
+                   f"{MAX_LOSSES}"),
+    "retry_delay": (0, "seconds before another attempt", "0"),
+    "lease_seconds": (1, "seconds without a heartbeat until a worker is lost", f"{LEASE:.0f}"),
+    "batch_size": (1, "chunks that a worker claims at once, at most 1000: `odf run --all`, Dagster",
+                   "1, or what @spark_job(batch=) says"),
+    "time_limit": (1, "seconds after which a chunk's work is ended", "none"),
+    "paused_until": (None, "nothing is claimed before", "not paused"),
+    "every_minutes": (1, "minutes between a schedule's launches, or new runs of a pipeline",
+                      "whenever there is work; no new run"),
+    "fold_after": (60, "seconds until an item that is READY is folded: it leaves the tables",
+                   f"{FOLD_AFTER} (7 days)"),
+}  # fmt: skip
+"""Each dial of a job: its least value, what it is, and what holds when it isn't set."""
+
+IN_SECONDS = ("retry_delay", "lease_seconds", "time_limit", "fold_after")
+MOST = 2**31 - 1
+
+
+class Added(NamedTuple):
+    """What a registration wrote, and what is worth knowing about it."""
+
+    rows: int
+    notes: list[str]
+
+
+class Removal(NamedTuple):
+    """What a removal does to so many rows or chunks."""
+
+    what: str
+    rows: int
+    effect: str
+
+
+def add_dataset(
+    store: Store,
+    datasetid: str,
+    *,
+    password: str | None = None,
+    **columns: str | None,
+) -> bool:
+    """Register a dataset, or change the columns named here; whether it is new.
+
+    None leaves a column as it is, an empty text clears it. The password is encrypted on the way.
+    """
+    check_id("datasetid", datasetid)
+    if datasetid == "today":
+        raise WrongUse(
+            "'today' is reserved: it is READY by itself, on each date. Choose another name."
+        )
+    unknown = sorted(set(columns) - set(COLUMNS))
+    if unknown:
+        raise WrongUse(f"A dataset has no column {unknown[0]!r}. It has {', '.join(COLUMNS)}.")
+    for name, value in columns.items():
+        check_text(f"value of {name}", value)
+        if name in ("hostname", "database") and value and _has_password(value):
+            raise WrongUse(
+                f"The {name} of dataset {datasetid!r} has a password in its URL, where everybody "
+                "would see it. Leave it out, and give it with --password (of an object store, as "
+                "a setting of Spark's)."
+            )
+    mode = columns.get("writemode")
+    if mode and mode not in WRITE_MODES:
+        raise WrongUse(
+            f"writemode {mode[:40]!r} isn't known. A pipeline can {' or '.join(WRITE_MODES)}."
+        )
+    if options := columns.get("options"):
+        csv_options(datasetid, options)
+    encrypted = columns.get("encryptedpass")
+    if encrypted and not is_encrypted(encrypted):
+        raise WrongUse(
+            f"encryptedpass of dataset {datasetid!r} isn't an encrypted value. Make one with "
+            f"`odf encrypt --dataset {typed(datasetid)}`, or use --password."
+        )
+    check_text("password", password)
+    if password:
+        others = [value for _, value in store.db.run("credentials.values")]
+        columns["encryptedpass"] = encrypt(
+            password, find_passkey(), purpose=for_dataset(datasetid), beside=others
+        )
+    values = {name: columns.get(name) for name in COLUMNS}
+
+    def work() -> bool:
+        with store.db.transaction(who=person()):
+            store.db.run("registry.lock_datasets")
+            if is_registered(store, datasetid):
+                store.db.change("registry.change_dataset", datasetid=datasetid, **values)
+                return False
+            store.db.change("registry.add_dataset", datasetid=datasetid, **values)
+            return True
+
+    return store.db.insist(work)[0]
+
+
+def _has_password(place: str) -> bool:
+    """Whether a place is a URL with a password in it."""
+    is_url = place.startswith("jdbc:") or "://" in place
+    return is_url and redact(place) != place
+
+
+def datasets(store: Store) -> list[dict[str, Any]]:
+    """The rows of `dataset`; of an encrypted password only so much that one can tell it apart."""
+    rows = store.db.records("registry.datasets")
+    return [row | {"encryptedpass": _shortened(row["encryptedpass"])} for row in rows]
+
+
+def add_job(
+    store: Store,
+    jobid: str,
+    inputs: Iterable[str] = (),
+    outputs: Iterable[str] = (),
+    environment: Mapping[str, str] | None = None,
+    *,
+    replace: bool = False,
+    beside: Iterable[Plan] = (),
+) -> Added:
+    """Register a job, or add to it; with `replace`, it has these items and no others from now on.
+
+    A variable that the job sets already gets the new value. `beside` are jobs that are registered
+    together with it: what their rows still say doesn't count.
+    """
+    environment = environment or {}
+    wanted = _items(jobid, inputs, outputs, environment)
+
+    def work() -> Added:
+        db = store.db
+        with db.transaction(who=person()):
+            db.run("registry.lock_jobs")
+            rows = db.run("registry.items", jobid=jobid)
+            there = set(rows)
+            links = {
+                (kind, datasetid)
+                for kind, datasetid, _ in there
+                if kind in ("IN", "OUT") and datasetid
+            }
+            new_links = {(kind, datasetid) for kind, datasetid, _ in wanted if datasetid}
+            wanted_links = new_links if replace else links | new_links
+            _check_links(jobid, wanted_links)
+            if new_links - links:
+                _refuse_circle(store, jobid, wanted_links, beside)
+            if replace and there == set(wanted) and len(rows) == len(there):
+                new = []
+            elif replace and (links != new_links or len(rows) != len(there)):
+                if links - new_links:
+                    _refuse_live(store, jobid)
+                db.change("registry.remove_job", jobid=jobid)
+                new = wanted
+            else:
+                if replace:  # the datasets stay: nothing has to be judged anew
+                    db.change("registry.remove_variables", jobid=jobid)
+                    there = {item for item in there if item[0] in ("IN", "OUT")}
+                set_here = {kind for kind, _, _ in there if kind not in ("IN", "OUT")}
+                new = [
+                    item
+                    for item in wanted
+                    if (item[:2] not in links if item[1] else item[0] not in set_here)
+                ]
+                for name, value in environment.items():
+                    if name in set_here:
+                        db.change("registry.change_item", jobid=jobid, variable=name, value=value)
+            if new:
+                items = [
+                    dict(zip(("itemtype", "datasetid", "itemvalue"), item, strict=True))
+                    for item in new
+                ]
+                db.change("registry.add_items", jobid=jobid, items=json.dumps(items))
+            named = dict.fromkeys(item[1] for item in wanted if item[1] and item[1] != "today")
+            notes = [
+                f"Dataset {each!r} isn't registered: its chunks are tracked, but the job gets no "
+                f"variables of it. To change that: `odf dataset add {typed(each)}`."
+                for each in named
+                if not is_registered(store, each)
+            ]
+        store._plans.pop(jobid, None)
+        return Added(len(new), notes)
+
+    return store.db.insist(work)[0]
+
+
+def remove_job(store: Store, jobid: str, *, plan: bool = False) -> list[Removal]:
+    """Forget a job and its dials, and tell what that does; its chunks and their history stay."""
+    check_id("jobid", jobid)
+
+    def work() -> list[Removal]:
+        db = store.db
+        with db.transaction(who=person()):
+            db.run("registry.lock_jobs")
+            items = len(db.run("registry.items", jobid=jobid))
+            if not items:
+                refuse_flawed(store, Plan(jobid, (), (), (), (), False))
+            _refuse_live(store, jobid)
+            [(claimable,)] = db.run("why.claimable", jobid=jobid)
+            found = [
+                Removal("items of the job", items, "go"),
+                Removal("dials", len(db.records("registry.policy", jobid=jobid)), "go"),
+                Removal("chunks that may be claimed", claimable, "nobody claims them any more"),
+                *_chunks(store, jobid=jobid),
+                *(
+                    Removal(
+                        f"chunks of {reader!r} that may be claimed",
+                        chunks,
+                        f"stay so; {reader!r} gets no new ones from {jobid!r}",
+                    )
+                    for reader, chunks in db.run("registry.readers", jobid=jobid)
+                ),
+            ]
+            if not plan:
+                db.change("registry.remove_job", jobid=jobid)
+                db.change("registry.remove_policy", jobid=jobid)
+        store._plans.pop(jobid, None)
+        return found
+
+    return store.db.insist(work)[0]
+
+
+def remove_dataset(store: Store, datasetid: str, *, plan: bool = False) -> list[Removal]:
+    """Forget where a dataset is, unless a job uses it; its chunks and data stay."""
+    check_id("datasetid", datasetid)
+
+    def work() -> list[Removal]:
+        db = store.db
+        with db.transaction(who=person()):
+            db.run("registry.lock_datasets")
+            if not is_registered(store, datasetid):
+                raise unknown_dataset(store, datasetid, "See `odf dataset list`.")
+            users = [jobid for (jobid,) in db.run("registry.users", datasetid=datasetid)]
+            if users:
+                raise Refused(
+                    f"Dataset {datasetid!r} is read or written by {', '.join(map(repr, users[:5]))}"
+                    f"{' and others' if len(users) > 5 else ''}. "
+                    f"First run: odf job remove {typed(users[0])}",
+                    code="IN_USE",
+                )
+            found = [
+                Removal("registration with its password", 1, "goes"),
+                *_chunks(store, datasetid=datasetid),
+            ]
+            if not plan:
+                db.change("registry.remove_dataset", datasetid=datasetid)
+        return found
+
+    return store.db.insist(work)[0]
+
+
+def _chunks(store: Store, *, jobid: str | None = None, datasetid: str = "") -> list[Removal]:
+    rows = store.db.run("registry.chunks", jobid=jobid, datasetid=datasetid)
+    return [
+        Removal(f"chunks of {dataset!r} that are {word}", chunks, "stay, with data and history")
+        for dataset, word, chunks in rows
+    ]
+
+
+def jobs(store: Store, jobid: str | None = None) -> list[dict[str, Any]]:
+    """The rows of `job`, or those of one job."""
+    if jobid is not None:
+        check_id("jobid", jobid)
+    rows = store.db.records("registry.jobs", jobid=jobid)
+    return [row | {"modified": from_table(store, row["modified"])} for row in rows]
+
+
+def policy(store: Store, jobid: str) -> dict[str, Any]:
+    """The dials of a job; None where the default holds."""
+    _refuse_unregistered(store, jobid)
+    found = store.db.records("registry.policy", jobid=jobid)
+    return found[0] if found else {"jobid": jobid} | dict.fromkeys(DIALS)
+
+
+def set_policy(store: Store, jobid: str, dials: Mapping[str, str]) -> dict[str, Any]:
+    """Turn dials of a job; `none` or nothing resets one. The row as it is then."""
+    for key in dials:
+        if key not in DIALS:
+            raise WrongUse(f"There is no dial {key!r}. Choose from {', '.join(DIALS)}.")
+    values = {key: _dial(store, key, value) for key, value in dials.items()}
+
+    def work() -> None:
+        with store.db.transaction(who=person()):
+            _refuse_unregistered(store, jobid)
+            store.db.change("registry.add_policy", jobid=jobid)
+            for key, value in values.items():
+                store.db.change(f"registry.set_{key}", jobid=jobid, value=value)
+
+    store.db.insist(work)
+    store._plans.pop(jobid, None)
+    return policy(store, jobid)
+
+
+def _items(
+    jobid: str, inputs: Iterable[str], outputs: Iterable[str], environment: Mapping[str, str]
+) -> list[tuple[str, str | None, str | None]]:
+    """The rows of a registration, each checked and none twice."""
+    check_id("jobid", jobid)
+    if jobid in (EXTERNAL, SPLIT):
+        raise WrongUse(
+            f"{jobid!r} is the job id of chunks that no job produced. Choose another name."
+        )
+    items: list[tuple[str, str | None, str | None]] = []
+    for kind, datasetids in (("IN", inputs), ("OUT", outputs)):
+        items += [(kind, check_id("datasetid", each), None) for each in dict.fromkeys(datasetids)]
+    if ("OUT", "today", None) in items:
+        raise WrongUse(
+            "'today' can't be written: it is READY by itself, on each date. Use it as an input."
+        )
+    for name, value in environment.items():
+        check_variable(name)
+        if name.upper() in ("IN", "OUT"):
+            raise WrongUse(
+                f"A variable can't be called {name!r}: IN and OUT are what a job reads and writes."
+            )
+        check_text(f"value of {name}", value)
+        items.append((name, None, value))
+    return items
+
+
+def _check_links(jobid: str, links: set[tuple[str, str]]) -> None:
+    inputs = {datasetid for kind, datasetid in links if kind == "IN"}
+    outputs = {datasetid for kind, datasetid in links if kind == "OUT"}
+    if not outputs:
+        raise WrongUse(
+            f"Job {jobid!r} would write no dataset, so nothing could tell which chunks it has "
+            "done. Give it an output with --out DATASET."
+        )
+    for both in sorted(inputs & outputs):
+        raise WrongUse(
+            f"Job {jobid!r} would both read and write {both!r}, and so run on its own result for "
+            "ever. Give what it writes another dataset's id."
+        )
+
+
+def circle_of_jobs(links: Iterable[tuple[str, str, str]]) -> str:
+    """A circle of jobs and datasets in rows of (job, IN or OUT, dataset), as a line; or nothing."""
+    before: dict[tuple[str, str], set[tuple[str, str]]] = {}
+    for jobid, kind, datasetid in links:
+        job, dataset = ("job", jobid), ("dataset", datasetid)
+        first, then = (dataset, job) if kind == "IN" else (job, dataset)
+        before.setdefault(then, set()).add(first)
+    try:
+        TopologicalSorter(before).prepare()
+    except CycleError as error:
+        return " → ".join(name for _, name in error.args[1])
+    return ""
+
+
+def _refuse_circle(
+    store: Store, jobid: str, links: Collection[tuple[str, str]], beside: Iterable[Plan]
+) -> None:
+    """Refuse links by which a job would wait for what other jobs make of its own output."""
+    others = {plan.jobid: plan for plan in beside if plan.jobid != jobid}
+    edges = [
+        *(edge for edge in store.db.run("moves.edges") if edge[0] not in (jobid, *others)),
+        *((plan.jobid, "IN", each) for plan in others.values() for each in plan.inputs),
+        *((plan.jobid, "OUT", each) for plan in others.values() for each in plan.outputs),
+    ]
+    writes: dict[str, list[str]] = {}
+    readers: dict[str, list[str]] = {}
+    for other, kind, datasetid in edges:
+        if kind == "IN":
+            readers.setdefault(datasetid, []).append(other)
+        else:
+            writes.setdefault(other, []).append(datasetid)
+    paths = [[jobid, datasetid] for kind, datasetid in sorted(links) if kind == "OUT"]
+    seen = {path[-1] for path in paths}
+    for path in paths:  # it grows meanwhile: the shortest circle is found first
+        if ("IN", path[-1]) in links:
+            raise WrongUse(
+                f"Job {jobid!r} would wait for what is made of its own output: "
+                f"{' → '.join([*path, jobid])}. Let one of these jobs write another dataset."
+            )
+        for other in readers.get(path[-1], ()):
+            for datasetid in set(writes.get(other, ())) - seen:
+                seen.add(datasetid)
+                paths.append([*path, other, datasetid])
+
+
+def _refuse_live(store: Store, jobid: str) -> None:
+    [(count, owner)] = store.db.run("registry.live_claims", jobid=jobid)
+    if count:
+        raise Refused(
+            f"Job {jobid!r} is running on {count} chunks ({owner} holds one), so its datasets "
+            f"can't be taken away now. Run `odf policy {typed(jobid)} paused_until=forever`, and "
+            "try again when it is done.",
+            code="LOCKED",
+        )
+
+
+def _refuse_unregistered(store: Store, jobid: str) -> None:
+    check_id("jobid", jobid)
+    if not store.db.run("registry.items", jobid=jobid):
+        refuse_flawed(store, Plan(jobid, (), (), (), (), False))
+
+
+def _dial(store: Store, key: str, text: str) -> Any:
+    """The value of a dial from what a person wrote."""
+    text = text.strip()
+    least, _, _ = DIALS[key]
+    if text.lower() in ("", "none") or (key == "paused_until" and text.lower() == "no"):
+        return None
+    if least is None:
+        if text.lower() == "forever":
+            return to_table(store, FOREVER)
+        if text.startswith("+"):
+            seconds = min(store.now() + parse_duration(text[1:]), FOREVER.timestamp())
+            return to_table(store, datetime.fromtimestamp(seconds, UTC))
+        try:
+            return to_table(store, min(parse_time(store, text), FOREVER))
+        except WrongUse as error:
+            raise WrongUse(f"paused_until: {error} Or +2h, +30m, forever, no.") from None
+    try:
+        number = round(parse_duration(text)) if key in IN_SECONDS else int(text)
+    except (WrongUse, ValueError):
+        number = -1
+    if not least <= number <= MOST:
+        what = "a number of seconds (or 30m, 2h)" if key in IN_SECONDS else "a whole number"
+        raise WrongUse(f"{key}={text[:40]!r}: it is {what}, at least {least}; `none` resets it.")
+    return number
+
+
+def _shortened(value: str | None) -> str | None:
+    """The start of an encrypted value; nothing of a password that somebody stored in the clear."""
+    if not value:
+        return value
+    return (value[:10] if is_encrypted(value) else "") + "..."

@@ -1,0 +1,540 @@
+"""The store: who may produce which chunk, and how it went. The tables are the only truth."""
+
+import os
+import time
+from collections.abc import Callable, Iterable, Sequence
+
+from ..errors import DataflowError, InputsChanged, LostRace, Refused, StaleClaim
+from ..model import (
+    FAILED,
+    READY,
+    RESUBMIT,
+    RUNNING,
+    Claim,
+    Fact,
+    Failure,
+    Lost,
+    Plan,
+    Recovered,
+    Status,
+)
+from ..util.text import typed
+from . import sql_files
+from .database import Database
+from .schema_version import Versions
+
+LEASE = 120.0
+"""Seconds that a claim lasts without a heartbeat, unless the job's policy says otherwise."""
+
+DRIFT = 5.0
+"""Seconds by which a clock may differ from the database's."""
+
+FAR = 7 * 24 * 3600.0
+"""Seconds beyond which a lease is too long to be meant, unless the job's policy says so."""
+
+MAX_LOSSES = 5
+"""Lost claims in a row that put a chunk on HOLD, unless the job's policy says otherwise."""
+
+DELAY_OVER = "the retry delay is over"
+
+FILL_BATCH = 500
+"""Rows that are looked at in one short transaction while the queue of a job is filled."""
+
+FILL_SECONDS = 5.0
+"""Seconds for which whoever recovers fills queues before it goes on."""
+
+FILL_PATIENCE = 30.0
+"""Seconds without progress after which whoever waits for a job's queue to be filled gives up."""
+
+Settled = dict[str, int]
+"""Of each chunk that was settled, how many outputs it has."""
+
+Changed = dict[str, list[str]]
+"""Of chunks whose inputs changed, what happened to which input."""
+
+PLAN_AGE = 1.0
+"""Seconds for which a worker believes what it read of a job's registration and dial."""
+
+
+class Store:
+    """The tables of one database; one object serves all threads of a process."""
+
+    def __init__(self, db: Database, *, timezone: str | None = None) -> None:
+        self.db = db
+        self.timezone = timezone
+        self._plans: dict[str, tuple[float, Plan]] = {}
+        self._idle: set[tuple[str, str]] = set()
+        self._id = ""
+
+    @property
+    def version(self) -> int:
+        """The version of the tables that this program makes."""
+        return sql_files.version(self.db.dialect)
+
+    @property
+    def id(self) -> str:
+        """Which store this is, in what it writes beside the data; `odf init` has made it once."""
+        if not self._id:
+            rows, _ = self.db.insist(lambda: self.db.run("claims.store"))
+            self._id = rows[0][0] if rows else ""
+        return self._id
+
+    def init(self, *, fill: bool = True) -> Versions:
+        """Create the tables, or upgrade in place older ones; what they were before.
+
+        Tables that are newer than this program are left as they are. What may be claimed is judged
+        anew while others work: afterwards, or without `fill` by whoever calls it or is idle.
+        """
+        from .upgrade import upgrade  # imported late: a cron line doesn't need it
+
+        found = upgrade(self.db)
+        if fill and found.version <= self.version:
+            self.fill()
+        return found
+
+    def fill(
+        self, jobid: str | None = None, *, seconds: float | None = None,
+        narrate: Callable[[str], object] | None = None,
+    ) -> list[str]:  # fmt: skip
+        """Judge in small transactions what may be claimed of jobs that were registered or changed.
+
+        Any number of sessions may do so at once, and one that dies has lost its last batch only. It
+        ends after `seconds`, or when others keep it from going on.
+
+        Args:
+            jobid: This job's queue alone.
+            seconds: How long to work; None: to the end.
+            narrate: What is told how far it has come.
+
+        Returns:
+            The jobs that are still queued.
+        """
+        looked, started = 0, time.monotonic()
+        progress = started
+        while queued := self.unfilled(jobid):
+            done = sum(self._fill_batch(each) for each in queued)
+            looked, now = looked + done, time.monotonic()
+            progress = now if done else progress
+            if narrate is not None:
+                what = f"looked at {looked:,} rows" if done else "waiting for other transactions"
+                narrate(f"Filling the queue of {', '.join(queued)}: {what}")
+            if now - progress > FILL_PATIENCE or (seconds is not None and now - started > seconds):
+                break
+            self.give_way(done)
+        return queued
+
+    def unfilled(self, jobid: str | None = None) -> list[str]:
+        """The jobs, or the one, of which not all that may be claimed is in the queue yet."""
+        rows, _ = self.db.insist(lambda: self.db.run("fill.queued", jobid=jobid))
+        return [each for (each,) in rows]
+
+    def _fill_batch(self, jobid: str) -> int:
+        """How many rows were looked at; 0: others keep it from going on at this moment."""
+
+        def work() -> int:
+            try:
+                return self._fill(jobid, FILL_BATCH)
+            except Exception as error:
+                if self.db.trouble(error) == "locked":
+                    return 0
+                raise
+
+        return self.db.insist(work)[0]
+
+    def give_way(self, done: int) -> None:
+        """Wait until it makes sense to go on, and let others have their turn."""
+        if not done:
+            time.sleep(0.05)
+
+    def unclaimable(self, *, now: bool = False) -> DataflowError | None:
+        """What forbids this program to claim from tables of another version.
+
+        Without `now` it is what the tables said when they were asked last, unless that forbade it.
+        It may be a part of a transaction; outside of one, call it by `insist`.
+        """
+        versions, where = self.db.versions, self.db.where
+        if now or versions is None or versions.unclaimable(self.version, where):
+            versions = self.db.read_versions()
+        return versions.unclaimable(self.version, where)
+
+    def refuse_unclaimable(self, *, now: bool = False) -> None:
+        """Raise what forbids this program to claim."""
+        if error := self.unclaimable(now=now):
+            raise error
+
+    def close(self) -> None:
+        self.db.close()
+
+    def plan(self, jobid: str) -> Plan:
+        """What a job reads and writes, as of a second ago at most."""
+        aged, plan = self._plans.get(jobid, (0.0, None))
+        now = time.monotonic()
+        if plan is None or now - aged > PLAN_AGE:
+            plan, _ = self.db.insist(lambda: self.read_plan(jobid))
+            self._plans[jobid] = (now, plan)
+        return plan
+
+    def read_plan(self, jobid: str) -> Plan:
+        """What a job reads and writes now."""
+        return plan_of(jobid, self.db.run("claims.plan", jobid=jobid))
+
+    def claim(
+        self,
+        jobid: str,
+        *,
+        owner: str,
+        k: int = 1,
+        runid: str | None = None,
+        lease: float = LEASE,
+        only: str | None = None,
+    ) -> list[Claim]:
+        """Take the next chunks of a job, up to `k`; `only` names the one chunk wanted.
+
+        After a lost connection it returns the claims that this owner had got without hearing of it:
+        an owner's name belongs to one worker, which holds no other claim when it asks.
+        """
+        plan = self.plan(jobid)
+        if plan.flaw:
+            from .refusals import refuse_flawed
+
+            refuse_flawed(self, plan)
+        if plan.today:
+            today = self.today()
+            if only not in (None, today):
+                return []
+            only = today
+
+        self.db.insist(self.refuse_unclaimable)
+        started = progress = time.monotonic()
+        tries = 0
+        while True:
+            tries += 1
+            claims, asked = self._next_claims(jobid, owner, k, runid, lease, only)
+            if claims or not asked or only is not None:
+                break
+            # What is missing from the queue may just not have been judged yet.
+            rows, _ = self.db.insist(lambda: self.db.run("fill.outlook", jobid=jobid))
+            [(is_queued, has_pending)] = rows
+            now = time.monotonic()
+            if not is_queued:
+                if not has_pending or tries > 1:
+                    break
+                continue  # it was filled at this moment, or a dial forbids
+            if has_pending and now - started > FILL_SECONDS:
+                break
+            if done := self._fill_batch(jobid):
+                progress = now
+            elif now - progress > FILL_PATIENCE:
+                raise self._not_filled(jobid)
+            self.give_way(done)
+        self._idle.discard((jobid, owner)) if claims else self._idle.add((jobid, owner))
+        return claims
+
+    def _not_filled(self, jobid: str) -> Refused:
+        """What says for whose end the filling of a job's queue waits."""
+        waits = self.db.insist(lambda: self.db.run("fill.awaited", jobid=jobid))[0]
+        told = ", ".join(
+            f"process {pid} of {user}{f' ({name})' if name else ''} for {seconds} s"
+            for pid, user, name, seconds in waits
+        )
+        return Refused(
+            f"Which chunks {jobid!r} may claim isn't known yet: a transaction that was writing "
+            f"chunks when the job was registered, or that has locked them, is still open"
+            f"{f' ({told})' if told else ''}. End it, then try again; see `odf doctor`.",
+            code="LOCKED",
+        )
+
+    def _next_claims(
+        self, jobid: str, owner: str, k: int, runid: str | None, lease: float, only: str | None
+    ) -> tuple[list[Claim], bool]:
+        """Claims of what the queue has; and whether it was asked: not if the worker is idle."""
+        is_today = only is not None and bool(self.plan(jobid).today)
+        locked, asked = 0, False
+
+        def take() -> list[Claim]:
+            nonlocal locked, asked
+            idle = (jobid, owner) in self._idle and not is_today
+            if idle and not self.db.run("claims.anything_pending", jobid=jobid, only=only):
+                return []
+            asked = True
+            try:
+                return self._take(jobid, owner, k, runid, lease, only, locked // 3 * k)
+            except Exception as error:
+                locked += self.db.trouble(error) == "locked"
+                raise
+
+        for _ in range(100):
+            try:
+                claims, lost = self.db.insist(take, races=5, wait=False)
+            except LostRace:
+                # pending promises what datastatus doesn't keep: the triggers were off for a while.
+                self.db.insist(lambda: self.db.run("claims.rejudge", jobid=jobid, only=only, k=k))
+                continue
+            break
+        else:
+            raise LostRace(
+                f"The pending chunks of {jobid!r} don't agree with datastatus. Run `odf init`."
+            )
+        if lost:
+            claims = self._adopt(jobid, owner, lease) or claims
+        if asked and not claims:  # an upgrade since this connection was opened leaves it none
+            self.db.insist(lambda: self.refuse_unclaimable(now=True))
+        return claims, asked
+
+    def finish(self, claims: Claim | Sequence[Claim], facts: Sequence[Fact] = ()) -> None:
+        """Make the outputs of claims READY; all must be one owner's, of one job.
+
+        Raises `StaleClaim`, naming the chunks that were taken over since, and `InputsChanged` for
+        those that are sent back since what they read has changed; the others are settled.
+        """
+        claims = [claims] if isinstance(claims, Claim) else list(claims)
+        accepted = [claim for claim in claims if claim.forced]
+        why = ""
+        if accepted and (told := self._changed(accepted)):
+            why = f"forced, though {_told(told)}"
+        (settled, changed), lost = self.db.insist(
+            lambda: self._finish(claims, facts, accept=bool(accepted), why=why)
+        )
+        back = self._send_back([claim for claim in claims if claim.dataid in changed], changed)
+        stale = [claim for claim in claims if not (claim.dataid in settled or claim.dataid in back)]
+        if stale and lost:
+            stale = [claim for claim in stale if self._outcome(claim) != {READY}]
+        if stale:
+            raise taken_over(stale)
+        if back:
+            raise inputs_changed(claims[0].jobid, {each: changed[each] for each in back})
+
+    def fail(self, claim: Claim, why: str, *, may_retry: bool = True) -> Failure:
+        """Settle a claim whose work failed: FAILED, or another attempt if the policy grants one.
+
+        Work whose inputs changed under it isn't to blame: its chunk is sent back.
+        """
+        changed = {} if claim.forced else self._changed([claim])
+        if changed and (status := self._send_back([claim], changed, why).get(claim.dataid)):
+            return Failure(status, None)
+        settled, lost = self.db.insist(lambda: self._fail(claim, why, may_retry))
+        if settled:
+            return settled[0]
+        if lost and self._outcome(claim) == {FAILED}:
+            return Failure(FAILED, None)
+        raise taken_over([claim])
+
+    def heartbeat(self, claims: Sequence[Claim]) -> list[Claim]:
+        """Renew the leases of one owner's claims of a job; return those it owns no more."""
+        alive = self._beat(claims)
+        return [claim for claim in claims if claim.dataid not in alive]
+
+    def confirm(self, claim: Claim) -> None:
+        """Make sure that a claim is ours now, with a whole lease ahead, and read what is there now.
+
+        Else it raises `StaleClaim`, or `InputsChanged` after it has sent the chunk back.
+        """
+        if self.db.insist(lambda: self.heartbeat([claim]))[0]:
+            raise taken_over([claim])
+        if changed := {} if claim.forced else self._changed([claim]):
+            if not self._send_back([claim], changed):
+                raise taken_over([claim])
+            raise inputs_changed(claim.jobid, changed)
+
+    def recover(self, jobid: str | None = None, *, who: str = "recover") -> list[Recovered]:
+        """Settle the claims whose lease ran out, grant the retries due, and fill queues."""
+        done = self.db.insist(lambda: self._recover(jobid, who))[0]
+        self.fill(jobid, seconds=FILL_SECONDS)
+        return done
+
+    def next_change(self, jobid: str, *, leases: bool = False) -> float | None:
+        """Seconds until a chunk can be retried, or (with `leases`) recovered; None: never."""
+        rows, _ = self.db.insist(
+            lambda: self.db.run("claims.next_retry", jobid=jobid, leases=leases)
+        )
+        seconds = rows[0][0]
+        return None if seconds is None else max(0.0, float(seconds))
+
+    def now(self) -> float:
+        """The database's clock, in seconds since 1970."""
+        return float(self.db.insist(lambda: self.db.run("claims.now"))[0][0][0])
+
+    def today(self) -> str:
+        """The date of the database's clock, in the configured time zone or else the machine's."""
+        if not self.timezone:
+            return time.strftime("%Y-%m-%d", time.localtime(self.now()))
+        from datetime import datetime
+
+        from ..util.times import zone_called  # imported late: it needs this module
+
+        return datetime.fromtimestamp(self.now(), zone_called(self.timezone)).strftime("%Y-%m-%d")
+
+    def _recover(self, jobid: str | None, who: str) -> list[Recovered]:
+        db = self.db
+        with db.transaction(who=who, act="finish"):
+            lost = self.lost_claims(jobid)
+            due = db.run("claims.due_retries", jobid=jobid)
+            done = self.settle_lost(lost, who=who)
+            for job, dataid, generation in due:
+                db.run("context.sign", who=who, why=DELAY_OVER, act="finish")
+                db.change("claims.retried", jobid=job, dataid=dataid)
+                if db.change(
+                    "claims.settle_outputs", jobid=job, dataid=dataid, generation=generation,
+                    was=FAILED, status=RESUBMIT,
+                ):  # fmt: skip
+                    done.append(Recovered(job, dataid, RESUBMIT, DELAY_OVER))
+        return done
+
+    def lost_claims(self, jobid: str | None = None) -> list[Lost]:
+        """The claims whose lease ran out, locked until the transaction ends."""
+        rows = self.db.run("claims.lost_claims", jobid=jobid, max_losses=MAX_LOSSES)
+        return [Lost(*row) for row in rows]
+
+    def settle_lost(
+        self, lost: Iterable[Lost], *, who: str, why: str = "", may_hold: bool = True
+    ) -> list[Recovered]:
+        """Settle lost claims within a transaction: RESUBMIT, or HOLD after too many losses."""
+        done = []
+        for claim in lost:
+            key = {"jobid": claim.jobid, "dataid": claim.dataid}
+            status, reason = claim.verdict(why, may_hold)
+            self.db.run("context.sign", who=who, why=reason, act="finish")
+            self.db.change("claims.disown", losses=claim.losses, **key)
+            if self.settle_outputs(claim, status):
+                done.append(Recovered(claim.jobid, claim.dataid, status, reason))
+        return done
+
+    def settle_outputs(self, claim: Claim | Lost, status: Status) -> bool:
+        """Release a chunk's inputs, and move what its claim was producing to another status."""
+        key = {"jobid": claim.jobid, "dataid": claim.dataid}
+        self.db.change("claims.release_inputs", **key)
+        moved = self.db.change(
+            "claims.settle_outputs", generation=claim.generation, was=RUNNING, status=status, **key
+        )
+        return moved > 0
+
+    def _changed(self, claims: Sequence[Claim]) -> Changed:
+        """The chunks of one job's claims whose inputs changed since, and what happened to those."""
+        return self.db.insist(lambda: self._changed_now(claims))[0]
+
+    def _changed_now(self, claims: Sequence[Claim]) -> Changed:
+        """The same within a transaction."""
+        return {
+            claim.dataid: [f"{datasetid!r} {how}" for datasetid, how in rows]
+            for claim in claims
+            if (rows := self.db.run("claims.changed", jobid=claim.jobid, dataid=claim.dataid))
+        }
+
+    def _send_back(
+        self, claims: Sequence[Claim], changed: Changed, why: str = ""
+    ) -> dict[str, Status]:
+        """Settle claims whose inputs changed as lost: RESUBMIT, or HOLD after too many of them."""
+
+        def work(claim: Claim) -> list[Recovered]:
+            with self.db.transaction(who=claim.owner, act="finish"):
+                rows = self.db.run(
+                    "claims.losses", jobid=claim.jobid, dataid=claim.dataid, owner=claim.owner,
+                    generation=claim.generation, max_losses=MAX_LOSSES,
+                )  # fmt: skip
+                told = _told({claim.dataid: changed[claim.dataid]}) + (f" ({why})" if why else "")
+                return self.settle_lost(map(Lost._make, rows), who=claim.owner, why=told)
+
+        done = [self.db.insist(lambda each=claim: work(each))[0] for claim in claims]
+        return {each.dataid: Status(each.status) for found in done for each in found}
+
+    def _adopt(self, jobid: str, owner: str, lease: float) -> list[Claim]:
+        rows, _ = self.db.insist(
+            lambda: self.db.run("claims.adopt", jobid=jobid, owner=owner, lease=lease)
+        )
+        return [Claim(jobid, row[0], row[1], owner, row[2], float(row[3]), row[4]) for row in rows]
+
+    def _outcome(self, claim: Claim) -> set[str]:
+        rows, _ = self.db.insist(
+            lambda: self.db.run(
+                "claims.outcome",
+                jobid=claim.jobid,
+                dataid=claim.dataid,
+                generation=claim.generation,
+            )
+        )
+        return {status for (status,) in rows}
+
+    def _take(
+        self,
+        jobid: str,
+        owner: str,
+        k: int,
+        runid: str | None,
+        lease: float,
+        only: str | None,
+        skip: int,
+    ) -> list[Claim]:
+        raise NotImplementedError
+
+    def _fill(self, jobid: str, most: int) -> int:
+        raise NotImplementedError
+
+    def _finish(
+        self, claims: Sequence[Claim], facts: Sequence[Fact], *, accept: bool, why: str
+    ) -> tuple[Settled, Changed]:
+        raise NotImplementedError
+
+    def _fail(self, claim: Claim, why: str, may_retry: bool) -> list[Failure]:
+        raise NotImplementedError
+
+    def _beat(self, claims: Sequence[Claim]) -> set[str]:
+        raise NotImplementedError
+
+
+def open_store(url: str, *, schema: str = "dataflow", user: str | None = None,
+               password: str | None = None, timezone: str | None = None) -> Store:  # fmt: skip
+    """The store at a `postgresql://` or `sqlite:///` address; it connects on first use."""
+    if url.startswith("sqlite:///"):
+        from .sqlite import SqliteDatabase, SqliteStore
+
+        return SqliteStore(SqliteDatabase(url.removeprefix("sqlite:///")), timezone=timezone)
+    from .postgres import PostgresDatabase, PostgresStore
+
+    return PostgresStore(
+        PostgresDatabase(url, schema, user=user, password=password), timezone=timezone
+    )
+
+
+def new_owner() -> str:
+    """A name for one worker that no other has had: where it runs, and a random part."""
+    user = os.environ.get("USER") or os.getuid()
+    return f"{user}@{os.uname().nodename}:{os.getpid()}:{os.urandom(4).hex()}"
+
+
+def plan_of(jobid: str, rows: Sequence[tuple]) -> Plan:
+    """A plan from the rows of a job; those of now tell its rivals and dials, too."""
+    inputs = tuple(sorted({row[1] for row in rows if row[0] == "IN" and row[1]}))
+    outputs = tuple(sorted({row[1] for row in rows if row[0] == "OUT" and row[1]}))
+    environment = tuple(
+        (row[0], row[2] or "") for row in rows if row[0] and row[0] not in ("IN", "OUT")
+    )
+    if not rows or len(rows[0]) == 3:
+        return Plan(jobid, inputs, outputs, environment, (), False)
+    rivals = tuple(sorted({row[1] for row in rows if row[0] == "OUT" and row[1] and row[3] > 1}))
+    limited = any(row[4] is not None for row in rows)
+    return Plan(jobid, inputs, outputs, environment, rivals, limited, rows[0][5])
+
+
+def taken_over(claims: Sequence[Claim]) -> StaleClaim:
+    """What says that claims of one job are somebody else's now."""
+    chunks = ", ".join(repr(claim.dataid) for claim in claims[:5])
+    return StaleClaim(
+        f"Chunk {chunks} of {claims[0].jobid!r} was taken over or changed since generation "
+        f"{claims[0].generation}: nothing was settled. See `odf history {typed(claims[0].jobid)}`."
+    )
+
+
+def inputs_changed(jobid: str, changed: Changed) -> InputsChanged:
+    """What says that chunks of a job were sent back since their inputs changed."""
+    chunks = ", ".join(map(repr, list(changed)[:5]))
+    return InputsChanged(
+        f"{_told(changed)} while {jobid!r} read it: chunk {chunks} of {jobid!r} is sent back, "
+        f"to be made from what is there now. See `odf history {typed(jobid)}`.",
+        list(changed),
+    )
+
+
+def _told(changed: Changed) -> str:
+    """What happened to the inputs of some chunks, each once."""
+    inputs = dict.fromkeys(each for told in changed.values() for each in told)
+    return f"Input {' and '.join(inputs)}"

@@ -1,0 +1,1 @@
+"""Small helpers that know no word of the product."""

@@ -1,0 +1,56 @@
+"""Texts for people: one line of them, printable, as typed in a shell; and names misspelled."""
+
+from collections.abc import Iterable
+
+LONGEST_REASON = 500
+"""Characters of a reason in the tables: the log has all of it."""
+
+
+def first_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
+
+
+def in_one(text: str) -> str:
+    """Lines as one."""
+    return " ".join(line.strip() for line in text.splitlines() if line.strip())
+
+
+def tidy(reason: str) -> str:
+    """A reason on one line, in characters that every database keeps, and not too long."""
+    text = printable(reason.encode("utf-8", "replace").decode())
+    return text if len(text) <= LONGEST_REASON else text[: LONGEST_REASON - 1] + "…"
+
+
+def printable(text: str) -> str:
+    """A text that can't move the cursor or begin a line of its own."""
+    if text.isprintable():
+        return text
+    return "".join(each if each.isprintable() else ascii(each)[1:-1] for each in text)
+
+
+def typed(*words: str) -> str:
+    """Words as a person types them in a shell; on one line, whatever is in them."""
+    return " ".join(map(_typed, words))
+
+
+def _typed(word: str) -> str:
+    if word.isprintable():
+        from shlex import quote
+
+        return quote(word)
+    escaped = (
+        each
+        if each.isprintable() and each not in "\\'"
+        else "".join(f"\\{byte:03o}" for byte in each.encode("utf-8", "surrogateescape"))
+        for each in word
+    )
+    return f"$'{''.join(escaped)}'"
+
+
+def meant(name: str, known: Iterable[str]) -> str:
+    """`. Did you mean …?`, if one of the known names is like it."""
+    from difflib import get_close_matches
+
+    by_case = {each.casefold(): each for each in known if each != name}
+    found = get_close_matches(name.casefold(), by_case, n=1, cutoff=0.6)
+    return f". Did you mean {by_case[found[0]]!r}?" if found else ""
