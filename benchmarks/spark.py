@@ -299,9 +299,14 @@ def result(bench: Bench, report: Report, setting: Setting) -> None:
     start = time.monotonic()
     try:
         outcome = run_pipeline(
-            bench.store, read_project(root), "big", Settings(""), say=lambda line: None,
-            environ=os.environ, session=lambda: bench.spark,
-        )  # fmt: skip
+            bench.store,
+            read_project(root),
+            "big",
+            Settings(""),
+            say=lambda line: None,
+            environ=os.environ,
+            session=lambda: bench.spark,
+        )
     finally:
         over.set()
         watcher.join()

@@ -221,9 +221,10 @@ class Serving:
             )
             return float(self.store.db.query(text)[0]["size"]) / 1e6
         path = Path(self.url.removeprefix("sqlite:///"))
-        return sum(
-            each.stat().st_size for each in path.parent.glob(f"{path.name}*") if each.is_file()
-        ) / 1e6  # fmt: skip
+        return (
+            sum(each.stat().st_size for each in path.parent.glob(f"{path.name}*") if each.is_file())
+            / 1e6
+        )
 
     def written(self) -> Counter[str]:
         """How often each item is in the destination."""
@@ -517,9 +518,9 @@ def long(pool: Any, serving: Serving, name: str, count: int, report: Report) -> 
     largest = serving.megabytes()
     _fold_all(serving, report)
     in_order = done.names("long-")
-    wrong = sum(
-        each != f"long-{number}" for number, each in enumerate(in_order)
-    ) + abs(count - len(in_order))  # fmt: skip
+    wrong = sum(each != f"long-{number}" for number, each in enumerate(in_order)) + abs(
+        count - len(in_order)
+    )
     if wrong and not report.judges:
         raise RuntimeError(f"{wrong} of {count} items are lost, twice or in another order")
     progress("")

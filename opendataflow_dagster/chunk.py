@@ -132,10 +132,15 @@ def open_chunk(
     for each in plan.reads:
         generation, location, count, fingerprint, validated = known.get(each, (None,) * 5)
         inputs[each] = Place(
-            each, environment.columns.get(each, {}), location or environment.locations.get(each),
-            generation, count, fingerprint, None if validated is None else bool(validated),
+            each,
+            environment.columns.get(each, {}),
+            location or environment.locations.get(each),
+            generation,
+            count,
+            fingerprint,
+            None if validated is None else bool(validated),
             store.id,
-        )  # fmt: skip
+        )
     outputs = {
         each: Place(each, environment.columns.get(each, {}), environment.locations.get(each))
         for each in plan.outputs

@@ -87,9 +87,11 @@ def _folder(settings: Settings) -> Check:
     shown = [each for each in (ours, os.path.abspath(path)) if ours and each and _is_shown(each)]
     if shown:
         return Check(
-            "folder", "warn", f"other users can read {' and '.join(shown)}",
+            "folder",
+            "warn",
+            f"other users can read {' and '.join(shown)}",
             f"chmod go= {typed(*shown)}",
-        )  # fmt: skip
+        )
     return Check(
         "folder", "ok", f"{folder} is writable" if there == folder else f"{folder} can be made"
     )

@@ -17,17 +17,34 @@ SPARK_FORMATS = ("orc", "delta", "iceberg")
 
 POSTGRES, SQLITE, JDBC = "postgres", "sqlite", "jdbc"
 _DATABASES = {
-    "postgres": POSTGRES, "postgresql": POSTGRES, "sqlite": SQLITE, "sqlite3": SQLITE, "jdbc": JDBC,
-}  # fmt: skip
+    "postgres": POSTGRES,
+    "postgresql": POSTGRES,
+    "sqlite": SQLITE,
+    "sqlite3": SQLITE,
+    "jdbc": JDBC,
+}
 _SUFFIXES = (".db", ".sqlite", ".sqlite3")
 
 REMOTE = "remote+"
 """Before a URL: what is there is published as in an object store, such as `remote+file:///mnt/x`."""
 
 _REMOTE_SCHEMES = (
-    "s3a", "s3", "s3n", "gs", "abfss", "abfs", "wasbs", "wasb", "adl", "oss", "cosn", "obs", "hdfs",
-    "webhdfs", "viewfs",
-)  # fmt: skip
+    "s3a",
+    "s3",
+    "s3n",
+    "gs",
+    "abfss",
+    "abfs",
+    "wasbs",
+    "wasb",
+    "adl",
+    "oss",
+    "cosn",
+    "obs",
+    "hdfs",
+    "webhdfs",
+    "viewfs",
+)
 
 
 class Folder(NamedTuple):
@@ -128,9 +145,16 @@ def target_of(
     if dialect == POSTGRES:
         host = _without(host, "postgresql://", "").rstrip("/")
     return Table(
-        datasetid, place, dialect, database, host, told.get("schemaname", ""), told["tablename"],
-        told["chunkcolumn"], told.get("username", ""),
-    )  # fmt: skip
+        datasetid,
+        place,
+        dialect,
+        database,
+        host,
+        told.get("schemaname", ""),
+        told["tablename"],
+        told["chunkcolumn"],
+        told.get("username", ""),
+    )
 
 
 def is_remote(place: str) -> bool:

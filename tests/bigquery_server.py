@@ -50,9 +50,12 @@ class BigQuery:
         if config["sourceFormat"] != "PARQUET":
             raise Refusal(400, "invalid", f"unexpected format {config['sourceFormat']}")
         unknown = set(config) - {
-            "sourceFormat", "writeDisposition", "createDisposition", "destinationTable",
+            "sourceFormat",
+            "writeDisposition",
+            "createDisposition",
+            "destinationTable",
             "parquetOptions",
-        }  # fmt: skip
+        }
         if unknown:
             raise Refusal(400, "invalid", f"unexpected {sorted(unknown)}")
         where = config["destinationTable"]
@@ -128,11 +131,15 @@ def kind(arrow: pa.DataType) -> str:
     if pa.types.is_timestamp(arrow):
         return "TIMESTAMP" if arrow.tz else "DATETIME"
     for name, found in (
-        ("INTEGER", pa.types.is_integer), ("FLOAT", pa.types.is_floating),
-        ("BOOLEAN", pa.types.is_boolean), ("DATE", pa.types.is_date),
-        ("NUMERIC", pa.types.is_decimal), ("STRING", pa.types.is_string),
-        ("STRING", pa.types.is_large_string), ("INTEGER", pa.types.is_null),
-    ):  # fmt: skip
+        ("INTEGER", pa.types.is_integer),
+        ("FLOAT", pa.types.is_floating),
+        ("BOOLEAN", pa.types.is_boolean),
+        ("DATE", pa.types.is_date),
+        ("NUMERIC", pa.types.is_decimal),
+        ("STRING", pa.types.is_string),
+        ("STRING", pa.types.is_large_string),
+        ("INTEGER", pa.types.is_null),
+    ):
         if found(arrow):
             return name
     raise Refusal(400, "invalid", f"no type for {arrow}")
@@ -142,12 +149,13 @@ def schema(rows: pa.Table) -> dict[str, Any]:
     return {
         "fields": [
             {
-                "name": each.name, "type": kind(each.type),
+                "name": each.name,
+                "type": kind(each.type),
                 "mode": "REPEATED" if pa.types.is_list(each.type) else "NULLABLE",
             }
             for each in rows.schema
         ]
-    }  # fmt: skip
+    }
 
 
 def page(rows: pa.Table, start: int, most: int) -> dict[str, Any]:
@@ -281,7 +289,7 @@ class _Handler(BaseHTTPRequestHandler):
         told = {
             "tableReference": {"projectId": big.project, "datasetId": dataset, "tableId": table},
             "type": "VIEW" if name in big.views else "TABLE",
-        }  # fmt: skip
+        }
         if name in big.tables:
             rows = big.tables[name]
             told |= {"schema": schema(rows), "numRows": str(rows.num_rows)}
@@ -306,9 +314,10 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _result(self, name: str, rows: pa.Table) -> dict[str, Any]:
         return self._page(rows) | {
-            "jobComplete": True, "schema": schema(rows),
+            "jobComplete": True,
+            "schema": schema(rows),
             "jobReference": {"projectId": self.big.project, "jobId": name},
-        }  # fmt: skip
+        }
 
     def _upload(self, method: str, headers: dict[str, str]) -> dict[str, Any]:
         big = self.big

@@ -15,11 +15,16 @@ SCREENSHOTS = Path(__file__).with_name("screenshots")
 NO_CHROMIUM = "Chromium isn't installed: {} (Debian: apt-get install chromium)"
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 FLAGS = [
-    "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
-    "--disable-background-networking", "--disable-component-update", "--disable-sync",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
     # A container's /dev/shm is often too small for it.
     "--disable-dev-shm-usage",
-]  # fmt: skip
+]
 SECONDS = 20  # for a page, on a machine that does other things too
 COLOURS = {"green": "green", "red": "red", "blue": "blue", "gray": "missing"}
 
@@ -85,8 +90,12 @@ class UI:
 
     def counts(self) -> dict[str, int]:
         """What the page counts: green, red, blue, missing."""
-        names = {"Materialized": "green", "Failed": "red", "Materializing": "blue",
-                 "Missing": "missing"}  # fmt: skip
+        names = {
+            "Materialized": "green",
+            "Failed": "red",
+            "Materializing": "blue",
+            "Missing": "missing",
+        }
         found = {}
         for word, colour in names.items():
             label = self.page.get_by_text(re.compile(rf"^{word} \(\d+\)$"))

@@ -123,8 +123,9 @@ def java(url: str, diary: Diary, jobs: list[str], dice: random.Random, end: floa
         time.sleep(dice.random() * 0.05)
 
 
-def forcer(store: Store, diary: Diary, jobs: list[str], dice: random.Random, total: int,
-           end: float) -> None:  # fmt: skip
+def forcer(
+    store: Store, diary: Diary, jobs: list[str], dice: random.Random, total: int, end: float
+) -> None:
     """Somebody who has a chunk made again now, whoever reads it."""
     until = time.time() + (end - time.time()) / 3
     while time.time() < until and not over(diary.folder):
@@ -140,9 +141,14 @@ def forcer(store: Store, diary: Diary, jobs: list[str], dice: random.Random, tot
 
 
 def person(
-    store: Store, diary: Diary, jobs: list[str], dice: random.Random, total: int, end: float,
+    store: Store,
+    diary: Diary,
+    jobs: list[str],
+    dice: random.Random,
+    total: int,
+    end: float,
     status: str = "and status = 'READY'",
-) -> None:  # fmt: skip
+) -> None:
     """Somebody who sends chunks back: those that are done, or whatever state they are in."""
     connection = connect(store)
     mark = "?" if store.db.dialect == "sqlite" else "%s"
@@ -193,9 +199,18 @@ def read(folder: Path) -> SimpleNamespace:
     from collections import Counter
 
     told = SimpleNamespace(
-        made=Counter(), back=Counter(), doubles=[], errors=[], raced=0, stale=0, home=0, people=0,
-        changed=Counter(), forced=0, torn=[],
-    )  # fmt: skip
+        made=Counter(),
+        back=Counter(),
+        doubles=[],
+        errors=[],
+        raced=0,
+        stale=0,
+        home=0,
+        people=0,
+        changed=Counter(),
+        forced=0,
+        torn=[],
+    )
     for path in folder.glob("*.diary"):
         told.people += 1
         for line in path.read_text().splitlines():

@@ -51,10 +51,16 @@ class Dagster:
     alive: list["Dagster"] = []  # noqa: RUF012
 
     def __init__(
-        self, location: Path | str, *, name: str = "toy", database: str | None = None,
-        env: Mapping[str, str] | None = None, settings: Mapping[str, Any] | None = None,
-        hurry: bool = True, servers: Sequence[str] = SERVERS,
-    ) -> None:  # fmt: skip
+        self,
+        location: Path | str,
+        *,
+        name: str = "toy",
+        database: str | None = None,
+        env: Mapping[str, str] | None = None,
+        settings: Mapping[str, Any] | None = None,
+        hurry: bool = True,
+        servers: Sequence[str] = SERVERS,
+    ) -> None:
         self.location, self.name, self.hurry = location, name, hurry
         # Not pytest's folder: a socket's path has at most 107 characters.
         self.folder = Path(tempfile.mkdtemp(prefix="odf-dagster-"))
@@ -70,10 +76,17 @@ class Dagster:
         self._logs: dict[str, Path] = {}
         self._write_settings(database, settings or {})
         self._guard = subprocess.Popen(
-            [sys.executable, "-m", "tests.dagster_guard", str(os.getpid()), self.folder.name,
-             str(self.folder)],
-            cwd=ROOT, start_new_session=True,
-        )  # fmt: skip
+            [
+                sys.executable,
+                "-m",
+                "tests.dagster_guard",
+                str(os.getpid()),
+                self.folder.name,
+                str(self.folder),
+            ],
+            cwd=ROOT,
+            start_new_session=True,
+        )
         try:
             with _environment(self.env):
                 began = time.monotonic()
@@ -208,20 +221,39 @@ class Dagster:
         with log.open("wb") as out:
             self._processes[server] = subprocess.Popen(
                 [str(word) for word in self._command(server)],
-                cwd=ROOT, env=_clean(os.environ) | self.env, stdin=subprocess.DEVNULL,
-                stdout=out, stderr=subprocess.STDOUT, start_new_session=True,
-            )  # fmt: skip
+                cwd=ROOT,
+                env=_clean(os.environ) | self.env,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
 
     def _command(self, server: str) -> list[object]:
         workspace = ["--workspace", self.home / "workspace.yaml"]
         if server == "code_server":
             where = "-f" if isinstance(self.location, Path) else "-m"
             socket = self.folder / "grpc"
-            return [BIN / "dagster", "api", "grpc", where, self.location, "-d", ROOT,
-                    "--socket", socket]  # fmt: skip
+            return [
+                BIN / "dagster",
+                "api",
+                "grpc",
+                where,
+                self.location,
+                "-d",
+                ROOT,
+                "--socket",
+                socket,
+            ]
         if server == "webserver":
-            return [BIN / "dagster-webserver", "--host", "127.0.0.1", "--port", self.port,
-                    *workspace]  # fmt: skip
+            return [
+                BIN / "dagster-webserver",
+                "--host",
+                "127.0.0.1",
+                "--port",
+                self.port,
+                *workspace,
+            ]
         if self.hurry:
             return [sys.executable, "-m", "tests.dagster_hurried", "run", *workspace]
         return [BIN / "dagster-daemon", "run", *workspace]
@@ -272,9 +304,12 @@ class Ticker:
         """Apply what a tick says: asset events, partition keys, cursor. Return all it said."""
         # Without `instance_ref`, a run of a key that the same tick adds would be refused.
         with dg.build_sensor_context(
-            instance=self.instance, instance_ref=self.instance.get_ref(), cursor=self.cursor,
-            definitions=self.definitions, sensor_name=self.sensor.name,
-        ) as context:  # fmt: skip
+            instance=self.instance,
+            instance_ref=self.instance.get_ref(),
+            cursor=self.cursor,
+            definitions=self.definitions,
+            sensor_name=self.sensor.name,
+        ) as context:
             said = self.sensor.evaluate_tick(context)
         # The daemon's order: what is applied first is there, if it is killed before the next.
         for found in said.asset_events:

@@ -15,10 +15,22 @@ from opendataflow_dagster.store.store import Store, open_store
 from tests.stores import expire
 
 POINTS = [
-    "before claim", "claim begun", "claim written", "after claim", "heartbeat written",
-    "before finish", "finish begun", "finish written", "after finish", "before fail", "fail begun",
-    "fail written", "after fail", "recover begun", "recover written",
-]  # fmt: skip
+    "before claim",
+    "claim begun",
+    "claim written",
+    "after claim",
+    "heartbeat written",
+    "before finish",
+    "finish begun",
+    "finish written",
+    "after finish",
+    "before fail",
+    "fail begun",
+    "fail written",
+    "after fail",
+    "recover begun",
+    "recover written",
+]
 
 
 def doom(store: Store, point: str) -> None:
@@ -50,8 +62,13 @@ def doom(store: Store, point: str) -> None:
         setattr(store, name, watched)
 
     db.transaction = transaction
-    for name, act in (("_take", "claim"), ("_beat", "heartbeat"), ("_finish", "finish"),
-                      ("_fail", "fail"), ("_recover", "recover")):  # fmt: skip
+    for name, act in (
+        ("_take", "claim"),
+        ("_beat", "heartbeat"),
+        ("_finish", "finish"),
+        ("_fail", "fail"),
+        ("_recover", "recover"),
+    ):
         wrap(name, act)
 
 

@@ -67,8 +67,10 @@ class Flow:
     def known(self, *days: str) -> None:
         wait_for(
             lambda: set(days) - set(self.client.partitions("cleaned")),
-            lambda left: not left, 60, "the keys of chunks are there",
-        )  # fmt: skip
+            lambda left: not left,
+            60,
+            "the keys of chunks are there",
+        )
 
     def steer(self, name: str, *chunks: str) -> None:
         """Name chunks (`clean 2026-01-01`) in one of the files that steer the jobs."""
@@ -79,9 +81,13 @@ class Flow:
     def odf(self, *words: object, wait: bool = True) -> Background:
         """Start `odf` as a person would, without any of Dagster's environment."""
         process = Background(
-            [str(each) for each in (ODF, *words)], env=os.environ | self.env, cwd=self.folder,
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-        )  # fmt: skip
+            [str(each) for each in (ODF, *words)],
+            env=os.environ | self.env,
+            cwd=self.folder,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
         if wait:
             said, _ = process.communicate(timeout=60)
             assert process.returncode == 0, said
@@ -108,9 +114,11 @@ class Flow:
         """Wait until chunks have a colour."""
         wanted = dict.fromkeys(days, colour)
         wait_for(
-            lambda: self.squares(dataset, days), wanted.__eq__, timeout,
+            lambda: self.squares(dataset, days),
+            wanted.__eq__,
+            timeout,
             f"{dataset} is {colour}",
-        )  # fmt: skip
+        )
 
     def drift(self) -> list[Drift]:
         return drift(self.store, Mirror(self.dagster.instance))

@@ -127,10 +127,13 @@ class Client:
         """Press Reload."""
         self.ask(
             "mutation($name: String!) { reloadRepositoryLocation(repositoryLocationName: $name) "
-            "{ " + ERROR + " ... on WorkspaceLocationEntry { id locationOrLoadError { " + ERROR
+            "{ "
+            + ERROR
+            + " ... on WorkspaceLocationEntry { id locationOrLoadError { "
+            + ERROR
             + " } } } }",
             name=self.location,
-        )  # fmt: skip
+        )
 
     def assets(self) -> list[str]:
         """Keys of all assets that the location defines, as paths."""
@@ -167,9 +170,11 @@ class Client:
         node = self.ask(
             "query($key: AssetKeyInput!, $only: [String!]) { assetNodeOrError(assetKey: $key) { "
             "__typename ... on AssetNode { latestMaterializationByPartition(partitions: $only) { "
-            + EVENT + "} } } }",
-            key=key(asset), only=partitions,
-        )  # fmt: skip
+            + EVENT
+            + "} } } }",
+            key=key(asset),
+            only=partitions,
+        )
         found = [event(each) for each in node["latestMaterializationByPartition"] if each]
         return {each.partition or "": each for each in found}
 
@@ -179,8 +184,10 @@ class Client:
             "query($key: AssetKeyInput!, $only: [String!], $limit: Int) { "
             "assetNodeOrError(assetKey: $key) { __typename ... on AssetNode { "
             "assetMaterializations(partitions: $only, limit: $limit) { " + EVENT + "} } } }",
-            key=key(asset), only=[partition], limit=limit,
-        )  # fmt: skip
+            key=key(asset),
+            only=[partition],
+            limit=limit,
+        )
         return [event(each) for each in node["assetMaterializations"]]
 
     def told_by(self, run: str, asset: str, partition: str) -> Event:
@@ -194,8 +201,10 @@ class Client:
             "mutation($name: String!, $key: String!, $where: RepositorySelector!) { "
             "addDynamicPartition(partitionsDefName: $name, partitionKey: $key, "
             "repositorySelector: $where) { " + ERROR + " } }",
-            name=name, key=partition, where=self.repository,
-        )  # fmt: skip
+            name=name,
+            key=partition,
+            where=self.repository,
+        )
 
     def delete_partitions(self, name: str, partitions: Sequence[str], wipe: bool = False) -> None:
         """Delete keys; with `wipe`, what was reported of them too."""
@@ -203,9 +212,13 @@ class Client:
             "mutation($name: String!, $keys: [String!]!, $where: RepositorySelector!, "
             "$wipe: Boolean) { deleteDynamicPartitions(partitionsDefName: $name, "
             "partitionKeys: $keys, repositorySelector: $where, wipeMaterializations: $wipe) { "
-            + ERROR + " } }",
-            name=name, keys=list(partitions), where=self.repository, wipe=wipe,
-        )  # fmt: skip
+            + ERROR
+            + " } }",
+            name=name,
+            keys=list(partitions),
+            where=self.repository,
+            wipe=wipe,
+        )
 
     def wipe(self, *assets: str) -> None:
         """Forget all materializations of assets: "Wipe materializations" in the UI."""
@@ -231,10 +244,15 @@ class Client:
     # runs
 
     def launch(
-        self, assets: Iterable[str], partition: str | None = None, *,
-        through: str | None = None, tags: Mapping[str, str] | None = None,
-        config: Mapping[str, Any] | None = None, job: str = "__ASSET_JOB",
-    ) -> str:  # fmt: skip
+        self,
+        assets: Iterable[str],
+        partition: str | None = None,
+        *,
+        through: str | None = None,
+        tags: Mapping[str, str] | None = None,
+        config: Mapping[str, Any] | None = None,
+        job: str = "__ASSET_JOB",
+    ) -> str:
         """Launch a run of assets and return its id: of one partition, or the range `through`."""
         tags = dict(tags or {})
         if partition is not None and through is None:
@@ -243,28 +261,32 @@ class Client:
             tags["dagster/asset_partition_range_start"] = partition
             tags["dagster/asset_partition_range_end"] = through
         answer = self.ask(
-            "mutation($what: ExecutionParams!) { launchRun(executionParams: $what) { " + ERROR
+            "mutation($what: ExecutionParams!) { launchRun(executionParams: $what) { "
+            + ERROR
             + " ... on InvalidSubsetError { message } ... on RunConfigValidationInvalid "
             "{ errors { message } } ... on LaunchRunSuccess { run { id } } } }",
             what={
                 "selector": {
-                    **self.repository, "jobName": job,
+                    **self.repository,
+                    "jobName": job,
                     "assetSelection": [key(asset) for asset in assets],
                 },
                 "runConfigData": config or {},
                 "executionMetadata": {"tags": pairs(tags)},
             },
-        )  # fmt: skip
+        )
         return answer["run"]["id"]
 
     def terminate(self, run: str, *, now: bool = False) -> None:
         """Terminate a run; `now` is the UI's "force termination"."""
         self.ask(
             "mutation($run: String!, $policy: TerminateRunPolicy) { "
-            "terminateRun(runId: $run, terminatePolicy: $policy) { " + ERROR
+            "terminateRun(runId: $run, terminatePolicy: $policy) { "
+            + ERROR
             + " ... on TerminateRunFailure { message } } }",
-            run=run, policy="MARK_AS_CANCELED_IMMEDIATELY" if now else "SAFE_TERMINATE",
-        )  # fmt: skip
+            run=run,
+            policy="MARK_AS_CANCELED_IMMEDIATELY" if now else "SAFE_TERMINATE",
+        )
 
     def delete_run(self, run: str) -> None:
         """Delete a run and its events."""
@@ -315,9 +337,13 @@ class Client:
     # backfills
 
     def backfill(
-        self, assets: Iterable[str], partitions: Sequence[str] | None, *,
-        ranges: Iterable[tuple[str, str]] = (), tags: Mapping[str, str] | None = None,
-    ) -> str:  # fmt: skip
+        self,
+        assets: Iterable[str],
+        partitions: Sequence[str] | None,
+        *,
+        ranges: Iterable[tuple[str, str]] = (),
+        tags: Mapping[str, str] | None = None,
+    ) -> str:
         """Launch a backfill of partitions, or all (None), or `ranges` of keys; return its id."""
         keys = [key(asset) for asset in assets]
         spans = [{"start": start, "end": end} for start, end in ranges]
@@ -335,7 +361,7 @@ class Client:
             "$what) { " + ERROR + " ... on PartitionKeysNotFoundError { message } "
             "... on InvalidSubsetError { message } ... on LaunchBackfillSuccess { backfillId } } }",
             what=what,
-        )  # fmt: skip
+        )
         return answer["backfillId"]
 
     def backfill_status(self, backfill: str) -> str:
@@ -352,11 +378,14 @@ class Client:
         )["assetBackfillData"]
         return {
             "/".join(each["assetKey"]["path"]): Counts(
-                each["numPartitionsTargeted"], each["numPartitionsInProgress"],
-                each["numPartitionsMaterialized"], each["numPartitionsFailed"],
+                each["numPartitionsTargeted"],
+                each["numPartitionsInProgress"],
+                each["numPartitionsMaterialized"],
+                each["numPartitionsFailed"],
             )
-            for each in found["assetBackfillStatuses"] if each
-        }  # fmt: skip
+            for each in found["assetBackfillStatuses"]
+            if each
+        }
 
     def backfill_runs(self, backfill: str) -> list[str]:
         """Ids of a backfill's runs."""
@@ -377,10 +406,13 @@ class Client:
 
     def _backfill(self, backfill: str, fields: str) -> dict[str, Any]:
         return self.ask(
-            "query($id: String!) { partitionBackfillOrError(backfillId: $id) { " + ERROR
-            + " ... on PartitionBackfill { " + fields + " } } }",
+            "query($id: String!) { partitionBackfillOrError(backfillId: $id) { "
+            + ERROR
+            + " ... on PartitionBackfill { "
+            + fields
+            + " } } }",
             id=backfill,
-        )  # fmt: skip
+        )
 
     # sensors and schedules
 
@@ -388,18 +420,20 @@ class Client:
         """RUNNING or STOPPED, of each sensor."""
         found = self.ask(
             "query($where: RepositorySelector!) { sensorsOrError(repositorySelector: $where) { "
-            + ERROR + " ... on Sensors { results { name sensorState { status } } } } }",
+            + ERROR
+            + " ... on Sensors { results { name sensorState { status } } } } }",
             where=self.repository,
-        )  # fmt: skip
+        )
         return {each["name"]: each["sensorState"]["status"] for each in found["results"]}
 
     def start_sensor(self, name: str) -> None:
         """Switch a sensor on."""
         self.ask(
-            "mutation($which: SensorSelector!) { startSensor(sensorSelector: $which) { " + ERROR
+            "mutation($which: SensorSelector!) { startSensor(sensorSelector: $which) { "
+            + ERROR
             + " } }",
             which={**self.repository, "sensorName": name},
-        )  # fmt: skip
+        )
 
     def stop_sensor(self, name: str) -> None:
         """Switch a sensor off, until it stays off.
@@ -435,15 +469,19 @@ class Client:
         return wait_for(
             look,
             lambda tick: tick and tick["timestamp"] >= asked and tick["status"] != "STARTED",
-            timeout, f"sensor {name} ticks",
-        )  # fmt: skip
+            timeout,
+            f"sensor {name} ticks",
+        )
 
     def _sensor(self, name: str, fields: str) -> dict[str, Any]:
         return self.ask(
-            "query($which: SensorSelector!) { sensorOrError(sensorSelector: $which) { " + ERROR
-            + " ... on Sensor { " + fields + " } } }",
+            "query($which: SensorSelector!) { sensorOrError(sensorSelector: $which) { "
+            + ERROR
+            + " ... on Sensor { "
+            + fields
+            + " } } }",
             which={**self.repository, "sensorName": name},
-        )  # fmt: skip
+        )
 
     # asset checks
 
@@ -453,14 +491,19 @@ class Client:
             "query($key: AssetKeyInput!, $check: String!, $limit: Int!) { "
             "assetCheckExecutions(assetKey: $key, checkName: $check, limit: $limit) { "
             "status partition runId evaluation { success severity description } } }",
-            key=key(asset), check=check, limit=limit,
-        )  # fmt: skip
+            key=key(asset),
+            check=check,
+            limit=limit,
+        )
 
 
 def wait_for(
-    look: Callable[[], T], wanted: Callable[[T], Any] = bool, timeout: float = 30,
-    what: str = "it", every: float = 0.1,
-) -> T:  # fmt: skip
+    look: Callable[[], T],
+    wanted: Callable[[T], Any] = bool,
+    timeout: float = 30,
+    what: str = "it",
+    every: float = 0.1,
+) -> T:
     """Look until what is seen is `wanted`, and return it; the error says what was seen last."""
     timeout *= 2  # where something else keeps the machine busy
     end = time.monotonic() + timeout
@@ -490,10 +533,11 @@ def pairs(tags: Mapping[str, str]) -> list[dict[str, str]]:
 def event(found: Mapping[str, Any]) -> Event:
     """An event, from what the webserver says of it."""
     return Event(
-        found["runId"], found["partition"],
+        found["runId"],
+        found["partition"],
         {tag["key"]: tag["value"] for tag in found["tags"]},
         dict(entries(found["metadataEntries"])),
-    )  # fmt: skip
+    )
 
 
 def entries(found: Iterable[Mapping[str, Any]]) -> Iterator[tuple[str, Any]]:

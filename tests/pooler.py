@@ -48,17 +48,24 @@ class Pooler:
         settings = self.folder / "pgbouncer.ini"
         settings.write_text(
             SETTINGS.format(
-                port=server.port, listen=self.port, mode=mode, size=size, user=user,
+                port=server.port,
+                listen=self.port,
+                mode=mode,
+                size=size,
+                user=user,
                 folder=self.folder,
             )
-        )  # fmt: skip
+        )
         who = _unprivileged()  # it refuses root, as PostgreSQL does
         if who:
             os.chown(self.folder, who["user"], who["group"])
         self._process = subprocess.Popen(
-            [PROGRAM, "-q", str(settings)], cwd=self.folder, stderr=subprocess.DEVNULL,
-            preexec_fn=_end_with_parent, **who,
-        )  # fmt: skip
+            [PROGRAM, "-q", str(settings)],
+            cwd=self.folder,
+            stderr=subprocess.DEVNULL,
+            preexec_fn=_end_with_parent,
+            **who,
+        )
         self._wait()
 
     def url(self, direct: str) -> str:

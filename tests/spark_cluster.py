@@ -42,13 +42,28 @@ class Cluster:
         self._cores, self._memory = cores, memory
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self._guard = subprocess.Popen(
-            [sys.executable, "-m", "tests.dagster_guard", str(os.getpid()), self.folder.name,
-             str(self.folder)],
-            cwd=ROOT, start_new_session=True,
-        )  # fmt: skip
+            [
+                sys.executable,
+                "-m",
+                "tests.dagster_guard",
+                str(os.getpid()),
+                self.folder.name,
+                str(self.folder),
+            ],
+            cwd=ROOT,
+            start_new_session=True,
+        )
         try:
-            self._spawn("master", f"{DEPLOY}.master.Master", "--host", "127.0.0.1",
-                        "--port", self.port, "--webui-port", 0)  # fmt: skip
+            self._spawn(
+                "master",
+                f"{DEPLOY}.master.Master",
+                "--host",
+                "127.0.0.1",
+                "--port",
+                self.port,
+                "--webui-port",
+                0,
+            )
             self._wait("master", "New state: ALIVE")
             names = [f"worker{number}" for number in range(1, workers + 1)]
             for name in names:
@@ -136,10 +151,22 @@ class Cluster:
 
     def _start_worker(self, name: str) -> None:
         self._spawn(
-            name, f"{DEPLOY}.worker.Worker", "--host", "127.0.0.1", "--port", 0, "--webui-port", 0,
-            "--cores", self._cores, "--memory", self._memory,
-            "--work-dir", self.folder / f"{name}-work", self.url,
-        )  # fmt: skip
+            name,
+            f"{DEPLOY}.worker.Worker",
+            "--host",
+            "127.0.0.1",
+            "--port",
+            0,
+            "--webui-port",
+            0,
+            "--cores",
+            self._cores,
+            "--memory",
+            self._memory,
+            "--work-dir",
+            self.folder / f"{name}-work",
+            self.url,
+        )
 
     def _spawn(self, name: str, *words: object) -> None:
         from pyspark.find_spark_home import _find_spark_home
@@ -164,9 +191,13 @@ class Cluster:
         with (self.folder / f"{name}.log").open("wb") as log:
             self._processes[name] = subprocess.Popen(
                 [os.path.join(home, "bin", "spark-class"), *map(str, words)],
-                cwd=self.folder, env=environ, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+                cwd=self.folder,
+                env=environ,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
                 start_new_session=True,
-            )  # fmt: skip
+            )
 
     def _wait(self, name: str, words: str, timeout: float = 60) -> None:
         end = time.monotonic() + timeout

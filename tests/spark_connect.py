@@ -40,8 +40,9 @@ def connect_url() -> Iterator[str]:
     words = [word for key, value in conf.items() for word in ("--conf", f"{key}={value}")]
     guard = subprocess.Popen(
         [sys.executable, "-m", "tests.dagster_guard", str(os.getpid()), folder.name, str(folder)],
-        cwd=ROOT, start_new_session=True,
-    )  # fmt: skip
+        cwd=ROOT,
+        start_new_session=True,
+    )
     environ = os.environ | {
         NAME: folder.name,
         "JAVA_HOME": needed_java(),
@@ -50,11 +51,22 @@ def connect_url() -> Iterator[str]:
     }
     with (folder / "log").open("wb") as log:
         server = subprocess.Popen(
-            [os.path.join(home, "bin", "spark-submit"), "--master", "local[2]", *words,
-             "--class", SERVER, "spark-internal"],
-            cwd=folder, env=environ, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+            [
+                os.path.join(home, "bin", "spark-submit"),
+                "--master",
+                "local[2]",
+                *words,
+                "--class",
+                SERVER,
+                "spark-internal",
+            ],
+            cwd=folder,
+            env=environ,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
             start_new_session=True,
-        )  # fmt: skip
+        )
     try:
         _wait(port, server, folder / "log")
         yield f"sc://127.0.0.1:{port}"

@@ -41,10 +41,14 @@ class Zygote:
     def __init__(self, folder: Path) -> None:
         self._log = (folder / "zygote.log").open("w")
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.spark_doomed"], cwd=ROOT, text=True,
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log,
+            [sys.executable, "-m", "tests.spark_doomed"],
+            cwd=ROOT,
+            text=True,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._log,
             start_new_session=True,
-        )  # fmt: skip
+        )
         self.log = folder / "run.log"
 
     def __enter__(self) -> Self:
@@ -99,8 +103,12 @@ def real(work: Mapping[str, Any], log: Path) -> subprocess.Popen[bytes]:
     with log.open("ab") as file:
         return subprocess.Popen(
             [sys.executable, "-m", "tests.spark_doomed", json.dumps(work)],
-            cwd=ROOT, start_new_session=True, stdin=subprocess.DEVNULL, stdout=file, stderr=file,
-        )  # fmt: skip
+            cwd=ROOT,
+            start_new_session=True,
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=file,
+        )
 
 
 # --- in a run ---
@@ -203,10 +211,18 @@ def _literal(version: int) -> Any:
 
 
 def run(
-    session: Callable[[], "SparkSession"], url: str, jobid: str, version: int = 0,
-    point: str = "", delay: float = 0.0, slow: int = 0, batch: int = 1, stop: bool = False,
-    group: bool = False, all_chunks: bool = False,
-) -> int:  # fmt: skip
+    session: Callable[[], "SparkSession"],
+    url: str,
+    jobid: str,
+    version: int = 0,
+    point: str = "",
+    delay: float = 0.0,
+    slow: int = 0,
+    batch: int = 1,
+    stop: bool = False,
+    group: bool = False,
+    all_chunks: bool = False,
+) -> int:
     """Run a job; at `point` it is killed (with `group`, its Java too), or stopped if `stop`."""
     from opendataflow_dagster.config.settings import load_settings
     from opendataflow_dagster.spark.run import run_spark_job
@@ -220,10 +236,16 @@ def run(
     store = open_store(url)
     doom(point, delay, act)
     outcome = run_spark_job(
-        store, jobid, jobid, versioned(version, slow, batch), load_settings(),
-        say=lambda line: print(line, flush=True), environ=os.environ,
-        all_chunks=all_chunks or batch > 1, session=session,
-    )  # fmt: skip
+        store,
+        jobid,
+        jobid,
+        versioned(version, slow, batch),
+        load_settings(),
+        say=lambda line: print(line, flush=True),
+        environ=os.environ,
+        all_chunks=all_chunks or batch > 1,
+        session=session,
+    )
     store.close()
     return outcome.code
 

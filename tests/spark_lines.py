@@ -29,10 +29,12 @@ def labels_of_jobs(spark: "SparkSession") -> Iterator[list[tuple[str | None, str
         jobs = java.statusStore().jobsList(None)
         found = [jobs.apply(at) for at in range(jobs.size())]
         return {
-            job.jobId(): tuple(each.get() if each.isDefined() else None
-                               for each in (job.jobGroup(), job.description()))
+            job.jobId(): tuple(
+                each.get() if each.isDefined() else None
+                for each in (job.jobGroup(), job.description())
+            )
             for job in found
-        }  # fmt: skip
+        }
 
     before, labels = known(), []
     yield labels
@@ -81,17 +83,35 @@ class Line:
 
         self.store._plans.clear()
         return run_spark_job(
-            self.store, jobid, jobid, as_spark_job(fn), load_settings(), say=self.said.append,
-            environ=os.environ, session=lambda: self.spark, all_chunks=all_chunks, **more,
-        )  # fmt: skip
+            self.store,
+            jobid,
+            jobid,
+            as_spark_job(fn),
+            load_settings(),
+            say=self.said.append,
+            environ=os.environ,
+            session=lambda: self.spark,
+            all_chunks=all_chunks,
+            **more,
+        )
 
     def status(self, datasetid: str, dataid: str, jobid: str) -> str | None:
         return status(self.store, datasetid, dataid, jobid)
 
     def facts(self, datasetid: str) -> dict[str, Mapping[str, Any]]:
         """Dataid → what is known of its last generation."""
-        names = ("dataid", "rows", "bytes", "fingerprint", "schema", "location", "validated",
-                 "checks", "generation", "inputs")  # fmt: skip
+        names = (
+            "dataid",
+            "rows",
+            "bytes",
+            "fingerprint",
+            "schema",
+            "location",
+            "validated",
+            "checks",
+            "generation",
+            "inputs",
+        )
         rows = sql(
             self.store,
             f"select {', '.join(names)} from chunkfact where datasetid = :d order by generation",

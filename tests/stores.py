@@ -12,10 +12,26 @@ from opendataflow_dagster.model import Claim
 from opendataflow_dagster.store.store import Store, open_store
 
 TABLES = (
-    "dataset", "job", "datastatus", "jobpolicy", "claim", "chunkfact", "chunkrange", "pending",
-    "fill", "dataevent", "dataflow_meta", "pipelinestep", "streamitem", "streamkey", "streamtoken",
-    "streamfold", "csvfile", "csvpart", "registration",
-)  # fmt: skip
+    "dataset",
+    "job",
+    "datastatus",
+    "jobpolicy",
+    "claim",
+    "chunkfact",
+    "chunkrange",
+    "pending",
+    "fill",
+    "dataevent",
+    "dataflow_meta",
+    "pipelinestep",
+    "streamitem",
+    "streamkey",
+    "streamtoken",
+    "streamfold",
+    "csvfile",
+    "csvpart",
+    "registration",
+)
 
 
 @pytest.fixture(params=["sqlite", "postgres"])
@@ -71,14 +87,22 @@ def register(
         sql(
             store,
             "insert into job (jobid, itemtype, datasetid, itemvalue) values (:j, :t, :d, :v)",
-            j=jobid, t=itemtype, d=datasetid, v=value,
-        )  # fmt: skip
+            j=jobid,
+            t=itemtype,
+            d=datasetid,
+            v=value,
+        )
 
 
 def put(
-    store: Store, datasetid: str, dataid: str, status: str | None = "READY", *,
-    jobid: str = "loader", locktype: str | None = "OUT",
-) -> None:  # fmt: skip
+    store: Store,
+    datasetid: str,
+    dataid: str,
+    status: str | None = "READY",
+    *,
+    jobid: str = "loader",
+    locktype: str | None = "OUT",
+) -> None:
     """Write one row of datastatus over whatever is there."""
     sql(
         store,
@@ -86,8 +110,12 @@ def put(
         "values (:d, :j, :i, :l, :s) "
         "on conflict (datasetid, jobid, dataid) do update "
         "set locktype = excluded.locktype, status = excluded.status",
-        d=datasetid, j=jobid, i=dataid, l=locktype, s=status,
-    )  # fmt: skip
+        d=datasetid,
+        j=jobid,
+        i=dataid,
+        l=locktype,
+        s=status,
+    )
 
 
 def policy(store: Store, jobid: str, **dials: Any) -> None:
@@ -117,8 +145,9 @@ def expire(store: Store, claim: Claim | None = None) -> None:
         sql(
             store,
             "update claim set lease_end = '2001-01-01 00:00:00' where jobid = :j and dataid = :d",
-            j=claim.jobid, d=claim.dataid,
-        )  # fmt: skip
+            j=claim.jobid,
+            d=claim.dataid,
+        )
 
 
 def statuses(
@@ -168,8 +197,11 @@ def claimable(store: Store) -> dict[tuple[str, str], int]:
     for jobid, items in jobs.items():
         if "today" not in items["IN"]:
             for dataid, rows in chunks.items():
-                mine = [row for row in rows if row[0] not in versioned or row[3] != "IN"
-                        or row[1] == jobid]  # fmt: skip
+                mine = [
+                    row
+                    for row in rows
+                    if row[0] not in versioned or row[3] != "IN" or row[1] == jobid
+                ]
                 rank = _rank(jobid, items["IN"], items["OUT"], mine)
                 if dataid and rank is not None:
                     found[jobid, dataid] = rank

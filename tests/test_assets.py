@@ -41,7 +41,7 @@ from tests.stores import (
     status,
     statuses,
     take,
-)  # fmt: skip
+)
 
 RANGE = "dagster/asset_partition_range_start", "dagster/asset_partition_range_end"
 
@@ -109,18 +109,24 @@ def run(dataflow: DataflowResource, instance: dg.DagsterInstance) -> Callable[..
             told |= dict(zip(RANGE, (keys[0], keys[-1]), strict=True))
         return Ran(
             dg.materialize(
-                [assets], instance=instance, resources={"dataflow": dataflow}, tags=told,
-                partition_key=keys[0] if len(keys) == 1 else None, raise_on_error=False,
+                [assets],
+                instance=instance,
+                resources={"dataflow": dataflow},
+                tags=told,
+                partition_key=keys[0] if len(keys) == 1 else None,
+                raise_on_error=False,
             )
-        )  # fmt: skip
+        )
 
     return ran
 
 
 def job_of(
-    dataflow: DataflowResource, fn: Callable[..., Any] = lambda chunk: None, job: str = "loadbob",
+    dataflow: DataflowResource,
+    fn: Callable[..., Any] = lambda chunk: None,
+    job: str = "loadbob",
     **more: Any,
-) -> dg.AssetsDefinition:  # fmt: skip
+) -> dg.AssetsDefinition:
     return dataflow_assets(job=job, dataflow=dataflow, **more)(fn)
 
 
@@ -311,8 +317,11 @@ def test_several_outputs_and_odd_names_are_told_apart(
 
     assert ran.success
     assert {name: metadata(event)["rows"] for (name, _), event in ran.made.items()} == {
-        "input": None, "out_x2F_1": 1, "out 1": None, "größe": 2,
-    }  # fmt: skip
+        "input": None,
+        "out_x2F_1": 1,
+        "out 1": None,
+        "größe": 2,
+    }
     assert {key for _, key in ran.made} == {"x%2C y"}
 
 
@@ -327,10 +336,12 @@ def test_the_jobs_below_go_on_in_the_same_run(
     instance.add_dynamic_partitions("dataflow/bobin", keys(days))
 
     result = dg.materialize(
-        assets, instance=instance, resources={"dataflow": dataflow},
+        assets,
+        instance=instance,
+        resources={"dataflow": dataflow},
         partition_key=keys(1)[0] if days == 1 else None,
         tags=dict(zip(RANGE, (keys(days)[0], keys(days)[-1]), strict=True)) if days > 1 else None,
-    )  # fmt: skip
+    )
 
     made = [
         (found.asset_key.to_user_string(), found.partition)
@@ -404,9 +415,11 @@ def test_a_job_that_may_not_run_fails_in_one_line(
 
 
 def test_a_traceback_is_in_the_log_of_the_run(
-    dataflow: DataflowResource, store: Store, run: Callable[..., Ran],
+    dataflow: DataflowResource,
+    store: Store,
+    run: Callable[..., Ran],
     instance: dg.DagsterInstance,
-) -> None:  # fmt: skip
+) -> None:
     put(store, "bobin", "1")
 
     def make(_: Chunk) -> None:
@@ -448,10 +461,13 @@ def test_a_server_that_stays_away_ends_the_run_in_one_line(
     store.db.patience = 0.5
     ran = Ran(
         dg.materialize(
-            [assets], instance=instance, resources={"dataflow": dataflow}, partition_key="1",
+            [assets],
+            instance=instance,
+            resources={"dataflow": dataflow},
+            partition_key="1",
             raise_on_error=False,
         )
-    )  # fmt: skip
+    )
     postgres_server.start()
 
     assert ran.reason.startswith("The database of OpenDataFlow is away: ")
@@ -463,9 +479,11 @@ def test_a_server_that_stays_away_ends_the_run_in_one_line(
 
 
 def test_a_claim_that_was_cut_off_is_settled(
-    dataflow: DataflowResource, store: Store, run: Callable[..., Ran],
+    dataflow: DataflowResource,
+    store: Store,
+    run: Callable[..., Ran],
     monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+) -> None:
     put(store, "bobin", "1")
     claim = store.claim
 
@@ -497,17 +515,24 @@ def test_specs_are_of_what_jobs_write_and_the_rest_is_external(
     rest = external_assets(catalog, {"bobout", "total"})
     assert [spec.key.to_user_string() for spec in rest] == ["bobin", "x"]
     dg.Definitions.validate_loadable(
-        dg.Definitions([job_of(dataflow), *external_assets(catalog, {"bobout"})],
-                       resources={"dataflow": dataflow})
-    )  # fmt: skip
+        dg.Definitions(
+            [job_of(dataflow), *external_assets(catalog, {"bobout"})],
+            resources={"dataflow": dataflow},
+        )
+    )
 
 
 def test_the_definition_is_one_step_with_its_options(dataflow: DataflowResource) -> None:
     assets = job_of(
-        dataflow, group_name="sales", pool="few", kinds={"python"}, op_tags={"a": "b"},
-        backfill_policy=dg.BackfillPolicy.single_run(), code_version="3",
+        dataflow,
+        group_name="sales",
+        pool="few",
+        kinds={"python"},
+        op_tags={"a": "b"},
+        backfill_policy=dg.BackfillPolicy.single_run(),
+        code_version="3",
         required_resource_keys={"more"},
-    )  # fmt: skip
+    )
     assert not assets.can_subset
     assert assets.op.name == "loadbob"
     assert assets.op.pool == "few"
@@ -613,10 +638,23 @@ class Worker:
             instance.add_dynamic_partitions("dataflow/bobin", ["1", "2"])
         with self.printed.open("wb") as out:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "dagster", "asset", "materialize", "-f", "location.py",
-                 "--select", "*", "--partition-range", "1...2"],
-                env=environ, stdout=out, stderr=subprocess.STDOUT,
-            )  # fmt: skip
+                [
+                    sys.executable,
+                    "-m",
+                    "dagster",
+                    "asset",
+                    "materialize",
+                    "-f",
+                    "location.py",
+                    "--select",
+                    "*",
+                    "--partition-range",
+                    "1...2",
+                ],
+                env=environ,
+                stdout=out,
+                stderr=subprocess.STDOUT,
+            )
 
     def __enter__(self) -> "Worker":
         return self
@@ -701,8 +739,9 @@ def test_trivial_chunks_are_quick(
         store,
         "with recursive n(i) as (select 1 union all select i + 1 from n where i < :count) "
         "insert into datastatus (datasetid, jobid, dataid, locktype, status) "
-        "select 'bobin', 'loader', cast(i as varchar), 'OUT', 'READY' from n", count=count,
-    )  # fmt: skip
+        "select 'bobin', 'loader', cast(i as varchar), 'OUT', 'READY' from n",
+        count=count,
+    )
     assets = job_of(dataflow)
     began = time.process_time()
 
@@ -716,9 +755,11 @@ def test_trivial_chunks_are_quick(
 
 
 def test_what_the_dial_holds_back_waits_for_its_turn(
-    dataflow: DataflowResource, store: Store, run: Callable[..., Ran],
+    dataflow: DataflowResource,
+    store: Store,
+    run: Callable[..., Ran],
     monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+) -> None:
     for key in keys(4):
         put(store, "bobin", key)
     [other] = store.claim("loadbob", owner="somebody else", only=keys(4)[3])
@@ -817,9 +858,11 @@ def test_an_interrupt_gives_back_what_a_run_has_claimed_and_not_begun(
 
 
 def test_a_person_who_terminates_a_run_holds_what_it_has_claimed(
-    dataflow: DataflowResource, store: Store, run: Callable[..., Ran],
+    dataflow: DataflowResource,
+    store: Store,
+    run: Callable[..., Ran],
     monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+) -> None:
     for number in range(1, 5):
         put(store, "bobin", str(number))
     policy(store, "loadbob", batch_size=3)
@@ -882,9 +925,11 @@ def test_a_run_that_others_have_ended_makes_no_more_chunks(
 
 
 def test_a_chunk_that_another_has_in_hand_is_asked_for_again_shortly(
-    dataflow: DataflowResource, store: Store, run: Callable[..., Ran],
+    dataflow: DataflowResource,
+    store: Store,
+    run: Callable[..., Ran],
     monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+) -> None:
     for key in keys(2):
         put(store, "bobin", key)
     [other] = store.claim("loadbob", owner="somebody else", only=keys(2)[0])
@@ -897,9 +942,11 @@ def test_a_chunk_that_another_has_in_hand_is_asked_for_again_shortly(
 
 
 def test_a_chunk_that_another_keeps_in_hand_is_refused(
-    dataflow: DataflowResource, store: Store, run: Callable[..., Ran],
+    dataflow: DataflowResource,
+    store: Store,
+    run: Callable[..., Ran],
     monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+) -> None:
     monkeypatch.setattr("opendataflow_dagster.dagster.step_claim.LOCK_PATIENCE", 0.0)
     put(store, "bobin", keys(1)[0])
     store.claim("loadbob", owner="somebody else")

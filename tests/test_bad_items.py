@@ -86,12 +86,22 @@ SAYS: dict[tuple[str, str], str] = {
     ("postgres", "no name"): "zero-length|no column ''",
     ("postgres", "many columns"): "1600 columns|no column 'c0'|\"c0\" of relation",
     ("csvfile", "half a character"): "Column 'v' has a text that isn't Unicode",
-}  # fmt: skip
+}
 
 PLACES = (
-    "parquet", "csv", "json", "sqlite new", "sqlite there", "sqlite chunks", "postgres new",
-    "postgres there", "postgres chunks", "csvfile new", "csvfile there", "csvfile replace",
-)  # fmt: skip
+    "parquet",
+    "csv",
+    "json",
+    "sqlite new",
+    "sqlite there",
+    "sqlite chunks",
+    "postgres new",
+    "postgres there",
+    "postgres chunks",
+    "csvfile new",
+    "csvfile there",
+    "csvfile replace",
+)
 
 
 class Somewhere:
@@ -106,10 +116,15 @@ class Somewhere:
         elif self.name == "postgres":
             parts = conninfo_to_dict(request.getfixturevalue("postgres_url"))
             host = f"{parts.get('host', '')}:{parts['port']}" if "port" in parts else parts["host"]
-            self.shop = Shop(store, "postgresql", {
-                "hostname": str(host), "database": str(parts["dbname"]),
-                "username": str(parts.get("user", "")),
-            })  # fmt: skip
+            self.shop = Shop(
+                store,
+                "postgresql",
+                {
+                    "hostname": str(host),
+                    "database": str(parts["dbname"]),
+                    "username": str(parts.get("user", "")),
+                },
+            )
 
     def begin(self) -> None:
         """Have nothing there, or an empty table or file."""

@@ -59,10 +59,15 @@ def test_a_run_appends_or_replaces(store: Store, project: Project, big: BigQuery
     add(store, big)
     destination = to(store, project)
     made = frame(
-        n=[1, 2], x=[1.5, None], ok=[True, False], day=[date(2026, 1, 2), None],
-        at=[datetime(2026, 1, 2, 3, 4, 5, 6), datetime(2026, 1, 3)], text=["ü", None],
-        price=[Decimal("1.20"), Decimal("3.00")], tags=[["a", "b"], []],
-    )  # fmt: skip
+        n=[1, 2],
+        x=[1.5, None],
+        ok=[True, False],
+        day=[date(2026, 1, 2), None],
+        at=[datetime(2026, 1, 2, 3, 4, 5, 6), datetime(2026, 1, 3)],
+        text=["ü", None],
+        price=[Decimal("1.20"), Decimal("3.00")],
+        tags=[["a", "b"], []],
+    )
 
     told = destination.publish(made, chunk_of(store, "1"), nothing)
     destination.publish(made, chunk_of(store, "2"), nothing)
@@ -70,9 +75,15 @@ def test_a_run_appends_or_replaces(store: Store, project: Project, big: BigQuery
     assert told == Result(2, location=f"{big.url}/shop.main.sums")
     assert len(rows(big)) == 4
     assert rows(big)[0] == (
-        1, 1.5, True, date(2026, 1, 2), datetime(2026, 1, 2, 3, 4, 5, 6), "ü", Decimal("1.20"),
+        1,
+        1.5,
+        True,
+        date(2026, 1, 2),
+        datetime(2026, 1, 2, 3, 4, 5, 6),
+        "ü",
+        Decimal("1.20"),
         ["a", "b"],
-    )  # fmt: skip
+    )
     assert rows(big)[1][1] is None
 
     add_dataset(store, "sums", writemode="replace")
@@ -139,19 +150,29 @@ def test_what_it_cannot_keep_fails_alone_and_one_that_is_away_is_waited_for(
 ) -> None:
     add(store, big)
     bad = [
-        frame(n=[1], text=["q\ud800b"]), frame(n=[2**70], text=["x"]), frame(n=[1], text=[{}]),
-        frame(n=[1], text=[{("a", 1): 2}]), row(1).set_axis(["n", "n"], axis=1),
-    ]  # fmt: skip
+        frame(n=[1], text=["q\ud800b"]),
+        frame(n=[2**70], text=["x"]),
+        frame(n=[1], text=[{}]),
+        frame(n=[1], text=[{("a", 1): 2}]),
+        row(1).set_axis(["n", "n"], axis=1),
+    ]
     parts = [(claim(1, 1), row(1)), *((claim(9, 9), each) for each in bad), (claim(3, 3), row(3))]
 
     verdicts = to(store, project).append(parts, nothing)
 
     assert [isinstance(each, Result) for each in verdicts] == [True, *[False] * len(bad), True]
     assert rows(big) == [(1, "x"), (3, "x")]
-    for verdict, words in zip(verdicts[1:], (
-        "column 'text' has a text that isn't Unicode", "column 'n' has a whole number of more",
-        "column 'text' has an empty dict", "column text", "two columns are called 'n'",
-    ), strict=False):  # fmt: skip
+    for verdict, words in zip(
+        verdicts[1:],
+        (
+            "column 'text' has a text that isn't Unicode",
+            "column 'n' has a whole number of more",
+            "column 'text' has an empty dict",
+            "column text",
+            "two columns are called 'n'",
+        ),
+        strict=False,
+    ):
         assert words in str(verdict)
 
     monkeypatch.setattr(bigquery, "PATIENCE", 0.5)
@@ -163,17 +184,27 @@ def test_what_it_cannot_keep_fails_alone_and_one_that_is_away_is_waited_for(
 def test_a_table_a_view_and_a_select_are_read(
     store: Store, project: Project, big: BigQuery, spark: "SparkSession"
 ) -> None:
-    big.tables["main.sums"] = pa.table({
-        "n": pa.array([1, 2, None, 4, 5]), "text": ["a", "b", None, "", "ü"],
-        "price": pa.array([Decimal("1.20")] * 5), "day": [date(2026, 1, 2)] * 5,
-        "at": pa.array([datetime(2026, 1, 2, 3, tzinfo=UTC)] * 5, pa.timestamp("us", "UTC")),
-        "ok": [True, None, False, True, True],
-    })  # fmt: skip
+    big.tables["main.sums"] = pa.table(
+        {
+            "n": pa.array([1, 2, None, 4, 5]),
+            "text": ["a", "b", None, "", "ü"],
+            "price": pa.array([Decimal("1.20")] * 5),
+            "day": [date(2026, 1, 2)] * 5,
+            "at": pa.array([datetime(2026, 1, 2, 3, tzinfo=UTC)] * 5, pa.timestamp("us", "UTC")),
+            "ok": [True, None, False, True, True],
+        }
+    )
     big.views["main.few"] = "select n from `shop.main.sums` where n > 3"
     add(store, big)
     add(store, big, "few")
-    add(store, big, "chosen", tablename="with a as (select n from `shop.main.sums`)\nselect n + 1 "
-        "as m from a where n is not null", schemaname=None)  # fmt: skip
+    add(
+        store,
+        big,
+        "chosen",
+        tablename="with a as (select n from `shop.main.sums`)\nselect n + 1 "
+        "as m from a where n is not null",
+        schemaname=None,
+    )
 
     found = source_of(store, project, "sums")
     got = found.pandas()
@@ -189,8 +220,11 @@ def test_a_table_a_view_and_a_select_are_read(
     assert_frame_equal(chosen.pandas(), frame(m=[2, 3, 5, 6]))
     by_spark = found.spark(spark)
     assert by_spark.dtypes[:4] == [
-        ("n", "bigint"), ("text", "string"), ("price", "decimal(38,9)"), ("day", "date"),
-    ]  # fmt: skip
+        ("n", "bigint"),
+        ("text", "string"),
+        ("price", "decimal(38,9)"),
+        ("day", "date"),
+    ]
     assert by_spark.count() == 5
 
 
@@ -249,9 +283,11 @@ def test_the_password_is_a_service_accounts_key(
     pem = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()).decode()
     with big_query(token="secret-token") as big:
         account = {
-            "type": "service_account", "client_email": "odf@shop.iam", "private_key": pem,
+            "type": "service_account",
+            "client_email": "odf@shop.iam",
+            "private_key": pem,
             "token_uri": f"{big.url}/token",
-        }  # fmt: skip
+        }
         add(store, big, password=json.dumps(account))
         to(store, project).publish(row(1), chunk_of(store, "1"), nothing)
         assert rows(big) == [(1, "x")]

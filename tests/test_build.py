@@ -69,9 +69,11 @@ def test_all_datasets_are_assets_and_those_of_jobs_here_can_be_made(
 
     assert shown(defs) == {"bobin": False, "bobout": True, "reported": True}
     assert {each.name for each in defs.sensors or ()} == {
-        "opendataflow_reconcile", "opendataflow_catch_up",
-        "opendataflow_settle_failed_runs", "opendataflow_settle_canceled_runs",
-    }  # fmt: skip
+        "opendataflow_reconcile",
+        "opendataflow_catch_up",
+        "opendataflow_settle_failed_runs",
+        "opendataflow_settle_canceled_runs",
+    }
     resources = defs.resources or {}
     assert resources["dataflow"] is dataflow
     assert isinstance(resources["dataflow_io_manager"], DataflowIOManager)
@@ -92,9 +94,10 @@ def test_what_launches_runs_is_off_until_somebody_switches_it_on(
         }
 
     always = {
-        "opendataflow_reconcile", "opendataflow_settle_failed_runs",
+        "opendataflow_reconcile",
+        "opendataflow_settle_failed_runs",
         "opendataflow_settle_canceled_runs",
-    }  # fmt: skip
+    }
     assert running(False) == always
     assert running(True) == always | {"opendataflow_catch_up", "opendataflow_today_daily"}
 
@@ -125,8 +128,10 @@ def test_of_a_folder_the_executables_that_are_called_like_a_job_are_taken(
     Path("jobs/report").mkdir()
 
     assert shown(build_definitions(dataflow, scripts="jobs")) == {
-        "bobin": False, "bobout": True, "reported": False,
-    }  # fmt: skip
+        "bobin": False,
+        "bobout": True,
+        "reported": False,
+    }
 
     script("jobs/loadbob.sh")
     with pytest.raises(WrongUse, match=r"Job 'loadbob' is given twice: by script \S+loadbob.py"):
@@ -155,11 +160,14 @@ def test_jobs_leaves_out_what_has_nothing_to_do_with_them(dataflow: DataflowReso
     register(dataflow.store, "third", ["reported"], ["thrice"])
 
     assert shown(build_definitions(dataflow, jobs=["report"])) == {
-        "bobout": False, "reported": False,
-    }  # fmt: skip
+        "bobout": False,
+        "reported": False,
+    }
     assert set(shown(build_definitions(dataflow, jobs=["third"], functions={"report": make}))) == {
-        "bobout", "reported", "thrice",
-    }  # fmt: skip
+        "bobout",
+        "reported",
+        "thrice",
+    }
 
 
 def test_an_empty_database_loads() -> None:
@@ -294,23 +302,26 @@ def test_bad_input_gets_one_clear_line(dataflow: DataflowResource) -> None:
         r"The script of job 'loadbob' is empty": {"scripts": {"loadbob": []}},
         r"The folder of scripts 'nowhere' can't be read: No such file": {"scripts": "nowhere"},
         r"Job 'loadbob' is given twice: by the assets of @dataflow_assets and by script": {
-            "assets": [loadbob], "scripts": {"loadbob": good},
+            "assets": [loadbob],
+            "scripts": {"loadbob": good},
         },
         r"Job 'loadbob' is given twice: by function make and by script": {
-            "functions": {"loadbob": make}, "scripts": {"loadbob": good},
+            "functions": {"loadbob": make},
+            "scripts": {"loadbob": good},
         },
         r"Jobs 'again' and 'loadbob' both write 'bobout'": {
             "functions": {"loadbob": make, "again": make}
         },
         r"Asset 'bobout' is defined twice": {"assets": [mine], "functions": {"loadbob": make}},
         r"Asset 'bobout' of dataset 'bobout' is called 'other/bobout' by the translator": {
-            "assets": [loadbob], "translator": Other(),
+            "assets": [loadbob],
+            "translator": Other(),
         },
         r"Datasets 'bobin' and 'bobout' are both called 'same'": {"translator": Same()},
         r"What runs job 'loadbob', a AssetsDefinition, isn't a function": {
             "functions": {"loadbob": loadbob}
         },
-    }  # fmt: skip
+    }
     for message, given in refused.items():
         with pytest.raises(DataflowError, match=message) as refusal:
             build_definitions(dataflow, **given)
@@ -360,8 +371,10 @@ def test_this_repositorys_location_shows_the_demo(
     def odf(*words: str) -> None:
         subprocess.run(
             [sys.executable, "-m", "opendataflow_dagster.cli", *words],
-            env=environ, check=True, capture_output=True,
-        )  # fmt: skip
+            env=environ,
+            check=True,
+            capture_output=True,
+        )
 
     demo.mkdir()
     odf("init")
@@ -373,9 +386,12 @@ def test_this_repositorys_location_shows_the_demo(
     dagster = Path(sys.executable).parent / "dagster"
     done = subprocess.run(
         [dagster, "definitions", "validate", "-w", "workspace.yaml"],
-        cwd=ROOT, env=os.environ | {"DAGSTER_HOME": str(tmp_path)}, check=False,
-        capture_output=True, text=True,
-    )  # fmt: skip
+        cwd=ROOT,
+        env=os.environ | {"DAGSTER_HOME": str(tmp_path)},
+        check=False,
+        capture_output=True,
+        text=True,
+    )
     assert done.returncode == 0, done.stderr
     monkeypatch.syspath_prepend(str(ROOT))
     from definitions import defs
@@ -395,9 +411,12 @@ def test_the_ui_doesnt_start_on_a_port_that_is_taken(tmp_path: Path) -> None:
             "http": "PORT=http is no port. Give a number",
         }.items():
             done = subprocess.run(
-                [ROOT / "definitions" / "ui.sh"], check=False, capture_output=True, text=True,
+                [ROOT / "definitions" / "ui.sh"],
+                check=False,
+                capture_output=True,
+                text=True,
                 env=os.environ | {"PORT": told, "ODF_DEMO": str(tmp_path / "demo")},
-            )  # fmt: skip
+            )
             assert done.returncode == 1
             assert message in done.stderr
     assert not (tmp_path / "demo").exists()

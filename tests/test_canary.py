@@ -20,9 +20,13 @@ pytestmark = pytest.mark.timeout(300)
 
 JAR = Path(os.environ.get("JDBC_JAR", "/usr/share/java/postgresql.jar"))
 LOOKS = (
-    ["history", "--json"], ["status", "--json"], ["runs", "--json"], ["doctor", "--json"],
-    ["dataset", "list", "--json"], ["sql", "--json", "select * from dataset"],
-)  # fmt: skip
+    ["history", "--json"],
+    ["status", "--json"],
+    ["runs", "--json"],
+    ["doctor", "--json"],
+    ["dataset", "list", "--json"],
+    ["sql", "--json", "select * from dataset"],
+)
 
 
 class Ways:
@@ -35,14 +39,40 @@ class Ways:
         info = person.info
         host = f"{info.host}:{info.port}"
         for name in ("places", "copies"):
-            self.add(name, "--hostname", host, "--database", info.dbname, "--format", "postgres",
-                     "--chunkcolumn", "day")  # fmt: skip
-        self.add("byjava", "--hostname", f"jdbc:postgresql://{host}/{info.dbname}",
-                 "--format", "jdbc", "--chunkcolumn", "day")  # fmt: skip
+            self.add(
+                name,
+                "--hostname",
+                host,
+                "--database",
+                info.dbname,
+                "--format",
+                "postgres",
+                "--chunkcolumn",
+                "day",
+            )
+        self.add(
+            "byjava",
+            "--hostname",
+            f"jdbc:postgresql://{host}/{info.dbname}",
+            "--format",
+            "jdbc",
+            "--chunkcolumn",
+            "day",
+        )
 
     def add(self, name: str, *words: str) -> None:
-        self.odf("dataset", "add", name, *words, "--tablename", name, "--username", canary.USER,
-                 "--password", stdin=PASSWORD)  # fmt: skip
+        self.odf(
+            "dataset",
+            "add",
+            name,
+            *words,
+            "--tablename",
+            name,
+            "--username",
+            canary.USER,
+            "--password",
+            stdin=PASSWORD,
+        )
 
     def job(self, jobid: str, *ins: str, chunk: str = "mon") -> None:
         inputs = [word for each in ins for word in ("--in", each)]
@@ -53,9 +83,13 @@ class Ways:
 
     def odf(self, *words: str, code: int | None = 0, stdin: str = "", **more: str) -> str:
         done = subprocess.run(
-            [ODF, *words], input=stdin, capture_output=True, text=True, timeout=200,
+            [ODF, *words],
+            input=stdin,
+            capture_output=True,
+            text=True,
+            timeout=200,
             env=os.environ | self.env | {"PASSKEY": PASSKEY} | more,
-        )  # fmt: skip
+        )
         self.canary.said += done.stdout + done.stderr
         why = [line for line in done.stderr.splitlines() if "Reason: " in line or "odf: " in line]
         assert code is None or done.returncode == code, why or done.stderr[-3000:]
@@ -90,17 +124,26 @@ def test_the_search_finds_what_is_there(tmp_path: Path) -> None:
     connection.close()
     write("clean", PASSKEY[:-1].encode())
     assert {Path(each).name for each in canary.found_in(tmp_path)} == {
-        "plain", "wide", "coded0", "coded1", "coded2", "coded3", "db",
-    }  # fmt: skip
+        "plain",
+        "wide",
+        "coded0",
+        "coded1",
+        "coded2",
+        "coded3",
+        "db",
+    }
 
 
 def test_the_spy_finds_what_is_there(tmp_path: Path) -> None:
     found = Canary(tmp_path)
     spy = found.spy(tmp_path / "spy")
     subprocess.run(
-        [spy], env=os.environ | {"PASSKEY": PASSKEY, "places_password": PASSWORD}, check=True,
-        capture_output=True, timeout=60,
-    )  # fmt: skip
+        [spy],
+        env=os.environ | {"PASSKEY": PASSKEY, "places_password": PASSWORD},
+        check=True,
+        capture_output=True,
+        timeout=60,
+    )
     assert "passkey in environ of" in found.report.read_text()
     assert "passkey in os.environ" in found.report.read_text()
     with pytest.raises(AssertionError):
@@ -158,9 +201,11 @@ def spark(ways: Ways, **conf: str) -> None:
         events = ways.canary.folder / "events"
         events.mkdir()
         conf |= {
-            "spark.log.level": "DEBUG", "spark.eventLog.enabled": "true",
-            "spark.eventLog.dir": f"file://{events}", "spark.eventLog.compress": "false",
-        }  # fmt: skip
+            "spark.log.level": "DEBUG",
+            "spark.eventLog.enabled": "true",
+            "spark.eventLog.dir": f"file://{events}",
+            "spark.eventLog.compress": "false",
+        }
     Path("dataflow.properties").write_text(
         "".join(f"{name}={value}\n" for name, value in conf.items())
     )
@@ -221,8 +266,17 @@ def project(ways: Ways) -> Path:
     (root / "project.yml").write_text(PROJECT)
     ways.canary.spy(root / "spy.py")
     info = ways.person.info
-    ways.add("kept", "--hostname", f"{info.host}:{info.port}", "--database", info.dbname,
-             "--format", "postgres", "--writemode", "append")  # fmt: skip
+    ways.add(
+        "kept",
+        "--hostname",
+        f"{info.host}:{info.port}",
+        "--database",
+        info.dbname,
+        "--format",
+        "postgres",
+        "--writemode",
+        "append",
+    )
     ways.person.execute("insert into places values ('mon', 1)")
     ways.person.execute("create table kept (day text, n bigint, m bigint)")
     ways.person.execute("alter table kept owner to canary")

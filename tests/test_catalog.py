@@ -55,14 +55,20 @@ def test_a_json_text_holds_all_of_it_and_no_password(
     [
         ({"j": (["a"], ["b"]), "k": (["b", "c"], ["d"])}, {}, {each: "a" for each in "abcd"}),
         ({"j": (["z"], ["b"])}, {}, {"z": "z", "b": "z"}),
-        ({"j": (["today", "a"], ["b"]), "k": (["today"], ["c"])}, {},
-         {"a": "a", "b": "a", "c": "c"}),
+        (
+            {"j": (["today", "a"], ["b"]), "k": (["today"], ["c"])},
+            {},
+            {"a": "a", "b": "a", "c": "c"},
+        ),
         ({"j": (["a"], ["b"]), "k": (["b"], ["a"])}, {}, {"a": "a", "b": "a"}),
         ({"j": (["a"], ["b"])}, {"b": "sales", "a": "later"}, {"a": "later", "b": "later"}),
-        ({"j": (["a"], ["b"]), "k": (["c"], ["d"])}, {"b": "s", "d": "s"},
-         dict.fromkeys("abcd", "s")),
+        (
+            {"j": (["a"], ["b"]), "k": (["c"], ["d"])},
+            {"b": "s", "d": "s"},
+            dict.fromkeys("abcd", "s"),
+        ),
     ],
-)  # fmt: skip
+)
 def test_datasets_that_jobs_link_are_one_domain(
     store: Store, jobs: dict, told: dict, domains: dict
 ) -> None:

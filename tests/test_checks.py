@@ -52,13 +52,22 @@ def run(dataflow: DataflowResource, instance: dg.DagsterInstance) -> Run:
         assets = dataflow_assets(job="loadbob", dataflow=dataflow, checks=checks)(
             fn or (lambda chunk: Result(int(chunk.dataid)))
         )
-        span = {} if key else {
-            "dagster/asset_partition_range_start": "1", "dagster/asset_partition_range_end": "3"
-        }  # fmt: skip
+        span = (
+            {}
+            if key
+            else {
+                "dagster/asset_partition_range_start": "1",
+                "dagster/asset_partition_range_end": "3",
+            }
+        )
         return dg.materialize(
-            [assets], instance=instance, resources={"dataflow": dataflow}, partition_key=key,
-            tags=span, raise_on_error=False,
-        )  # fmt: skip
+            [assets],
+            instance=instance,
+            resources={"dataflow": dataflow},
+            partition_key=key,
+            tags=span,
+            raise_on_error=False,
+        )
 
     return ran
 
@@ -90,8 +99,10 @@ def test_a_chunk_that_fails_a_check_is_failed_and_it_alone(
         ("not_two", "3"): True,
     }
     assert [status(store, "bobout", each, "loadbob") for each in "123"] == [
-        "READY", "FAILED", "READY",
-    ]  # fmt: skip
+        "READY",
+        "FAILED",
+        "READY",
+    ]
     [failure] = result.get_step_failure_events()
     told = failure.step_failure_data.user_failure_data.description
     assert "2: NOT_VALIDATED: not_two: two" in told

@@ -63,15 +63,17 @@ def odf(store: Store, *words: str) -> Result:
 
 def table(number: int, rows: int = 10) -> pa.Table:
     """Rows of which each tells its chunk, so that a mixture shows."""
-    return pa.table({
-        "n": pa.array([number] * rows, pa.int64()),
-        "x": pa.array([float("nan"), None, -0.0] + [1.5] * (rows - 3), pa.float64()),
-        "t": pa.array([None, "é"] * (rows // 2), pa.string()),
-        "d": pa.array([Decimal("1.25")] * rows, pa.decimal128(9, 2)),
-        "l": pa.array([[1, None], []] * (rows // 2), pa.list_(pa.int64())),
-        "m": pa.array([[("k", 1.0)], None] * (rows // 2), pa.map_(pa.string(), pa.float64())),
-        "w": pa.array([1] * rows, pa.timestamp("us", "UTC")),
-    })  # fmt: skip
+    return pa.table(
+        {
+            "n": pa.array([number] * rows, pa.int64()),
+            "x": pa.array([float("nan"), None, -0.0] + [1.5] * (rows - 3), pa.float64()),
+            "t": pa.array([None, "é"] * (rows // 2), pa.string()),
+            "d": pa.array([Decimal("1.25")] * rows, pa.decimal128(9, 2)),
+            "l": pa.array([[1, None], []] * (rows // 2), pa.list_(pa.int64())),
+            "m": pa.array([[("k", 1.0)], None] * (rows // 2), pa.map_(pa.string(), pa.float64())),
+            "w": pa.array([1] * rows, pa.timestamp("us", "UTC")),
+        }
+    )
 
 
 def made(store: Store, dataid: str, *tables: pa.Table, **note: Any) -> Claim:
@@ -94,10 +96,12 @@ def made(store: Store, dataid: str, *tables: pa.Table, **note: Any) -> Claim:
 def content(store: Store, dataid: str) -> pa.Table:
     """A chunk as it is read by what the tables tell."""
     [(location,)] = sql(
-        store, "select f.location from chunkfact f join datastatus s on s.datasetid = f.datasetid "
+        store,
+        "select f.location from chunkfact f join datastatus s on s.datasetid = f.datasetid "
         "and s.dataid = f.dataid and s.generation = f.generation where s.datasetid = 'out' "
-        "and s.dataid = :d and s.locktype = 'OUT' and s.status = 'READY'", d=dataid,
-    )  # fmt: skip
+        "and s.dataid = :d and s.locktype = 'OUT' and s.status = 'READY'",
+        d=dataid,
+    )
     if packs.is_packed(location):
         return packs.read_packed(location)
     before = os.stat(location).st_ino
@@ -282,9 +286,13 @@ def test_a_newer_chunk_isnt_replaced_by_the_old_rows(
 
 @pytest.mark.parametrize(
     ("what", "why"),
-    [("other types", "different columns or types"), ("folder", "folders of its own"),
-     ("other file", "isn't called .parquet"), ("broken", "Parquet magic bytes not found")],
-)  # fmt: skip
+    [
+        ("other types", "different columns or types"),
+        ("folder", "folders of its own"),
+        ("other file", "isn't called .parquet"),
+        ("broken", "Parquet magic bytes not found"),
+    ],
+)
 def test_what_cant_be_rewritten_as_it_is_is_left_with_the_reason(
     line: Store, what: str, why: str
 ) -> None:
@@ -320,9 +328,7 @@ def test_files_of_lines_are_joined(store: Store, tmp_path: Path, format: str) ->
         Path(folder, f"part-z.{format}").touch()
         return {**told[0], "rows": 9}
 
-    path = folders.put(
-        str(tmp_path / "out"), "1", claim.generation, write, confirm=lambda: None
-    )  # fmt: skip
+    path = folders.put(str(tmp_path / "out"), "1", claim.generation, write, confirm=lambda: None)
     store.finish(claim, [Fact("out", "1", path, 9)])
     columns = folders.read_note(path)["columns"]
     before = files.read_frame(path, format, columns)
@@ -335,10 +341,12 @@ def test_files_of_lines_are_joined(store: Store, tmp_path: Path, format: str) ->
 
 @pytest.mark.parametrize(
     ("columns", "why"),
-    [({"hostname": "s3a://b/p"}, "let its chunks be made again"),
-     ({"hostname": "/x", "format": "orc"}, "only parquet, csv, json can be rewritten"),
-     ({"hostname": "h", "database": "d", "tablename": "t", "chunkcolumn": "c"}, "is a table")],
-)  # fmt: skip
+    [
+        ({"hostname": "s3a://b/p"}, "let its chunks be made again"),
+        ({"hostname": "/x", "format": "orc"}, "only parquet, csv, json can be rewritten"),
+        ({"hostname": "h", "database": "d", "tablename": "t", "chunkcolumn": "c"}, "is a table"),
+    ],
+)
 def test_what_is_no_folder_of_files_is_refused(
     line: Store, columns: dict[str, str], why: str
 ) -> None:
@@ -374,9 +382,11 @@ def test_small_chunks_are_packed_and_stay_chunks(line: Store) -> None:
     [name] = os.listdir("out/_packs")
     for dataid in ODD:
         [(location,)] = sql(
-            line, "select location from chunkfact where datasetid = 'out' and dataid = :d "
-            "order by generation desc limit 1", d=dataid,
-        )  # fmt: skip
+            line,
+            "select location from chunkfact where datasetid = 'out' and dataid = :d "
+            "order by generation desc limit 1",
+            d=dataid,
+        )
         assert packs.packed_source(location) == (str(Path.cwd() / "out/_packs" / name), dataid)
         assert same(content(line, dataid).combine_chunks(), before[dataid].combine_chunks())
         assert content(line, dataid).schema.equals(before[dataid].schema, check_metadata=True)
@@ -415,10 +425,14 @@ def test_a_pack_stays_while_its_chunks_fail_to_be_made_again(line: Store) -> Non
         [claim] = take(line, "load", only=dataid)
         line.fail(claim, "NOT_VALIDATED")
         sql(
-            line, "insert into chunkfact (datasetid, dataid, generation, location, validated) "
-            "values ('out', :d, :g, :l, :v)", d=dataid, g=claim.generation,
-            l=str(Path.cwd() / "out"), v=False,
-        )  # fmt: skip
+            line,
+            "insert into chunkfact (datasetid, dataid, generation, location, validated) "
+            "values ('out', :d, :g, :l, :v)",
+            d=dataid,
+            g=claim.generation,
+            l=str(Path.cwd() / "out"),
+            v=False,
+        )
 
     assert list(cleanup.in_folder(line, "out", str(Path.cwd() / "out"), 0)) == []
 
@@ -486,15 +500,18 @@ def test_ten_thousand_chunks_become_a_few_files(sqlite_url: str) -> None:
         os.link("out/first/part-0.parquet", f"out/dataid={number}/part-0.parquet")
     shutil.rmtree("out/first")
     sql(
-        store, "with recursive n(i) as (select 0 union all select i + 1 from n where i + 1 < :c) "
+        store,
+        "with recursive n(i) as (select 0 union all select i + 1 from n where i + 1 < :c) "
         "insert into datastatus (datasetid, jobid, dataid, locktype, status, generation) "
-        "select 'out', 'load', cast(i as text), 'OUT', 'READY', i + 1 from n", c=count,
-    )  # fmt: skip
+        "select 'out', 'load', cast(i as text), 'OUT', 'READY', i + 1 from n",
+        c=count,
+    )
     sql(
-        store, "insert into chunkfact (datasetid, dataid, generation, location) "
+        store,
+        "insert into chunkfact (datasetid, dataid, generation, location) "
         "select datasetid, dataid, generation, :r || dataid from datastatus",
         r=str(Path.cwd() / "out/dataid="),
-    )  # fmt: skip
+    )
     started = time.monotonic()
 
     done = list(pack(store, "out"))
@@ -559,8 +576,14 @@ print(list(way(store, "out")))
 """
 COMPACTING = ["read", "written", "confirmed", "swapped"]
 PACKING = [
-    "pack begun", "pack written", "pack moved", "half told", "told", "half removed", "aside",
-]  # fmt: skip
+    "pack begun",
+    "pack written",
+    "pack moved",
+    "half told",
+    "told",
+    "half removed",
+    "aside",
+]
 
 
 @pytest.mark.parametrize("point", [*COMPACTING, *PACKING])

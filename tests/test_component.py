@@ -145,8 +145,9 @@ def test_the_pipelines_of_a_project_are_assets_and_need_no_tables_to_load(
     assert defs.executor is dg.in_process_executor
     both = load(project=["shop", "market"]).resolve_asset_graph()
     assert {key.to_user_string() for key in both.materializable_asset_keys} == {
-        "shop_daily", "market_daily",
-    }  # fmt: skip
+        "shop_daily",
+        "market_daily",
+    }
     jobs = {plan for plan in dataflow.catalog().jobs if plan.endswith("_daily")}
     assert jobs == {"shop_daily", "market_daily"}  # the state is written once they are
 
@@ -202,8 +203,9 @@ def test_a_translation_says_how_datasets_are_called_and_shown(
     assert bobin.metadata["seen"] == "bobin"
     assert bobin.metadata["opendataflow/dataset"] == "bobin"
     assert set(specs(load(translation={"key": "x/{{ data.datasetid }}"}))) == {
-        "x/bobin", "x/bobout",
-    }  # fmt: skip
+        "x/bobin",
+        "x/bobout",
+    }
 
 
 def test_switches_are_those_of_build_definitions(dataflow: DataflowResource, load: Load) -> None:
@@ -246,9 +248,11 @@ def test_a_deployment_loads_from_the_state_without_the_database(
 
 @pytest.mark.usefixtures("in_dev")
 def test_with_the_database_away_what_was_registered_stays(
-    dataflow: DataflowResource, load: Load, monkeypatch: pytest.MonkeyPatch,
+    dataflow: DataflowResource,
+    load: Load,
+    monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
-) -> None:  # fmt: skip
+) -> None:
     before = set(specs(load()))
 
     def away(self: DataflowResource) -> None:
@@ -291,9 +295,14 @@ def test_the_states_key_holds_no_password_and_no_folder_of_one_machine() -> None
 def dg_command(root: Path, *words: str) -> subprocess.CompletedProcess[str]:
     """Run `dg` in a project, as a person would; it finds the component by its entry point."""
     return subprocess.run(
-        [Path(sys.executable).parent / "dg", *words], cwd=root, check=False, capture_output=True,
-        text=True, timeout=100, env=os.environ | {"DAGSTER_HOME": str(root.parent)},
-    )  # fmt: skip
+        [Path(sys.executable).parent / "dg", *words],
+        cwd=root,
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=100,
+        env=os.environ | {"DAGSTER_HOME": str(root.parent)},
+    )
 
 
 def test_the_scaffolded_file_is_explained_and_valid(
@@ -329,8 +338,16 @@ def test_every_line_that_the_scaffolder_comments_out_is_right(
     attributes = yaml.safe_load(uncommented)["attributes"]
 
     assert set(attributes) == {
-        "url", "config", "scripts", "functions", "project", "spark", "translation", "sensors",
-        "schedules", "automatic",
-    }  # fmt: skip
+        "url",
+        "config",
+        "scripts",
+        "functions",
+        "project",
+        "spark",
+        "translation",
+        "sensors",
+        "schedules",
+        "automatic",
+    }
     assert set(attributes) <= set(OpenDataFlowComponent.model_fields)
     OpenDataFlowComponent.model().model_validate(attributes)

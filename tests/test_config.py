@@ -74,9 +74,15 @@ def test_the_file_of_the_working_folder_beats_the_default(folder: Path) -> None:
 
 @pytest.mark.parametrize(
     ("key", "like"),
-    [("urll", "'url'"), ("User", "'user'"), ("time.zone", "'timezone'"), ("spark_master", ""),
-     ("sparc.master", "'spark.…'"), ("driver", "")],
-)  # fmt: skip
+    [
+        ("urll", "'url'"),
+        ("User", "'user'"),
+        ("time.zone", "'timezone'"),
+        ("spark_master", ""),
+        ("sparc.master", "'spark.…'"),
+        ("driver", ""),
+    ],
+)
 def test_an_unknown_key_of_the_file_is_refused(folder: Path, key: str, like: str) -> None:
     properties(folder, f"url=sqlite:///a.db\n{key}=secret\n")
     with pytest.raises(WrongUse) as refused:
@@ -221,10 +227,18 @@ def test_settings_show_no_password(folder: Path) -> None:
 
 @pytest.mark.parametrize(
     "rest",
-    ["u:hun@hunter2@localhost:1/db", "u:hun/hunter2@localhost:1/db", "u:hun#hunter2@localhost:1",
-     "u:@hunter2@localhost:1/db", "u:hunter2@x@[localhost/db", "u:hunter2%x@localhost:1/db",
-     "u:hun?hunter2@localhost:1", "localhost:1/db?password=hunter2%x", "u:hunter2%00@localhost:1"],
-)  # fmt: skip
+    [
+        "u:hun@hunter2@localhost:1/db",
+        "u:hun/hunter2@localhost:1/db",
+        "u:hun#hunter2@localhost:1",
+        "u:@hunter2@localhost:1/db",
+        "u:hunter2@x@[localhost/db",
+        "u:hunter2%x@localhost:1/db",
+        "u:hun?hunter2@localhost:1",
+        "localhost:1/db?password=hunter2%x",
+        "u:hunter2%00@localhost:1",
+    ],
+)
 def test_a_password_that_libpq_would_read_otherwise_is_shown_nowhere(rest: str) -> None:
     for url in (f"postgresql://{rest}", f"jdbc:postgresql://{rest}"):
         with pytest.raises(DataflowError) as refused:
@@ -235,9 +249,17 @@ def test_a_password_that_libpq_would_read_otherwise_is_shown_nowhere(rest: str) 
 
 @pytest.mark.parametrize(
     "rest",
-    ["u:a%40b@h:5433/db", "h:5433/db?user=me@corp", "a:1,b:2/db?user=me@corp", "u@h/db",
-     "[::1]:5433/db?user=me@corp", "/db", "h/db?password=a%26b", "u:a:b@h/db"],
-)  # fmt: skip
+    [
+        "u:a%40b@h:5433/db",
+        "h:5433/db?user=me@corp",
+        "a:1,b:2/db?user=me@corp",
+        "u@h/db",
+        "[::1]:5433/db?user=me@corp",
+        "/db",
+        "h/db?password=a%26b",
+        "u:a:b@h/db",
+    ],
+)
 def test_urls_that_libpq_reads_as_they_are_meant_are_kept(rest: str) -> None:
     db = open_store(f"postgresql://{rest}").db
     assert db.url == f"postgresql://{rest}"  # type: ignore[attr-defined]

@@ -33,7 +33,7 @@ from tests.stores import (
     status,
     statuses,
     take,
-)  # fmt: skip
+)
 
 DONE_WORDS = ["READY", "FAILED", "ERROR", "RUNNING", "HOLD", "VALIDATED", "ready", "", None]
 FREE_WORDS = ["PENDING", "RESUBMIT", "RERUN"]
@@ -68,9 +68,11 @@ def test_a_claim_locks_inputs_and_outputs_and_a_finish_settles_both(store: Store
     claim = one(store)
     mine = {key[0]: row for key, row in statuses(store).items() if key[1] == "job"}
     assert mine == {
-        "a": ("IN", "RUNNING"), "b": ("IN", "RUNNING"),
-        "x": ("OUT", "RUNNING"), "y": ("OUT", "RUNNING"),
-    }  # fmt: skip
+        "a": ("IN", "RUNNING"),
+        "b": ("IN", "RUNNING"),
+        "x": ("OUT", "RUNNING"),
+        "y": ("OUT", "RUNNING"),
+    }
     assert take(store, "job", "other") == []
     check(store)
 
@@ -80,13 +82,29 @@ def test_a_claim_locks_inputs_and_outputs_and_a_finish_settles_both(store: Store
     assert take(store, "job", "other") == []
     facts = "select datasetid, rows from chunkfact where jobid = 'job' order by datasetid"
     assert sql(store, facts) == [
-        ("x", 3), ("y", None),
-    ]  # fmt: skip
+        ("x", 3),
+        ("y", None),
+    ]
     check(store)
 
 
-@pytest.mark.parametrize("word", [None, "", "PENDING", "RUNNING", "FAILED", "ERROR", "RESUBMIT",
-                                  "RERUN", "HOLD", "DONE", "ready", "VALIDATED"])  # fmt: skip
+@pytest.mark.parametrize(
+    "word",
+    [
+        None,
+        "",
+        "PENDING",
+        "RUNNING",
+        "FAILED",
+        "ERROR",
+        "RESUBMIT",
+        "RERUN",
+        "HOLD",
+        "DONE",
+        "ready",
+        "VALIDATED",
+    ],
+)
 def test_an_input_is_readable_only_while_it_is_ready(store: Store, word: str | None) -> None:
     simple(store, "1")
     put(store, "a", "1", word)
@@ -257,8 +275,11 @@ def test_resubmit_comes_first_then_natural_order(store: Store) -> None:
     assert taken[:2] == ["9", "b9"]
     assert taken[2:] == sorted(taken[2:], key=lambda dataid: (natural_key(dataid).encode(), dataid))
     assert [each for each in taken[2:] if each[0] == "2"] == [
-        "2", "2023-12-31", "2024-01-9", "2024-01-10",
-    ]  # fmt: skip
+        "2",
+        "2023-12-31",
+        "2024-01-9",
+        "2024-01-10",
+    ]
 
 
 def test_dates_are_taken_as_dates(store: Store) -> None:
@@ -570,9 +591,11 @@ def zombies(store: Store, claim: Claim) -> None:
         store.fail(claim, "zombie")
     assert store.heartbeat([claim]) == [claim]
     for impostor in (
-        claim._replace(owner="impostor"), claim._replace(generation=claim.generation + 1),
-        claim._replace(generation=claim.generation - 1), claim._replace(dataid="99"),
-    ):  # fmt: skip
+        claim._replace(owner="impostor"),
+        claim._replace(generation=claim.generation + 1),
+        claim._replace(generation=claim.generation - 1),
+        claim._replace(dataid="99"),
+    ):
         with pytest.raises(StaleClaim):
             store.finish(impostor)
     assert everything(store) == before
@@ -901,9 +924,16 @@ def test_a_running_chunk_renamed_by_hand_is_free_under_its_old_name(store: Store
 
 def test_a_key_or_locktype_changed_by_hand(store: Store) -> None:
     simple(store, "1")
-    for change in ("locktype = 'IN'", "locktype = 'OUT'", "jobid = 'other'", "datasetid = 'b'",
-                   "datasetid = 'a', status = 'HOLD'", "status = 'READY', dataid = '5'",
-                   "locktype = null", "locktype = 'OUT'"):  # fmt: skip
+    for change in (
+        "locktype = 'IN'",
+        "locktype = 'OUT'",
+        "jobid = 'other'",
+        "datasetid = 'b'",
+        "datasetid = 'a', status = 'HOLD'",
+        "status = 'READY', dataid = '5'",
+        "locktype = null",
+        "locktype = 'OUT'",
+    ):
         sql(store, f"update datastatus set {change}")
         check(store)
 
@@ -992,9 +1022,17 @@ def test_truncate_on_postgresql(postgres_url: str) -> None:
 
 
 @pytest.mark.parametrize("k", [1, 9])
-@pytest.mark.parametrize("row", [None, ("a", "loader", "FAILED"), ("a", "loader", "RUNNING"),
-                                 ("b", "job", "READY"), ("b", "job", "HOLD"),
-                                 ("b", "job", "RUNNING")])  # fmt: skip
+@pytest.mark.parametrize(
+    "row",
+    [
+        None,
+        ("a", "loader", "FAILED"),
+        ("a", "loader", "RUNNING"),
+        ("b", "job", "READY"),
+        ("b", "job", "HOLD"),
+        ("b", "job", "RUNNING"),
+    ],
+)
 def test_triggers_that_were_off_cost_a_retry_and_no_double_claim(
     store: Store, row: tuple[str, str, str] | None, k: int
 ) -> None:
@@ -1096,11 +1134,22 @@ def test_an_output_removed_while_a_chunk_runs_does_not_stay_running(store: Store
     check(store)
 
 
-@pytest.mark.parametrize(("datasetid", "locktype", "word"), [
-    ("b", "IN", "DONE"), ("b", "IN", "FAILED"), ("b", "IN", "READY"), ("b", None, "READY"),
-    ("b", "out", "READY"), ("a", "OUT", "READY"), ("a", "OUT", "FAILED"), ("a", None, "DONE"),
-    ("b", "IN", "RESUBMIT"), ("a", "OUT", "RESUBMIT"), ("b", "IN", None),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("datasetid", "locktype", "word"),
+    [
+        ("b", "IN", "DONE"),
+        ("b", "IN", "FAILED"),
+        ("b", "IN", "READY"),
+        ("b", None, "READY"),
+        ("b", "out", "READY"),
+        ("a", "OUT", "READY"),
+        ("a", "OUT", "FAILED"),
+        ("a", None, "DONE"),
+        ("b", "IN", "RESUBMIT"),
+        ("a", "OUT", "RESUBMIT"),
+        ("b", "IN", None),
+    ],
+)
 def test_a_key_taken_by_another_lock_of_the_job_doesnt_hold_up_the_others(
     store: Store, datasetid: str, locktype: str | None, word: str | None
 ) -> None:
@@ -1119,11 +1168,37 @@ def test_a_key_taken_by_another_lock_of_the_job_doesnt_hold_up_the_others(
 
 
 ODD_IDS = [
-    "a b", "a,b", "'; drop table job; --", 'say "hi"', "line\nbreak", "tab\there", "../../etc",
-    "$(x)", "%s %(x)s %", ":dataid", "{}", "\\", "\\n", "🐘", "\u00e9", "e\u0301", "ABC", "abc",
-    "null", "NULL", "-1",
-    "1e3", "١٢", "०१", " 1", "1 ", "\x7f", "\u200b", "ﬁ", "0" * 300,
-]  # fmt: skip
+    "a b",
+    "a,b",
+    "'; drop table job; --",
+    'say "hi"',
+    "line\nbreak",
+    "tab\there",
+    "../../etc",
+    "$(x)",
+    "%s %(x)s %",
+    ":dataid",
+    "{}",
+    "\\",
+    "\\n",
+    "🐘",
+    "\u00e9",
+    "e\u0301",
+    "ABC",
+    "abc",
+    "null",
+    "NULL",
+    "-1",
+    "1e3",
+    "١٢",
+    "०१",
+    " 1",
+    "1 ",
+    "\x7f",
+    "\u200b",
+    "ﬁ",
+    "0" * 300,
+]
 
 
 def test_odd_ids_are_kept_exactly(store: Store) -> None:
@@ -1229,15 +1304,41 @@ def test_whatever_hands_do_the_queue_is_right(store: Store, seed: int) -> None:
     ]
     held: list[Claim] = []
     for _ in range(120):
-        move = dice.choice(["put", "put", "put", "update", "delete", "claim", "claim", "finish",
-                            "fail",
-                            "recover", "rename", "job"])  # fmt: skip
-        where = dice.choice(["dataid = '1'", "dataid = '2'", "datasetid = 'b'", "jobid = 'j2'",
-                             "locktype = 'IN'", "locktype = 'OUT' and dataid = '2'"])  # fmt: skip
+        move = dice.choice(
+            [
+                "put",
+                "put",
+                "put",
+                "update",
+                "delete",
+                "claim",
+                "claim",
+                "finish",
+                "fail",
+                "recover",
+                "rename",
+                "job",
+            ]
+        )
+        where = dice.choice(
+            [
+                "dataid = '1'",
+                "dataid = '2'",
+                "datasetid = 'b'",
+                "jobid = 'j2'",
+                "locktype = 'IN'",
+                "locktype = 'OUT' and dataid = '2'",
+            ]
+        )
         if move == "put":
-            put(store, dice.choice("abcde"), dice.choice("12"), dice.choice(words),
+            put(
+                store,
+                dice.choice("abcde"),
+                dice.choice("12"),
+                dice.choice(words),
                 jobid=dice.choice(["j1", "j2", "j3", "j4", "j5", "hand"]),
-                locktype=dice.choice(["OUT", "OUT", "OUT", "IN"]))  # fmt: skip
+                locktype=dice.choice(["OUT", "OUT", "OUT", "IN"]),
+            )
         elif move == "update":
             sql(store, f"update datastatus set status = :s where {where}", s=dice.choice(words))
         elif move == "delete":

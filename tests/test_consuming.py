@@ -92,9 +92,11 @@ class Shop:
         self.write("sources/products.csv", "product,price\n1,1.5\n2,2.5\n")
         self.project = read_project(root)
         self.engine = Engine(
-            self.project, lambda: spark, say=self.said.append,
+            self.project,
+            lambda: spark,
+            say=self.said.append,
             stopping=lambda: self.ended[0] if self.ended else None,
-        )  # fmt: skip
+        )
         self.current = Current(store, self.project, say=self.said.append)
         self.current.refresh()
         self.pulse = Pulse(store, "worker")
@@ -102,9 +104,14 @@ class Shop:
 
     def made(self, engine: Engine, is_alive: bool = True) -> Consumer:
         return Consumer(
-            self.store, self.current, engine, self.pulse, runid=RUNID,
-            is_alive=lambda: is_alive, say=self.said.append,
-        )  # fmt: skip
+            self.store,
+            self.current,
+            engine,
+            self.pulse,
+            runid=RUNID,
+            is_alive=lambda: is_alive,
+            say=self.said.append,
+        )
 
     def write(self, name: str, text: str) -> None:
         file = self.root / name
@@ -169,8 +176,9 @@ def test_items_become_rows_in_their_order(shop: Shop) -> None:
     assert shop.status() == ["READY"] * 50
     found = steps(shop.store, "live", ids[7])
     assert [(row["step"], row["transformation"], row["status"], row["rows"]) for row in found] == [
-        (1, "price", "READY", 1), (2, "total", "READY", 1)
-    ]  # fmt: skip
+        (1, "price", "READY", 1),
+        (2, "total", "READY", 1),
+    ]
     assert found[0]["stdout"] == "item 'item 7'\n"
     assert found[0]["started"] <= found[0]["ended"] <= found[1]["ended"]
     [(rows, location)] = sql(
@@ -300,8 +308,11 @@ def test_what_a_destination_cannot_keep_fails_alone(lite: Shop) -> None:
     lite.consume()
     assert lite.status() == ["READY", "FAILED", "READY", "FAILED"]
     assert lite.names() == ["a", "c"]
-    lite.write("pipelines/live/total.py", "def run(df):\n    df['name'] = df['name'].map(ascii)\n"
-               "    df['total'] = len(df['name'][0])\n    return df\n")  # fmt: skip
+    lite.write(
+        "pipelines/live/total.py",
+        "def run(df):\n    df['name'] = df['name'].map(ascii)\n"
+        "    df['total'] = len(df['name'][0])\n    return df\n",
+    )
     lite.current.refresh()
     lite.send("half \ud800", "nul \0")
     lite.consume()
@@ -657,13 +668,14 @@ def test_a_destination_that_is_away_is_waited_for(lite: Shop, tmp_path: Path) ->
     assert sum(lite.consume()) == 3
     assert (folder / "sold.csv").read_text().splitlines()[1:] == [
         f"{each},1,1.5,3.0" for each in "abc"
-    ]  # fmt: skip
+    ]
 
 
 def test_items_wait_for_a_table_of_chunks_that_is_away(lite: Shop, tmp_path: Path) -> None:
     file = str(tmp_path / "sold.db")
-    add_dataset(lite.store, "live", format="sqlite", database=file, tablename="sold",
-                chunkcolumn="run")  # fmt: skip
+    add_dataset(
+        lite.store, "live", format="sqlite", database=file, tablename="sold", chunkcolumn="run"
+    )
     lite.send("a", "b")
     assert lite.consume() == []
     assert lite.status() == ["RESUBMIT"] * 2
@@ -730,9 +742,11 @@ def postgres_at(request: pytest.FixtureRequest) -> dict[str, str]:
     parts = conninfo_to_dict(request.getfixturevalue("postgres_url"))
     host = f"{parts.get('host', '')}:{parts['port']}" if "port" in parts else parts["host"]
     return {
-        "hostname": str(host), "database": str(parts["dbname"]),
-        "username": str(parts.get("user", "")), "format": "postgresql",
-    }  # fmt: skip
+        "hostname": str(host),
+        "database": str(parts["dbname"]),
+        "username": str(parts.get("user", "")),
+        "format": "postgresql",
+    }
 
 
 def test_a_slow_pipeline_takes_small_batches() -> None:
@@ -750,13 +764,16 @@ def test_a_slow_pipeline_takes_small_batches() -> None:
 
 
 def test_the_history_of_each_item_has_its_logs(lite: Shop) -> None:
-    lite.write("pipelines/live/total.py", """
+    lite.write(
+        "pipelines/live/total.py",
+        """
         import logging
         logging.basicConfig(level=logging.INFO)
         def run(df):
             logging.warning("total of %s", df["name"][0])
             return df
-    """)  # fmt: skip
+    """,
+    )
     for names in ("ab", "c"):
         lite.send(*names)
         lite.consume()

@@ -33,7 +33,7 @@ from tests.stores import (
     status,
     statuses,
     take,
-)  # fmt: skip
+)
 
 ROOT = Path(__file__).parents[1]
 
@@ -41,9 +41,13 @@ ROOT = Path(__file__).parents[1]
 def doomed(url: str, point: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [sys.executable, "-m", "tests.doomed", url, point],
-        cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, text=True,
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-    )  # fmt: skip
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        text=True,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
 
 
 def prepare(store: Store, chunks: int) -> list[str]:

@@ -52,9 +52,11 @@ class World:
         for each in keys:
             put(self.store, "slowin", each)
         wait_for(
-            lambda: set(keys) - set(self.client.partitions("slowout")), lambda left: not left,
-            60, "the partition keys are there",
-        )  # fmt: skip
+            lambda: set(keys) - set(self.client.partitions("slowout")),
+            lambda left: not left,
+            60,
+            "the partition keys are there",
+        )
         return keys
 
     def in_the_middle(self, prefix: str, count: int = 50) -> tuple[list[str], str]:
@@ -180,9 +182,10 @@ def world(
         # The sensor's runs and a person's take turns, else one refuses what the other has in hand.
         policy(store, "slow", lease_seconds=LEASE, concurrency=1, max_attempts=50)
         dagster = start_dagster(
-            Path(__file__).parent / "locations" / "slow.py", name="slow",
+            Path(__file__).parent / "locations" / "slow.py",
+            name="slow",
             env={"DATAFLOW_URL": url, "SLOW_FOLDER": str(folder)},
-        )  # fmt: skip
+        )
         yield World(store, dagster, folder, server)
 
 
@@ -303,8 +306,9 @@ def test_kills_of_the_code_server_while_a_tick_writes(world: World, storage: str
             "with recursive n(i) as (select :first union all select i + 1 from n where i < :last) "
             "insert into datastatus (datasetid, jobid, dataid, locktype, status) "
             "select 'slowin', 'loader', 'h' || i, 'OUT', 'READY' from n",
-            first=first, last=first + 399,
-        )  # fmt: skip
+            first=first,
+            last=first + 399,
+        )
         # The keys come first: from then on the tick has the rest to write.
         wait_for(keys, (first + 400).__le__, 60, "a tick writes", 0.002)
         time.sleep(chance.uniform(0, 0.02))

@@ -25,9 +25,11 @@ MOST_TO_SETTLE = 15
 
 @pytest.fixture(scope="module")
 def flow(
-    storage: str, start_dagster: Callable[..., Dagster], tmp_path_factory: pytest.TempPathFactory,
+    storage: str,
+    start_dagster: Callable[..., Dagster],
+    tmp_path_factory: pytest.TempPathFactory,
     request: pytest.FixtureRequest,
-) -> Iterator[Flow]:  # fmt: skip
+) -> Iterator[Flow]:
     """The tables on the kind of database that Dagster's storage is on."""
     folder = tmp_path_factory.mktemp("flow")
     url, more = f"sqlite:///{folder / 'dataflow.db'}", {}
@@ -269,8 +271,9 @@ def test_the_grid_shows_what_others_do(flow: Flow) -> None:
     flow.turns("cleaned", "green", new, hand)
     wait_for(
         lambda: {gone, renamed} & set(flow.client.partitions("cleaned")),
-        lambda left: not left, what="keys without a chunk are gone",
-    )  # fmt: skip
+        lambda left: not left,
+        what="keys without a chunk are gone",
+    )
     flow.agrees()
 
 
@@ -327,8 +330,9 @@ def test_a_check_that_fails_gates_the_chunk(flow: Flow) -> None:
         flow.store,
         "select dataid, validated from chunkfact where datasetid = 'cleaned' "
         "and dataid in (:good, :wrong)",
-        good=good, wrong=wrong,
-    )  # fmt: skip
+        good=good,
+        wrong=wrong,
+    )
     assert {day: bool(validated) for day, validated in judged} == {good: True, wrong: False}
     [(why,)] = sql(
         flow.store,

@@ -74,9 +74,14 @@ def taken(watched: Marked, tmp_path_factory: pytest.TempPathFactory) -> Tour:
     environ["DATAFLOW_URL"] = "postgresql://nowhere.invalid/x"
     environ["PATH"] = _without_java(folder.parent / "bin")
     done = subprocess.run(
-        [BIN / "odf", "demo", folder], env=environ, check=False, timeout=300, text=True,
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-    )  # fmt: skip
+        [BIN / "odf", "demo", folder],
+        env=environ,
+        check=False,
+        timeout=300,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
     assert done.returncode == 0, done.stdout
     return Tour(folder, done.stdout)
 
@@ -93,9 +98,14 @@ def _without_java(folder: Path) -> str:
 
 def odf(folder: Path, *words: str) -> str:
     done = subprocess.run(
-        [BIN / "odf", *words], cwd=folder, check=True, capture_output=True, text=True, timeout=60,
+        [BIN / "odf", *words],
+        cwd=folder,
+        check=True,
+        capture_output=True,
+        text=True,
+        timeout=60,
         env=os.environ | {"DAGSTER_HOME": str(folder / "dagster")},
-    )  # fmt: skip
+    )
     return done.stdout
 
 
@@ -146,9 +156,13 @@ def test_this_repositorys_location_shows_the_same(taken: Tour, tmp_path: Path) -
     home, answer = taken.folder / "dagster", tmp_path / "answer"
     subprocess.run(
         [BIN / "dagster-graphql", "-w", "workspace.yaml", "-t", STATUSES, "-o", answer],
-        cwd=ROOT, check=True, capture_output=True, text=True, timeout=60,
+        cwd=ROOT,
+        check=True,
+        capture_output=True,
+        text=True,
+        timeout=60,
         env=os.environ | {"ODF_DEMO": str(taken.folder), "DAGSTER_HOME": str(home)},
-    )  # fmt: skip
+    )
     nodes = json.loads(answer.read_text())["data"]["assetNodes"]
     shown = {each["assetKey"]["path"][0]: each["assetPartitionStatuses"] for each in nodes}
     assert sorted(shown) == ["checked", "report", "sales"]
@@ -199,9 +213,13 @@ def test_a_folder_with_other_files_is_refused(tmp_path: Path) -> None:
 def interrupt(folder: Path, watched: Marked, until: str, number: int, to_all: bool) -> str:
     """Interrupt a demo once it has printed something and gone on for a while; what it said."""
     process = subprocess.Popen(
-        [BIN / "odf", "demo", folder], env=watched.environ, text=True, start_new_session=True,
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-    )  # fmt: skip
+        [BIN / "odf", "demo", folder],
+        env=watched.environ,
+        text=True,
+        start_new_session=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
     assert process.stdout
     said = ""
     for line in process.stdout:
@@ -244,9 +262,12 @@ def test_the_ui_shows_the_demo_and_november_and_makes_a_day(
     folder = tmp_path / "demo"
     environ = watched.environ | {"PORT": str(port), "ODF_DEMO": str(folder)}
     server = subprocess.Popen(
-        [ROOT / "definitions" / "ui.sh"], env=environ, start_new_session=True,
-        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-    )  # fmt: skip
+        [ROOT / "definitions" / "ui.sh"],
+        env=environ,
+        start_new_session=True,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
     try:
         with Client(f"http://127.0.0.1:{port}", "demo") as client:
             wait_for(client.location_problem, lambda problem: problem is None, 240, "it serves")

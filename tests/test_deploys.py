@@ -80,18 +80,31 @@ def test_a_file_with_a_syntax_error_takes_nothing_away(client: Client, root: Pat
     [
         ("project.yml", "pipelines: 7\n", "project.yml:1 must have `pipelines`: a list"),
         ("project.yml", "a: [\n", "project.yml:2 isn't YAML"),
-        ("project.yml", YML.replace("transformations: [add]\n  - slug: daily",
-                                    "transformations: 5\n  - slug: daily"),
-         "project.yml:7: `transformations` must be a list"),
-        ("pipelines/live/add.py", "def go(df): return df\n",
-         "pipelines/live/add.py has no function `run`"),
-        ("pipelines/live/add.py", "\nimport nowhere\n" + ADD,
-         "pipelines/live/add.py:2: ModuleNotFoundError: No module named 'nowhere'"),
-        ("pipelines/live/add.py", "import os\nos._exit(3)\n" + ADD,
-         "pipelines/live/add.py: the process that loads it ended with code 3"),
+        (
+            "project.yml",
+            YML.replace(
+                "transformations: [add]\n  - slug: daily", "transformations: 5\n  - slug: daily"
+            ),
+            "project.yml:7: `transformations` must be a list",
+        ),
+        (
+            "pipelines/live/add.py",
+            "def go(df): return df\n",
+            "pipelines/live/add.py has no function `run`",
+        ),
+        (
+            "pipelines/live/add.py",
+            "\nimport nowhere\n" + ADD,
+            "pipelines/live/add.py:2: ModuleNotFoundError: No module named 'nowhere'",
+        ),
+        (
+            "pipelines/live/add.py",
+            "import os\nos._exit(3)\n" + ADD,
+            "pipelines/live/add.py: the process that loads it ended with code 3",
+        ),
         ("later.py", "def f(:\n", "later.py:1: SyntaxError: invalid syntax"),
     ],
-)  # fmt: skip
+)
 def test_what_cannot_be_loaded_is_refused_with_its_place(
     client: Client, root: Path, name: str, text: str, why: str
 ) -> None:
@@ -218,8 +231,13 @@ def test_the_worker_goes_on_with_the_files_that_were_good(served: Served) -> Non
     wait_until(lambda: done(f"d{len(names)}") == "new 1", LONG)
     assert served.statuses().keys() == {"READY"}
     assert {each.name for each in served.root.iterdir()} == {
-        ".dataflow", "helper.py", "output", "pipelines", "project.yml", "sources"
-    }  # fmt: skip
+        ".dataflow",
+        "helper.py",
+        "output",
+        "pipelines",
+        "project.yml",
+        "sources",
+    }
 
 
 @pytest.fixture
@@ -234,14 +252,19 @@ def test_health_knows_a_full_disk_of_the_database(small: Path, root: Path) -> No
     store.init()
     with Client(store, root) as client:
         assert client.http.get("/health").json() == {
-            "status": "ok", "database": True, "worker": "off"
-        }  # fmt: skip
+            "status": "ok",
+            "database": True,
+            "worker": "off",
+        }
         filler = fill(small)
         answer = client.http.get("/health")
         assert answer.status_code == 503
         assert answer.json() == {
-            "status": "unavailable", "database": True, "full": ["database"], "worker": "off"
-        }  # fmt: skip
+            "status": "unavailable",
+            "database": True,
+            "full": ["database"],
+            "worker": "off",
+        }
         assert "retry-after" in answer.headers
         wait_until(lambda: str(small) in " ".join(client.said))
         filler.unlink()
@@ -379,8 +402,10 @@ def test_pandas_that_runs_elsewhere_is_only_parsed(root: Path) -> None:
     (root / "project.yml").write_text("pipelines:\n  - {slug: live, transformations: [add]}\n")
     assert deployment.check(_version(root), local=False) == {}
     assert list(deployment.check(_version(root), local=True)) == ["pipelines/live/add.py"]
-    file.write_text("import only_there\nfrom pyspark.sql import DataFrame\n\n"
-                    "def run(df: DataFrame, stream=None):\n    return df\n")  # fmt: skip
+    file.write_text(
+        "import only_there\nfrom pyspark.sql import DataFrame\n\n"
+        "def run(df: DataFrame, stream=None):\n    return df\n"
+    )
     assert list(deployment.check(_version(root), local=False)) == ["pipelines/live/add.py"]
 
 
@@ -416,8 +441,9 @@ def test_what_a_killed_server_has_left_is_removed(
     other.close()
 
 
-def test_without_room_for_the_copy_it_says_so(small: Path, root: Path, sqlite_url: str,
-                                              monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
+def test_without_room_for_the_copy_it_says_so(
+    small: Path, root: Path, sqlite_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(small))
     monkeypatch.setattr("opendataflow_dagster.pipelines.deployment.AGAIN", 2.0)
     store = open_store(sqlite_url)

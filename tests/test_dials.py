@@ -245,9 +245,10 @@ def readers(field: str, but: str, owners: tuple[str, ...]) -> list[str]:
         for file, tree in trees().items()
         if file.name != but
         for node in ast.walk(tree)
-        if isinstance(node, ast.Attribute) and node.attr == field
+        if isinstance(node, ast.Attribute)
+        and node.attr == field
         and ast.unparse(node.value).rpartition(".")[2] in owners
-    ]  # fmt: skip
+    ]
 
 
 def error_classes() -> list[type[BaseException]]:

@@ -41,10 +41,21 @@ def test_all_is_well_after_init(store: Store, url: str) -> None:
     assert done.exit_code == 0
     assert {each["result"] for name, each in found.items() if name != "java"} == {"ok"}
     assert set(found) >= {
-        "python", "java", "configuration", "database", "tables", "triggers", "clock", "permissions",
+        "python",
+        "java",
+        "configuration",
+        "database",
+        "tables",
+        "triggers",
+        "clock",
+        "permissions",
         "log",
-        "queue", "leases", "jobs", "passkey", "passwords",
-    }  # fmt: skip
+        "queue",
+        "leases",
+        "jobs",
+        "passkey",
+        "passwords",
+    }
     assert store.db.execute("select count(*) from datastatus", {})[0] == [(0,)], (
         "the probe is taken back"
     )
@@ -180,8 +191,9 @@ def test_leases_far_in_the_future_are_told_with_what_ends_them(store: Store, url
     store.db.execute("update worker set lease_end = '2999-01-01 00:00:00'", {})
     found = doctor(url)[1]["leases"]
     assert "worker gone of load until 2999-01-01" in found["detail"]
-    CliRunner().invoke(app, shlex.split(found["action"], comments=True)[1:],
-                       env={"DATAFLOW_URL": url})  # fmt: skip
+    CliRunner().invoke(
+        app, shlex.split(found["action"], comments=True)[1:], env={"DATAFLOW_URL": url}
+    )
     assert doctor(url)[1]["leases"]["result"] == "ok"
 
 

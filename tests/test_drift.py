@@ -81,8 +81,9 @@ def test_an_outdated_cache_is_found_and_mended(grid: Grid) -> None:
     grid.instance.update_asset_cached_status_data(key, stale)
     found = drift(grid.store, grid.mirror)
     assert {each.dagster for each in found} == {
-        "READY, by an outdated cache", "a partition key",
-    }  # fmt: skip
+        "READY, by an outdated cache",
+        "a partition key",
+    }
     repair(grid.store, grid.instance)
     assert drift(grid.store, grid.mirror) == []
 
@@ -287,8 +288,9 @@ def test_a_deleted_run_of_a_chunk_that_was_made_by_dagster_is_drift_until_a_tick
     done = dg.materialize([copies], instance=grid.instance, partition_key=DAYS[0])
     grid.tick()
     if where == "before":
-        dg.materialize([copies], instance=grid.instance, partition_key=DAYS[1],
-                       raise_on_error=False)  # fmt: skip
+        dg.materialize(
+            [copies], instance=grid.instance, partition_key=DAYS[1], raise_on_error=False
+        )
     grid.instance.delete_run(done.run_id)
     grid.tick()
     assert grid.squares("copies") == {DAYS[0]: READY}

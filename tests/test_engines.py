@@ -109,8 +109,11 @@ def test_three_engines_make_the_same_rows(made: Made) -> None:
         assert first.printed == "4 orders have a price\n"
         assert first.rows == 4
         assert first.engine == engine.engine_of(slug, "price")
-    assert [engine.engine_of(slug, "price") for slug in WAYS] == ["pandas", "spark",
-                                                                  "pandas-on-spark"]  # fmt: skip
+    assert [engine.engine_of(slug, "price") for slug in WAYS] == [
+        "pandas",
+        "spark",
+        "pandas-on-spark",
+    ]
 
 
 def test_engines_may_follow_each_other(made: Made) -> None:
@@ -120,19 +123,27 @@ def test_engines_may_follow_each_other(made: Made) -> None:
     ran = engine.run("orders", "by_customer", [priced, frames[1]])
     expected = plainly(engine.project, "orders")
     pd.testing.assert_frame_equal(ran.frame, expected)
-    back = engine.run("orders_spark", "by_customer",
-                      [engine.run("orders", "price", frames).frame, frames[1]])  # fmt: skip
+    back = engine.run(
+        "orders_spark", "by_customer", [engine.run("orders", "price", frames).frame, frames[1]]
+    )
     pd.testing.assert_frame_equal(as_pandas(back.frame), expected.reset_index(drop=True))
 
 
 def test_index_and_dtypes_survive(made: Made) -> None:
     engine = made(same="def run(df):\n    return df")
     index = pd.MultiIndex.from_tuples([("a", 1), ("b", 2)], names=["k", None])
-    given = pd.DataFrame({
-        "c": pd.Categorical(["x", None]), "t": pd.to_datetime(["2026-01-01", None], utc=True),
-        "d": pd.to_timedelta([1, 2], "s"), "i": pd.array([1, None], "Int64"), 5: [[1], {"a": 2}],
-        "s": pd.array(["a", None], "string"), "f": pd.Series([1, 2], dtype="float32").array,
-    }, index=index)  # fmt: skip
+    given = pd.DataFrame(
+        {
+            "c": pd.Categorical(["x", None]),
+            "t": pd.to_datetime(["2026-01-01", None], utc=True),
+            "d": pd.to_timedelta([1, 2], "s"),
+            "i": pd.array([1, None], "Int64"),
+            5: [[1], {"a": 2}],
+            "s": pd.array(["a", None], "string"),
+            "f": pd.Series([1, 2], dtype="float32").array,
+        },
+        index=index,
+    )
     pd.testing.assert_frame_equal(engine.run("p", "same", [given]).frame, given)
     empty = engine.run("p", "same", []).frame
     assert empty.shape == (0, 0)
@@ -142,11 +153,19 @@ def test_types_on_their_way_to_spark_and_back(made: Made) -> None:
     engine = made(
         same="from pyspark.sql import DataFrame\ndef run(df: DataFrame):\n    return df",
     )
-    given = pd.DataFrame({
-        "i": [1, 2], "f": [0.5, None], "s": ["a", None], "b": [True, False], "n": [None, None],
-        "t": pd.to_datetime(["2026-01-01 08:00:00.123456", None]),
-        "d": pd.to_timedelta([1, 2], "s"), "c": pd.Categorical(["x", "y"]), "u": [1, 2],
-    }).astype({"u": "uint8"})  # fmt: skip
+    given = pd.DataFrame(
+        {
+            "i": [1, 2],
+            "f": [0.5, None],
+            "s": ["a", None],
+            "b": [True, False],
+            "n": [None, None],
+            "t": pd.to_datetime(["2026-01-01 08:00:00.123456", None]),
+            "d": pd.to_timedelta([1, 2], "s"),
+            "c": pd.Categorical(["x", "y"]),
+            "u": [1, 2],
+        }
+    ).astype({"u": "uint8"})
     back = as_pandas(engine.run("p", "same", [given]).frame)
     pd.testing.assert_frame_equal(
         back, given.astype({"c": object, "u": "int16"}), check_dtype=False
@@ -162,16 +181,26 @@ def test_times_that_a_clock_shows_twice_or_never_cross_unchanged(
     engine = made(native=NATIVE, own=ON_SPARK)
     texts = ["2020-11-01 01:30", "2020-03-08 02:30:00.123456", None, "1800-01-01"]
     times: Any = pd.to_datetime(texts, format="ISO8601")
-    given = pd.DataFrame({
-        "at": times, "texts": ["a"] * 4, "seconds": times.astype("datetime64[s]"),
-        "objects": times.astype(object),
-        "list": [[each] for each in times], "dict": [{"at": each} for each in times],
-    }, index=times)  # fmt: skip
+    given = pd.DataFrame(
+        {
+            "at": times,
+            "texts": ["a"] * 4,
+            "seconds": times.astype("datetime64[s]"),
+            "objects": times.astype(object),
+            "list": [[each] for each in times],
+            "dict": [{"at": each} for each in times],
+        },
+        index=times,
+    )
     ran = engine.run("p", "native", [given]).frame
     assert [kind for _, kind in ran.dtypes] == [
-        "timestamp_ntz", "string", "timestamp_ntz", "timestamp_ntz", "array<timestamp_ntz>",
+        "timestamp_ntz",
+        "string",
+        "timestamp_ntz",
+        "timestamp_ntz",
+        "array<timestamp_ntz>",
         "struct<at:timestamp_ntz>",
-    ]  # fmt: skip
+    ]
     for back in (as_pandas(ran), from_spark(ran), as_pandas(engine.run("p", "own", [given]).frame)):
         for name in ("at", "seconds", "objects"):
             expected = times.floor("s") if name == "seconds" else times
@@ -232,22 +261,29 @@ def test_a_time_with_a_zone_is_the_same_moment_in_spark(
 @pytest.mark.parametrize("engine", ["native", "own"])
 def test_types_that_spark_hasnt_are_the_next_or_are_told(made: Made, engine: str) -> None:
     ran = made(native=NATIVE, own=ON_SPARK)
-    given = pd.DataFrame({
-        "u": pd.Series([2**64 - 1, 1], dtype="uint64"), "n": pd.array([2**63, None], "UInt64"),
-        "small": pd.Series([1, 255], dtype="uint8"), "half": pd.Series([0.5, 1], dtype="float16"),
-        "kind": pd.Categorical(["b", None], categories=["a", "b"]),
-        "number": pd.Categorical([7, 5]),
-    })  # fmt: skip
+    given = pd.DataFrame(
+        {
+            "u": pd.Series([2**64 - 1, 1], dtype="uint64"),
+            "n": pd.array([2**63, None], "UInt64"),
+            "small": pd.Series([1, 255], dtype="uint8"),
+            "half": pd.Series([0.5, 1], dtype="float16"),
+            "kind": pd.Categorical(["b", None], categories=["a", "b"]),
+            "number": pd.Categorical([7, 5]),
+        }
+    )
     frame = ran.run("p", engine, [given]).frame
     rows = [tuple(each) for each in as_spark(frame, None).collect()]
     assert rows == [(2**64 - 1, 2**63, 1, 0.5, "b", 7), (1, None, 255, 1.0, None, 5)]
     assert [int(each) for each in as_pandas(frame)["u"]] == given["u"].tolist()
     unknown = {
-        "Period": pd.Series(pd.period_range("2020", periods=2, freq="M")), "Interval": pd.Series(
-            pd.interval_range(0, 2)), "UUID": pd.Series([uuid4()]), "int": pd.Series([2**70]),
-        "Decimal": pd.Series([Decimal("1e40")]), "complex": pd.Series([1j]),
+        "Period": pd.Series(pd.period_range("2020", periods=2, freq="M")),
+        "Interval": pd.Series(pd.interval_range(0, 2)),
+        "UUID": pd.Series([uuid4()]),
+        "int": pd.Series([2**70]),
+        "Decimal": pd.Series([Decimal("1e40")]),
+        "complex": pd.Series([1j]),
         "NaTType, Period": pd.Series(pd.PeriodIndex(["2020", None], freq="M")),
-    }  # fmt: skip
+    }
     if engine == "own":
         unknown["time"] = pd.Series([time_of_day(1, 2)])
     for kinds, column in unknown.items():
@@ -259,12 +295,17 @@ def test_types_that_spark_hasnt_are_the_next_or_are_told(made: Made, engine: str
 
 def test_pandas_on_spark_keeps_index_names_and_types(made: Made) -> None:
     engine = made(own=ON_SPARK)
-    given = pd.DataFrame({
-        ("i", 1): pd.array([1, None], "Int64"), ("s", 1): pd.array(["a", None], "string"),
-        ("b", 2): pd.array([True, None], "boolean"), ("f", 2): pd.Series([1, 2], dtype="float32"),
-        ("c", 2): pd.Categorical(["y", None], categories=["x", "y"]),
-        ("o", 2): ["ä", None], ("t", 3): pd.to_timedelta([1, 2], "s"),
-    })  # fmt: skip
+    given = pd.DataFrame(
+        {
+            ("i", 1): pd.array([1, None], "Int64"),
+            ("s", 1): pd.array(["a", None], "string"),
+            ("b", 2): pd.array([True, None], "boolean"),
+            ("f", 2): pd.Series([1, 2], dtype="float32"),
+            ("c", 2): pd.Categorical(["y", None], categories=["x", "y"]),
+            ("o", 2): ["ä", None],
+            ("t", 3): pd.to_timedelta([1, 2], "s"),
+        }
+    )
     given.index = pd.MultiIndex.from_tuples([("a", 1), ("b", 2)], names=["k", None])
     back = as_pandas(engine.run("p", "own", [given]).frame)
     pd.testing.assert_frame_equal(back, given)
@@ -293,8 +334,9 @@ def test_what_spark_has_no_type_for_is_a_text_in_a_source(spark: "SparkSession")
     given = pd.DataFrame({"p": period, "x": [1, "a"], "n": [None, None], "big": [2**70, 1]})
     rows = csv_on_spark.from_pandas(spark, given).collect()
     assert [tuple(each) for each in rows] == [
-        ("2020-01", "1", None, str(2**70)), (None, "a", None, "1"),
-    ]  # fmt: skip
+        ("2020-01", "1", None, str(2**70)),
+        (None, "a", None, "1"),
+    ]
 
 
 def test_a_run_in_another_zone_writes_the_times_that_it_has_read(tmp_path: Path) -> None:
@@ -310,17 +352,25 @@ def test_a_run_in_another_zone_writes_the_times_that_it_has_read(tmp_path: Path)
     parse = "from pyspark.sql import DataFrame, functions as F\ndef run(df: DataFrame):\n"
     parse += "    return df.withColumn('at', F.to_timestamp('at'))"
     pandas = "import pandas as pd\ndef run(df):\n    return df.assign(at=pd.to_datetime(df['at']))"
-    code = {"parse": parse, "pandas": pandas, "native": NATIVE, "own": ON_SPARK,
-            "same": "def run(df):\n    return df"}  # fmt: skip
+    code = {
+        "parse": parse,
+        "pandas": pandas,
+        "native": NATIVE,
+        "own": ON_SPARK,
+        "same": "def run(df):\n    return df",
+    }
     for slug, names in {"all": list(code), "last": ["parse"]}.items():
         (root / "pipelines" / slug).mkdir(parents=True)
         for name in names:
             (root / "pipelines" / slug / f"{name}.py").write_text(code[name])
     for slug in ("all", "last"):
         done = subprocess.run(
-            [sys.executable, "-m", "opendataflow_dagster.cli", "pipeline", "run", slug], cwd=root,
-            env=os.environ | {"TZ": "America/New_York"}, capture_output=True, text=True,
-        )  # fmt: skip
+            [sys.executable, "-m", "opendataflow_dagster.cli", "pipeline", "run", slug],
+            cwd=root,
+            env=os.environ | {"TZ": "America/New_York"},
+            capture_output=True,
+            text=True,
+        )
         assert done.returncode == 0, done.stderr
         assert (root / "output" / f"{slug}.csv").read_text() == f"id,at\n{lines}"
 
@@ -378,8 +428,9 @@ def test_what_one_changes_the_next_does_not_see(made: Made) -> None:
     engine.run("p", "spoil", frames)
     assert engine.run("p", "look", frames).frame["seen"][0] == "{'x': [5], 'l': [[1]]}"
     for chained in (False, True):
-        ran = engine.run_items("p", ["spoil", "look"], frames, [{"n": 1}, {"n": 2}],
-                               chained=chained)  # fmt: skip
+        ran = engine.run_items(
+            "p", ["spoil", "look"], frames, [{"n": 1}, {"n": 2}], chained=chained
+        )
         assert ran[1].frame["seen"][0] == "{'x': [5], 'l': [[1]]}"
         assert ran[1].frame["item"][0] == "{'n': 2}"
 
@@ -416,9 +467,12 @@ WRONG = [
     ("print('top')\nraise ValueError('no')", "ValueError: no", "top\n"),
     ("def run(df):\n    raise SystemExit(3)", "SystemExit: 3", ""),
     ("def run(df):\n    print(1)", "`run` returns nothing", "1\n"),
-    ("import pandas\ndef run(df):\n    return pandas.DataFrame({'a': [lambda: 1]})",
-     "can't leave its task", ""),
-]  # fmt: skip
+    (
+        "import pandas\ndef run(df):\n    return pandas.DataFrame({'a': [lambda: 1]})",
+        "can't leave its task",
+        "",
+    ),
+]
 
 
 @pytest.mark.parametrize(("code", "message", "printed"), WRONG)
@@ -493,8 +547,9 @@ def test_an_item_that_kills_its_worker_fails_alone(made: Made, chained: bool) ->
         assert [each.frame is None for each in ran] == [True] * 5 + [False]
         assert list(ran[-1].frame["n"]) == [9, 0, 1, 2, 4, 5]
     else:
-        assert [list(each.frame["n"]) for each in ran if each.ok] == [[9, n] for n in
-                                                                      (0, 1, 2, 4, 5)]  # fmt: skip
+        assert [list(each.frame["n"]) for each in ran if each.ok] == [
+            [9, n] for n in (0, 1, 2, 4, 5)
+        ]
 
 
 @pytest.mark.parametrize("spark_engine", [False, True])
@@ -522,8 +577,9 @@ def test_an_item_that_fails_fails_alone(made: Made, chained: bool, spark_engine:
     """
     engine = made(add=add, check=check)
     first = pd.DataFrame({"n": [0], "t": ["first"]})
-    ran = engine.run_items("p", ["add", "check"], [first], [{"n": n} for n in (1, 2, 3)],
-                           chained=chained)  # fmt: skip
+    ran = engine.run_items(
+        "p", ["add", "check"], [first], [{"n": n} for n in (1, 2, 3)], chained=chained
+    )
     assert [each.ok for each in ran] == [True, False, True]
     assert [step.transformation for step in ran[1].steps] == ["add", "check"]
     assert ran[1].steps[0].printed == "added 2\n"
@@ -608,19 +664,30 @@ ANNOTATED = [
     ("import pyspark.sql.dataframe as d\ndef run(df: d.DataFrame, /): ...", "spark"),
     ("from pyspark import sql\nF = sql.DataFrame\ndef run(df: F): ...", "spark"),
     ("from pyspark.sql.connect.dataframe import DataFrame\ndef run(df: DataFrame): ...", "spark"),
-    ("from typing import *\nfrom pyspark.sql import DataFrame\ndef run(a: Optional[DataFrame]):\n"
-     "  ...", "spark"),
+    (
+        "from typing import *\nfrom pyspark.sql import DataFrame\n"
+        "def run(a: Optional[DataFrame]):\n  ...",
+        "spark",
+    ),
     ("from pyspark.sql import DataFrame\ndef run(df: DataFrame | None): ...", "spark"),
-    ("if TYPE_CHECKING:\n  from pyspark.sql import DataFrame\ndef run(d: 'DataFrame'): ...",
-     "spark"),
+    (
+        "if TYPE_CHECKING:\n  from pyspark.sql import DataFrame\ndef run(d: 'DataFrame'): ...",
+        "spark",
+    ),
     ("import pyspark.pandas as ps\ndef run(df: ps.DataFrame): ...", "pandas-on-spark"),
     ("from pyspark import pandas as pd\ndef run(df: 'pd.DataFrame[int]'): ...", "pandas-on-spark"),
-    ("import pandas as pd\nfrom pyspark.sql import DataFrame\n"
-     "def run(a: pd.DataFrame, b: DataFrame): ...", "pandas"),
-    ("from __future__ import annotations\nfrom pyspark.sql import DataFrame\n"
-     "def run(df: DataFrame): ...", "spark"),
+    (
+        "import pandas as pd\nfrom pyspark.sql import DataFrame\n"
+        "def run(a: pd.DataFrame, b: DataFrame): ...",
+        "pandas",
+    ),
+    (
+        "from __future__ import annotations\nfrom pyspark.sql import DataFrame\n"
+        "def run(df: DataFrame): ...",
+        "spark",
+    ),
     ("F = F\ndef run(df: F): ...", "pandas"),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("code", "engine"), ANNOTATED)
@@ -694,9 +761,13 @@ def test_where_the_files_are_not_there_they_are_sent(
                 return df.assign(ten="2020-01-01 10:00:00")
         """,
     ).project.root
-    done = subprocess.run([sys.executable, "-c", ELSEWHERE, way, address, str(root)],
-                          capture_output=True, text=True, timeout=200,
-                          env=os.environ | {"PYTHONPATH": str(PROJECTS.parents[1])})  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, "-c", ELSEWHERE, way, address, str(root)],
+        capture_output=True,
+        text=True,
+        timeout=200,
+        env=os.environ | {"PYTHONPATH": str(PROJECTS.parents[1])},
+    )
     assert done.returncode == 0, done.stderr
     cwd, name, rows, items = done.stdout.split()
     assert name == "sent"
@@ -749,8 +820,9 @@ def test_the_folder_that_one_goes_to_is_not_the_next_ones(made: Made) -> None:
         reads="def run(df):\n    open('project.yml').close()\n    return df",
     )
     for chained in (False, True):
-        ran = engine.run_items("p", ["away", "reads"], [pd.DataFrame({"n": [1]})], [1, 2],
-                               chained=chained)  # fmt: skip
+        ran = engine.run_items(
+            "p", ["away", "reads"], [pd.DataFrame({"n": [1]})], [1, 2], chained=chained
+        )
         assert [step.reason for each in ran for step in each.steps] == [""] * 4
 
 
@@ -772,28 +844,46 @@ def test_an_item_fails_by_whatever_is_raised(made: Made, error: str) -> None:
     [
         ("from pyspark.sql import *\ndef run(df: DataFrame): ...", "spark"),
         ("from pyspark.pandas import *\ndef run(df: DataFrame): ...", "pandas-on-spark"),
-        ("from pyspark.sql.functions import *\nfrom pandas import *\ndef run(df: DataFrame): ...",
-         "pandas"),
+        (
+            "from pyspark.sql.functions import *\nfrom pandas import *\n"
+            "def run(df: DataFrame): ...",
+            "pandas",
+        ),
         ("from pyspark.sql import DataFrame\ndef run(*dfs: DataFrame): ...", "spark"),
         ("from pyspark.sql import DataFrame\ndef run(df, *dfs: DataFrame): ...", "pandas"),
         ("from pyspark.sql import DataFrame\nif 1:\n  def run(df: DataFrame): ...", "spark"),
-        ("from pyspark.sql import DataFrame\nif x: pass\nelse:\n  def run(df: DataFrame): ...",
-         "spark"),
-        ("try:\n  from pyspark.sql import DataFrame\n  def run(df: DataFrame): ...\n"
-         "except ImportError:\n  def run(df): ...", "spark"),
-        ("from pyspark.sql import DataFrame\ndef run(df: DataFrame): ...\n"
-         "if __name__ == '__main__':\n  def run(df): ...", "spark"),
+        (
+            "from pyspark.sql import DataFrame\nif x: pass\nelse:\n  def run(df: DataFrame): ...",
+            "spark",
+        ),
+        (
+            "try:\n  from pyspark.sql import DataFrame\n  def run(df: DataFrame): ...\n"
+            "except ImportError:\n  def run(df): ...",
+            "spark",
+        ),
+        (
+            "from pyspark.sql import DataFrame\ndef run(df: DataFrame): ...\n"
+            "if __name__ == '__main__':\n  def run(df): ...",
+            "spark",
+        ),
         ("from pyspark.sql import DataFrame\ndef go(df: DataFrame): ...\nrun = go", "spark"),
-        ("from pyspark.sql import DataFrame\ndef go(df: DataFrame): ...\nto = go\nrun: F = to",
-         "spark"),
-        ("from pyspark.sql import DataFrame\ndef run(df: DataFrame): ...\nrun = timed(run)",
-         "spark"),
+        (
+            "from pyspark.sql import DataFrame\ndef go(df: DataFrame): ...\nto = go\nrun: F = to",
+            "spark",
+        ),
+        (
+            "from pyspark.sql import DataFrame\ndef run(df: DataFrame): ...\nrun = timed(run)",
+            "spark",
+        ),
         ("from pyspark.sql import DataFrame\nrun = run", "pandas"),
         ("from pyspark.sql import DataFrame\nclass A:\n  def run(df: DataFrame): ...", "pandas"),
-        ("from pyspark.sql import DataFrame\ndef run(df: DataFrame): ...\ndef go(df): ...\n"
-         "run = go", "pandas"),
+        (
+            "from pyspark.sql import DataFrame\ndef run(df: DataFrame): ...\ndef go(df): ...\n"
+            "run = go",
+            "pandas",
+        ),
     ],
-)  # fmt: skip
+)
 def test_the_engine_of_a_run_that_is_not_plain(code: str, engine: str, tmp_path: Path) -> None:
     path = tmp_path / "t.py"
     path.write_text(code)

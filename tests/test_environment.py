@@ -23,8 +23,9 @@ def dataset(store: Store, datasetid: str, **columns: str | None) -> None:
     sql(
         store,
         f"insert into dataset ({', '.join(names)}) values (:{', :'.join(names)})",
-        datasetid=datasetid, **columns,
-    )  # fmt: skip
+        datasetid=datasetid,
+        **columns,
+    )
 
 
 def read(store: Store, **environ: str) -> JobEnvironment:
@@ -77,11 +78,18 @@ def test_nothing_of_the_callers_leaks_in(store: Store) -> None:
     register(store, "loadbob", ["bobin"], ["bobout"])
     dataset(store, "bobin", tablename="t")
     stale = {
-        "dataid": "999", "jobid": "other", "dataflow_generation": "3", "dataflow_note": "x",
-        "bobin_hostname": "old", "bobin_HOSTNAME": "old", "bobin_password": "old",
+        "dataid": "999",
+        "jobid": "other",
+        "dataflow_generation": "3",
+        "dataflow_note": "x",
+        "bobin_hostname": "old",
+        "bobin_HOSTNAME": "old",
+        "bobin_password": "old",
         "bobin_PASSWORD": "old",
-        "bobin_chunklower": "0", "bobout_datasetid": "bobout", "bobout_itemtype": "OUT",
-    }  # fmt: skip
+        "bobin_chunklower": "0",
+        "bobout_datasetid": "bobout",
+        "bobout_itemtype": "OUT",
+    }
 
     assert told(store, mine="kept", **stale) == {
         "mine": "kept",
@@ -269,10 +277,15 @@ def test_the_context_for_other_languages_is_the_originals_list(store: Store) -> 
     open_context = environment.context(CLAIM)
 
     assert open_context == [
-        {"dataid": "1.0"}, {"bobin_datasetid": "bobin"}, {"bobin_hostname": "h"},
-        {"bobin_itemtype": "IN"}, {"REGION": "eu"}, {"jobid": "loadbob"},
-        {"dataflow_jobid": "loadbob"}, {"dataflow_generation": "7"},
-    ]  # fmt: skip
+        {"dataid": "1.0"},
+        {"bobin_datasetid": "bobin"},
+        {"bobin_hostname": "h"},
+        {"bobin_itemtype": "IN"},
+        {"REGION": "eu"},
+        {"jobid": "loadbob"},
+        {"dataflow_jobid": "loadbob"},
+        {"dataflow_generation": "7"},
+    ]
     assert {"bobin_password": "secret"} in environment.context(CLAIM, secrets=True)
 
 

@@ -37,9 +37,14 @@ def run(line: str, folder: Path) -> Done:
     """Run one line, as it is typed."""
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     return subprocess.run(
-        ["sh", "-c", line], cwd=folder, env=os.environ | {"PATH": path}, check=False,
-        capture_output=True, text=True, timeout=100,
-    )  # fmt: skip
+        ["sh", "-c", line],
+        cwd=folder,
+        env=os.environ | {"PATH": path},
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
 
 
 def test_a_daily_job(tmp_path: Path) -> None:
@@ -142,15 +147,18 @@ def test_a_project_of_pipelines(tmp_path: Path) -> None:
     assert "1 orders of unknown products" in first.stderr
     assert output.stdout in (EXAMPLES / "07_project" / "README.md").read_text()
     assert [line.split()[3:5] for line in steps.stdout.splitlines()[1:]] == [
-        ["clean_orders", "READY"], ["add_products", "READY"], ["sum_by_day", "READY"],
-    ]  # fmt: skip
+        ["clean_orders", "READY"],
+        ["add_products", "READY"],
+        ["sum_by_day", "READY"],
+    ]
 
     assert broken.returncode == 1
     assert "Reason: add_products: TypeError" in broken.stderr
     assert "pipelines/daily_sales/add_products.py:" in failed.stdout
     assert [line.split()[3:5] for line in failed.stdout.splitlines()[1:]] == [
-        ["clean_orders", "READY"], ["add_products", "FAILED"],
-    ]  # fmt: skip
+        ["clean_orders", "READY"],
+        ["add_products", "FAILED"],
+    ]
 
     assert resubmit.returncode == 0, resubmit.stderr
     assert mended.returncode == 0, mended.stderr

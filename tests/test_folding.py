@@ -41,15 +41,23 @@ def work(store: Store, jobid: str = "orders", out: str = "sold", **fact: Any) ->
     claims = take(store, jobid, k=99)
     if claims:
         store.finish(claims, [Fact(out, each.dataid, rows=1, **fact) for each in claims])
-        record(store, [Step(jobid, each.dataid, each.generation, 1, "price", "READY", 1.0, 2.0)
-                       for each in claims])  # fmt: skip
+        record(
+            store,
+            [
+                Step(jobid, each.dataid, each.generation, 1, "price", "READY", 1.0, 2.0)
+                for each in claims
+            ],
+        )
     return [each.dataid for each in claims]
 
 
 def age(store: Store) -> None:
     """Let all that is there have come and been finished ten days ago."""
-    for table, column in (("streamitem", "received"), ("chunkfact", "at"),
-                          ("streamkey", "received")):  # fmt: skip
+    for table, column in (
+        ("streamitem", "received"),
+        ("chunkfact", "at"),
+        ("streamkey", "received"),
+    ):
         sql(store, f"update {table} set {column} = '2026-01-01 00:00:00'")
 
 
@@ -186,9 +194,11 @@ def test_the_dial_says_after_how_long(store: Store) -> None:
     send(store, 1)
     work(store)
     sql(store, "update streamitem set received = '2026-01-01 00:00:00'")
-    hour_ago = "now() - interval '1 hour'" if store.db.dialect == "postgres" else (
-        "strftime('%Y-%m-%d %H:%M:%f', 'now', '-1 hour')"
-    )  # fmt: skip
+    hour_ago = (
+        "now() - interval '1 hour'"
+        if store.db.dialect == "postgres"
+        else ("strftime('%Y-%m-%d %H:%M:%f', 'now', '-1 hour')")
+    )
     sql(store, f"update chunkfact set at = {hour_ago}")
     assert fold_items(store) == 0
     assert odf(store, "policy", "orders", "fold_after=2h").exit_code == 0
@@ -249,8 +259,9 @@ def test_a_folded_item_is_told_so_and_cannot_be_made_again(store: Store) -> None
     why = odf(store, "why", "orders", item)
     assert f"3 items of 'orders' from {ids[0]} to {ids[-1]}" in why.stdout
     assert "FOLDED" in why.stdout
-    [[told]] = [each["reasons"] for each in json.loads(
-        odf(store, "why", "orders", item, "--json").stdout)]  # fmt: skip
+    [[told]] = [
+        each["reasons"] for each in json.loads(odf(store, "why", "orders", item, "--json").stdout)
+    ]
     assert told["code"] == "FOLDED"
     summary = odf(store, "status")
     assert "3 items folded" in summary.stdout

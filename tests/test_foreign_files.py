@@ -118,8 +118,10 @@ def test_another_delimiter_is_told_and_how_to_declare_it(copying: Line) -> None:
         files.read_frame(str(copying.folder / "given" / "1.csv"), "csv")
 
     declare(copying, '{"delimiter": ";"}')
-    sql(copying.store, "update datastatus set status = 'RESUBMIT' where dataid = '1' "
-                       "and datasetid = 'copied'")  # fmt: skip
+    sql(
+        copying.store,
+        "update datastatus set status = 'RESUBMIT' where dataid = '1' and datasetid = 'copied'",
+    )
     copying.run("copy", copy)
     assert copying.rows("copied", "1") == [(1, "x")]
 
@@ -178,8 +180,11 @@ def test_what_isn_t_as_declared_is_refused(copying: Line) -> None:
     copying.run("copy", copy)
 
     assert {each: copying.status("copied", each, "copy") for each in "1234"} == {
-        "1": "FAILED", "2": "FAILED", "3": "FAILED", "4": "READY",
-    }  # fmt: skip
+        "1": "FAILED",
+        "2": "FAILED",
+        "3": "FAILED",
+        "4": "READY",
+    }
     said = "\n".join(copying.said)
     assert "has no column 'name', which is declared" in said
     assert "has a column 'more', which isn't declared" in said
@@ -246,8 +251,10 @@ def test_the_next_chunk_is_read_with_the_types_of_the_one_before(copying: Line) 
     copying.run("copy", lambda given: given.select("id", "zip", "at"))
 
     assert [copying.rows("copied", each) for each in "123"] == [
-        [(1, "K1A", 2.5)], [(2, "01234", 3.0)], [(None, "00001", None)]
-    ]  # fmt: skip
+        [(1, "K1A", 2.5)],
+        [(2, "01234", 3.0)],
+        [(None, "00001", None)],
+    ]
 
 
 def test_a_chunk_that_differs_from_the_one_before_is_refused(copying: Line) -> None:
@@ -260,8 +267,11 @@ def test_a_chunk_that_differs_from_the_one_before_is_refused(copying: Line) -> N
     copying.run("copy", lambda given: given.selectExpr("id", "'x' as same"))
 
     assert {each: copying.status("copied", each, "copy") for each in "1234"} == {
-        "1": "READY", "2": "FAILED", "3": "FAILED", "4": "FAILED",
-    }  # fmt: skip
+        "1": "READY",
+        "2": "FAILED",
+        "3": "FAILED",
+        "4": "FAILED",
+    }
     said = "\n".join(copying.said)
     assert "differs from chunk '1' of 'given', which was read before" in said
     assert "column 'zip' was int and is string" in said
@@ -270,8 +280,11 @@ def test_a_chunk_that_differs_from_the_one_before_is_refused(copying: Line) -> N
     assert "column 'zip' is missing" in said
 
     declare(copying, '{"strings": ["zip"]}')
-    sql(copying.store, "update datastatus set status = 'RESUBMIT' where dataid in ('1', '2') "
-                       "and datasetid = 'copied'")  # fmt: skip
+    sql(
+        copying.store,
+        "update datastatus set status = 'RESUBMIT' where dataid in ('1', '2') "
+        "and datasetid = 'copied'",
+    )
     copying.run("copy", lambda given: given.selectExpr("id", "'x' as same"))
     assert copying.status("copied", "2", "copy") == "READY", copying.said
 
@@ -290,9 +303,36 @@ def test_a_job_that_merges_takes_each_chunk_as_it_is(copying: Line) -> None:
 
 
 def texts(rng: random.Random) -> str:
-    marks = ["a", "é", "日", '"', "'", "\\", ",", ";", "\n", "\r", "\t", " ", "#", "\x00", "\x01",
-             "\ufeff", "\u2028", "\x7f", "{", "}", "NULL", "null", "NaN", "007", "-", "\U0001f600",
-             "\x85", "\ufffd"]  # fmt: skip
+    marks = [
+        "a",
+        "é",
+        "日",
+        '"',
+        "'",
+        "\\",
+        ",",
+        ";",
+        "\n",
+        "\r",
+        "\t",
+        " ",
+        "#",
+        "\x00",
+        "\x01",
+        "\ufeff",
+        "\u2028",
+        "\x7f",
+        "{",
+        "}",
+        "NULL",
+        "null",
+        "NaN",
+        "007",
+        "-",
+        "\U0001f600",
+        "\x85",
+        "\ufffd",
+    ]
     return "".join(rng.choice(marks) for _ in range(rng.choice([0, 1, 1, 2, 3, 5, 9])))
 
 
@@ -309,10 +349,16 @@ def value(rng: random.Random) -> tuple[Any, ...]:
     numbers = [0.0, -0.0, 1e308, 5e-324, float("nan"), float("inf"), -float("inf"), 0.1]
     day = dt.date(rng.choice([1, 1582, 1900, 1969, 1970, 2026, 9999]), rng.choice([1, 12]), 31)
     return (
-        rng.randrange(10**9), some(texts(rng)), some(moment(rng)), some(moment(rng)), some(day),
-        some(rng.choice(numbers)), some(rng.choice([-(2**63), 2**63 - 1, 0])),
-        some([texts(rng), None]), some(bytes(rng.randrange(256) for _ in range(3))),
-    )  # fmt: skip
+        rng.randrange(10**9),
+        some(texts(rng)),
+        some(moment(rng)),
+        some(moment(rng)),
+        some(day),
+        some(rng.choice(numbers)),
+        some(rng.choice([-(2**63), 2**63 - 1, 0])),
+        some([texts(rng), None]),
+        some(bytes(rng.randrange(256) for _ in range(3))),
+    )
 
 
 COLUMNS = (
@@ -385,15 +431,18 @@ def test_the_same_is_refused_in_a_batch(line: Line, spark: SparkSession) -> None
     times = {"1": "1969-12-31 23:59:58.5", "2": "1969-12-31 23:59:59.5", "3": "2026-01-01"}
     for dataid in times:
         put(line.store, "seed", dataid)
-    line.run("write", lambda chunk, spark: spark.sql(
-        f"select timestamp_ntz'{times[chunk.dataid]}' as at"
-    ))  # fmt: skip
+    line.run(
+        "write",
+        lambda chunk, spark: spark.sql(f"select timestamp_ntz'{times[chunk.dataid]}' as at"),
+    )
 
     line.run("many", spark_job(lambda written: written, batch=3))
 
     assert {each: line.status("batched", each, "many") for each in times} == {
-        "1": "READY", "2": "FAILED", "3": "READY",
-    }  # fmt: skip
+        "1": "READY",
+        "2": "FAILED",
+        "3": "READY",
+    }
     assert "Column 'at' has 1 row with a time within the last second before 1970" in line.reason()
 
 

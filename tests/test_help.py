@@ -7,9 +7,20 @@ from click.testing import CliRunner
 from opendataflow_dagster.cli.app import COMMANDS, Commands, app
 
 LISTINGS = {
-    "doctor", "status", "runs", "history", "history clean", "why", "drift", "sql", "dataset list",
-    "job list", "clean", "compact", "validate",
-}  # fmt: skip
+    "doctor",
+    "status",
+    "runs",
+    "history",
+    "history clean",
+    "why",
+    "drift",
+    "sql",
+    "dataset list",
+    "job list",
+    "clean",
+    "compact",
+    "validate",
+}
 
 
 def commands() -> list[str]:

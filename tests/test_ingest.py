@@ -58,8 +58,10 @@ def run(df, stream=None):
 def make_project(folder: Path) -> Path:
     """A project with two pipelines that take items, one that doesn't, and one that can't run."""
     for slug, name, text in (
-        ("live", "add", ADD), ("quiet", "add", ADD), ("daily", "whole", WHOLE),
-    ):  # fmt: skip
+        ("live", "add", ADD),
+        ("quiet", "add", ADD),
+        ("daily", "whole", WHOLE),
+    ):
         file = folder / "pipelines" / slug / f"{name}.py"
         file.parent.mkdir(parents=True)
         file.write_text(text)
@@ -475,10 +477,15 @@ def test_a_bucket_refills_and_holds_a_second() -> None:
 
 def test_other_addresses_and_methods(client: Client) -> None:
     for path, method, code in (
-        ("/", "GET", 404), ("/stream/live/", "POST", 404), ("/stream/live", "GET", 405),
-        ("/stream/live", "DELETE", 405), ("/health", "POST", 405), ("/stream/%00", "POST", 404),
-        ("/stream/a%2Fb", "POST", 404), ("/stream/%ff%fe", "POST", 404),
-    ):  # fmt: skip
+        ("/", "GET", 404),
+        ("/stream/live/", "POST", 404),
+        ("/stream/live", "GET", 405),
+        ("/stream/live", "DELETE", 405),
+        ("/health", "POST", 405),
+        ("/stream/%00", "POST", 404),
+        ("/stream/a%2Fb", "POST", 404),
+        ("/stream/%ff%fe", "POST", 404),
+    ):
         answer = client.http.request(method, path)
         assert (answer.status_code, list(answer.json())) == (code, ["error"]), path
         if code == 405:
@@ -489,9 +496,7 @@ def test_other_addresses_and_methods(client: Client) -> None:
 
 
 def test_health_and_numbers(client: Client) -> None:
-    assert client.http.get("/health").json() == {
-        "status": "ok", "database": True, "worker": "off"
-    }  # fmt: skip
+    assert client.http.get("/health").json() == {"status": "ok", "database": True, "worker": "off"}
     client.post([{"a": 1}, {"a": 2}])
     client.post({"a": 1}, Idempotency_Key="k")
     client.post({"a": 1}, Idempotency_Key="k")
@@ -500,13 +505,17 @@ def test_health_and_numbers(client: Client) -> None:
     assert answer.headers["content-type"].startswith("text/plain; version=0.0.4")
     lines = answer.text.splitlines()
     for line in (
-        'odf_http_responses_total{code="202"} 3', 'odf_http_responses_total{code="422"} 1',
+        'odf_http_responses_total{code="202"} 3',
+        'odf_http_responses_total{code="422"} 1',
         'odf_items_accepted_total{pipeline="live"} 3',
         'odf_items_repeated_total{pipeline="live"} 1',
-        'odf_items_waiting{pipeline="live"} 3', 'odf_items_failed{pipeline="live"} 0',
-        "odf_acknowledge_seconds_count 3", "odf_database_up 1", "odf_worker_up 0",
+        'odf_items_waiting{pipeline="live"} 3',
+        'odf_items_failed{pipeline="live"} 0',
+        "odf_acknowledge_seconds_count 3",
+        "odf_database_up 1",
+        "odf_worker_up 0",
         "# TYPE odf_acknowledge_seconds histogram",
-    ):  # fmt: skip
+    ):
         assert line in lines, answer.text
 
 

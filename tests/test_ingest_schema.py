@@ -23,10 +23,20 @@ def test_schemathesis_finds_no_server_error(sqlite_url: str, tmp_path: Path, kno
     store.init()
     with Client(store, make_project(tmp_path / "shop"), rate=1_000_000.0) as client:
         line = [
-            str(Path(sys.executable).with_name("schemathesis")), "run",
-            f"{client.http.base_url}/openapi.json", "--checks", CHECKS, "--max-examples", "150",
-            "--seed", "7", "--warnings", "off", "--continue-on-failure", "--no-color",
-        ]  # fmt: skip
+            str(Path(sys.executable).with_name("schemathesis")),
+            "run",
+            f"{client.http.base_url}/openapi.json",
+            "--checks",
+            CHECKS,
+            "--max-examples",
+            "150",
+            "--seed",
+            "7",
+            "--warnings",
+            "off",
+            "--continue-on-failure",
+            "--no-color",
+        ]
         if known:
             line += ["--header", f"Authorization: Bearer {client.token}"]
         ran = subprocess.run(

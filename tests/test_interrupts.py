@@ -41,9 +41,13 @@ def odf(url: str) -> Iterator[Callable[..., subprocess.Popen[str]]]:
         Path("loadbob.sh").chmod(0o755)
         Path("began").unlink(missing_ok=True)
         process = subprocess.Popen(
-            [BIN / "odf", "run", *words, "./loadbob.sh"], env=os.environ | {"DATAFLOW_URL": url},
-            text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True,
-        )  # fmt: skip
+            [BIN / "odf", "run", *words, "./loadbob.sh"],
+            env=os.environ | {"DATAFLOW_URL": url},
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
         started.append(process)
         wait_for(lambda: Path("began").exists())
         return process

@@ -108,11 +108,14 @@ def run(dataflow: DataflowResource, instance: dg.DagsterInstance) -> Callable[..
         given = assets if isinstance(assets, list) else [assets]
         return Ran(
             dg.materialize(
-                [*given, *elsewhere(given)], instance=instance,
-                resources={"dataflow": dataflow, "io_manager": manager}, tags=told,
-                partition_key=keys[0] if len(keys) == 1 else None, raise_on_error=False,
+                [*given, *elsewhere(given)],
+                instance=instance,
+                resources={"dataflow": dataflow, "io_manager": manager},
+                tags=told,
+                partition_key=keys[0] if len(keys) == 1 else None,
+                raise_on_error=False,
             )
-        )  # fmt: skip
+        )
 
     return ran
 
@@ -279,8 +282,10 @@ def test_a_plain_asset_publishes_and_commits_its_chunk(
     assert status(store, "bobout", "1", "loadbob") == "READY"
     path = tmp_path / "bobout" / "dataid=1"
     assert files.read_frame(str(path), "parquet").to_dict("list") == {
-        "name": ["x"], "amount": [1], "more": [1],
-    }  # fmt: skip
+        "name": ["x"],
+        "amount": [1],
+        "more": [1],
+    }
     [fact] = sql(store, "select generation, location, rows, bytes from chunkfact where rows = 1")
     told = ran.metadata()
     assert fact == (told["generation"], str(path), 1, told["bytes"])
@@ -363,9 +368,12 @@ def test_of_two_writers_of_a_chunk_one_wins(
             mine = [maker(made)]
             given = [*mine, *elsewhere(mine)]
             result = dg.materialize(
-                given, instance=instance, partition_key="1", raise_on_error=False,
+                given,
+                instance=instance,
+                partition_key="1",
+                raise_on_error=False,
                 resources={"io_manager": DataflowIOManager(dataflow=dataflow)},
-            )  # fmt: skip
+            )
             ran.append(Ran(result))
         store.db.drop()
 

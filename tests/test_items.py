@@ -49,8 +49,10 @@ def test_an_item_is_a_chunk_that_may_be_claimed_when_it_is_acknowledged(store: S
     dataids = [*first.dataids, *both.dataids]
     assert pending(store) == {("orders", dataid): 1 for dataid in dataids}
     assert payloads(store, "orders", [*dataids, "other"]) == {
-        dataids[0]: '{"n": 1}', dataids[1]: '{"n": 2}', dataids[2]: '{"n": 3}',
-    }  # fmt: skip
+        dataids[0]: '{"n": 1}',
+        dataids[1]: '{"n": 2}',
+        dataids[2]: '{"n": 3}',
+    }
     assert is_item(store, "orders", dataids[0])
     assert not is_item(store, "orders", "2026-11-18")
     check(store)
@@ -128,10 +130,17 @@ def test_the_same_key_with_other_items_is_refused(store: Store, texts: tuple[str
 
 
 def test_posts_of_one_call_are_answered_one_by_one(store: Store) -> None:
-    told = accept(store, [
-        Post("orders", ("1",), "k"), Post("nobody", ("1",), None), Post("orders", ("1",), "k"),
-        Post("orders", ("2",), "k"), Post("orders", (), None), Post("orders", ("1",), None),
-    ])  # fmt: skip
+    told = accept(
+        store,
+        [
+            Post("orders", ("1",), "k"),
+            Post("nobody", ("1",), None),
+            Post("orders", ("1",), "k"),
+            Post("orders", ("2",), "k"),
+            Post("orders", (), None),
+            Post("orders", ("1",), None),
+        ],
+    )
     first, unknown, same, reused, empty, last = told
     assert isinstance(first, Accepted)
     assert same == first._replace(again=True)
@@ -234,10 +243,13 @@ def test_an_item_fails_is_sent_back_and_is_ready(store: Store) -> None:
     assert waiting["received"] <= waiting["modified"] or waiting["modified"] is not None
 
     [claim] = take(store, "orders")
-    record(store, [
-        Step("orders", dataid, claim.generation, 1, "tidy", "READY"),
-        Step("orders", dataid, claim.generation, 2, "price", "FAILED"),
-    ])  # fmt: skip
+    record(
+        store,
+        [
+            Step("orders", dataid, claim.generation, 1, "tidy", "READY"),
+            Step("orders", dataid, claim.generation, 2, "price", "FAILED"),
+        ],
+    )
     store.fail(claim, "price: KeyError: 'sku'")
     failed = item_status(store, "orders", dataid)
     assert failed is not None

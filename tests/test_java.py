@@ -23,7 +23,7 @@ from tests.stores import (
     status,
     statuses,
     take,
-)  # fmt: skip
+)
 
 
 @pytest.fixture
@@ -247,5 +247,6 @@ def test_history_knows_the_original(shared: Store, java: Java) -> None:
     ]
     assert rows[3][:4] == ("c", "OUT", "RUNNING", "READY")
     assert sorted(row[:4] for row in rows[4:]) == [
-        ("a", "IN", "RUNNING", None), ("b", "IN", "RUNNING", None),
-    ]  # fmt: skip
+        ("a", "IN", "RUNNING", None),
+        ("b", "IN", "RUNNING", None),
+    ]

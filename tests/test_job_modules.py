@@ -49,8 +49,12 @@ def odf(tmp_path: Path) -> Odf:
     store = open_store(f"sqlite:///{tmp_path}/odf.db")
     store.init()
     for datasetid, folder in (("numbers", "numbers"), ("doubled", "out")):
-        sql(store, "insert into dataset (datasetid, hostname, format) values (:d, :h, 'csv')",
-            d=datasetid, h=f"{tmp_path}/{folder}")  # fmt: skip
+        sql(
+            store,
+            "insert into dataset (datasetid, hostname, format) values (:d, :h, 'csv')",
+            d=datasetid,
+            h=f"{tmp_path}/{folder}",
+        )
     register(store, "double", ["numbers"], ["doubled"])
     put(store, "numbers", "1")
     close(store)

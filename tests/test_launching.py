@@ -71,17 +71,20 @@ class World:
         """Execute what was requested, as a run worker would."""
         job = self.definitions.resolve_implicit_global_asset_job_def()
         return job.execute_in_process(
-            instance=self.instance, asset_selection=list(request.asset_selection or ()),
-            tags={**request.tags, "dagster/run_key": request.run_key or ""}, raise_on_error=False,
-        )  # fmt: skip
+            instance=self.instance,
+            asset_selection=list(request.asset_selection or ()),
+            tags={**request.tags, "dagster/run_key": request.run_key or ""},
+            raise_on_error=False,
+        )
 
     def begin(self, request: dg.RunRequest, state: dg.DagsterRunStatus) -> dg.DagsterRun:
         """A run of that request in some state, of which nothing was executed."""
         job = self.definitions.resolve_implicit_global_asset_job_def()
         return self.instance.create_run_for_job(
             job.get_subset(asset_selection=set(request.asset_selection or ())),
-            tags=request.tags, status=state,
-        )  # fmt: skip
+            tags=request.tags,
+            status=state,
+        )
 
 
 @pytest.fixture(scope="module")
@@ -133,8 +136,10 @@ def test_a_run_without_partitions_makes_what_is_offered(world: World) -> None:
     assert result.success
     assert world.made == ["2026-01-01", "2026-01-02", "odd,one"]
     assert world.instance.get_materialized_partitions(dg.AssetKey("bobout")) == {
-        "2026-01-01", "2026-01-02", "odd%2Cone",
-    }  # fmt: skip
+        "2026-01-01",
+        "2026-01-02",
+        "odd%2Cone",
+    }
     kinds = {event.event_type_value for event in result.all_events}
     assert "ASSET_MATERIALIZATION_PLANNED" not in kinds
     assert world.why() == "nothing claimable: loadbob."
@@ -263,8 +268,9 @@ def test_each_job_is_told_of_and_one_that_isnt_registered_holds_up_no_other(worl
     put(world.store, "bobin", "1")
     put(world.store, "x", "9")
     assert {request.tags["opendataflow/catch-up-job"] for request in world.tick()} == {
-        "loadbob", "other",
-    }  # fmt: skip
+        "loadbob",
+        "other",
+    }
     sql(world.store, "delete from job where jobid = 'other'")
     [request] = world.tick()
     world.run(request)
@@ -359,8 +365,10 @@ def test_the_daemon_launches_and_a_run_worker_makes_what_is_offered(
         key = dg.AssetKey("bobout")
         wait_for(
             lambda: dagster.instance.get_materialized_partitions(key),
-            lambda found: found == {"1", "2", "odd%2Cone"}, 10, "it is shown",
-        )  # fmt: skip
+            lambda found: found == {"1", "2", "odd%2Cone"},
+            10,
+            "it is shown",
+        )
         # Now the input has been materialized too, which is what Dagster asks about.
         for dataid in ("1", "3"):
             dagster.instance.report_runless_asset_event(
@@ -370,8 +378,10 @@ def test_the_daemon_launches_and_a_run_worker_makes_what_is_offered(
         wait_for(lambda: made("3"), bool, 40, "what came is made")
         wait_for(
             lambda: [run.status.value for run in dagster.instance.get_runs()],
-            lambda found: found == ["SUCCESS", "SUCCESS"], 20, "one run each",
-        )  # fmt: skip
+            lambda found: found == ["SUCCESS", "SUCCESS"],
+            20,
+            "one run each",
+        )
 
         put(store, "bobin", "slow")
         wait_for(
@@ -380,15 +390,19 @@ def test_the_daemon_launches_and_a_run_worker_makes_what_is_offered(
         dagster.kill("run_workers")
         wait_for(
             lambda: sql(store, "select losses from claim where dataid = 'slow'"),
-            lambda found: found == [(1,)], 40, "the killed run is settled",
-        )  # fmt: skip
+            lambda found: found == [(1,)],
+            40,
+            "the killed run is settled",
+        )
         [killed] = dagster.instance.get_runs(
             filters=dg.RunsFilter(statuses=[dg.DagsterRunStatus.FAILURE])
         )
         wait_for(
             lambda: sql(store, "select runid, owner from claim where dataid = 'slow'"),
-            lambda found: found and found[0][1] and found[0][0] != killed.run_id, 40, "again",
-        )  # fmt: skip
+            lambda found: found and found[0][1] and found[0][0] != killed.run_id,
+            40,
+            "again",
+        )
     close(store)
 
 

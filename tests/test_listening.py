@@ -29,9 +29,14 @@ def connected(client: Client) -> Iterator[socket.socket]:
 def head(client: Client, *lines: str, path: str = "/stream/live") -> bytes:
     """The head of a post with the pipeline's token."""
     told = [
-        f"POST {path} HTTP/1.1", "Host: here", f"Authorization: Bearer {client.token}",
-        "Content-Type: application/json", *lines, "", "",
-    ]  # fmt: skip
+        f"POST {path} HTTP/1.1",
+        "Host: here",
+        f"Authorization: Bearer {client.token}",
+        "Content-Type: application/json",
+        *lines,
+        "",
+        "",
+    ]
     return "\r\n".join(told).encode()
 
 
@@ -71,8 +76,12 @@ def seconds_until_closed(raw: socket.socket, began: float) -> float:
 def test_an_offer_of_another_protocol_loses_no_body(lite: Clients) -> None:
     client = lite()
     body = b'{"id": 1}'
-    offer = ["Connection: Upgrade, HTTP2-Settings", "Upgrade: h2c", "HTTP2-Settings: AAMAAABk",
-             f"Content-Length: {len(body)}"]  # fmt: skip
+    offer = [
+        "Connection: Upgrade, HTTP2-Settings",
+        "Upgrade: h2c",
+        "HTTP2-Settings: AAMAAABk",
+        f"Content-Length: {len(body)}",
+    ]
     with connected(client) as raw:
         raw.sendall(head(client, *offer) + body)
         assert answer(raw)[0] == 202

@@ -69,9 +69,18 @@ def test_counts_by_status(line: Store) -> None:
     rows = {(row["jobid"], row["datasetid"]): row for row in summary(line)}
     assert list(rows) == [("fetch", "a"), ("load", "b"), ("load", "c")]
     assert rows["fetch", "a"] == {
-        "jobid": "fetch", "datasetid": "a", "claimable": 0, "running": 1, "ready": 3, "failed": 3,
-        "resubmit": 1, "hold": 2, "pending": 1, "stale": 0, "note": "",
-    }  # fmt: skip
+        "jobid": "fetch",
+        "datasetid": "a",
+        "claimable": 0,
+        "running": 1,
+        "ready": 3,
+        "failed": 3,
+        "resubmit": 1,
+        "hold": 2,
+        "pending": 1,
+        "stale": 0,
+        "note": "",
+    }
     assert rows["load", "b"]["claimable"] == 2
     assert [row["jobid"] for row in summary(line, "fetch")] == ["fetch"]
     assert [row["jobid"] for row in summary(line, "b")] == ["load"]

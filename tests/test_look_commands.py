@@ -54,9 +54,18 @@ def objects(*words: str) -> list[dict]:
 def test_status_is_a_line_for_each_job(line: Store) -> None:
     lines = odf("status").stdout.splitlines()
     assert lines[0].split() == [
-        "jobid", "datasetid", "claimable", "running", "ready", "failed", "resubmit", "hold",
-        "pending", "stale", "note",
-    ]  # fmt: skip
+        "jobid",
+        "datasetid",
+        "claimable",
+        "running",
+        "ready",
+        "failed",
+        "resubmit",
+        "hold",
+        "pending",
+        "stale",
+        "note",
+    ]
     assert [each.split()[:5] for each in lines[1:]] == [
         ["fetch", "a", "0", "0", "3"],
         ["load", "b", "2", "0", "0"],
@@ -77,18 +86,41 @@ def test_status_of_one_is_its_rows(line: Store) -> None:
 def test_an_unknown_name_is_refused_alike_by_all_commands(line: Store) -> None:
     sql(line, "insert into dataset (datasetid, hostname) values ('load', '/tmp'), ('a', '/tmp')")
     for words in (
-        "run --job laod true", "run --all --job laod true", "force laod 1 true", "start laod",
-        "end laod 1 READY", "resubmit laod 1", "resubmit laod --failed", "resubmit laod --stale",
-        "hold laod 1", "release laod 1", "delete-run laod 1", "recover --job laod",
-        "recover --job laod --plan", "status laod", "status laod --running",
-        "status laod --counts", "status laod --grid", "runs laod", "history laod",
-        "history laod --json", "history laod --all", "history --dataset laod --all",
-        "history --dataset laod", "why laod", "why laod 1", "policy laod",
-        "policy laod concurrency=1", "job list laod",
-        "split a --column x --values 1 --pending --job laod", "token laod",
-        "history --pipeline laod", "compact laod", "clean laod",
+        "run --job laod true",
+        "run --all --job laod true",
+        "force laod 1 true",
+        "start laod",
+        "end laod 1 READY",
+        "resubmit laod 1",
+        "resubmit laod --failed",
+        "resubmit laod --stale",
+        "hold laod 1",
+        "release laod 1",
+        "delete-run laod 1",
+        "recover --job laod",
+        "recover --job laod --plan",
+        "status laod",
+        "status laod --running",
+        "status laod --counts",
+        "status laod --grid",
+        "runs laod",
+        "history laod",
+        "history laod --json",
+        "history laod --all",
+        "history --dataset laod --all",
+        "history --dataset laod",
+        "why laod",
+        "why laod 1",
+        "policy laod",
+        "policy laod concurrency=1",
+        "job list laod",
+        "split a --column x --values 1 --pending --job laod",
+        "token laod",
+        "history --pipeline laod",
+        "compact laod",
+        "clean laod",
         "split laod --column x --values 1",
-    ):  # fmt: skip
+    ):
         done = odf(*words.split())
         assert (words, done.exit_code) == (words, 4), done.output
         assert "'laod'" in done.output
@@ -215,9 +247,12 @@ def test_status_tells_who_runs_what(line: Store) -> None:
 def test_the_grid_is_letters_where_there_are_no_colours(line: Store) -> None:
     lines = odf("status", "--grid").stdout.splitlines()
     assert lines[:5] == [
-        "fetch → a: 3 chunks", "  RRR", "load → b: 3 chunks", "  .F.",
+        "fetch → a: 3 chunks",
+        "  RRR",
+        "load → b: 3 chunks",
+        "  .F.",
         "R READY   F FAILED   . may be claimed",
-    ]  # fmt: skip
+    ]
 
 
 def test_the_grid_wraps_at_the_width(capsys: pytest.CaptureFixture[str]) -> None:
@@ -234,9 +269,11 @@ def on_a_terminal(*words: str, **env: str) -> str:
     reader, writer = pty.openpty()
     child = subprocess.Popen(
         [sys.executable, "-m", "opendataflow_dagster.cli", *words],
-        stdout=writer, stdin=writer, stderr=subprocess.DEVNULL,
+        stdout=writer,
+        stdin=writer,
+        stderr=subprocess.DEVNULL,
         env=os.environ | {"TERM": "xterm"} | env,
-    )  # fmt: skip
+    )
     os.close(writer)
     found = b""
     while True:
@@ -308,9 +345,18 @@ def test_runs_and_history(line: Store) -> None:
     events = objects("history")
     assert [each["dataid"] for each in events] == ["2", "10", "9", "9"]
     assert list(events[0]) == [
-        "seq", "at", "datasetid", "jobid", "dataid", "locktype", "status_before", "status_after",
-        "generation",         "who", "why",
-    ]  # fmt: skip
+        "seq",
+        "at",
+        "datasetid",
+        "jobid",
+        "dataid",
+        "locktype",
+        "status_before",
+        "status_after",
+        "generation",
+        "who",
+        "why",
+    ]
     assert len(objects("history", "load", "9")) == 1
     assert len(objects("history", "--dataset", "a", "--limit", "2")) == 2
     assert objects("history", "--since", "2999-01-01") == []
@@ -337,8 +383,9 @@ def test_a_job_called_clean_is_named_by_an_option(line: Store) -> None:
 def test_history_is_followed(line: Store, tmp_path: Path) -> None:
     child = subprocess.Popen(
         [sys.executable, "-m", "opendataflow_dagster.cli", "history", "load", "--follow", "--json"],
-        stdout=subprocess.PIPE, text=True,
-    )  # fmt: skip
+        stdout=subprocess.PIPE,
+        text=True,
+    )
     assert child.stdout
     assert json.loads(child.stdout.readline())["status_after"] == "FAILED"
     put(line, "a", "HOLD", dataid="2")
@@ -398,10 +445,12 @@ def test_sql_prints_rows_and_changes_nothing(line: Store) -> None:
     )
     assert odf("sql", "select 1 where 1 = 2").stderr == "No rows.\n"
     for statement in (
-        "delete from datastatus", "select 1; delete from datastatus",
+        "delete from datastatus",
+        "select 1; delete from datastatus",
         "commit; delete from datastatus",
-        "drop table job", "create table x (y text)",
-    ):  # fmt: skip
+        "drop table job",
+        "create table x (y text)",
+    ):
         done = odf("sql", statement)
         assert (done.exit_code, done.stdout) == (1, ""), statement
         assert len(done.stderr.splitlines()) == 1

@@ -124,10 +124,16 @@ def test_who_is_terminated_by_a_person_leaves_everything_on_hold(
 
     environment = job_environment(store, store.read_plan("loadbob"), secrets=False)
     with Pulse(store, claims[0].owner) as pulse, pytest.raises(KeyboardInterrupt):
-        list(make(
-            store, claims, environment, Maker(cancel), pulse=pulse,
-            interrupted=lambda _: Stop("terminated by a person", hold=True),
-        ))  # fmt: skip
+        list(
+            make(
+                store,
+                claims,
+                environment,
+                Maker(cancel),
+                pulse=pulse,
+                interrupted=lambda _: Stop("terminated by a person", hold=True),
+            )
+        )
 
     assert outputs(store) == dict.fromkeys("1234", "HOLD")
     assert take(store, "loadbob", k=4) == []

@@ -68,8 +68,10 @@ def test_what_is_stored_tells_version_and_word(mirror: Mirror) -> None:
     mirror.plan(KEY, ["3"], RUNNING)
     shown = mirror.shown(KEY, ["1", "2", "3", "never"])
     assert [(each.state, each.version, each.word, each.live) for each in shown.values()] == [
-        (READY, "17", "", False), (FAILED, "17", RESUBMIT, False), (RUNNING, None, RUNNING, False),
-    ]  # fmt: skip
+        (READY, "17", "", False),
+        (FAILED, "17", RESUBMIT, False),
+        (RUNNING, None, RUNNING, False),
+    ]
     assert mirror.shown(KEY) == shown
 
 

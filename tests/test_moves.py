@@ -23,7 +23,7 @@ from tests.stores import (
     status,
     statuses,
     take,
-)  # fmt: skip
+)
 
 
 @pytest.fixture
@@ -123,9 +123,14 @@ def test_a_running_chunk_is_refused_with_its_holder_and_nothing_changes(load: St
     [claim] = take(load, "load", owner="alice@host:1:x")
     before = everything(load)
     refused(
-        "LOCKED", lambda: operations.resubmit(load, "load", ["1", "2"]),
-        "'2'", "alice@host:1:x", "since 20", "lease until 20", "odf recover --job load",
-    )  # fmt: skip
+        "LOCKED",
+        lambda: operations.resubmit(load, "load", ["1", "2"]),
+        "'2'",
+        "alice@host:1:x",
+        "since 20",
+        "lease until 20",
+        "odf recover --job load",
+    )
     assert everything(load) == before
     expire(load)
     refused("LOCKED", lambda: operations.resubmit(load, "load", ["2"]), "lease ran out")
@@ -244,8 +249,10 @@ def test_what_runs_or_is_held_downstream_is_left_and_told(chain: Store) -> None:
         ("stats", "1", "HOLD"),
     ]
     assert {(move.jobid, move.dataid) for move in moved.moves} == {
-        ("load", "1"), ("load", "2"), ("report", "2"),
-    }  # fmt: skip
+        ("load", "1"),
+        ("load", "2"),
+        ("report", "2"),
+    }
     chain.finish(claim)
     check(chain)
 
@@ -273,8 +280,11 @@ def test_a_held_chunk_is_not_made_and_not_read_until_release(load: Store) -> Non
     held = operations.hold(load, "load", ["1", "2"], who="bob", why="bad source")
 
     assert [(move.dataid, move.status_before) for move in held.moves] == [
-        ("1", "READY"), ("1", "READY"), ("2", None), ("2", None),
-    ]  # fmt: skip
+        ("1", "READY"),
+        ("1", "READY"),
+        ("2", None),
+        ("2", None),
+    ]
     assert pending(load) == {("load", "3"): 1}
     assert operations.hold(load, "load", ["1"]).same == ["1"]
     generation = sql(
@@ -298,9 +308,16 @@ def test_a_held_chunk_is_not_made_and_not_read_until_release(load: Store) -> Non
 
 @pytest.mark.parametrize(
     ("was", "becomes"),
-    [("PENDING", "PENDING"), ("RESUBMIT", "RESUBMIT"), ("RERUN", "RESUBMIT"), ("FAILED", "FAILED"),
-     ("ERROR", "FAILED"), ("READY", "READY"), ("RUNNING", "RESUBMIT")],
-)  # fmt: skip
+    [
+        ("PENDING", "PENDING"),
+        ("RESUBMIT", "RESUBMIT"),
+        ("RERUN", "RESUBMIT"),
+        ("FAILED", "FAILED"),
+        ("ERROR", "FAILED"),
+        ("READY", "READY"),
+        ("RUNNING", "RESUBMIT"),
+    ],
+)
 def test_a_released_chunk_is_what_it_was(load: Store, was: str, becomes: str) -> None:
     put(load, "b", "1", was, jobid="load")
     put(load, "b", "1", "HOLD", jobid="load")
@@ -548,8 +565,11 @@ def test_what_the_java_program_left_is_sent_back_by_its_age(load: Store) -> None
     take(load, "load", only="3")
     found = operations.unclaimed(load, older_than=7200)
     assert [(row.datasetid, row.dataid, row.due) for row in found] == [
-        ("b", "1", True), ("c", "1", True), ("b", "2", False), ("c", "2", False),
-    ]  # fmt: skip
+        ("b", "1", True),
+        ("c", "1", True),
+        ("b", "2", False),
+        ("c", "2", False),
+    ]
 
     before = everything(load)
     assert operations.recover_abandoned(load, 7200, plan=True).chunks == 1

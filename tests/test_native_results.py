@@ -134,9 +134,14 @@ def test_a_large_result_makes_the_table_that_a_small_one_does(
     for name, large in (("small", 10_000), ("large", 7)):
         monkeypatch.setattr(spill, "LARGE", large)
         add_dataset(
-            big.store, "big", hostname=f"{told['host']}:{told.get('port', 5432)}",
-            database=told["dbname"], tablename=name, username=told.get("user"), format="postgresql",
-        )  # fmt: skip
+            big.store,
+            "big",
+            hostname=f"{told['host']}:{told.get('port', 5432)}",
+            database=told["dbname"],
+            tablename=name,
+            username=told.get("user"),
+            format="postgresql",
+        )
         assert big.run("big") == Outcome(0, done=1), big.said
         import psycopg
 
@@ -153,9 +158,13 @@ def test_a_large_result_replaces_all_rows_or_none(
 ) -> None:
     monkeypatch.setattr(spill, "LARGE", 7)
     add_dataset(
-        big.store, "big", hostname=str(big.root / "big.db"), tablename="big", format="sqlite",
+        big.store,
+        "big",
+        hostname=str(big.root / "big.db"),
+        tablename="big",
+        format="sqlite",
         writemode="replace",
-    )  # fmt: skip
+    )
     with closing(sqlite3.connect(big.root / "big.db")) as there, there:
         there.execute("create table big (id integer check (id < 50))")
         there.execute("insert into big values (1)")
@@ -201,14 +210,16 @@ def test_a_java_without_memory_is_told_so(tmp_path: Path, monkeypatch: pytest.Mo
     root = tmp_path / "shop"
     (root / "pipelines" / "big").mkdir(parents=True)
     (root / "project.yml").write_text(ONE)
-    (root / "pipelines" / "big" / "make.py").write_text(dedent("""
+    (root / "pipelines" / "big" / "make.py").write_text(
+        dedent("""
         from pyspark.sql import DataFrame
 
         def run(df: DataFrame) -> DataFrame:
             rows = df.sparkSession.range(0, 4_000_000, 1, 8)
             rows.selectExpr("repeat(uuid(), 4) as text").toArrow()
             return rows
-    """))  # fmt: skip
+    """)
+    )
     (root / "dataflow.properties").write_text(
         "spark.master=local[2]\nspark.driver.memory=500m\nspark.driver.maxResultSize=0\n"
     )
@@ -222,16 +233,20 @@ def test_a_java_without_memory_is_told_so(tmp_path: Path, monkeypatch: pytest.Mo
     assert "refused" not in reason.lower()
 
 
-@pytest.mark.parametrize(("end", "said"), [
-    ("halt(52)", "Java ran out of memory"),
-    ("halt(1)", "Java ended with exit code 1"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("end", "said"),
+    [
+        ("halt(52)", "Java ran out of memory"),
+        ("halt(1)", "Java ended with exit code 1"),
+    ],
+)
 @pytest.mark.timeout(200)
 def test_how_java_ended_is_told(tmp_path: Path, end: str, said: str) -> None:
     root = tmp_path / "shop"
     (root / "pipelines" / "big").mkdir(parents=True)
     (root / "project.yml").write_text(ONE)
-    (root / "pipelines" / "big" / "make.py").write_text(dedent(f"""
+    (root / "pipelines" / "big" / "make.py").write_text(
+        dedent(f"""
         from pyspark.sql import DataFrame
 
         def run(df: DataFrame) -> DataFrame:
@@ -240,7 +255,8 @@ def test_how_java_ended_is_told(tmp_path: Path, end: str, said: str) -> None:
             except Exception:
                 pass
             return df.sparkSession.range(3)
-    """))  # fmt: skip
+    """)
+    )
     (root / "dataflow.properties").write_text("spark.master=local[1]\nspark.driver.memory=500m\n")
 
     done = odf("pipeline", "run", "big", cwd=root)

@@ -48,10 +48,14 @@ def project(steps: list[str]) -> dict[str, str]:
         renamed = f'withColumnRenamed("price", "p{at}")'
         if kind != "spark":
             renamed = f'rename(columns={{"price": "p{at}"}})'
-        changed = "" if at else (
-            "\n    with open('sources/prices.csv', 'w') as file:"
-            "\n        file.write('sku,price\\nA,2000\\n')"
-        )  # fmt: skip
+        changed = (
+            ""
+            if at
+            else (
+                "\n    with open('sources/prices.csv', 'w') as file:"
+                "\n        file.write('sku,price\\nA,2000\\n')"
+            )
+        )
         files[f"pipelines/p/step{at}.py"] = (
             f"{HEADS[kind]}\n    {JOINED[kind]}\n    df = df.{renamed}{changed}\n    return df\n"
         )

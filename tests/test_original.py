@@ -81,7 +81,7 @@ def test_the_quickstart(utility: Utility) -> None:
         RunJob ./loadbob.sh
         RunJob ./loadbob.sh
         """
-    )  # fmt: skip
+    )
     lines = [re.sub(r"^\w+ \w+ .* \d{4}: ", "", line) for line in ran.stdout.splitlines()]
     assert lines == [
         "Launching ./loadbob.sh with dataid 1.0",
@@ -123,14 +123,16 @@ def test_example_1_registers_datasets(utility: Utility) -> None:
     utility("createtables")
     encrypted = utility("crypt", "-e", "plugh").strip()
     utility(
-        "dml", "insert into dataset (datasetid,hostname,database, schemaname,tablename,username,"
+        "dml",
+        "insert into dataset (datasetid,hostname,database, schemaname,tablename,username,"
         "encryptedpass) values  ('datastatus','localhost', 'dataflow','dataflow','datastatus', "
         f"'etl','{encrypted}')",
-    )  # fmt: skip
+    )
     utility(
-        "dml", "insert into dataset (datasetid,hostname,database, schemaname,tablename,username) "
+        "dml",
+        "insert into dataset (datasetid,hostname,database, schemaname,tablename,username) "
         "values  ('datastatusextract','localhost','file:','/data/dataflow/','datastatus','etl')",
-    )  # fmt: skip
+    )
     assert password_of("datastatus", encrypted) == "plugh"
     assert decrypt(encrypted, "plugh", purpose=PROPERTIES) == "plugh"
     assert utility("crypt", "-d", encrypted) == "plugh\n"

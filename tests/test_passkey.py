@@ -160,10 +160,15 @@ def test_a_passkey_file_may_be_a_descriptor_which_no_script_gets(bob: Store) -> 
         Path("key").chmod(0)
         subprocess.run(
             [sys.executable, "-c", POWERLESS, odf(), "run", "--all", program],
-            pass_fds=[opened.fileno()], check=True, timeout=60,
-            env=os.environ | {"DATAFLOW_URL": f"sqlite:///{bob.db.path}",  # type: ignore[attr-defined]
-                              "PASSKEY_FILE": f"/dev/fd/{opened.fileno()}"},
-        )  # fmt: skip
+            pass_fds=[opened.fileno()],
+            check=True,
+            timeout=60,
+            env=os.environ
+            | {
+                "DATAFLOW_URL": f"sqlite:///{bob.db.path}",  # type: ignore[attr-defined]
+                "PASSKEY_FILE": f"/dev/fd/{opened.fileno()}",
+            },
+        )
 
     assert Path("password").read_text() == SECRET
     assert str(Path("key").resolve()) not in Path("fds").read_text()
@@ -218,9 +223,12 @@ def test_validate_shows_the_passkey_to_no_transformation(bob: Store) -> None:
 
 def python(body: str, **more: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(body)], env=os.environ | more,
-        capture_output=True, text=True, timeout=60,
-    )  # fmt: skip
+        [sys.executable, "-c", textwrap.dedent(body)],
+        env=os.environ | more,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
 
 
 IN_DAGSTER = """
@@ -254,14 +262,24 @@ if __name__ == "__main__":
 def test_processes_that_a_code_location_starts_get_it_by_a_pipe() -> None:
     Path("told.py").write_text(IN_DAGSTER)
     done = subprocess.run(
-        [sys.executable, "told.py"], env=os.environ | {"PASSKEY": CANARY}, capture_output=True,
-        text=True, timeout=60, check=True,
-    )  # fmt: skip
+        [sys.executable, "told.py"],
+        env=os.environ | {"PASSKEY": CANARY},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
 
     told = [json.loads(line) for line in done.stdout.splitlines()]
     assert [each[0] for each in told] == [
-        "itself", "spawn", "spawn again", "forkserver", "forkserver again", "fork", "fork again",
-    ]  # fmt: skip
+        "itself",
+        "spawn",
+        "spawn again",
+        "forkserver",
+        "forkserver again",
+        "fork",
+        "fork again",
+    ]
     assert [each[1:] for each in told] == [[CANARY, None, False]] * 7
 
 

@@ -155,5 +155,8 @@ def test_a_catalog_with_pipelines_is_what_it_is_once_they_are_registered(store: 
         register(store, plan.jobid, plan.inputs, plan.outputs, project="shop")
     assert made == read_catalog(store)
     assert made.domains == {
-        "orders": "orders", "cleaned": "orders", "report": "orders", "daily": "daily",
-    }  # fmt: skip
+        "orders": "orders",
+        "cleaned": "orders",
+        "report": "orders",
+        "daily": "daily",
+    }

@@ -48,10 +48,14 @@ class Line(Shop):
         told = {f"{TAG}{name.replace('_', '-')}": each for name, each in tags.items()}
         self.ran = Ran(
             dg.materialize(
-                [self.assets[name] for name in names], instance=self.instance, partition_key=key,
-                resources={"dataflow": self.dataflow}, tags=told, raise_on_error=False,
+                [self.assets[name] for name in names],
+                instance=self.instance,
+                partition_key=key,
+                resources={"dataflow": self.dataflow},
+                tags=told,
+                raise_on_error=False,
             )
-        )  # fmt: skip
+        )
         return self.ran
 
     def outcomes(self) -> dict[str, str]:
@@ -107,9 +111,11 @@ def test_a_partition_that_is_added_is_made_step_by_step(line: Line, capfd: Any) 
     ran = line.materialize("sales")
     assert ran.success, ran.reason
     assert line.outcomes() == {
-        "daily.begin": "success", "daily.clean": "success", "daily.total": "success",
+        "daily.begin": "success",
+        "daily.clean": "success",
+        "daily.total": "success",
         "daily.publish": "success",
-    }  # fmt: skip
+    }
     assert "cleaning 2\n" in capfd.readouterr().out
     told = metadata(ran.made["sales", ONE])
     assert (told["rows"], told["validated"], told["ready"]) == (2, "no checks", "it reads nothing")
@@ -149,19 +155,24 @@ def test_what_is_ready_is_skipped_and_what_is_below_goes_on(line: Line) -> None:
 
 
 def test_a_failing_transformation_is_named_and_settles_the_chunk(line: Line, capfd: Any) -> None:
-    line.write("pipelines/daily/total.py", """
+    line.write(
+        "pipelines/daily/total.py",
+        """
         def run(df):
             print("so far so good")
             return df["nothing"]
-    """)  # fmt: skip
+    """,
+    )
     ran = line.materialize("sales", "report")
     assert not ran.success
     assert ran.failure.user_failure_data.metadata["opendataflow/status"].value == "FAILED"
     assert ran.reason.startswith(f"{ONE} of pipeline 'daily' is FAILED: total: KeyError: 'nothing'")
     assert "odf resubmit daily" in ran.reason
     assert line.outcomes() == {
-        "daily.begin": "success", "daily.clean": "success", "daily.total": "failure",
-    }  # fmt: skip
+        "daily.begin": "success",
+        "daily.clean": "success",
+        "daily.total": "failure",
+    }
     said = capfd.readouterr()
     assert "so far so good\n" in said.out
     assert 'return df["nothing"]' in said.err
@@ -185,8 +196,12 @@ def test_a_missing_source_fails_before_anything_is_claimed(line: Line) -> None:
 
 def test_a_run_without_partition_makes_the_next_chunk(line: Line) -> None:
     assert line.materialize("sales", key=None, catch_up="true").success
-    assert line.outcomes() == {"daily.begin": "success", "daily.clean": "skipped",
-                               "daily.total": "skipped", "daily.publish": "success"}  # fmt: skip
+    assert line.outcomes() == {
+        "daily.begin": "success",
+        "daily.clean": "skipped",
+        "daily.total": "skipped",
+        "daily.publish": "success",
+    }
     first, second = new_run(line.store, "daily"), new_run(line.store, "daily")
     assert list(line.materialize("sales", key=None, catch_up="true").made) == [("sales", first)]
     assert list(line.materialize("sales", key=None, catch_up="true").made) == [("sales", second)]
@@ -256,8 +271,10 @@ def test_a_claim_that_was_taken_over_ends_the_run_in_a_line(
     monkeypatch.setattr(Engine, "run", slow)
     ran = line.materialize("sales")
     assert line.outcomes() == {
-        "daily.begin": "success", "daily.clean": "success", "daily.total": "failure",
-    }  # fmt: skip
+        "daily.begin": "success",
+        "daily.clean": "success",
+        "daily.total": "failure",
+    }
     assert "was taken over" in ran.reason
     assert "launch the partition as a whole" in ran.reason
     assert status(line.store, "sales", ONE, "daily") == "RESUBMIT"
@@ -295,14 +312,19 @@ def test_another_attempt_is_granted_by_the_policy(line: Line) -> None:
 @one_store
 @pytest.mark.filterwarnings("ignore:`to_pandas` loads all data")
 def test_frames_keep_index_and_types_between_steps_and_engines(line: Line, url: str) -> None:
-    line.write("project.yml", """
+    line.write(
+        "project.yml",
+        """
         name: Shop
         pipelines:
           - slug: mixed
             sources: [orders]
             transformations: [typed, native, on_spark, typed]
-    """)  # fmt: skip
-    line.write("pipelines/mixed/typed.py", """
+    """,
+    )
+    line.write(
+        "pipelines/mixed/typed.py",
+        """
         import pandas as pd
 
         def run(df):
@@ -310,29 +332,40 @@ def test_frames_keep_index_and_types_between_steps_and_engines(line: Line, url: 
             df["when"] = pd.Timestamp("2026-01-01", tz="UTC")
             df["kind"] = df["product"].astype("category")
             return df.drop(columns=["when"]).set_index("product", drop=False)
-    """)  # fmt: skip
-    line.write("pipelines/mixed/native.py", """
+    """,
+    )
+    line.write(
+        "pipelines/mixed/native.py",
+        """
         from pyspark.sql import DataFrame
         from pyspark.sql import functions as F
 
         def run(df: DataFrame) -> DataFrame:
             return df.withColumn("qty", F.col("qty") + 1)
-    """)  # fmt: skip
-    line.write("pipelines/mixed/on_spark.py", """
+    """,
+    )
+    line.write(
+        "pipelines/mixed/on_spark.py",
+        """
         import pyspark.pandas as ps
 
         def run(df: ps.DataFrame) -> ps.DataFrame:
             return df.set_index("qty", drop=False)
-    """)  # fmt: skip
+    """,
+    )
     line.define(url, line.instance)
     with labels_of_jobs(line.spark) as labels:
         ran = line.materialize("mixed", domain="mixed")
     assert ran.success, ran.reason
     assert {each for _, each in labels} == {f"odf mixed: chunk {ONE}"}
     assert sorted(line.outcomes()) == [
-        "mixed.begin", "mixed.native", "mixed.on_spark", "mixed.publish", "mixed.typed",
+        "mixed.begin",
+        "mixed.native",
+        "mixed.on_spark",
+        "mixed.publish",
+        "mixed.typed",
         "mixed.typed_2",
-    ]  # fmt: skip
+    ]
     assert {"pandas", "spark", "pandas-on-spark"} <= set(
         line.definitions.resolve_asset_graph().get(dg.AssetKey("mixed")).kinds
     )
@@ -349,8 +382,9 @@ class Ticking:
     def __init__(self, line: Line, **options: Any) -> None:
         line.define(line.url, line.instance, sensors=True, **options)
         self.line = line
-        [sensor] = [each for each in line.definitions.sensors or ()
-                    if each.name == "opendataflow_catch_up"]  # fmt: skip
+        [sensor] = [
+            each for each in line.definitions.sensors or () if each.name == "opendataflow_catch_up"
+        ]
         self.ticker = Ticker(sensor, line.instance, line.definitions)  # type: ignore[arg-type]
 
     def tick(self) -> list[dg.RunRequest]:
@@ -364,11 +398,12 @@ class Ticking:
         job = self.line.definitions.resolve_implicit_global_asset_job_def()
         ran = Ran(
             job.execute_in_process(
-                instance=self.line.instance, asset_selection=list(request.asset_selection or ()),
+                instance=self.line.instance,
+                asset_selection=list(request.asset_selection or ()),
                 tags={**request.tags, "dagster/run_key": request.run_key or ""},
                 raise_on_error=False,
             )
-        )  # fmt: skip
+        )
         assert ran.success, ran.reason
         return {name for name, _ in ran.made}
 
@@ -405,8 +440,13 @@ def test_a_run_that_is_sent_back_is_launched_at_once(line: Line) -> None:
     policy(line.store, "daily", every_minutes=1440)
     [request] = ticking.tick()
     ticking.run(request)
-    put(line.store, "sales", request.tags["dagster/asset_partition_range_start"], "RESUBMIT",
-        jobid="daily")  # fmt: skip
+    put(
+        line.store,
+        "sales",
+        request.tags["dagster/asset_partition_range_start"],
+        "RESUBMIT",
+        jobid="daily",
+    )
     assert len(ticking.tick()) == 1
 
 
@@ -425,7 +465,9 @@ def test_there_is_a_run_for_each_chunk_that_waits_and_none_for_items(line: Line)
 
 @one_store
 def test_steps_in_processes_of_their_own_hand_on_the_claim(line: Line, tmp_path: Path) -> None:
-    file = line.write("definitions.py", f"""
+    file = line.write(
+        "definitions.py",
+        f"""
         import dagster as dg
         from opendataflow_dagster import DataflowResource, build_definitions
 
@@ -433,17 +475,30 @@ def test_steps_in_processes_of_their_own_hand_on_the_claim(line: Line, tmp_path:
             DataflowResource(url={line.url!r}), projects=[{str(line.root)!r}],
             executor=dg.multiprocess_executor,
         )
-    """)  # fmt: skip
+    """,
+    )
     home = tmp_path / "home"
     home.mkdir()
     (home / "dagster.yaml").write_text("telemetry: {enabled: false}\n")
     with dg.DagsterInstance.from_config(str(home)) as instance:
         instance.add_dynamic_partitions("dataflow/sales", [ONE])
     ended = subprocess.run(
-        [Path(sys.executable).with_name("dagster"), "asset", "materialize", "-f", file,
-         "--select", "sales", "--partition", ONE],
-        env={**os.environ, "DAGSTER_HOME": str(home)}, capture_output=True, text=True, timeout=110,
-    )  # fmt: skip
+        [
+            Path(sys.executable).with_name("dagster"),
+            "asset",
+            "materialize",
+            "-f",
+            file,
+            "--select",
+            "sales",
+            "--partition",
+            ONE,
+        ],
+        env={**os.environ, "DAGSTER_HOME": str(home)},
+        capture_output=True,
+        text=True,
+        timeout=110,
+    )
     assert ended.returncode == 0, ended.stderr[-3000:]
     assert status(line.store, "sales", ONE, "daily") == "READY"
     assert line.history("daily") == [("clean", "READY", 2), ("total", "READY", 2)]
@@ -459,7 +514,9 @@ def test_steps_in_processes_of_their_own_hand_on_the_claim(line: Line, tmp_path:
 def test_a_faulty_pipeline_is_left_out_and_said(
     line: Line, url: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    line.write("project.yml", """
+    line.write(
+        "project.yml",
+        """
         name: Shop
         pipelines:
           - slug: daily
@@ -475,7 +532,8 @@ def test_a_faulty_pipeline_is_left_out_and_said(
           - slug: reader
             sources: [sales]
             transformations: [clean]
-    """)  # fmt: skip
+    """,
+    )
     line.define(url, line.instance)
     assert list(line.assets) == ["sales", "reader"]
     assert "`destination` is a list" in caplog.text
@@ -484,12 +542,15 @@ def test_a_faulty_pipeline_is_left_out_and_said(
 
 @one_store
 def test_pipelines_that_share_a_destination_of_nobody_are_assets_each(line: Line, url: str) -> None:
-    line.write("project.yml", """
+    line.write(
+        "project.yml",
+        """
         name: Shop
         pipelines:
           - {slug: one, sources: [orders], destination: shared, transformations: [step]}
           - {slug: two, sources: [people], destination: shared, transformations: [step]}
-    """)  # fmt: skip
+    """,
+    )
     for slug in ("one", "two"):
         line.write(f"pipelines/{slug}/step.py", "def run(df):\n    return df\n")
     line.define(url, line.instance)
@@ -504,21 +565,23 @@ def test_pipelines_that_share_a_destination_of_nobody_are_assets_each(line: Line
 
 @one_store
 def test_names_that_are_taken_or_odd_become_steps_too(line: Line, url: str) -> None:
-    line.write("project.yml", """
+    line.write(
+        "project.yml",
+        """
         name: Shop
         pipelines:
           - slug: odd-one
             sources: [orders]
             transformations: [begin, step-1, begin]
-    """)  # fmt: skip
+    """,
+    )
     line.write("pipelines/odd-one/begin.py", "def run(df):\n    return df\n")
     line.write("pipelines/odd-one/step-1.py", "def run(df):\n    return df\n")
     line.define(url, line.instance)
     assert line.materialize("odd-one", domain="odd-one").success
     assert list(line.outcomes()) == [
-        f"odd_x2D_one.{each}"
-        for each in ("begin_3", "begin", "step_x2D_1", "begin_2", "publish")
-    ]  # fmt: skip
+        f"odd_x2D_one.{each}" for each in ("begin_3", "begin", "step_x2D_1", "begin_2", "publish")
+    ]
 
 
 @one_store
@@ -551,8 +614,10 @@ def _run_one(definitions: dg.Definitions, instance: dg.DagsterInstance, which: s
     instance.add_dynamic_partitions("dataflow/sales", [which])
     job = definitions.resolve_implicit_global_asset_job_def()
     return job.execute_in_process(
-        instance=instance, asset_selection=[dg.AssetKey("sales")], partition_key=which,
-    ).success  # fmt: skip
+        instance=instance,
+        asset_selection=[dg.AssetKey("sales")],
+        partition_key=which,
+    ).success
 
 
 @one_store
@@ -596,12 +661,15 @@ def test_a_resource_of_the_definitions_wins_over_the_tables_that_assets_bring(
 @one_store
 def test_two_projects_bring_their_tables_into_one_location(line: Line, tmp_path: Path) -> None:
     other = Shop(tmp_path / "other", line.store, None)
-    other.write("project.yml", """
+    other.write(
+        "project.yml",
+        """
         pipelines:
           - slug: weekly
             sources: [orders, products]
             transformations: [clean, total]
-    """)  # fmt: skip
+    """,
+    )
     for name in ("clean", "total"):
         text = (other.root / f"pipelines/daily/{name}.py").read_text()
         other.write(f"pipelines/weekly/{name}.py", text)

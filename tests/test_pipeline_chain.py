@@ -58,9 +58,14 @@ class Chain:
         spark = self.spark
         self.said = []
         return run_pipeline(
-            self.store, read_project(self.root), slug, Settings(""), say=self.said.append,
-            environ=os.environ, session=lambda: spark,
-        )  # fmt: skip
+            self.store,
+            read_project(self.root),
+            slug,
+            Settings(""),
+            say=self.said.append,
+            environ=os.environ,
+            session=lambda: spark,
+        )
 
     def both(self, first: str, second: str) -> str:
         """What the second writes for people, once both have run."""
@@ -194,13 +199,19 @@ def test_texts_and_dates_stay_better_than_csv_tells(chain: Chain) -> None:
     )
     second = "def run(df):\n    return pd.DataFrame({n: [str(df[n].tolist())] for n in df})\n"
     assert pd.read_csv(StringIO(chain.both(first, second))).iloc[0].to_dict() == {
-        "code": "['007', nan]", "empty": "['', 'x']", "code2": "['007', <NA>]",
-        "day": "[Timestamp('2026-01-01 00:00:00'), NaT]", "kind": "['007', '1']",
-    }  # fmt: skip
+        "code": "['007', nan]",
+        "empty": "['', 'x']",
+        "code2": "['007', <NA>]",
+        "day": "[Timestamp('2026-01-01 00:00:00'), NaT]",
+        "kind": "['007', '1']",
+    }
     assert chain.chunk()[1]["columns"] == {
-        "code": "object", "empty": "object", "code2": "string", "day": "datetime64[ns]",
+        "code": "object",
+        "empty": "object",
+        "code2": "string",
+        "day": "datetime64[ns]",
         "kind": "object",
-    }  # fmt: skip
+    }
 
 
 ODD = PRELUDE + made(
@@ -266,9 +277,11 @@ def test_compacted_it_is_the_same(chain: Chain) -> None:
     again.write_bytes(Path(part).read_bytes())
 
     add_dataset(
-        chain.store, "cleaned-events", hostname=str(chain.root / "output/cleaned-events"),
+        chain.store,
+        "cleaned-events",
+        hostname=str(chain.root / "output/cleaned-events"),
         format="csv",
-    )  # fmt: skip
+    )
     [done] = compact(chain.store, "cleaned-events")
 
     assert (done.files_before, done.files_after, done.left) == (2, 1, "")

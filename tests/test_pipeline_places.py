@@ -201,8 +201,11 @@ def test_a_chunk_that_comes_again_takes_the_place_of_its_old_rows(
     for number in range(5):
         good(appender.append([(claim(number), row(number))], nothing))
 
-    again = [(claim(1, 9), row(1, "longer\nby a line")), (claim(3, 9), row(3, "")),
-             (claim(7, 9), row(7))]  # fmt: skip
+    again = [
+        (claim(1, 9), row(1, "longer\nby a line")),
+        (claim(3, 9), row(3, "")),
+        (claim(7, 9), row(7)),
+    ]
     good(CsvAppender(str(path), lite).append(again, nothing))
     good(CsvAppender(str(path), lite).append([(claim(3, 10), row(3, "third"))], nothing))
     good(appender.append([(claim(4, 11), row(4))], nothing))  # as it was: nothing is written
@@ -228,9 +231,14 @@ def test_what_a_person_changes_stays_and_no_item_is_there_twice(
     found = pd.read_csv(path)
     # 0 is the person's now, 1 is new; 2 lost its line's end, so it is the person's too.
     assert list(zip(found.n, found.text, strict=True)) == [
-        (100, "by hand"), (0, "changed"), (3, "again"), (2, "x"),
-        (0, "again"), (1, "again"), (2, "again"),
-    ]  # fmt: skip
+        (100, "by hand"),
+        (0, "changed"),
+        (3, "again"),
+        (2, "x"),
+        (0, "again"),
+        (1, "again"),
+        (2, "again"),
+    ]
 
     path.unlink()
     good(appender.append([(claim(8), row(8))], nothing))
@@ -248,8 +256,9 @@ def test_chunks_with_the_same_rows_each_have_their_own(tmp_path: Path, lite: Sto
 
     found = pd.read_csv(path)
     assert sorted(zip(found.n, found.text, strict=True)) == [
-        *[(n, "again") for n in range(4)], (9, "by hand"),
-    ]  # fmt: skip
+        *[(n, "again") for n in range(4)],
+        (9, "by hand"),
+    ]
 
 
 def test_a_file_that_went_away_is_missing_to_who_reads_it(tmp_path: Path, lite: Store) -> None:
@@ -392,8 +401,12 @@ def in_a_child(work: Callable[[], Any], doom: Doom) -> bool:
 
 BEFORE = "n,text\n0,x\n1,x\n2,x\n"
 AFTER = [
-    (0, "x"), (1, "again and longer"), (2, "x"), (3, "x"), (4, "x"),
-]  # fmt: skip
+    (0, "x"),
+    (1, "again and longer"),
+    (2, "x"),
+    (3, "x"),
+    (4, "x"),
+]
 
 
 @pytest.mark.parametrize("kind", ["first", "more", "again", "replace"])
@@ -422,9 +435,15 @@ def test_killed_at_any_moment_the_file_is_whole_and_holds_each_item_once(
                 seen = path.read_text()
             assert seen == "" or seen.endswith("\n")
             assert seen == "" or seen.startswith("n,text\n")
-            assert len(seen.splitlines()) in {
-                "first": (0, 3), "more": (4, 6), "again": (4, 6), "replace": (2, 4),
-            }[kind]  # fmt: skip
+            assert (
+                len(seen.splitlines())
+                in {
+                    "first": (0, 3),
+                    "more": (4, 6),
+                    "again": (4, 6),
+                    "replace": (2, 4),
+                }[kind]
+            )
         if kind == "replace":
             assert seen in (BEFORE, "n,text\n9,x\n")
             assert not through or seen == "n,text\n9,x\n"
@@ -610,12 +629,17 @@ def test_a_journal_of_an_earlier_version_is_taken_over(store: Store, tmp_path: P
     path.write_text("n,text\n" + "".join(lines[:3]) + "3,")  # killed in the middle of the last
     parts = [[str(n), 1, 7 + 4 * n, 4, digest(lines[n].encode())] for n in range(4)]
     before = digest(path.read_bytes()[:19])
-    Path(path_of(str(path))).write_text("".join(json.dumps(line) + "\n" for line in (
-        {"kept": parts[:1]},
-        {"at": 11, "before": digest(b"n,text\n0,x\n"), "end": 19, "parts": parts[1:3]},
-        {"done": 19},
-        {"at": 19, "before": before, "end": 23, "parts": parts[3:]},
-    )))  # fmt: skip
+    Path(path_of(str(path))).write_text(
+        "".join(
+            json.dumps(line) + "\n"
+            for line in (
+                {"kept": parts[:1]},
+                {"at": 11, "before": digest(b"n,text\n0,x\n"), "end": 19, "parts": parts[1:3]},
+                {"done": 19},
+                {"at": 19, "before": before, "end": 23, "parts": parts[3:]},
+            )
+        )
+    )
     with pytest.raises(Refused, match="holds what 3 items have appended"):
         csv_parts.refuse_loss(str(path), "Do this.")
 
@@ -624,8 +648,10 @@ def test_a_journal_of_an_earlier_version_is_taken_over(store: Store, tmp_path: P
     assert path.read_text() == "n,text\n0,x\n1,again\n2,x\n"
     rows = sql(store, "select dataid, generation, jobid, start from csvpart")
     assert sorted(rows) == [
-        ("0", 1, "orders", 7), ("1", 2, "orders", 11), ("2", 1, "orders", 19),
-    ]  # fmt: skip
+        ("0", 1, "orders", 7),
+        ("1", 2, "orders", 11),
+        ("2", 1, "orders", 19),
+    ]
     assert committed(store) == path.stat().st_size
     assert "parts" not in Path(path_of(str(path))).read_text().splitlines()[0]
     good(CsvAppender(str(path), store).append([(claim(3, 2), row(3))], nothing))
@@ -673,10 +699,15 @@ def place(request: pytest.FixtureRequest, tmp_path: Path, store: Store) -> "Shop
     else:
         parts = conninfo_to_dict(request.getfixturevalue("postgres_url"))
         host = f"{parts.get('host', '')}:{parts['port']}" if "port" in parts else parts["host"]
-        shop = Shop(store, "postgresql", {
-            "hostname": str(host), "database": str(parts["dbname"]),
-            "username": str(parts.get("user", "")),
-        })  # fmt: skip
+        shop = Shop(
+            store,
+            "postgresql",
+            {
+                "hostname": str(host),
+                "database": str(parts["dbname"]),
+                "username": str(parts.get("user", "")),
+            },
+        )
     shop.add()
     return shop
 
@@ -697,9 +728,11 @@ class Shop:
         else:
             host, _, port = self.columns["hostname"].partition(":")
             connection = psycopg.connect(
-                host=host, port=port or None, dbname=self.columns["database"],
+                host=host,
+                port=port or None,
+                dbname=self.columns["database"],
                 user=self.columns["username"] or None,
-            )  # fmt: skip
+            )
         try:
             cursor = connection.execute(text)
             found = cursor.fetchall() if cursor.description else []
@@ -719,11 +752,16 @@ def test_a_table_that_isnt_there_is_made_as_the_frame_needs_it(
     place: Shop, project: Project
 ) -> None:
     made = frame(
-        n=[1, 2], x=[1.5, None], ok=[True, False], day=[date(2026, 1, 2), None],
-        at=pd.to_datetime(["2026-01-02T03:04:05", "2026-01-03T00:00:00"]), text=["a'b%s\n", None],
-        price=[Decimal("1.20"), Decimal("3.00")], whole=pd.array([1, None], "Int64"),
+        n=[1, 2],
+        x=[1.5, None],
+        ok=[True, False],
+        day=[date(2026, 1, 2), None],
+        at=pd.to_datetime(["2026-01-02T03:04:05", "2026-01-03T00:00:00"]),
+        text=["a'b%s\n", None],
+        price=[Decimal("1.20"), Decimal("3.00")],
+        whole=pd.array([1, None], "Int64"),
         told=[{"a": "ü"}, None],
-    ).rename(columns={"told": '100% "told"'})  # fmt: skip
+    ).rename(columns={"told": '100% "told"'})
 
     told = to(place.store, project).publish(made, chunk_of(place.store, "1"), nothing)
     again = to(place.store, project).publish(made[::-1], chunk_of(place.store, "2"), nothing)
@@ -788,13 +826,16 @@ def test_items_are_one_transaction_and_a_bad_one_is_left_out(place: Shop, projec
     assert all("\n" not in str(each) for each in verdicts)
     assert "sums" in str(verdicts[1])
     assert [(n, text) for n, text in place.run("select n, text from sums order by n")] == [
-        (1, "one"), (6, "none"), (7, "none"),
-    ]  # fmt: skip
+        (1, "one"),
+        (6, "none"),
+        (7, "none"),
+    ]
 
 
 def test_a_select_is_read_and_writes_nothing(place: Shop, project: Project) -> None:
-    to(place.store, project).publish(frame(n=[1, 2], text=["50%", "b"]),
-                                     chunk_of(place.store, "1"), nothing)  # fmt: skip
+    to(place.store, project).publish(
+        frame(n=[1, 2], text=["50%", "b"]), chunk_of(place.store, "1"), nothing
+    )
     place.add(
         "few", tablename="-- those that\nselect n + 1 as m from sums where text like '50%';\n"
     )
@@ -840,13 +881,21 @@ def test_a_frame_of_spark_is_written(
         "as t(n, text, at)"
     )
     to(place.store, project).publish(made, chunk_of(place.store, "1"), nothing)
-    add_dataset(place.store, "sums", format="csv", hostname=str(tmp_path / "sums.csv"),
-                database="", tablename="", username="")  # fmt: skip
+    add_dataset(
+        place.store,
+        "sums",
+        format="csv",
+        hostname=str(tmp_path / "sums.csv"),
+        database="",
+        tablename="",
+        username="",
+    )
     to(place.store, project).publish(made, chunk_of(place.store, "2"), nothing)
 
     assert [(n, text, str(at)) for n, text, at in place.run("select * from sums")] == [
-        (1, "a", "2026-01-02 03:04:05"), (None, "b", "None"),
-    ]  # fmt: skip
+        (1, "a", "2026-01-02 03:04:05"),
+        (None, "b", "None"),
+    ]
     assert (tmp_path / "sums.csv").read_text() == "n,text,at\n1,a,2026-01-02 03:04:05\n,b,\n"
 
 
@@ -1078,9 +1127,13 @@ def test_the_file_for_people_is_known_by_any_path(
     ],
 )
 def test_a_relative_place_is_in_the_project_wherever_it_is_run_from(
-    store: Store, project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-    columns: dict[str, str], spark: "SparkSession",
-) -> None:  # fmt: skip
+    store: Store,
+    project: Project,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    columns: dict[str, str],
+    spark: "SparkSession",
+) -> None:
     add_dataset(store, "sums", **columns)
     sqlite3.connect(project.root / "data.db").execute(
         "create table sums (n integer, text varchar(9), chunk varchar(9))"
@@ -1161,9 +1214,12 @@ def test_a_folder_as_it_stands_is_its_ready_chunks(
 
 @pytest.mark.parametrize("whole", [64 * 2**20, 1])
 def test_a_source_is_read_as_it_is_declared(
-    store: Store, project: Project, spark: "SparkSession", monkeypatch: pytest.MonkeyPatch,
+    store: Store,
+    project: Project,
+    spark: "SparkSession",
+    monkeypatch: pytest.MonkeyPatch,
     whole: int,
-) -> None:  # fmt: skip
+) -> None:
     """By pandas, and by Spark's own tasks if it is large."""
     monkeypatch.setattr(csv_on_spark, "WHOLE", whole)
     monkeypatch.setattr("opendataflow_dagster.pipelines.sources.WHOLE", whole)
@@ -1200,20 +1256,32 @@ def test_a_large_csv_file_has_the_types_of_pandas_in_spark(
     monkeypatch.setattr(csv_on_spark, "ROWS", 2)
     large = CsvSource(str(path), "large").spark(spark)
 
-    assert large.dtypes == small.dtypes == [
-        ("n", "bigint"), ("x", "double"), ("ok", "boolean"), ("maybe", "boolean"),
-        ("day", "string"), ("code", "bigint"), ("nothing", "double"), ("text", "string"),
-        ("text.1", "string"),
-    ]  # fmt: skip
+    assert (
+        large.dtypes
+        == small.dtypes
+        == [
+            ("n", "bigint"),
+            ("x", "double"),
+            ("ok", "boolean"),
+            ("maybe", "boolean"),
+            ("day", "string"),
+            ("code", "bigint"),
+            ("nothing", "double"),
+            ("text", "string"),
+            ("text.1", "string"),
+        ]
+    )
     assert large.collect() == small.collect()
     path.write_text('n,text\n1,"two\nlines"\n2,x\n')
     assert [tuple(each) for each in CsvSource(str(path), "large").spark(spark).collect()] == [
-        (1, "two\nlines"), (2, "x"),
-    ]  # fmt: skip
+        (1, "two\nlines"),
+        (2, "x"),
+    ]
     path.write_text("a,b\n1,2,3\n4,5,6\n")  # pandas takes the first for the index
     assert [tuple(each) for each in CsvSource(str(path), "large").spark(spark).collect()] == [
-        (2, 3), (5, 6),
-    ]  # fmt: skip
+        (2, 3),
+        (5, 6),
+    ]
 
 
 # --- the types of a table that is made ---
@@ -1239,8 +1307,9 @@ def test_what_is_no_text_is_in_a_text_column_as_in_a_csv_file(
     to(place.store, project).publish(made, chunk_of(place.store, "1"), nothing)
 
     assert place.run("select id, told, odd from sums") == [
-        (str(which), "x", "y"), (str(which), "[1]", "1.50"),
-    ]  # fmt: skip
+        (str(which), "x", "y"),
+        (str(which), "[1]", "1.50"),
+    ]
     assert list(pd.read_csv(tmp_path / "sums.csv").id) == [str(which)] * 2
 
 
@@ -1251,14 +1320,16 @@ def test_booleans_and_json_have_their_own_texts_in_postgres(place: Shop, project
     which = UUID("8dfd7e02-976f-49bd-a6b4-3c1f4a7e9f10")
     made = frame(
         text=pd.Series([True, "x", {"a": 1}], dtype=object),
-        told=pd.Series([True, 1.5, {"a": None}], dtype=object), id=[which, None, str(which)],
+        told=pd.Series([True, 1.5, {"a": None}], dtype=object),
+        id=[which, None, str(which)],
         flag=[True, False, None],
-    )  # fmt: skip
+    )
     to(place.store, project).publish(made, chunk_of(place.store, "1"), nothing)
     assert place.run("select * from sums") == [
-        ("True", True, which, True), ("x", 1.5, None, False),
+        ("True", True, which, True),
+        ("x", 1.5, None, False),
         ('{"a": 1}', {"a": None}, which, None),
-    ]  # fmt: skip
+    ]
 
 
 def test_a_column_of_dates_and_times_keeps_the_times(place: Shop, project: Project) -> None:
@@ -1281,9 +1352,12 @@ def test_a_time_that_a_column_of_dates_would_lose_is_refused(place: Shop, projec
     destination = to(place.store, project)
     for late in (datetime(2020, 1, 1, 2, 30), pd.Timestamp("2020-01-01 02:30", tz="UTC")):
         verdicts = destination.append(
-            [(claim(1), frame(n=[1], day=[late])),
-             (claim(2), frame(n=[2], day=[datetime(2020, 1, 2)]))], nothing
-        )  # fmt: skip
+            [
+                (claim(1), frame(n=[1], day=[late])),
+                (claim(2), frame(n=[2], day=[datetime(2020, 1, 2)])),
+            ],
+            nothing,
+        )
         assert str(verdicts[0]).startswith(f"Column 'day' is of dates, and {late} has a time.")
         assert "\n" not in str(verdicts[0])
         assert isinstance(verdicts[1], Result)
@@ -1307,8 +1381,10 @@ def test_the_first_item_does_not_decide_what_numbers_the_next_may_have(
     assert [each and int(each) for _, each in found] == [2**60, 2**60 + 1, 2**60 + 2, None, None]
     if place.format == "postgresql":
         assert types_of(place) == {
-            "celsius": "double precision", "id": "numeric", "big": "numeric",
-        }  # fmt: skip
+            "celsius": "double precision",
+            "id": "numeric",
+            "big": "numeric",
+        }
         [told] = destination.append([(claim(10), frame(celsius=[2**60 + 1]))], nothing)
         assert str(told).startswith(
             f"Column 'celsius' is of double precision, which would round {2**60 + 1}. Change"
@@ -1324,8 +1400,12 @@ def test_whole_numbers_of_a_run_stay_so_and_large_ones_are_kept(
     made["both"] = pd.Series([1, 2.5], dtype=object)
     to(place.store, project).publish(made, chunk_of(place.store, "1"), nothing)
     assert types_of(place) == {
-        "n": "bigint", "unsigned": "numeric", "large": "numeric", "both": "double precision",
-    }  # fmt: skip
+        "n": "bigint",
+        "unsigned": "numeric",
+        "large": "numeric",
+        "both": "double precision",
+    }
     assert place.run("select * from sums") == [
-        (1, 1, -(2**70), 1.0), (2**60 + 1, 2**63, None, 2.5),
-    ]  # fmt: skip
+        (1, 1, -(2**70), 1.0),
+        (2**60 + 1, 2**63, None, 2.5),
+    ]

@@ -103,9 +103,12 @@ class Shop:
         self.place = ""
         self.write("project.yml", SHOP)
         for slug, name, text in (
-            ("daily", "clean", CLEAN), ("daily", "total", TOTAL), ("report", "summary", SUMMARY),
-            ("signups", "join", JOIN), ("signups", "mark", MARK),
-        ):  # fmt: skip
+            ("daily", "clean", CLEAN),
+            ("daily", "total", TOTAL),
+            ("report", "summary", SUMMARY),
+            ("signups", "join", JOIN),
+            ("signups", "mark", MARK),
+        ):
             self.write(f"pipelines/{slug}/{name}.py", text)
         self.write("sources/orders.csv", "product,qty\nA,2\nB,-1\n")
         self.write("sources/products.csv", "product,price\nA,10\nB,5\n")
@@ -121,10 +124,16 @@ class Shop:
         assert self.spark is not None
         spark, self.said = self.spark, []
         return run_pipeline(
-            self.store, read_project(self.root), slug, Settings(""), say=self.said.append,
-            environ=os.environ, session=lambda: spark,
-            stream_file=None if stream is None else self.root / stream, **more,
-        )  # fmt: skip
+            self.store,
+            read_project(self.root),
+            slug,
+            Settings(""),
+            say=self.said.append,
+            environ=os.environ,
+            session=lambda: spark,
+            stream_file=None if stream is None else self.root / stream,
+            **more,
+        )
 
     def output(self, slug: str) -> str:
         return (self.root / "output" / f"{slug}.csv").read_text()
@@ -183,8 +192,9 @@ def test_a_run_has_a_step_for_each_transformation(shop: Shop) -> None:
 
     found = steps(shop.store, "daily")
     assert [(each["step"], each["transformation"], each["status"]) for each in found] == [
-        (1, "clean", "READY"), (2, "total", "READY")
-    ]  # fmt: skip
+        (1, "clean", "READY"),
+        (2, "total", "READY"),
+    ]
     assert [each["rows"] for each in found] == [2, 2]
     assert found[0]["stdout"] == "cleaning 2\n"
     assert found[0]["started"] <= found[0]["ended"] <= found[1]["started"]
@@ -237,13 +247,15 @@ def test_a_downstream_pipeline_waits_and_then_runs_with_the_same_dataid(shop: Sh
     resubmit(shop.store, "daily", [first])
     assert shop.run("report") == Outcome(0)
     [(inputs,)] = sql(
-        shop.store, "select inputs from chunkfact where datasetid = 'report' and dataid = :d",
+        shop.store,
+        "select inputs from chunkfact where datasetid = 'report' and dataid = :d",
         d=second,
-    )  # fmt: skip
+    )
     [(made,)] = sql(
-        shop.store, "select generation from chunkfact where datasetid = 'sales' and dataid = :d",
+        shop.store,
+        "select generation from chunkfact where datasetid = 'sales' and dataid = :d",
         d=second,
-    )  # fmt: skip
+    )
     assert json.loads(inputs) == {"sales": made}
 
 
@@ -315,19 +327,26 @@ def run_all(shop: Shop) -> dict[str, Outcome]:
     shop.said = []
     return dict(
         run_project(
-            shop.store, read_project(shop.root), Settings(""), say=shop.said.append,
-            environ=os.environ, session=lambda: session,
+            shop.store,
+            read_project(shop.root),
+            Settings(""),
+            say=shop.said.append,
+            environ=os.environ,
+            session=lambda: session,
         )
-    )  # fmt: skip
+    )
 
 
 def test_all_pipelines_run_in_the_order_of_their_sources(joined: Shop) -> None:
     post(joined, "Bob")
     done = Outcome(0, done=1)
     assert list(run_all(joined).items()) == [
-        ("daily", done), ("people", done), ("signups", Outcome(0)), ("report", done),
+        ("daily", done),
+        ("people", done),
+        ("signups", Outcome(0)),
+        ("report", done),
         ("copies", done),
-    ]  # fmt: skip
+    ]
     assert joined.output("report") == "0,1,2\n2,1,1\n"
 
     joined.write("pipelines/people/step.py", "def run(df):\n    return 1 / 0\n")
@@ -364,9 +383,12 @@ ONE_STATE = {
     "a file": {"hostname": "./sales.csv"},
     "a file that is replaced": {"hostname": "./sales.csv", "writemode": "replace"},
     "a table that is replaced": {
-        "format": "sqlite", "hostname": "./shop.db", "tablename": "sales", "writemode": "replace",
+        "format": "sqlite",
+        "hostname": "./shop.db",
+        "tablename": "sales",
+        "writemode": "replace",
     },
-}  # fmt: skip
+}
 
 
 @pytest.fixture(params=ONE_STATE)
@@ -541,10 +563,17 @@ def test_two_at_once_are_two_chunks(shop: Shop) -> None:
 
     def run() -> None:
         start.wait()
-        ended.append(run_pipeline(
-            shop.store, project, "daily", Settings(""), say=lambda line: None, environ=os.environ,
-            session=lambda: spark,
-        ))  # fmt: skip
+        ended.append(
+            run_pipeline(
+                shop.store,
+                project,
+                "daily",
+                Settings(""),
+                say=lambda line: None,
+                environ=os.environ,
+                session=lambda: spark,
+            )
+        )
         shop.store.db.drop()
 
     threads = [threading.Thread(target=run) for _ in range(2)]
@@ -561,8 +590,11 @@ def test_two_at_once_are_two_chunks(shop: Shop) -> None:
 def test_what_a_run_that_was_lost_had_begun_is_made_again(shop: Shop) -> None:
     shop.run("daily")
     shop.store._plans.clear()
-    sql(shop.store, "insert into datastatus (datasetid, jobid, dataid, locktype, status) "
-        "values ('sales', 'daily', 'lost', 'OUT', 'PENDING')")  # fmt: skip
+    sql(
+        shop.store,
+        "insert into datastatus (datasetid, jobid, dataid, locktype, status) "
+        "values ('sales', 'daily', 'lost', 'OUT', 'PENDING')",
+    )
     [claim] = shop.store.claim("daily", owner="gone", only="lost")
     expire(shop.store, claim)
 
@@ -591,8 +623,11 @@ def test_an_empty_source_makes_an_empty_result(own: Shop) -> None:
 
 def test_a_pipeline_without_sources_begins_with_nothing(own: Shop) -> None:
     own.write("project.yml", "pipelines:\n- slug: made\n  transformations: [make]\n")
-    own.write("pipelines/made/make.py", "import pandas as pd\n\ndef run(df):\n"
-              "    assert df.empty\n    return pd.DataFrame({'a': [1]})\n")  # fmt: skip
+    own.write(
+        "pipelines/made/make.py",
+        "import pandas as pd\n\ndef run(df):\n"
+        "    assert df.empty\n    return pd.DataFrame({'a': [1]})\n",
+    )
     assert own.run("made") == Outcome(0, done=1)
     assert own.output("made") == "a\n1\n"
 
@@ -625,8 +660,10 @@ def test_an_input_that_is_gone_fails_the_chunk_with_its_code(own: Shop) -> None:
 
 @pytest.mark.parametrize("slug", ["naïve 数 100%", "x" * 200, "it's; $(touch owned)", "-rf"])
 def test_odd_slugs_run(own: Shop, slug: str) -> None:
-    own.write("project.yml", f'pipelines:\n- slug: "{slug}"\n  sources: [people]\n'
-              "  transformations: [go]\n")  # fmt: skip
+    own.write(
+        "project.yml",
+        f'pipelines:\n- slug: "{slug}"\n  sources: [people]\n  transformations: [go]\n',
+    )
     own.write(f"pipelines/{slug}/go.py", "def run(df):\n    return df.assign(n=1)\n")
     assert own.run(slug) == Outcome(0, done=1)
     assert own.output(slug) == "name,n\nAda,1\n"
@@ -641,12 +678,15 @@ def test_a_slug_that_no_file_can_have_is_told_in_a_line(own: Shop) -> None:
 
 
 def test_spark_transformations_go_to_the_same_places(own: Shop) -> None:
-    own.write("pipelines/daily/total.py", """
+    own.write(
+        "pipelines/daily/total.py",
+        """
         from pyspark.sql import DataFrame, functions as F
 
         def run(df: DataFrame):
             return df.withColumn("total", F.col("qty") * F.col("price"))
-    """)  # fmt: skip
+    """,
+    )
     add_dataset(own.store, "sales", hostname=str(own.root / "sales.csv"), format="csv")
     assert own.spark is not None
     with labels_of_jobs(own.spark) as labels:
@@ -836,18 +876,22 @@ def test_why_tells_where_an_unregistered_destination_is(own: Shop) -> None:
     told = explain(own.store, "daily", dataid)
     [answer] = [each for each in told.answers if each.question == "location"]
     assert (answer.ok, answer.text) == (
-        False, f"sales: not registered, made at {made}, which doesn't exist here"
-    )  # fmt: skip
+        False,
+        f"sales: not registered, made at {made}, which doesn't exist here",
+    )
 
 
 def test_a_missing_value_of_a_row_is_none(own: Shop) -> None:
-    own.write("pipelines/signups/join.py", """
+    own.write(
+        "pipelines/signups/join.py",
+        """
         import pandas as pd
 
         def run(df, stream=None):
             types = " ".join(type(each).__name__ for each in stream.values())
             return pd.DataFrame([{"types": types}])
-    """)  # fmt: skip
+    """,
+    )
     own.write("items.csv", "name,age,height,yes\n,3,1.5,True\n")
     own.run("signups", stream="items.csv")
     assert own.output("signups").startswith("types,rows\nNoneType int float bool,")
@@ -892,14 +936,16 @@ def test_items_whose_result_can_not_be_published_fail_with_the_reason(own: Shop)
     (own.root / "output").write_text("a file in the place of the folder")
     assert own.run("signups", stream="items.csv") == Outcome(1, failed=2)
     assert list(own.outs("signups").values()) == ["FAILED", "FAILED"]
-    [(one,), (two,)] = sql(own.store, "select why from dataevent where status_after = 'FAILED' "
-                           "order by dataid")  # fmt: skip
+    [(one,), (two,)] = sql(
+        own.store, "select why from dataevent where status_after = 'FAILED' order by dataid"
+    )
     assert "output" in one
     assert two.startswith("join: ValueError")
     last = [each for each in steps(own.store, "signups") if each["status"] == "FAILED"]
     assert [(each["transformation"], each["reason"]) for each in last] == [
-        ("join", two.removeprefix("join: ")), (None, one),
-    ]  # fmt: skip
+        ("join", two.removeprefix("join: ")),
+        (None, one),
+    ]
 
 
 def test_a_run_whose_result_can_not_be_published_tells_why_in_history(own: Shop) -> None:
@@ -979,8 +1025,9 @@ def test_a_new_project_validates_and_runs(tmp_path: Path) -> None:
     assert made[0] == "name,email,country,country_name"
     assert len(made) == 4
     assert {each.name for each in shop.iterdir() if each.name[0] == "."} == {
-        ".dataflow", ".gitignore"
-    }  # fmt: skip
+        ".dataflow",
+        ".gitignore",
+    }
     assert not list(shop.rglob("__pycache__"))
     for folder in (shop, shop / "sources"):
         history = odf("history", "--pipeline", "clean_contacts", "--json", cwd=folder)
@@ -1103,8 +1150,14 @@ def test_pipelines_are_listed_without_making_tables(
     assert [each["items"] for each in json.loads(done.stdout)] == [False, False, True]
     assert not (typed.root / ".dataflow").exists()
     shown = CliRunner().invoke(app, ["pipeline", "list"], prog_name="odf").stdout
-    assert shown.splitlines()[1].split() == ["daily", "orders,", "products", "clean,", "total",
-                                             "sales"]  # fmt: skip
+    assert shown.splitlines()[1].split() == [
+        "daily",
+        "orders,",
+        "products",
+        "clean,",
+        "total",
+        "sales",
+    ]
 
 
 def test_the_tables_are_in_the_project_unless_something_names_others(
@@ -1147,9 +1200,15 @@ def test_a_pipeline_that_has_not_run_yet_is_known_as_one(
         assert "odf job add" not in done.output
         return done.output
 
-    for words in (["why", "daily"], ["why", "daily", "x"], ["resubmit", "daily", "--failed"],
-                  ["hold", "daily", "x"], ["release", "daily", "x"], ["job", "list", "daily"],
-                  ["delete-run", "daily", "x"]):  # fmt: skip
+    for words in (
+        ["why", "daily"],
+        ["why", "daily", "x"],
+        ["resubmit", "daily", "--failed"],
+        ["hold", "daily", "x"],
+        ["release", "daily", "x"],
+        ["job", "list", "daily"],
+        ["delete-run", "daily", "x"],
+    ):
         assert "odf pipeline run daily" in told(*words), words
     dials = [line.split()[:2] for line in told("policy", "daily", "every_minutes=15").splitlines()]
     assert ["every_minutes", "15"] in dials

@@ -34,12 +34,15 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
 def shop(store: Store, tmp_path_factory: pytest.TempPathFactory) -> Shop:
     made = Shop(tmp_path_factory.mktemp("shop"), store, None)
     assert isinstance(store, SqliteStore)
-    made.write("definitions.py", f"""
+    made.write(
+        "definitions.py",
+        f"""
         from opendataflow_dagster import DataflowResource, build_definitions
 
         url = "sqlite:///{store.db.path}"
         defs = build_definitions(DataflowResource(url=url), projects=[{str(made.root)!r}])
-    """)  # fmt: skip
+    """,
+    )
     return made
 
 
@@ -66,9 +69,17 @@ def test_a_partition_that_is_added_is_made_and_shown(
     run = client.launch(["sales", "report"], ONE)
     assert client.finished(run) == "SUCCESS", client.messages(run)
     assert step_keys(dagster, run) == dict.fromkeys(
-        ["daily.begin", "daily.clean", "daily.total", "daily.publish", "report.begin",
-         "report.summary", "report.publish"], "SUCCESS",
-    )  # fmt: skip
+        [
+            "daily.begin",
+            "daily.clean",
+            "daily.total",
+            "daily.publish",
+            "report.begin",
+            "report.summary",
+            "report.publish",
+        ],
+        "SUCCESS",
+    )
     assert client.grid("sales").green == {ONE}
     assert client.grid("report").green == {ONE}
     assert any("clean printed:\ncleaning 2" in each for each in client.messages(run))
@@ -80,7 +91,9 @@ def test_an_abort_ends_the_transformation_and_settles_the_chunk(
 ) -> None:
     client = dagster.client
     began = shop.root / "began"
-    shop.write("pipelines/daily/total.py", f"""
+    shop.write(
+        "pipelines/daily/total.py",
+        f"""
         import pathlib
         import time
 
@@ -88,7 +101,8 @@ def test_an_abort_ends_the_transformation_and_settles_the_chunk(
             pathlib.Path({str(began)!r}).touch()
             time.sleep(100)
             return df
-    """)  # fmt: skip
+    """,
+    )
     client.add_partition("dataflow/sales", TWO)
     run = client.launch(["sales"], TWO)
     wait_for(began.exists, bool, 60, "the transformation is at work")
@@ -110,9 +124,11 @@ def test_a_due_run_is_launched_by_the_sensor_and_the_page_shows_its_steps(
     client = dagster.client
     client.start_sensor("opendataflow_catch_up")
     wait_for(
-        lambda: client.grid("report").green - {ONE}, bool, 90,
+        lambda: client.grid("report").green - {ONE},
+        bool,
+        90,
         "the run that is due and the one that reads it",
-    )  # fmt: skip
+    )
     client.stop_sensor("opendataflow_catch_up")
     policy(store, "daily", every_minutes=None)
     [last, *_] = client.runs("SUCCESS", tags={"opendataflow/catch-up-job": "daily"})

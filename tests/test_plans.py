@@ -86,13 +86,21 @@ def test_a_pipeline_without_a_destination_is_waited_for_unless_its_name_is_a_sou
 
 def test_nobody_waits_for_what_is_made_from_his_own_output(tmp_path: Path) -> None:
     shop = project(
-        tmp_path, "own: ledger > ledger", "a: c_out > a_out", "b: a_out > b_out",
-        "c: b_out > c_out", "after: c_out ledger > after",
-    )  # fmt: skip
+        tmp_path,
+        "own: ledger > ledger",
+        "a: c_out > a_out",
+        "b: a_out > b_out",
+        "c: b_out > c_out",
+        "after: c_out ledger > after",
+    )
 
     assert reads(plans_of(shop)) == {
-        "own": [], "a": [], "b": [], "c": [], "after": []  # of two kinds of runs
-    }  # fmt: skip
+        "own": [],
+        "a": [],
+        "b": [],
+        "c": [],
+        "after": [],  # of two kinds of runs
+    }
 
 
 def test_a_project_may_turn_its_pipelines_round(store: Store, tmp_path: Path) -> None:
@@ -144,9 +152,13 @@ def test_who_takes_items_waits_for_nobody(tmp_path: Path) -> None:
 
 def test_nobody_waits_for_each_item(tmp_path: Path) -> None:
     shop = project(
-        tmp_path, "items: x > all", "end: all", "raw: orders > clean", "both: clean all > both",
+        tmp_path,
+        "items: x > all",
+        "end: all",
+        "raw: orders > clean",
+        "both: clean all > both",
         items=ITEMS,
-    )  # fmt: skip
+    )
 
     found = plans_of(shop)
     assert reads(found) == {"items": [], "end": [], "raw": [], "both": ["clean"]}
@@ -154,14 +166,25 @@ def test_nobody_waits_for_each_item(tmp_path: Path) -> None:
 
 def test_sources_whose_runs_have_names_of_their_own_are_read_as_they_stand(tmp_path: Path) -> None:
     shop = project(
-        tmp_path, "a: x > a_out", "b: y > b_out", "a2: a_out > a2_out", "one: a_out a2_out > one",
-        "join: a_out b_out > joined", "below: joined > below", "again: below a2_out > again",
-    )  # fmt: skip
+        tmp_path,
+        "a: x > a_out",
+        "b: y > b_out",
+        "a2: a_out > a2_out",
+        "one: a_out a2_out > one",
+        "join: a_out b_out > joined",
+        "below: joined > below",
+        "again: below a2_out > again",
+    )
 
     assert reads(plans_of(shop)) == {
-        "a": [], "b": [], "a2": ["a_out"], "one": ["a2_out", "a_out"], "join": [],
-        "below": ["joined"], "again": [],
-    }  # fmt: skip
+        "a": [],
+        "b": [],
+        "a2": ["a_out"],
+        "one": ["a2_out", "a_out"],
+        "join": [],
+        "below": ["joined"],
+        "again": [],
+    }
 
 
 def test_what_jobs_write_has_the_names_of_the_runs_that_they_read(tmp_path: Path) -> None:

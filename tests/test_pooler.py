@@ -236,8 +236,17 @@ def table(url: str, name: str) -> Table:
     """A registered table of a database, split by its column `id`."""
     info = conninfo_to_dict(url)
     where = f"{info['host']}:{info['port']}"
-    return Table("orders", f"{where}/{name}", "postgres", str(info["dbname"]), where, "public",
-                 name, "id", "postgres")  # fmt: skip
+    return Table(
+        "orders",
+        f"{where}/{name}",
+        "postgres",
+        str(info["dbname"]),
+        where,
+        "public",
+        name,
+        "id",
+        "postgres",
+    )
 
 
 @pytest.mark.parametrize("size", [1, 3])

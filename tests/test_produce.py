@@ -145,15 +145,20 @@ def test_a_claim_without_a_session_is_given_back(store: Store, claim: Claim, mak
         assert sql(store, "select owner, attempts, losses from claim") == [(None, 0, 0)]
         assert status(store, "bobin", "1", "loadbob") is None
         sql(store, "update claim set owner = :o", o=claim.owner)
-        sql(store, "update datastatus set status = 'RUNNING', generation = :g "
-            "where datasetid = 'bobout'", g=claim.generation)  # fmt: skip
+        sql(
+            store,
+            "update datastatus set status = 'RUNNING', generation = :g where datasetid = 'bobout'",
+            g=claim.generation,
+        )
         sql(store, "update claim set attempts = 1")
     sql(store, "update claim set owner = 'thief', generation = generation + 1")
     with pytest.raises(SessionError):
         make(compute)
     assert sql(store, "select owner, attempts from claim") == [("thief", 1)]
-    [why] = {row[0] for row in sql(store, "select why from dataevent where status_after = :s",
-                                   s=RESUBMIT)}  # fmt: skip
+    [why] = {
+        row[0]
+        for row in sql(store, "select why from dataevent where status_after = :s", s=RESUBMIT)
+    }
     assert why == "there is no Java"
 
 

@@ -38,9 +38,14 @@ def plainly(project: Project, slug: str) -> str:
     pipeline = project.pipeline(slug)
     words = [slug, ",".join(pipeline.sources), ",".join(pipeline.transformations)]
     done = subprocess.run(
-        [sys.executable, "-B", "-c", PLAIN, *words], cwd=project.root, timeout=60,
-        env=os.environ | {"PYTHONPATH": "."}, capture_output=True, text=True, check=True,
-    )  # fmt: skip
+        [sys.executable, "-B", "-c", PLAIN, *words],
+        cwd=project.root,
+        timeout=60,
+        env=os.environ | {"PYTHONPATH": "."},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     return done.stdout
 
 
@@ -84,8 +89,17 @@ def test_the_old_style_uses_what_people_use() -> None:
     """The project is worth its name only as long as these are in it."""
     text = "".join(path.read_text() for path in OLD.rglob("*.py"))
     used = [
-        "itertuples", "np.where", ".first()", "pd.merge", ".loc[", "pd.to_datetime",
-        "inplace=True", "expected_input =", "from utils.", "stream=None", "print(",
-    ]  # fmt: skip
+        "itertuples",
+        "np.where",
+        ".first()",
+        "pd.merge",
+        ".loc[",
+        "pd.to_datetime",
+        "inplace=True",
+        "expected_input =",
+        "from utils.",
+        "stream=None",
+        "print(",
+    ]
     assert [each for each in used if each not in text] == []
     assert any("-" in path.stem for path in OLD.rglob("*.py"))

@@ -41,9 +41,34 @@ from opendataflow_dagster.util import directory_lock
 from tests.stores import close, expire, put, register, sql, take
 
 ODD = [
-    "a/b", "..", ".", "a:b", "%", "%2F", "a%2Fb", " ", "a b", "日本", "é", "e\u0301", "a=b", "007",
-    "a\nb", "-", "_x", ".x", "a\\b", '"', "'", "*", "[x]", "{y}", "~", "x" * 240, "\x7f",
-]  # fmt: skip
+    "a/b",
+    "..",
+    ".",
+    "a:b",
+    "%",
+    "%2F",
+    "a%2Fb",
+    " ",
+    "a b",
+    "日本",
+    "é",
+    "e\u0301",
+    "a=b",
+    "007",
+    "a\nb",
+    "-",
+    "_x",
+    ".x",
+    "a\\b",
+    '"',
+    "'",
+    "*",
+    "[x]",
+    "{y}",
+    "~",
+    "x" * 240,
+    "\x7f",
+]
 
 
 def nothing() -> None:
@@ -188,18 +213,25 @@ def test_a_root_reads_as_one_partitioned_dataset(tmp_path: Path) -> None:
     for dataid, value in (("a/b", 1), ("007", 2)):
         frame = pd.DataFrame({"v": [value]})
         folders.put(
-            str(tmp_path), dataid, 1,
-            lambda folder, frame=frame: files.write(frame, folder, "parquet"), confirm=nothing,
-        )  # fmt: skip
+            str(tmp_path),
+            dataid,
+            1,
+            lambda folder, frame=frame: files.write(frame, folder, "parquet"),
+            confirm=nothing,
+        )
     os.makedirs(tmp_path / "_staging" / "dataid=x" / "3-ab")
 
     by_arrow = pyarrow.dataset.dataset(
-        tmp_path, partitioning=pyarrow.dataset.partitioning(
-            pa.schema([("dataid", pa.string())]), flavor="hive"))  # fmt: skip
+        tmp_path,
+        partitioning=pyarrow.dataset.partitioning(
+            pa.schema([("dataid", pa.string())]), flavor="hive"
+        ),
+    )
 
     assert dict(by_arrow.to_table().select(["dataid", "v"]).to_pandas().to_numpy()) == {
-        "a/b": 1, "007": 2,
-    }  # fmt: skip
+        "a/b": 1,
+        "007": 2,
+    }
     assert len(pd.read_parquet(tmp_path)) == 2
 
 
@@ -553,9 +585,12 @@ def published(store: Store, chunk: Chunk, obj: Any) -> Result:
 
 def loaded(store: Store, datasetid: str, dataid: str, kind: str = "pandas") -> Any:
     return read_chunk(
-        store, datasetid, dataid, lambda found: read(found, found.target("parquet"), kind),
+        store,
+        datasetid,
+        dataid,
+        lambda found: read(found, found.target("parquet"), kind),
         format="parquet",
-    )[0]  # fmt: skip
+    )[0]
 
 
 @BOTH
@@ -716,9 +751,15 @@ def table(
         connection = psycopg.connect(url, autocommit=True)
         info = connection.info
         add_dataset(
-            store, "orders", hostname=f"{info.host}:{info.port}", database=info.dbname,
-            schemaname="public", username=info.user, tablename='or"de%rs', chunkcolumn="d%ay",
-        )  # fmt: skip
+            store,
+            "orders",
+            hostname=f"{info.host}:{info.port}",
+            database=info.dbname,
+            schemaname="public",
+            username=info.user,
+            tablename='or"de%rs',
+            chunkcolumn="d%ay",
+        )
     register(store, "sell", [], ["orders"])
     for dataid in ("1", "2"):
         put(store, "orders", dataid, "PENDING", jobid="sell")
@@ -915,9 +956,14 @@ def test_what_a_function_returns_is_published_after_its_checks(line: Store, tmp_
         environment = job_environment(line, line.read_plan("loadbob"), secrets=False)
         with Pulse(line, claim.owner) as pulse:
             produced = produce(
-                line, claim, environment, compute, publish=publish, pulse=pulse,
+                line,
+                claim,
+                environment,
+                compute,
+                publish=publish,
+                pulse=pulse,
                 checks=[lambda chunk: Checked("seen", "bobout", passed)],
-            )  # fmt: skip
+            )
         sql(line, "update datastatus set status = 'RESUBMIT' where datasetid = 'bobout'")
         return produced
 

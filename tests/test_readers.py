@@ -363,9 +363,11 @@ def test_which_places_keep_versions_is_told_alike(store: Store) -> None:
                 store,
                 "insert into dataset (datasetid, hostname, database, format) "
                 "values (:d, :h, :b, :f)",
-                d=f"{number}{format}", h=place if number % 2 else "", f=format,
+                d=f"{number}{format}",
+                h=place if number % 2 else "",
+                f=format,
                 b="" if number % 2 else place,
-            )  # fmt: skip
+            )
     rows = sql(store, "select datasetid, hostname, database, format from dataset")
     kept = {
         row[0]

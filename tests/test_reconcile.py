@@ -38,14 +38,21 @@ def test_every_status_of_any_producer_has_its_square(grid: Grid) -> None:
     make(store, WEEK[2], fail=True)
     operations.hold(store, "copy", [WEEK[3]])
     store.claim("copy", owner=new_owner(), only=WEEK[4])
-    sql(store, "insert into datastatus (datasetid, jobid, dataid, locktype, status) "
-               "values ('copies', 'java', 'by hand', 'OUT', 'READY')")  # fmt: skip
+    sql(
+        store,
+        "insert into datastatus (datasetid, jobid, dataid, locktype, status) "
+        "values ('copies', 'java', 'by hand', 'OUT', 'READY')",
+    )
     grid.tick()
     assert grid.squares("orders") == dict.fromkeys(WEEK, READY)
     assert grid.squares("copies") == {
-        WEEK[0]: READY, WEEK[1]: READY, WEEK[2]: FAILED, WEEK[3]: FAILED, WEEK[4]: RUNNING,
+        WEEK[0]: READY,
+        WEEK[1]: READY,
+        WEEK[2]: FAILED,
+        WEEK[3]: FAILED,
+        WEEK[4]: RUNNING,
         "by hand": READY,
-    }  # fmt: skip
+    }
     assert grid.keys() == [*WEEK, "by hand"]
     grid.agrees()
 
@@ -261,8 +268,11 @@ def test_killed_anywhere_the_next_tick_repairs(
                 grid.tick()
     grid.tick()
     assert grid.squares("copies") == {
-        WEEK[0]: FAILED, WEEK[1]: FAILED, WEEK[4]: READY, WEEK[5]: READY,
-    }  # fmt: skip
+        WEEK[0]: FAILED,
+        WEEK[1]: FAILED,
+        WEEK[4]: READY,
+        WEEK[5]: READY,
+    }
     assert grid.keys() == [*WEEK, "2026-12-01", "2026-12-02"]
     grid.agrees()
 
@@ -378,8 +388,9 @@ def test_after_500_changes_from_all_sides_one_tick_agrees(grid: Grid, seed: int)
 
         keys = instance.get_dynamic_partitions(parts)
         if keys:
-            dg.materialize([some], instance=instance, partition_key=chance.choice(keys),
-                           raise_on_error=False)  # fmt: skip
+            dg.materialize(
+                [some], instance=instance, partition_key=chance.choice(keys), raise_on_error=False
+            )
 
     def settle(fail: bool) -> None:
         if held:
@@ -406,21 +417,28 @@ def test_after_500_changes_from_all_sides_one_tick_agrees(grid: Grid, seed: int)
         lambda: tolerant(operations.hold, store, chance.choice(jobs), [one()]),
         lambda: tolerant(operations.release, store, chance.choice(jobs), [one()]),
         lambda: tolerant(operations.delete_run, store, chance.choice([*jobs, "external"]), one()),
-        lambda: sql(store, f"update datastatus set status = 'RESUBMIT' where dataid = '{one()}' "
-                           "and locktype = 'OUT'"),
-        lambda: sql(store, f"update datastatus set status = 'ERROR' where dataid = '{one()}' "
-                           "and locktype = 'OUT' and status = 'READY'"),
+        lambda: sql(
+            store,
+            f"update datastatus set status = 'RESUBMIT' where dataid = '{one()}' "
+            "and locktype = 'OUT'",
+        ),
+        lambda: sql(
+            store,
+            f"update datastatus set status = 'ERROR' where dataid = '{one()}' "
+            "and locktype = 'OUT' and status = 'READY'",
+        ),
         lambda: sql(store, f"delete from datastatus where dataid = '{one()}'"),
         lambda: instance.wipe_assets([NAMES.asset_key(chance.choice(sets))]),
         lambda: instance.report_runless_asset_event(
-            dg.AssetMaterialization(NAMES.asset_key(chance.choice(sets)), partition=one())),
+            dg.AssetMaterialization(NAMES.asset_key(chance.choice(sets)), partition=one())
+        ),
         lambda: instance.delete_dynamic_partition(parts, one()),
         lambda: instance.add_dynamic_partitions(parts, [one(), f"new {one()}"]),
         lambda: [instance.delete_run(each.run_id) for each in instance.get_runs(limit=1)],
         lambda: run(fail=True),
         lambda: run(fail=False),
         lambda: grid.tick(seconds=0.0),
-    ]  # fmt: skip
+    ]
     weights = [4] * 15 + [0.3, 2, 2, 2, 0.3, 0.5, 0.5, 1]
     for _ in range(500):
         chance.choices(changes, weights)[0]()

@@ -14,10 +14,27 @@ from opendataflow_dagster.store.store import Store
 from tests.stores import check, expire, pending, put, register, sql, take
 
 ODD = [
-    "a,b", "it's", 'quo"te', "../up", "$(x)", "`x`", "; drop table job; --", "emoji😀",
-    "e\u0301", "\u00e9",
-    "Bob", "bob", " space ", "%s", "{0}", ":name", "x" * LONGEST, "back\\slash", "*", "?",
-]  # fmt: skip
+    "a,b",
+    "it's",
+    'quo"te',
+    "../up",
+    "$(x)",
+    "`x`",
+    "; drop table job; --",
+    "emoji😀",
+    "e\u0301",
+    "\u00e9",
+    "Bob",
+    "bob",
+    " space ",
+    "%s",
+    "{0}",
+    ":name",
+    "x" * LONGEST,
+    "back\\slash",
+    "*",
+    "?",
+]
 """Ids that are kept exactly: NFC is not NFD, Bob is not bob."""
 
 REFUSED = ["", "x" * 10_000, "a\0b", "\udcff", "é" * (LONGEST // 2 + 1)]
@@ -30,9 +47,19 @@ def test_a_dataset_is_registered_then_changed(store: Store) -> None:
 
     [row] = registry.datasets(store)
     assert list(row) == [
-        "datasetid", "hostname", "database", "schemaname", "tablename", "username", "encryptedpass",
-        "format", "chunkcolumn", "domain", "writemode", "options",
-    ]  # fmt: skip
+        "datasetid",
+        "hostname",
+        "database",
+        "schemaname",
+        "tablename",
+        "username",
+        "encryptedpass",
+        "format",
+        "chunkcolumn",
+        "domain",
+        "writemode",
+        "options",
+    ]
     assert (row["hostname"], row["tablename"], row["schemaname"]) == ("db2", "bob", None)
 
 
@@ -300,17 +327,33 @@ def test_dials_are_turned_and_reset(store: Store) -> None:
     assert registry.policy(store, "j") == {"jobid": "j"} | dict.fromkeys(registry.DIALS)
 
     row = registry.set_policy(
-        store, "j", {"concurrency": "0", "max_attempts": "3", "retry_delay": "5m",
-                     "max_losses": "9", "lease_seconds": "90",
-                     "batch_size": "10", "time_limit": "1h", "every_minutes": "15",
-                     "fold_after": "1h"},
-    )  # fmt: skip
+        store,
+        "j",
+        {
+            "concurrency": "0",
+            "max_attempts": "3",
+            "retry_delay": "5m",
+            "max_losses": "9",
+            "lease_seconds": "90",
+            "batch_size": "10",
+            "time_limit": "1h",
+            "every_minutes": "15",
+            "fold_after": "1h",
+        },
+    )
     assert row == {
-        "jobid": "j", "concurrency": 0, "max_attempts": 3, "max_losses": 9,
-        "retry_delay": 300, "lease_seconds": 90,
-        "batch_size": 10, "time_limit": 3600, "paused_until": None, "every_minutes": 15,
+        "jobid": "j",
+        "concurrency": 0,
+        "max_attempts": 3,
+        "max_losses": 9,
+        "retry_delay": 300,
+        "lease_seconds": 90,
+        "batch_size": 10,
+        "time_limit": 3600,
+        "paused_until": None,
+        "every_minutes": 15,
         "fold_after": 3600,
-    }  # fmt: skip
+    }
     row = registry.set_policy(store, "j", {"concurrency": "none", "max_attempts": ""})
     assert (row["concurrency"], row["max_attempts"], row["batch_size"]) == (None, None, 10)
 
@@ -338,12 +381,19 @@ def test_a_time_without_offset_is_in_the_configured_zone(store: Store) -> None:
 
 @pytest.mark.parametrize(
     ("key", "value"),
-    [("concurrency", "-1"), ("concurrency", "two"), ("max_attempts", "0"),
-     ("batch_size", "99999999999"),
-     ("lease_seconds", "0"), ("retry_delay", "soon"), ("paused_until", "tomorrow"),
-     ("paused_until", "+x"),
-     ("paused_until", "9999-12-31T23:59-12:00x"), ("concurency", "1")],
-)  # fmt: skip
+    [
+        ("concurrency", "-1"),
+        ("concurrency", "two"),
+        ("max_attempts", "0"),
+        ("batch_size", "99999999999"),
+        ("lease_seconds", "0"),
+        ("retry_delay", "soon"),
+        ("paused_until", "tomorrow"),
+        ("paused_until", "+x"),
+        ("paused_until", "9999-12-31T23:59-12:00x"),
+        ("concurency", "1"),
+    ],
+)
 def test_a_dial_that_does_not_turn_that_way(store: Store, key: str, value: str) -> None:
     registry.add_job(store, "j", [], ["b"])
     with pytest.raises(WrongUse, match=r"concurrency|at least|Write it like"):

@@ -90,9 +90,14 @@ def test_a_job_from_registration_to_rerun(odf: Odf, store: Store) -> None:
     assert "1 chunk became RESUBMIT" in odf("resubmit", "loadbob", "--failed").stderr
     planned = objects(odf("resubmit", "loadbob", "1", "--plan", "--json"))
     assert planned == [
-        {"jobid": "loadbob", "datasetid": "bobout", "dataid": "1", "status_before": "READY",
-         "status_after": "RESUBMIT"}
-    ]  # fmt: skip
+        {
+            "jobid": "loadbob",
+            "datasetid": "bobout",
+            "dataid": "1",
+            "status_before": "READY",
+            "status_after": "RESUBMIT",
+        }
+    ]
     assert objects(odf("resubmit", "loadbob", "1", "--json")) == planned
     assert objects(odf("resubmit", "loadbob", "1", "--json", "--strict", code=3)) == []
     assert "by mail" in {why for (why,) in sql(store, "select why from dataevent")}
@@ -213,15 +218,23 @@ def test_split(odf: Odf, store: Store) -> None:
         "12 chunks of 'orders' would be registered as READY; 0 of these 12 were there already.\n"
     )
     assert [line.split()[1] for line in planned.stdout.splitlines()[1:]] == [
-        "2026-01", "2026-02", "2026-03", "2026-10", "2026-11", "2026-12",
-    ]  # fmt: skip
+        "2026-01",
+        "2026-02",
+        "2026-03",
+        "2026-10",
+        "2026-11",
+        "2026-12",
+    ]
     assert sql(store, "select count(*) from datastatus") == [(0,)]
     rows = objects(odf(*words, "--json"))
     assert len(rows) == 12
     assert rows[1] == {
-        "datasetid": "orders", "dataid": "2026-02", "lower_bound": "2026-02-01",
-        "upper_bound": "2026-03-01", "modulus": None,
-    }  # fmt: skip
+        "datasetid": "orders",
+        "dataid": "2026-02",
+        "lower_bound": "2026-02-01",
+        "upper_bound": "2026-03-01",
+        "modulus": None,
+    }
     assert objects(odf(*words, "--json")) == []
     odf("split", "orders", "--by", "year", "--from", "2026-01-01", "--to", "2026-12-31", code=4)
 
@@ -337,9 +350,12 @@ def test_a_job_is_removed_and_its_chunks_stay(odf: Odf, store: Store) -> None:
 
     planned = odf("job", "remove", "loadbob", "--plan", "--json")
     assert [(row["what"], row["rows"]) for row in objects(planned)] == [
-        ("items of the job", 3), ("dials", 1), ("chunks that may be claimed", 2),
-        ("chunks of 'bobout' that are READY", 1), ("chunks of 'sumbob' that may be claimed", 1),
-    ]  # fmt: skip
+        ("items of the job", 3),
+        ("dials", 1),
+        ("chunks that may be claimed", 2),
+        ("chunks of 'bobout' that are READY", 1),
+        ("chunks of 'sumbob' that may be claimed", 1),
+    ]
     assert "nobody claims them any more" in odf("job", "remove", "loadbob", "--plan").stdout
     assert "loadbob" in odf("job", "list").stdout
 
@@ -352,8 +368,10 @@ def test_a_job_is_removed_and_its_chunks_stay(odf: Odf, store: Store) -> None:
 
     [row, chunks] = objects(odf("dataset", "remove", "bobin", "--plan", "--json"))
     assert (row["rows"], chunks["what"], chunks["rows"]) == (
-        1, "chunks of 'bobin' that are READY", 3,
-    )  # fmt: skip
+        1,
+        "chunks of 'bobin' that are READY",
+        3,
+    )
     assert "Dataset 'bobin' is removed" in odf("dataset", "remove", "bobin").stderr
     assert sql(store, "select * from dataset") == []
     assert status(store, "bobin", "3", "external") == "READY"

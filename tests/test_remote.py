@@ -107,18 +107,26 @@ def texts(location: str) -> set[str]:
     [
         ({"hostname": "s3a://b/p/"}, Remote("x", "s3a://b/p", "parquet")),
         ({"hostname": "gs://b", "database": "d", "format": "orc"}, Remote("x", "gs://b/d", "orc")),
-        ({"hostname": "abfss://c@a/p", "format": "delta"},
-         Remote("x", "abfss://c@a/p", "delta")),
+        ({"hostname": "abfss://c@a/p", "format": "delta"}, Remote("x", "abfss://c@a/p", "delta")),
         ({"hostname": "hdfs://n:1/p", "tablename": "t"}, Remote("x", "hdfs://n:1/p/t", "parquet")),
         ({"hostname": "remote+file:///p"}, Remote("x", "remote+file:///p", "parquet")),
         ({"hostname": "/p", "format": "iceberg"}, Folder("x", "/p", "iceberg")),
-        ({"hostname": "jdbc:h2:mem:x", "tablename": "t", "chunkcolumn": "c"},
-         Table("x", "jdbc:h2:mem:x/t", "jdbc", "", "jdbc:h2:mem:x", "", "t", "c", "")),
-        ({"hostname": "jdbc:h2:/p", "schemaname": "s", "tablename": "t", "chunkcolumn": "c",
-          "format": "JDBC"},
-         Table("x", "jdbc:h2:/p/s.t", "jdbc", "", "jdbc:h2:/p", "s", "t", "c", "")),
+        (
+            {"hostname": "jdbc:h2:mem:x", "tablename": "t", "chunkcolumn": "c"},
+            Table("x", "jdbc:h2:mem:x/t", "jdbc", "", "jdbc:h2:mem:x", "", "t", "c", ""),
+        ),
+        (
+            {
+                "hostname": "jdbc:h2:/p",
+                "schemaname": "s",
+                "tablename": "t",
+                "chunkcolumn": "c",
+                "format": "JDBC",
+            },
+            Table("x", "jdbc:h2:/p/s.t", "jdbc", "", "jdbc:h2:/p", "s", "t", "c", ""),
+        ),
     ],
-)  # fmt: skip
+)
 def test_the_place_tells_what_it_is(columns: dict[str, str], kind: Any) -> None:
     assert target_of("x", columns) == kind
 
@@ -222,10 +230,15 @@ def test_clean_puts_a_pointer_right_that_names_another_version(line: Store) -> N
     assert chunk_version(LocalFiles(), place(), "1") == first
     assert cleaned(line) == [cleanup.VERSION]
     done = CliRunner().invoke(
-        app, ["clean", "--older-than", "0s", "--json"], prog_name="odf",
-        env={"DATAFLOW_URL": line.db.url if line.db.dialect == "postgres"  # type: ignore[attr-defined]
-             else f"sqlite:///{line.db.path}"},  # type: ignore[attr-defined]
-    )  # fmt: skip
+        app,
+        ["clean", "--older-than", "0s", "--json"],
+        prog_name="odf",
+        env={
+            "DATAFLOW_URL": line.db.url  # type: ignore[attr-defined]
+            if line.db.dialect == "postgres"
+            else f"sqlite:///{line.db.path}"
+        },
+    )
     assert (done.exit_code, json.loads(done.stdout)) == (0, [])
 
 
@@ -285,9 +298,11 @@ def test_killed_anywhere_readers_see_old_or_new_and_a_rerun_converges(
     thread.start()
     try:
         done = subprocess.run(
-            [sys.executable, "-c", KILLED, url, point_], capture_output=True, text=True,
+            [sys.executable, "-c", KILLED, url, point_],
+            capture_output=True,
+            text=True,
             env={**os.environ, "PYTHONPATH": str(root)},
-        )  # fmt: skip
+        )
         assert done.returncode == -signal.SIGKILL, done.stderr
         time.sleep(0.05)
     finally:
@@ -306,8 +321,9 @@ def test_killed_anywhere_readers_see_old_or_new_and_a_rerun_converges(
     assert len(there()) == 1
     files = [each for each in Path("out").rglob("*") if each.is_file()]
     assert sorted(each.name.split("-")[0] for each in files if each.name != "_odf.json") == [
-        "part", "part",
-    ]  # fmt: skip
+        "part",
+        "part",
+    ]
 
 
 # --- with Spark ---
@@ -428,9 +444,10 @@ def test_spark_reads_the_same_after_compaction(
     assert len(done) == 2
     for dataid, told in before.items():
         [(location,)] = sql(
-            store, "select location from chunkfact where dataid = :d and datasetid = 'out'",
+            store,
+            "select location from chunkfact where dataid = :d and datasetid = 'out'",
             d=dataid,
-        )  # fmt: skip
+        )
         if way == "pack":
             found = read_packed(spark, location)
             assert packs.is_packed(location)
@@ -523,9 +540,15 @@ def test_staging_tables_of_claims_that_are_over_go(
         connection.execute("create table public.sales (day text, n bigint)")
     register(store, "load", ["src"], ["out"])
     add_dataset(
-        store, "out", hostname=f"{told['host']}:{told['port']}", database=str(told["dbname"]),
-        schemaname="public", tablename="sales", chunkcolumn="day", username=str(told["user"]),
-    )  # fmt: skip
+        store,
+        "out",
+        hostname=f"{told['host']}:{told['port']}",
+        database=str(told["dbname"]),
+        schemaname="public",
+        tablename="sales",
+        chunkcolumn="day",
+        username=str(told["user"]),
+    )
     operations.ready(store, "src", ["1"])
     [claim] = take(store, "load", only="1")
     [columns] = [each for name, each, _ in cleanup.registered(store) if name == "out"]

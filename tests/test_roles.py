@@ -183,9 +183,12 @@ def test_the_commands_of_a_worker(
         if "--project" in words:  # with a session of Spark, which other tests share here
             done = subprocess.run(
                 [sys.executable, "-m", "opendataflow_dagster.cli", *words],
-                env={**os.environ, "DATAFLOW_URL": url}, capture_output=True, text=True,
-                check=False, timeout=300,
-            )  # fmt: skip
+                env={**os.environ, "DATAFLOW_URL": url},
+                capture_output=True,
+                text=True,
+                check=False,
+                timeout=300,
+            )
             assert done.returncode == 0, f"{line}: {done.stderr}"
             continue
         done = CliRunner().invoke(app, words, env={"DATAFLOW_URL": url}, prog_name="odf")

@@ -49,8 +49,11 @@ def started(url: str) -> Iterator[Callable[..., subprocess.Popen[str]]]:
         env = os.environ | {"DATAFLOW_URL": url}
         process = subprocess.Popen(
             [BIN / "odf", *words],
-            env=env, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        )  # fmt: skip
+            env=env,
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        )
         processes.append(process)
         return process
 
@@ -431,9 +434,19 @@ def test_simple_command_lines_are_read_without_click(words: list[str], line: Run
 
 @pytest.mark.parametrize(
     "words",
-    [[], ["--help"], ["--all"], ["--job"], ["--job", "a"], ["--all=1", "x"], ["--"],
-     ["--workers", "0", "x"], ["--workers", "four", "x"], ["-x", "x"]],
-)  # fmt: skip
+    [
+        [],
+        ["--help"],
+        ["--all"],
+        ["--job"],
+        ["--job", "a"],
+        ["--all=1", "x"],
+        ["--"],
+        ["--workers", "0", "x"],
+        ["--workers", "four", "x"],
+        ["-x", "x"],
+    ],
+)
 def test_others_are_left_to_click(words: list[str]) -> None:
     assert parse(words) is None
 

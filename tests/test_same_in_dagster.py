@@ -112,9 +112,14 @@ class Twice:
         store = open_project(settings)
         try:
             outcome = run_pipeline(
-                store, read_project(root), slug, settings, say=said.append, environ=os.environ,
+                store,
+                read_project(root),
+                slug,
+                settings,
+                say=said.append,
+                environ=os.environ,
                 session=lambda: self.spark,
-            )  # fmt: skip
+            )
         finally:
             store.close()
         assert outcome.failed == 0, "\n".join(said)
@@ -154,10 +159,12 @@ def twice(spark: SparkSession, tmp_path: Path, instance: dg.DagsterInstance) -> 
 @pytest.mark.parametrize(
     ("project", "slug"),
     [
-        ("old_style", "clean_rentals"), ("three_ways", "orders"), ("three_ways", "orders_spark"),
+        ("old_style", "clean_rentals"),
+        ("three_ways", "orders"),
+        ("three_ways", "orders_spark"),
         ("three_ways", "orders_on_spark"),
     ],
-)  # fmt: skip
+)
 def test_a_project_is_made_alike(twice: Twice, project: str, slug: str) -> None:
     given = PROJECTS / project
     made = twice.by_dagster(given, slug)

@@ -60,9 +60,10 @@ class Daily:
         assert isinstance(request, dg.RunRequest)
         job = self.definitions.resolve_implicit_global_asset_job_def()
         assert job.execute_in_process(
-            instance=self.instance, asset_selection=list(request.asset_selection or ()),
+            instance=self.instance,
+            asset_selection=list(request.asset_selection or ()),
             tags=request.tags,
-        ).success  # fmt: skip
+        ).success
         return request
 
 
@@ -112,9 +113,10 @@ def test_what_is_held_or_at_work_or_paused_is_left_alone(daily: Daily) -> None:
     request = daily.tick()
     assert isinstance(request, dg.RunRequest)
     run = daily.instance.create_run_for_job(
-        daily.definitions.resolve_implicit_global_asset_job_def(), tags=request.tags,
+        daily.definitions.resolve_implicit_global_asset_job_def(),
+        tags=request.tags,
         status=dg.DagsterRunStatus.STARTED,
-    )  # fmt: skip
+    )
     assert daily.tick() == "daily: 1 claimable, 1 run at work."
     daily.instance.report_run_failed(run)
 
@@ -158,21 +160,27 @@ def test_every_so_many_minutes_is_counted_from_the_last_launch(
 def test_with_the_database_away_a_tick_says_so(daily: Daily, tmp_path: Path) -> None:
     assets: Any = daily.definitions.resolve_assets_def("report")
     away = DataflowResource(url=f"sqlite:///{tmp_path / 'away.db'}")
-    daily.schedules = today_schedules(
-        away, {"daily": assets}, catalog=read_catalog(daily.store)
-    )  # fmt: skip
+    daily.schedules = today_schedules(away, {"daily": assets}, catalog=read_catalog(daily.store))
     assert str(daily.tick()).startswith("The tables of OpenDataFlow can't be read: There is no")
 
 
 @pytest.mark.parametrize(
     ("minutes", "zone", "expected"),
     [
-        (None, "UTC", "1 0 * * *"), (None, None, "1 */1 * * *"), (1, "UTC", "*/1 * * * *"),
-        (15, "UTC", "*/15 * * * *"), (45, "UTC", "*/15 * * * *"), (7, "UTC", "*/1 * * * *"),
-        (60, "UTC", "1 */1 * * *"), (90, "UTC", "*/30 * * * *"), (360, None, "1 */6 * * *"),
-        (1440, "UTC", "1 0 * * *"), (10080, "UTC", "1 0 * * *"), (1500, "UTC", "1 */1 * * *"),
+        (None, "UTC", "1 0 * * *"),
+        (None, None, "1 */1 * * *"),
+        (1, "UTC", "*/1 * * * *"),
+        (15, "UTC", "*/15 * * * *"),
+        (45, "UTC", "*/15 * * * *"),
+        (7, "UTC", "*/1 * * * *"),
+        (60, "UTC", "1 */1 * * *"),
+        (90, "UTC", "*/30 * * * *"),
+        (360, None, "1 */6 * * *"),
+        (1440, "UTC", "1 0 * * *"),
+        (10080, "UTC", "1 0 * * *"),
+        (1500, "UTC", "1 */1 * * *"),
     ],
-)  # fmt: skip
+)
 def test_a_schedule_comes_round_often_enough_for_the_dial(
     minutes: int | None, zone: str | None, expected: str
 ) -> None:

@@ -40,8 +40,9 @@ class Served:
         (root / "pipelines" / "live" / "add.py").write_text(ROW)
         self.log = root.parent / "log"
         self.processes: list[subprocess.Popen[bytes]] = []
-        self.http = httpx.Client(base_url=f"http://127.0.0.1:{self.port}", timeout=30,
-                                 trust_env=False)  # fmt: skip
+        self.http = httpx.Client(
+            base_url=f"http://127.0.0.1:{self.port}", timeout=30, trust_env=False
+        )
         self.token = ""
 
     def odf(self, *words: str) -> subprocess.CompletedProcess[str]:
@@ -69,9 +70,10 @@ class Served:
 
     def post(self, name: str, **more: Any) -> httpx.Response:
         return self.http.post(
-            "/stream/live", json={"name": name, **more},
+            "/stream/live",
+            json={"name": name, **more},
             headers={"Authorization": f"Bearer {self.token}", "Idempotency-Key": name},
-        )  # fmt: skip
+        )
 
     def status(self, dataid: str) -> str:
         found = self.http.get(
@@ -253,8 +255,11 @@ def test_without_a_worker_the_items_wait(served: Served) -> None:
 
 def test_it_listens_on_this_machine_alone(served: Served) -> None:
     process = served.start("--no-worker")
-    found = [each.laddr.ip for each in psutil.Process(process.pid).net_connections()
-             if each.status == psutil.CONN_LISTEN]  # fmt: skip
+    found = [
+        each.laddr.ip
+        for each in psutil.Process(process.pid).net_connections()
+        if each.status == psutil.CONN_LISTEN
+    ]
     assert found == ["127.0.0.1"]
 
 

@@ -208,9 +208,13 @@ print(dagster.folder, flush=True)
 os.kill(os.getpid(), signal.SIGKILL)
 """
     killed = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False,
+        [sys.executable, "-c", code],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
         env=os.environ | {"TOY_FOLDER": str(tmp_path)},
-    )  # fmt: skip
+    )
     assert killed.returncode == -signal.SIGKILL, killed.stderr
     left = Path(killed.stdout.strip())
     wait_for(lambda: not left.exists(), what="its folder is deleted")

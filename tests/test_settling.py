@@ -45,9 +45,14 @@ def job(store: Store) -> Store:
 
 
 def begin(
-    store: Store, instance: dg.DagsterInstance, state: State = State.STARTED, *, owner: str = "w1",
-    worker: bool = True, **tags: str,
-) -> dg.DagsterRun:  # fmt: skip
+    store: Store,
+    instance: dg.DagsterInstance,
+    state: State = State.STARTED,
+    *,
+    owner: str = "w1",
+    worker: bool = True,
+    **tags: str,
+) -> dg.DagsterRun:
     """A run in some state that has a worker and holds a chunk."""
     tags = {name.replace("_", "/", 1).replace("_", "-"): value for name, value in tags.items()}
     run = instance.create_run_for_job(anything, status=state, tags=tags)
@@ -223,8 +228,9 @@ def test_the_sensors_settle_at_once_and_say_when_they_cannot(
 ) -> None:
     failed, canceled = settlement_sensors(DataflowResource(url=url))
     assert [failed.name, canceled.name] == [
-        "opendataflow_settle_failed_runs", "opendataflow_settle_canceled_runs",
-    ]  # fmt: skip
+        "opendataflow_settle_failed_runs",
+        "opendataflow_settle_canceled_runs",
+    ]
     run = begin(job, instance, State.CANCELED)
     said: Any = canceled(tell(canceled, instance, run))
     assert said.skip_message == f"Run {run.run_id} was canceled: 1 chunks settled."

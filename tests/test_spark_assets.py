@@ -80,11 +80,14 @@ def run(dataflow: DataflowResource, instance: dg.DagsterInstance) -> Run:
         told = dict(zip(RANGE, (keys[0], keys[-1]), strict=True)) if len(keys) > 1 else {}
         return Ran(
             dg.materialize(
-                [made], instance=instance, tags=told, raise_on_error=False,
+                [made],
+                instance=instance,
+                tags=told,
+                raise_on_error=False,
                 resources={"dataflow": dataflow, **(resources or {})},
                 partition_key=keys[0] if len(keys) == 1 else None,
             )
-        )  # fmt: skip
+        )
 
     return ran
 
@@ -95,8 +98,9 @@ def double(numbers: DataFrame) -> DataFrame:
 
 
 def checks(ran: Ran) -> dict[tuple[str, str | None], dg.AssetCheckEvaluation]:
-    return {(each.check_name, each.partition): each
-            for each in ran.result.get_asset_check_evaluations()}  # fmt: skip
+    return {
+        (each.check_name, each.partition): each for each in ran.result.get_asset_check_evaluations()
+    }
 
 
 # --- the definition ---
@@ -137,11 +141,12 @@ def unique_n(chunk: Chunk) -> bool:
         (spark_job(double, expect={"uniqe": ["n"]}), {}, "did you mean|Choose from"),
         (plain, {"pyspark": True}, "pyspark=True is for functions of DataFrames, and plain of"),
         (
-            spark_job(double, expect={"unique": ["n"]}), {"checks": [dataflow_check()(unique_n)]},
+            spark_job(double, expect={"unique": ["n"]}),
+            {"checks": [dataflow_check()(unique_n)]},
             "are called 'unique_n'",
         ),
     ],
-)  # fmt: skip
+)
 def test_what_is_wrong_is_said_when_the_location_loads(
     dataflow: DataflowResource, function: Any, options: Any, told: str | None
 ) -> None:
@@ -181,13 +186,17 @@ def test_without_a_session_the_run_fails_and_no_chunk(
     ran = run(spark_job(double, **how), pyspark=True, resources={"pyspark": resource})
 
     assert not ran.success
-    [failed] = [each.step_failure_data for each in ran.result.filter_events(
-        lambda each: each.is_step_failure)]  # fmt: skip
+    [failed] = [
+        each.step_failure_data
+        for each in ran.result.filter_events(lambda each: each.is_step_failure)
+    ]
     assert failed.user_failure_data is not None
     assert failed.user_failure_data.description == told
     assert resource.asked == 1
-    made = {each for (each,) in sql(
-        line.store, "select status from datastatus where datasetid = 'doubled'")}  # fmt: skip
+    made = {
+        each
+        for (each,) in sql(line.store, "select status from datastatus where datasetid = 'doubled'")
+    }
     assert made == {"RESUBMIT"}
 
 
@@ -277,8 +286,9 @@ def test_the_evidence_is_in_the_metadata(line: Line, run: Run) -> None:
         assert told[name] == fact[name]
     schema = told["dagster/column_schema"]
     assert [(each.name, each.type) for each in schema.columns] == [
-        ("n", "bigint"), ("twice", "bigint")
-    ]  # fmt: skip
+        ("n", "bigint"),
+        ("twice", "bigint"),
+    ]
     assert told["inputs"] == {"numbers": given["generation"]}
     assert f"generation {given['generation']}" in told["right"]
     assert f"fingerprint {given['fingerprint']}" in told["right"]
@@ -307,9 +317,10 @@ def test_a_chunk_of_other_hands_shows_its_schema_too(
 def test_a_schema_is_read_without_spark() -> None:
     text = "id:bigint,`a,b``:c`:struct<x:int,`y,>`:decimal(10,2)>,m:map<string,array<int>>"
     assert columns_of(text) == [
-        ("id", "bigint"), ("a,b`:c", "struct<x:int,`y,>`:decimal(10,2)>"),
+        ("id", "bigint"),
+        ("a,b`:c", "struct<x:int,`y,>`:decimal(10,2)>"),
         ("m", "map<string,array<int>>"),
-    ]  # fmt: skip
+    ]
     assert columns_of("") == []
 
 
@@ -321,17 +332,26 @@ def test_what_is_expected_are_checks_of_the_asset(line: Line, run: Run) -> None:
     assert not ran.success
     assert ran.counts == {"made": 5, "skipped": 0, "refused": 0, "failed": 1, "lost": 0}
     assert [line.status("doubled", each, "double") for each in "123456"] == [
-        "READY", "READY", "FAILED", "READY", "READY", "READY"
-    ]  # fmt: skip
+        "READY",
+        "READY",
+        "FAILED",
+        "READY",
+        "READY",
+        "READY",
+    ]
     found = checks(ran)
     assert len(found) == 12
     assert {key for (name, key), each in found.items() if not each.passed and name == "rows"} == {
-        "3", "4", "5", "6"
-    }  # fmt: skip
+        "3",
+        "4",
+        "5",
+        "6",
+    }
     bad, warned = found["range_n", "3"], found["rows", "6"]
     assert (bad.severity, warned.severity) == (
-        dg.AssetCheckSeverity.ERROR, dg.AssetCheckSeverity.WARN
-    )  # fmt: skip
+        dg.AssetCheckSeverity.ERROR,
+        dg.AssetCheckSeverity.WARN,
+    )
     assert (bad.description or "").startswith("1 of 7 rows are outside 1≤n, such as (n=0")
     assert "n=0" in str(bad.metadata["sample"].value)
     assert bad.metadata["violations"].value == 1
@@ -432,8 +452,9 @@ def test_an_interrupted_run_settles_all_that_it_has_in_hand(
     assert "DagsterExecutionInterruptedError" in str(ran.failure.error)
     held = {"batch": 3, "threads": 4}.get(next(iter(how), ""), 1)
     assert [line.status("doubled", each, "double") for each in "123456"] == [
-        *["RESUBMIT"] * held, *[None] * (6 - held)
-    ]  # fmt: skip
+        *["RESUBMIT"] * held,
+        *[None] * (6 - held),
+    ]
     why = sql(line.store, "select why from dataevent where status_after = 'RESUBMIT'")
     assert all("was interrupted" in each for (each,) in why)
     assert {attempts for (attempts,) in sql(line.store, "select attempts from claim")} == {0}

@@ -52,9 +52,14 @@ class Migration:
     def start(self, *words: str) -> subprocess.Popen[bytes]:
         """Start a command in a group of its own, which has the driver's Java too."""
         return subprocess.Popen(
-            words, cwd=self.folder, env=self._environ, start_new_session=True,
-            stdin=subprocess.DEVNULL, stdout=self._log, stderr=self._log,
-        )  # fmt: skip
+            words,
+            cwd=self.folder,
+            env=self._environ,
+            start_new_session=True,
+            stdin=subprocess.DEVNULL,
+            stdout=self._log,
+            stderr=self._log,
+        )
 
     def set_up(self) -> None:
         where = urlsplit(self.url)
@@ -96,14 +101,18 @@ def migrations() -> Iterator[Callable[..., Migration]]:
 
 @pytest.mark.timeout(240)
 def test_a_migration_loses_an_executor_and_then_its_driver(
-    spark_cluster: Cluster, spark: "SparkSession", postgres_url: str, tmp_path: Path,
+    spark_cluster: Cluster,
+    spark: "SparkSession",
+    postgres_url: str,
+    tmp_path: Path,
     migrations: Callable[..., Migration],
-) -> None:  # fmt: skip
+) -> None:
     conf = {key.upper().replace(".", "_"): value for key, value in spark_cluster.conf.items()}
     there = migrations(
-        tmp_path / "cluster", postgres_url,
+        tmp_path / "cluster",
+        postgres_url,
         **{f"DATAFLOW_{key}": value for key, value in conf.items()},
-    )  # fmt: skip
+    )
     assert there.do("python", "make_table.py", postgres_url) == 0, there.said()
     there.set_up()
 
@@ -131,9 +140,16 @@ def test_a_migration_loses_an_executor_and_then_its_driver(
     here.set_up()
     job, function = load_job(str(here.folder / "migrate.py:extract"))
     outcome = run_spark_job(
-        here.store, function, function, job, load_settings(), say=print, environ=os.environ,
-        all_chunks=True, session=lambda: spark,
-    )  # fmt: skip
+        here.store,
+        function,
+        function,
+        job,
+        load_settings(),
+        say=print,
+        environ=os.environ,
+        all_chunks=True,
+        session=lambda: spark,
+    )
     assert outcome.done == CHUNKS
     assert there.fingerprints() == here.fingerprints()
 

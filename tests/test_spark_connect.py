@@ -37,8 +37,12 @@ def folder(tmp_path: Path) -> Path:
     store = open_store(f"sqlite:///{tmp_path}/.dataflow/dataflow.db")
     store.init()
     for name in ("numbers", "copies", "batched", "failing"):
-        sql(store, "insert into dataset (datasetid, hostname) values (:d, :h)",
-            d=name, h=f"{tmp_path}/{name}")  # fmt: skip
+        sql(
+            store,
+            "insert into dataset (datasetid, hostname) values (:d, :h)",
+            d=name,
+            h=f"{tmp_path}/{name}",
+        )
     for name, reads in (("copies", "numbers"), ("batched", "copies"), ("failing", "copies")):
         register(store, name, [reads], [name])
     for at in range(1, 6):
@@ -69,9 +73,13 @@ session.stop()
 
 def run(**environ: str) -> str:
     return subprocess.run(
-        [sys.executable, "-c", RUN], capture_output=True, text=True, check=True, timeout=100,
+        [sys.executable, "-c", RUN],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=100,
         env=os.environ | environ,
-    ).stdout  # fmt: skip
+    ).stdout
 
 
 def facts(folder: Path) -> list[tuple]:
@@ -99,8 +107,11 @@ def test_the_same_chunks_come_out_of_a_server(folder: Path, connect_url: str) ->
     assert not list(folder.glob("*/_staging"))
 
     store = open_store(f"sqlite:///{folder}/.dataflow/dataflow.db")
-    sql(store, "update datastatus set status = 'RESUBMIT' where status in ('READY', 'FAILED') "
-        "and datasetid <> 'numbers'")  # fmt: skip
+    sql(
+        store,
+        "update datastatus set status = 'RESUBMIT' where status in ('READY', 'FAILED') "
+        "and datasetid <> 'numbers'",
+    )
     sql(store, "delete from chunkfact")
     close(store)
     assert run().startswith("classic\n")

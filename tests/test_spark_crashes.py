@@ -83,9 +83,14 @@ class Site:
         slow = 2 if point in ("during write", "batch's write") else 0
         longest = 0.05 if slow else 0.3 * batch**0.5
         return {
-            "url": self.url, "jobid": "job", "version": version, "point": point, "slow": slow,
-            "batch": batch, "delay": random.uniform(0, longest),
-        }  # fmt: skip
+            "url": self.url,
+            "jobid": "job",
+            "version": version,
+            "point": point,
+            "slow": slow,
+            "batch": batch,
+            "delay": random.uniform(0, longest),
+        }
 
     def again(self, *dataids: str) -> None:
         """Let chunks be made again, also if the last run of them was lost."""
@@ -114,12 +119,19 @@ class Site:
         for each in DATAIDS:
             names = os.listdir(self.path(each))
             assert [name for name in names if not name.endswith(".parquet")] == [NOTE]
-        facts = sql(self.store, "select dataid, rows from chunkfact where datasetid = 'out' "
-                                "order by generation")  # fmt: skip
+        facts = sql(
+            self.store,
+            "select dataid, rows from chunkfact where datasetid = 'out' order by generation",
+        )
         assert dict(facts) == {each: ROWS + version for each, version in versions.items()}
         assert {status(self.store, "out", each, "job") for each in DATAIDS} == {"READY"}
-        ends = Counter(sql(self.store, "select dataid, generation from dataevent where datasetid = "
-                                       "'out' and status_after = 'READY'"))  # fmt: skip
+        ends = Counter(
+            sql(
+                self.store,
+                "select dataid, generation from dataevent where datasetid = "
+                "'out' and status_after = 'READY'",
+            )
+        )
         assert set(ends.values()) == {1}
         assert sql(self.store, "select count(*) from claim where owner is not null") == [(0,)]
         check(self.store)
@@ -187,9 +199,12 @@ class Readers:
         for each in DATAIDS:
             try:
                 frame, found = read_chunk(
-                    self._site.store, "out", each,
-                    lambda found: read(found, found.target("parquet")), format="parquet",
-                )  # fmt: skip
+                    self._site.store,
+                    "out",
+                    each,
+                    lambda found: read(found, found.target("parquet")),
+                    format="parquet",
+                )
             except Refused:  # it isn't READY
                 self.reads["refused"] += 1
                 continue
@@ -217,8 +232,9 @@ class Readers:
 
     @contextmanager
     def reading(self) -> Iterator[None]:
-        threads = [threading.Thread(target=self._loop, args=[how])
-                   for how in ("chunk", "root", "tables")]  # fmt: skip
+        threads = [
+            threading.Thread(target=self._loop, args=[how]) for how in ("chunk", "root", "tables")
+        ]
         for each in threads:
             each.start()
         try:

@@ -76,8 +76,10 @@ PAIRS = {
     "one null more": ("array(1, null) as a", "array(1) as a"),
     "no array": ("cast(null as array<int>) as a", "cast(array() as array<int>) as a"),
     "nested arrays": ("array(array(1), array(2)) as a", "array(array(1, 2)) as a"),
-    "null in a struct": ("named_struct('x', null, 'y', 1) as a",
-                         "named_struct('x', 1, 'y', null) as a"),
+    "null in a struct": (
+        "named_struct('x', null, 'y', 1) as a",
+        "named_struct('x', 1, 'y', null) as a",
+    ),
     "no struct": ("cast(null as struct<x:int>) as a", "cast(struct(null) as struct<x:int>) as a"),
     "a map's value": ("map('k', 1, 'l', 2) as a", "map('k', 2, 'l', 1) as a"),
     "a map's null": ("map('k', 1, 'l', null) as a", "map('k', null, 'l', 1) as a"),
@@ -86,8 +88,10 @@ PAIRS = {
     "a map in an array": ("array(map('l', 1)) as a", "array(map('l', 2)) as a"),
     "a map in a struct": ("struct(map('l', 1) as x) as a", "struct(map('l', 2) as x) as a"),
     "variant": ("parse_json('[1]') as a", "parse_json('[2]') as a"),
-    "variant's type": ("cast(date'2020-01-01' as variant) as a",
-                       "cast('2020-01-01' as variant) as a"),
+    "variant's type": (
+        "cast(date'2020-01-01' as variant) as a",
+        "cast('2020-01-01' as variant) as a",
+    ),
     "variant's null": ("parse_json('null') as a", "cast(null as variant) as a"),
     "decimal": ("1.50 as a", "1.51 as a"),
     "long decimal": ("cast(1e30 as decimal(38,2)) as a", "cast(2e30 as decimal(38,2)) as a"),
@@ -98,8 +102,10 @@ PAIRS = {
     "months": ("interval 1 year as a", "interval 2 year as a"),
     "seconds": ("interval 1 day as a", "interval 2 day as a"),
     "letter case of a collation": ("'a' collate UNICODE_CI as a", "'A' collate UNICODE_CI as a"),
-    "collated in an array": ("array('a' collate UNICODE_CI) as a",
-                             "array('A' collate UNICODE_CI) as a"),
+    "collated in an array": (
+        "array('a' collate UNICODE_CI) as a",
+        "array('A' collate UNICODE_CI) as a",
+    ),
     "boolean": ("true as a", "false as a"),
     "a column's name": ("1 as a", "1 as b"),
     "a name with a comma": ("1 as `a,b`, 2 as c", "1 as a, 2 as `b,c`"),
@@ -108,14 +114,16 @@ PAIRS = {
     "date and number": ("date'1970-01-02' as a", "1 as a"),
     "boolean and number": ("true as a", "1 as a"),
     "moment and number": ("timestamp_micros(1) as a", "1L as a"),
-    "moments with zones and without": ("timestamp'1970-01-01' as a",
-                                       "timestamp_ntz'1970-01-01' as a"),
+    "moments with zones and without": (
+        "timestamp'1970-01-01' as a",
+        "timestamp_ntz'1970-01-01' as a",
+    ),
     "text and binary": ("'a' as a", "X'61' as a"),
     "a field's name": ("named_struct('x', 1) as a", "named_struct('y', 1) as a"),
     "a field's kind": ("array(named_struct('x', 1)) as a", "array(named_struct('x', true)) as a"),
     "a key's kind": ("map(1, 'v') as a", "map(true, 'v') as a"),
     "an element's kind": ("array(date'1970-01-02') as a", "array(1) as a"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", PAIRS)
@@ -129,16 +137,22 @@ SAME = {
     "zero": ("double('0.0') as a", "double('-0.0') as a"),
     "zero in a struct": ("struct(float('0.0') as x) as a", "struct(float('-0.0') as x) as a"),
     "order in a map": ("map('k', 1, 'l', null) as a", "map('l', null, 'k', 1) as a"),
-    "order in nested maps": ("map(1, map('k', 1, 'l', 2)) as a",
-                             "map(1, map('l', 2, 'k', 1)) as a"),
+    "order in nested maps": (
+        "map(1, map('k', 1, 'l', 2)) as a",
+        "map(1, map('l', 2, 'k', 1)) as a",
+    ),
     "letter case of a name": ("1 as a, 2 as b", "2 as B, 1 as a"),
     "short numbers": ("tinyint(1) as a, smallint(2) as b", "int(1) as a, int(2) as b"),
-    "decimals with more digits": ("cast(1.5 as decimal(10,2)) as a",
-                                  "cast(1.5 as decimal(12,2)) as a"),
+    "decimals with more digits": (
+        "cast(1.5 as decimal(10,2)) as a",
+        "cast(1.5 as decimal(12,2)) as a",
+    ),
     "a text of a collation": ("'a' collate UNICODE_CI as a", "'a' as a"),
-    "order in a variant": ("""parse_json('{"a": 1, "b": 2}') as a""",
-                           """parse_json('{"b": 2, "a": 1}') as a"""),
-}  # fmt: skip
+    "order in a variant": (
+        """parse_json('{"a": 1, "b": 2}') as a""",
+        """parse_json('{"b": 2, "a": 1}') as a""",
+    ),
+}
 
 
 @pytest.mark.parametrize("name", SAME)
@@ -168,8 +182,10 @@ def test_read_back_from_parquet_it_is_the_same(spark: SparkSession, tmp_path: Pa
 
 def test_five_hundred_columns(spark: SparkSession, tmp_path: Path) -> None:
     kinds = ["bigint", "string", "double", "decimal(10,2)", "int"]
-    columns = [f"cast(if(id % 9 = {at % 9}, null, id + {at}) as {kinds[at % 5]}) as c{at}"
-               for at in range(500)]  # fmt: skip
+    columns = [
+        f"cast(if(id % 9 = {at % 9}, null, id + {at}) as {kinds[at % 5]}) as c{at}"
+        for at in range(500)
+    ]
     df = spark.range(20).selectExpr(*columns)
     written, read = stored(df, tmp_path)
     assert written == read
@@ -242,11 +258,13 @@ def test_random_rows_differ_wherever_one_value_does(spark: SparkSession) -> None
     def row() -> tuple[Any, ...]:
         number = (0, 1, 2)
         return (
-            some(number), some(number), some(["", "0", "1"]),
+            some(number),
+            some(number),
+            some(["", "0", "1"]),
             some([[], [some(number)], [some(number), some(number)]]),
             some([(some(number), some(number))]),
             some([{}, {"k": some(number)}, {"k": some(number), "l": some(number)}]),
-        )  # fmt: skip
+        )
 
     rows = [row() for _ in range(3000)]
     distinct = {repr((*each[:5], each[5] and sorted(each[5].items()))) for each in rows}

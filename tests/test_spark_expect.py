@@ -47,15 +47,23 @@ def df(spark: SparkSession) -> DataFrame:
 
 
 PASSING = [
-    {"not_null": ["id", "name"]}, {"not_null": "id"}, {"unique": ["id", ["shop", "name"]]},
-    {"unique": ["amount"]}, {"range": {"amount": (0, 90)}}, {"range": {"amount": (None, 90)}},
-    {"range": {"share": (0, None)}}, {"range": {"price": (Decimal("0.00"), Decimal(9))}},
+    {"not_null": ["id", "name"]},
+    {"not_null": "id"},
+    {"unique": ["id", ["shop", "name"]]},
+    {"unique": ["amount"]},
+    {"range": {"amount": (0, 90)}},
+    {"range": {"amount": (None, 90)}},
+    {"range": {"share": (0, None)}},
+    {"range": {"price": (Decimal("0.00"), Decimal(9))}},
     {"range": {"day": (dt.date(2026, 11, 1), dt.date(2026, 11, 10))}},
-    {"range": {"name": ("n", "n9")}}, {"range": {"id": (-(10**30), 10**30)}},
-    {"range": {"price": (-(10**30), 1e300)}}, {"rows": {"min": 10, "max": 10}},
-    {"rows": {"change": 0.5}}, {"sql": {"shop": "shop = id % 3", "name": "name like 'n%' -- so"}},
+    {"range": {"name": ("n", "n9")}},
+    {"range": {"id": (-(10**30), 10**30)}},
+    {"range": {"price": (-(10**30), 1e300)}},
+    {"rows": {"min": 10, "max": 10}},
+    {"rows": {"change": 0.5}},
+    {"sql": {"shop": "shop = id % 3", "name": "name like 'n%' -- so"}},
     {"function": [lambda df: True, lambda df, chunk: chunk.dataid == "2026-11-18", lambda df: ""]},
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize("expect", PASSING, ids=lambda each: "-".join(each))
@@ -76,21 +84,36 @@ def test_what_passes_in_the_pass_doesnt_look_at_the_rows_again(df: DataFrame) ->
 @pytest.mark.parametrize(
     ("expect", "name", "message"),
     [
-        ({"not_null": ["amount"]}, "not_null_amount",
-         "1 of 10 rows have no amount, such as (amount=NULL, id=4, shop=1, name='n4')"),
-        ({"unique": ["shop"]}, "unique_shop",
-         "10 of 10 rows share shop with another (3 values), such as (shop=0) 4×, "),
+        (
+            {"not_null": ["amount"]},
+            "not_null_amount",
+            "1 of 10 rows have no amount, such as (amount=NULL, id=4, shop=1, name='n4')",
+        ),
+        (
+            {"unique": ["shop"]},
+            "unique_shop",
+            "10 of 10 rows share shop with another (3 values), such as (shop=0) 4×, ",
+        ),
         ({"unique": [["shop", "day"], ["shop", "amount"], "shop"]}, "unique_shop", "10 of 10"),
-        ({"range": {"amount": (10, 70)}}, "range_amount",
-         "3 of 10 rows are outside 10≤amount≤70, such as (amount=0, id=0, shop=0, name='n0'), "
-         "(amount=80, "),
-        ({"range": {"day": (dt.date(2026, 11, 2), None)}}, "range_day",
-         "1 of 10 rows are outside 2026-11-02≤day, such as (day=2026-11-01, "),
+        (
+            {"range": {"amount": (10, 70)}},
+            "range_amount",
+            "3 of 10 rows are outside 10≤amount≤70, such as (amount=0, id=0, shop=0, name='n0'), "
+            "(amount=80, ",
+        ),
+        (
+            {"range": {"day": (dt.date(2026, 11, 2), None)}},
+            "range_day",
+            "1 of 10 rows are outside 2026-11-02≤day, such as (day=2026-11-01, ",
+        ),
         ({"range": {"NAME": ("n1", None)}}, "range_NAME", "1 of 10 rows"),
         ({"rows": {"min": 11}}, "rows", "10 rows, expected at least 11"),
         ({"rows": {"max": 9}}, "rows", "10 rows, expected at most 9"),
-        ({"sql": {"big one!": "amount > 20"}}, "big_one",
-         "4 of 10 rows don't meet `amount > 20`, such as (amount=0, id=0, "),
+        (
+            {"sql": {"big one!": "amount > 20"}},
+            "big_one",
+            "4 of 10 rows don't meet `amount > 20`, such as (amount=0, id=0, ",
+        ),
         ({"sql": {"s": "share / (id - 2) > -100"}}, "s", "1 of 10 rows don't meet"),
         ({"sql": {"s": "id * 9223372036854775807 >= 0"}}, "s", "8 of 10 rows don't meet"),
         ({"sql": {"s": "int(name) > 0"}}, "s", "10 of 10 rows don't meet `int(name) > 0`"),
@@ -104,7 +127,7 @@ def test_what_passes_in_the_pass_doesnt_look_at_the_rows_again(df: DataFrame) ->
         ({"function": [lambda df: Checked("x", "y", False, "so")]}, "lambda", "so"),
     ],
     ids=lambda each: each if isinstance(each, str) else "",
-)  # fmt: skip
+)
 def test_what_doesnt_hold_is_told_with_a_sample(
     df: DataFrame, expect: dict[str, Any], name: str, message: str
 ) -> None:
@@ -122,8 +145,9 @@ def test_columns_are_keys_each_and_a_list_of_them_is_one_key(spark: SparkSession
     )
     told = judged(df, {"unique": [["shop", "even"], ("shop", "gone")]})
     assert {name: each.passed for name, each in told.items()} == {
-        "unique_shop_even": False, "unique_shop_gone": True,
-    }  # fmt: skip
+        "unique_shop_even": False,
+        "unique_shop_gone": True,
+    }
     message = told["unique_shop_even"].message
     assert message.startswith(
         "8 of 10 rows share shop, even with another (4 values), such as (shop="
@@ -131,8 +155,9 @@ def test_columns_are_keys_each_and_a_list_of_them_is_one_key(spark: SparkSession
 
     told = judged(df, {"unique": ["odf_times", "even"]})
     assert {name: each.passed for name, each in told.items()} == {
-        "unique_odf_times": False, "unique_even": False,
-    }  # fmt: skip
+        "unique_odf_times": False,
+        "unique_even": False,
+    }
     assert all(
         each.message.endswith("; one key of several columns is [['odf_times', 'even']]")
         for each in told.values()
@@ -145,12 +170,17 @@ LONG = Decimal("123456789012.12345678")
 @pytest.mark.parametrize(
     ("kind", "bound", "step"),
     [
-        ("bigint", 10**18, 1), ("bigint", 2**63 - 2, 1), ("bigint", -(10**18), 1),
-        ("decimal(20,8)", LONG, Decimal("1e-8")), ("decimal(20,8)", -LONG, Decimal("1e-8")),
-        ("decimal(38,0)", 10**37, 1), ("decimal(38,18)", Decimal("1e19"), Decimal("1e-18")),
-        ("decimal(38,0)", Decimal("1.00"), 1), ("decimal(36,2)", Decimal("0.5"), 1),
+        ("bigint", 10**18, 1),
+        ("bigint", 2**63 - 2, 1),
+        ("bigint", -(10**18), 1),
+        ("decimal(20,8)", LONG, Decimal("1e-8")),
+        ("decimal(20,8)", -LONG, Decimal("1e-8")),
+        ("decimal(38,0)", 10**37, 1),
+        ("decimal(38,18)", Decimal("1e19"), Decimal("1e-18")),
+        ("decimal(38,0)", Decimal("1.00"), 1),
+        ("decimal(36,2)", Decimal("0.5"), 1),
     ],
-)  # fmt: skip
+)
 def test_a_bound_of_many_digits_is_exact(
     spark: SparkSession, kind: str, bound: Any, step: Any
 ) -> None:
@@ -167,23 +197,32 @@ def test_a_bound_of_many_digits_is_exact(
 @pytest.mark.parametrize(
     ("expect", "message"),
     [
-        ({"not_null": ["amuont"]}, "there is no column 'amuont' (there are: id, shop, name, amount,"
-                                   " day, price, share). Did you mean 'amount'?"),
+        (
+            {"not_null": ["amuont"]},
+            "there is no column 'amuont' (there are: id, shop, name, amount,"
+            " day, price, share). Did you mean 'amount'?",
+        ),
         ({"unique": [["id", "zzzzz"]]}, "there is no column 'zzzzz'"),
         ({"range": {"name": (1, 2)}}, "the column 'name' is string, and its bounds are numbers"),
         ({"range": {"id": ("a", None)}}, "the column 'id' is bigint, and its bounds are texts"),
-        ({"range": {"long": (Decimal("0.5"), None)}}, "the column 'long' is decimal(38,0), beside "
-         "which Spark rounds a bound with 1 decimals: round it, or give it as a float"),
+        (
+            {"range": {"long": (Decimal("0.5"), None)}},
+            "the column 'long' is decimal(38,0), beside "
+            "which Spark rounds a bound with 1 decimals: round it, or give it as a float",
+        ),
         ({"sql": {"s": "amount >"}}, "Syntax error at or near"),
-        ({"sql": {"s": "ammount > 1"}}, "A column, variable, or function parameter with name"
-                                        " `ammount` cannot be resolved. Did you mean"),
+        (
+            {"sql": {"s": "ammount > 1"}},
+            "A column, variable, or function parameter with name"
+            " `ammount` cannot be resolved. Did you mean",
+        ),
         ({"sql": {"s": "amount * 2"}}, "`amount * 2` is bigint, not true or false"),
         ({"sql": {"s": "sum(amount) > 1"}}, "`sum(amount) > 1` can't be asked row by row"),
         ({"sql": {"s": "id in (select 1)"}}, "`id in (select 1)` can't be asked row by row"),
         ({"sql": {"s": "nope(id)"}}, "Cannot resolve routine `nope`"),
     ],
     ids=lambda each: "" if isinstance(each, dict) else each[:30],
-)  # fmt: skip
+)
 def test_a_rule_that_doesnt_fit_the_frame_fails_and_the_chunk_is_still_written(
     df: DataFrame, expect: dict[str, Any], message: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -220,8 +259,11 @@ def test_two_rules_that_raise_on_one_expression_fail_alone(df: DataFrame) -> Non
     rules = {"a": "cast(name as int) > 0", "b": "cast(name as int) < 9", "c": "id < 9"}
     told = judged(df, {"sql": rules, "range": {"id": (0, 9)}})
     assert {name: each.metadata["violations"] for name, each in told.items()} == {
-        "a": 10, "b": 10, "c": 1, "range_id": 0,
-    }  # fmt: skip
+        "a": 10,
+        "b": 10,
+        "c": 1,
+        "range_id": 0,
+    }
 
 
 def test_a_range_without_end_refuses_nan(spark: SparkSession) -> None:
@@ -241,10 +283,18 @@ def test_timestamps_are_compared_with_and_without_a_zone(spark: SparkSession) ->
 
 @pytest.mark.parametrize(
     ("rows", "last", "change", "passed"),
-    [(10, [], 0.5, True), (10, [20], 0.5, True), (10, [21], 0.5, False), (10, [6], 0.5, False),
-     (10, [1, 10, 10, 10, 10, 10], 0, True), (0, [0], 0.5, True), (10, [0], 0.5, False),
-     (0, [5], 1, True), (0, [5], 0.9, False)],
-)  # fmt: skip
+    [
+        (10, [], 0.5, True),
+        (10, [20], 0.5, True),
+        (10, [21], 0.5, False),
+        (10, [6], 0.5, False),
+        (10, [1, 10, 10, 10, 10, 10], 0, True),
+        (0, [0], 0.5, True),
+        (10, [0], 0.5, False),
+        (0, [5], 1, True),
+        (0, [5], 0.9, False),
+    ],
+)
 def test_rows_are_compared_with_the_last_five_chunks(
     rows: int, last: list[int], change: float, passed: bool
 ) -> None:
@@ -263,17 +313,22 @@ def test_a_warning_is_told_as_one(df: DataFrame) -> None:
         df, {"not_null": ["id"], "warn": {"not_null": ["id", "amount"], "rows": {"min": 99}}}
     )
     assert {name: (each.passed, each.severity) for name, each in told.items()} == {
-        "not_null_id": (True, ERROR), "not_null_id_2": (True, WARN),
-        "not_null_amount": (False, WARN), "rows": (False, WARN),
-    }  # fmt: skip
+        "not_null_id": (True, ERROR),
+        "not_null_id_2": (True, WARN),
+        "not_null_amount": (False, WARN),
+        "rows": (False, WARN),
+    }
 
 
 def test_a_job_with_several_outputs_has_rules_for_each() -> None:
-    rules = rules_of({"a": {"not_null": ["x"]}, "b": {"not_null": ["x"], "rows": {"min": 1}}},
-                     ["a", "b", "c"])  # fmt: skip
+    rules = rules_of(
+        {"a": {"not_null": ["x"]}, "b": {"not_null": ["x"], "rows": {"min": 1}}}, ["a", "b", "c"]
+    )
     assert [(each.name, each.datasetid) for each in rules] == [
-        ("not_null_x", "a"), ("not_null_x_2", "b"), ("rows", "b"),
-    ]  # fmt: skip
+        ("not_null_x", "a"),
+        ("not_null_x_2", "b"),
+        ("rows", "b"),
+    ]
     assert rules_of({"out": {"rows": {"min": 1}}}, ["out"])[0].datasetid == "out"
     assert rules_of({"rows": {"min": 1}}, ["rows"])[0].name == "rows"
     assert rules_of({}, ["a", "b"]) == rules_of(None, []) == []
@@ -281,8 +336,14 @@ def test_a_job_with_several_outputs_has_rules_for_each() -> None:
 
 def test_names_are_identifiers_and_differ() -> None:
     rules = rules_of(
-        {"not_null": ["a b", "a.b", "ünï", "`"], "sql": {"1st": "true", "rows": "true"},
-         "rows": {"min": 1}, "unique": [["a", "b"], "a_b"]}, ["out"])  # fmt: skip
+        {
+            "not_null": ["a b", "a.b", "ünï", "`"],
+            "sql": {"1st": "true", "rows": "true"},
+            "rows": {"min": 1},
+            "unique": [["a", "b"], "a_b"],
+        },
+        ["out"],
+    )
     names = [each.name for each in rules]
     assert len(set(names)) == len(names) == 9
     assert all(re.fullmatch("[A-Za-z_][A-Za-z0-9_]*", each) for each in names)
@@ -290,8 +351,14 @@ def test_names_are_identifiers_and_differ() -> None:
 
 def test_odd_column_names_are_asked_as_they_are(spark: SparkSession) -> None:
     df = spark.sql("select null as `a.b`, 1 as `x y`, 2 as `q``q`, 3 as `it's`")
-    told = judged(df, {"not_null": ["a.b", "x y", "q`q", "it's"], "range": {"x y": (2, None)},
-                       "unique": ["x y", ["q`q", "it's"]]})  # fmt: skip
+    told = judged(
+        df,
+        {
+            "not_null": ["a.b", "x y", "q`q", "it's"],
+            "range": {"x y": (2, None)},
+            "unique": ["x y", ["q`q", "it's"]],
+        },
+    )
     assert [name for name, each in told.items() if not each.passed] == ["not_null_a_b", "range_x_y"]
     assert told["not_null_a_b"].message.startswith(
         "1 of 1 rows have no a.b, such as (a.b=NULL, x y=1"
@@ -312,9 +379,14 @@ def test_values_of_all_types_stand_in_a_sample_cut_short(spark: SparkSession) ->
 def test_an_empty_chunk_meets_all_but_the_number_of_rows(df: DataFrame) -> None:
     told = judged(
         df.where("id < 0"),
-        {"not_null": ["id"], "unique": ["id"], "range": {"id": (5, 6)}, "sql": {"s": "id = 77"},
-         "rows": {"min": 1}},
-    )  # fmt: skip
+        {
+            "not_null": ["id"],
+            "unique": ["id"],
+            "range": {"id": (5, 6)},
+            "sql": {"s": "id = 77"},
+            "rows": {"min": 1},
+        },
+    )
     assert [name for name, each in told.items() if not each.passed] == ["rows"]
     assert told["rows"].message == "0 rows, expected at least 1"
 

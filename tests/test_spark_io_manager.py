@@ -31,7 +31,7 @@ Run = Callable[..., Ran]
 
 
 @pytest.fixture
-def store(dataflow: DataflowResource, spark: SparkSession) -> Store:  # noqa: F811
+def store(dataflow: DataflowResource, spark: SparkSession) -> Store:
     """The tables, with a session in this process: what is read is of it."""
     return dataflow.store
 
@@ -60,8 +60,11 @@ def reader(annotation: Any, seen: list[Any]) -> dg.AssetsDefinition:
 
 
 def test_a_frame_of_spark_is_read_and_published_with_its_evidence(
-    store: Store, run: Run, spark: SparkSession, tmp_path: Path  # noqa: F811
-) -> None:  # fmt: skip
+    store: Store,
+    run: Run,
+    spark: SparkSession,
+    tmp_path: Path,
+) -> None:
     with labels_of_jobs(spark) as labels:
         ran = run(writer(lambda df: df.selectExpr("name", "amount * 2 as twice")), "1")
 
@@ -82,7 +85,7 @@ def test_a_frame_of_spark_is_read_and_published_with_its_evidence(
     check(store)
 
 
-def test_what_was_read_is_told_with_generation_and_fingerprint(store: Store, run: Run) -> None:  # noqa: F811
+def test_what_was_read_is_told_with_generation_and_fingerprint(store: Store, run: Run) -> None:
     first = run(writer(lambda df: df), "1").metadata()
 
     ran = run(reader(DataFrame, []), "1")
@@ -94,8 +97,9 @@ def test_what_was_read_is_told_with_generation_and_fingerprint(store: Store, run
 
 
 def test_other_columns_than_the_last_chunks_are_refused_unless_declared(
-    store: Store, run: Run  # noqa: F811
-) -> None:  # fmt: skip
+    store: Store,
+    run: Run,
+) -> None:
     assert run(writer(lambda df: df), "1").success
     more = "*", "1 as more"
 
@@ -119,8 +123,10 @@ def test_other_columns_than_the_last_chunks_are_refused_unless_declared(
 
 
 def test_several_partitions_are_joined_and_published_one_by_one(
-    store: Store, run: Run, spark: SparkSession  # noqa: F811
-) -> None:  # fmt: skip
+    store: Store,
+    run: Run,
+    spark: SparkSession,
+) -> None:
     seen: list[DataFrame] = []
 
     def bobout(bobin: DataFrame) -> dict[str, DataFrame]:
@@ -137,7 +143,7 @@ def test_several_partitions_are_joined_and_published_one_by_one(
     assert {key: each.collect()[0].amount for key, each in again[0].items()} == {"1": 1, "2": 2}
 
 
-def test_partitions_of_a_merged_schema_are_joined(store: Store, run: Run) -> None:  # noqa: F811
+def test_partitions_of_a_merged_schema_are_joined(store: Store, run: Run) -> None:
     merge = {"opendataflow/schema": "merge"}
     run(writer(lambda df: df.selectExpr("name", "1 as n")), "1")
     run(writer(lambda df: df.selectExpr("name", "2L as n", "'x' as more"), metadata=merge), "2")
@@ -151,8 +157,9 @@ def test_partitions_of_a_merged_schema_are_joined(store: Store, run: Run) -> Non
 
 
 def test_partitions_that_have_nothing_in_common_are_refused_by_name(
-    store: Store, run: Run  # noqa: F811
-) -> None:  # fmt: skip
+    store: Store,
+    run: Run,
+) -> None:
     run(writer(lambda df: df.selectExpr("1 as n")), "1")
     run(writer(lambda df: df.selectExpr("'x' as n"), metadata={"opendataflow/schema": "any"}), "2")
 
@@ -163,8 +170,10 @@ def test_partitions_that_have_nothing_in_common_are_refused_by_name(
 
 
 def test_a_frame_of_data_that_was_made_anew_since_is_refused(
-    store: Store, run: Run, tmp_path: Path  # noqa: F811
-) -> None:  # fmt: skip
+    store: Store,
+    run: Run,
+    tmp_path: Path,
+) -> None:
     assert run(writer(lambda df: df), "1").success
     register(store, "sum", ["bobout"], ["total"])
     add_dataset(store, "total", hostname=str(tmp_path / "total"))
@@ -183,8 +192,10 @@ def test_a_frame_of_data_that_was_made_anew_since_is_refused(
 
 
 def test_what_spark_says_of_a_bad_frame_is_one_line_and_nothing_is_left(
-    store: Store, run: Run, tmp_path: Path  # noqa: F811
-) -> None:  # fmt: skip
+    store: Store,
+    run: Run,
+    tmp_path: Path,
+) -> None:
     ran = run(writer(lambda df: df.selectExpr("1 / (amount - amount) as x")), "1")
 
     assert ran.reason.startswith("FAILED: [DIVIDE_BY_ZERO]")
@@ -194,9 +205,11 @@ def test_what_spark_says_of_a_bad_frame_is_one_line_and_nothing_is_left(
 
 
 def test_a_long_job_tells_quietly_how_far_it_is(
-    store: Store, run: Run, monkeypatch: pytest.MonkeyPatch,  # noqa: F811
+    store: Store,
+    run: Run,
+    monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+) -> None:
     monkeypatch.setattr(chunk_publish, "PROGRESS", 0.3)
 
     @udf("long", useArrow=False)
@@ -223,20 +236,40 @@ SCHEMA = (
     "local timestamp_ntz, yes boolean, x double"
 )
 ROWS: list[tuple[Any, ...]] = [
-    (2**60 + 1, 1, "007", Decimal("1234567890123456.0001"), dt.date(2026, 3, 29), MOMENT, MOMENT,
-     True, 0.1),
+    (
+        2**60 + 1,
+        1,
+        "007",
+        Decimal("1234567890123456.0001"),
+        dt.date(2026, 3, 29),
+        MOMENT,
+        MOMENT,
+        True,
+        0.1,
+    ),
     (None, None, None, None, None, None, None, None, None),
-    (3, 3, ' "quoted", one\nof two lines ', Decimal("-0.0001"), dt.date(1066, 10, 14), LONG_AGO,
-     LONG_AGO, False, float("nan")),
+    (
+        3,
+        3,
+        ' "quoted", one\nof two lines ',
+        Decimal("-0.0001"),
+        dt.date(1066, 10, 14),
+        LONG_AGO,
+        LONG_AGO,
+        False,
+        float("nan"),
+    ),
     (4, 4, "", Decimal(0), dt.date(9999, 12, 31), MOMENT, MOMENT, False, float("-inf")),
     (5, 5, "NULL", Decimal(0), dt.date(9999, 12, 31), MOMENT, MOMENT, False, 1e300),
-]  # fmt: skip
+]
 
 
 @pytest.fixture
 def spark_wrote(
-    store: Store, run: Run, spark: SparkSession  # noqa: F811
-) -> Callable[..., None]:  # fmt: skip
+    store: Store,
+    run: Run,
+    spark: SparkSession,
+) -> Callable[..., None]:
     """A chunk of `bobout` that Spark wrote in two files, in a format."""
 
     def wrote(rows: list[tuple[Any, ...]], schema: str, format: str = "parquet") -> None:
@@ -249,8 +282,10 @@ def spark_wrote(
 
 @pytest.mark.parametrize("format", ["parquet", "csv", "json"])
 def test_pandas_reads_what_spark_wrote(
-    run: Run, spark_wrote: Callable[..., None], format: str  # noqa: F811
-) -> None:  # fmt: skip
+    run: Run,
+    spark_wrote: Callable[..., None],
+    format: str,
+) -> None:
     spark_wrote(ROWS, SCHEMA, format)
     seen: list[Any] = []
 
@@ -276,8 +311,10 @@ def test_pandas_reads_what_spark_wrote(
 
 @pytest.mark.parametrize("format", ["parquet", "json"])
 def test_pandas_reads_what_is_nested(
-    run: Run, spark_wrote: Callable[..., None], format: str  # noqa: F811
-) -> None:  # fmt: skip
+    run: Run,
+    spark_wrote: Callable[..., None],
+    format: str,
+) -> None:
     schema = (
         "tags array<string>, point struct<x: double, at: timestamp>, more map<string,array<int>>,"
         " raw binary"
@@ -295,8 +332,9 @@ def test_pandas_reads_what_is_nested(
 
 
 def test_an_empty_chunk_of_spark_has_its_columns_in_pandas(
-    run: Run, spark_wrote: Callable[..., None]  # noqa: F811
-) -> None:  # fmt: skip
+    run: Run,
+    spark_wrote: Callable[..., None],
+) -> None:
     spark_wrote([], SCHEMA)
     seen: list[Any] = []
 
@@ -308,8 +346,9 @@ def test_an_empty_chunk_of_spark_has_its_columns_in_pandas(
 
 
 def test_orc_is_for_spark_alone_and_the_failure_says_so(
-    run: Run, spark_wrote: Callable[..., None]  # noqa: F811
-) -> None:  # fmt: skip
+    run: Run,
+    spark_wrote: Callable[..., None],
+) -> None:
     spark_wrote([(1,)], "n int", "orc")
 
     ran = run(reader(pd.DataFrame, []), "1")
@@ -321,13 +360,18 @@ def test_orc_is_for_spark_alone_and_the_failure_says_so(
 
 
 @pytest.mark.parametrize("format", ["parquet", "csv", "json"])
-def test_spark_reads_what_pandas_wrote(store: Store, run: Run, format: str) -> None:  # noqa: F811
+def test_spark_reads_what_pandas_wrote(store: Store, run: Run, format: str) -> None:
     sql(store, "update dataset set format = :f where datasetid = 'bobout'", f=format)
-    frame = pd.DataFrame({
-        "code": ["007", "", None, ' a "b",\nc '], "n": [1, 2, 3, 4], "x": [0.5, None, 1.0, 2.0],
-        "yes": [True, False, True, True], "at": pd.to_datetime(["2026-03-29 01:30:00.123456"] * 4),
-        "utc": pd.to_datetime(["2026-03-29 01:30:00"] * 4, utc=True),
-    })  # fmt: skip
+    frame = pd.DataFrame(
+        {
+            "code": ["007", "", None, ' a "b",\nc '],
+            "n": [1, 2, 3, 4],
+            "x": [0.5, None, 1.0, 2.0],
+            "yes": [True, False, True, True],
+            "at": pd.to_datetime(["2026-03-29 01:30:00.123456"] * 4),
+            "utc": pd.to_datetime(["2026-03-29 01:30:00"] * 4, utc=True),
+        }
+    )
 
     def bobout() -> pd.DataFrame:
         return frame
@@ -337,8 +381,14 @@ def test_spark_reads_what_pandas_wrote(store: Store, run: Run, format: str) -> N
     assert run(reader(DataFrame, seen), "1").success
 
     types = dict(seen[0].dtypes)
-    assert types == {"code": "string", "n": "bigint", "x": "double", "yes": "boolean",
-                     "at": "timestamp_ntz", "utc": "timestamp"}  # fmt: skip
+    assert types == {
+        "code": "string",
+        "n": "bigint",
+        "x": "double",
+        "yes": "boolean",
+        "at": "timestamp_ntz",
+        "utc": "timestamp",
+    }
     rows = sorted((tuple(row) for row in seen[0].collect()), key=lambda row: row[1])
     assert [row[0] for row in rows] == ["007", "", None, ' a "b",\nc ']
     assert [row[2] for row in rows] == [0.5, None, 1.0, 2.0]
@@ -346,7 +396,7 @@ def test_spark_reads_what_pandas_wrote(store: Store, run: Run, format: str) -> N
     assert rows[0][5] == dt.datetime(2026, 3, 29, 1, 30)
 
 
-def test_spark_reads_an_empty_frame_of_pandas(store: Store, run: Run) -> None:  # noqa: F811
+def test_spark_reads_an_empty_frame_of_pandas(store: Store, run: Run) -> None:
     for format in ("parquet", "csv", "json"):
         sql(store, "update dataset set format = :f where datasetid = 'bobout'", f=format)
 
@@ -364,8 +414,11 @@ def test_spark_reads_an_empty_frame_of_pandas(store: Store, run: Run) -> None:  
 
 
 def test_the_session_is_that_of_the_resource_if_there_is_one(
-    store: Store, run: Run, dataflow: DataflowResource, spark: SparkSession  # noqa: F811
-) -> None:  # fmt: skip
+    store: Store,
+    run: Run,
+    dataflow: DataflowResource,
+    spark: SparkSession,
+) -> None:
     asked: list[int] = []
 
     class Sessions:
@@ -391,8 +444,12 @@ def test_a_note_tells_the_schema(spark_wrote: Callable[..., None], tmp_path: Pat
 
 
 def test_a_zombie_publishes_nothing(
-    store: Store, run: Run, tmp_path: Path, spark: SparkSession, monkeypatch: pytest.MonkeyPatch  # noqa: F811
-) -> None:  # fmt: skip
+    store: Store,
+    run: Run,
+    tmp_path: Path,
+    spark: SparkSession,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Another makes the chunk while this one is being written."""
     plain = chunk_publish.stage
 

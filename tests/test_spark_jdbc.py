@@ -70,10 +70,13 @@ def tell(postgres_url: str, tmp_path: Path) -> Any:
 
     def told(lines: str, url: str = direct, **more: str) -> str:
         done = subprocess.run(
-            [sys.executable, "-c", TALE + lines, str(events), url, str(JAR)], input=SECRET,
-            text=True, capture_output=True, check=False,
+            [sys.executable, "-c", TALE + lines, str(events), url, str(JAR)],
+            input=SECRET,
+            text=True,
+            capture_output=True,
+            check=False,
             env=os.environ | {"PYTHONPATH": str(ROOT)} | more,
-        )  # fmt: skip
+        )
         assert done.returncode == 0, done.stderr[-3000:]
         written = b"".join(each.read_bytes() for each in events.rglob("*") if each.is_file())
         assert b"JDBCRelation" in written
@@ -89,8 +92,10 @@ def tell(postgres_url: str, tmp_path: Path) -> Any:
 def test_chunks_are_read_by_their_bounds_and_replaced_whole(tell: Any) -> None:
     told, base = tell
     base.execute('create table n (id int, "c\'"" col" text, day date)')
-    base.execute("insert into n select i, case when i % 2 = 0 then 'it''s' else '\"' end, "
-                 "date '2026-01-01' + i / 10 from generate_series(0, 99) i")  # fmt: skip
+    base.execute(
+        "insert into n select i, case when i % 2 = 0 then 'it''s' else '\"' end, "
+        "date '2026-01-01' + i / 10 from generate_series(0, 99) i"
+    )
     base.execute("create table below as select generate_series(-9, 5) id")
     told("""
 by_value, by_id, by_day = table("n", "c'\\" col"), table("n", "id"), table("n", "day")
@@ -160,7 +165,8 @@ def test_no_log_of_java_or_python_has_the_password(tell: Any, level: str) -> Non
     told, base = tell
     base.execute("create table n (id int, day text)")
     base.execute("insert into n select i, 'a' from generate_series(0, 9) i")
-    said = told("""
+    said = told(
+        """
 where = table("n", "day")
 frame = read_rows(spark, where, "a", None, password)
 assert write(frame.where("id < 5"), where, "a").show(ours) == 5
@@ -168,15 +174,19 @@ assert read_rows(spark, where, "a", None, password).count() == 5
 assert leftovers(where, password, spark) == []
 refused(lambda: read_rows(spark, table("nothing", "id"), "1", None, password))
 spark.stop()
-""", LEVEL=level)  # fmt: skip
+""",
+        LEVEL=level,
+    )
     assert f" {level} " in said, "it was as loud as that"
     assert "Command to send" in said
 
 
 def test_values_that_a_column_would_round_are_refused_with_their_number(tell: Any) -> None:
     told, base = tell
-    base.execute("create table n (day text, id int, a numeric(10,2), b real, c real, d float8, "
-                 "e timestamp(0), f timestamptz(3), g date, h int, i numeric(38,17))")  # fmt: skip
+    base.execute(
+        "create table n (day text, id int, a numeric(10,2), b real, c real, d float8, "
+        "e timestamp(0), f timestamptz(3), g date, h int, i numeric(38,17))"
+    )
     base.execute("insert into n (day, id) values ('A', 7)")
     told("""
 where = table("n", "day")
@@ -211,8 +221,9 @@ assert read_rows(spark, where, "A", None, password).count() == 2
 spark.stop()
 """)
     assert base.execute("select id, a from n order by id").fetchall() == [
-        (0, Decimal("1.23")), (1, None)
-    ]  # fmt: skip
+        (0, Decimal("1.23")),
+        (1, None),
+    ]
 
 
 def test_what_a_crash_left_goes_with_the_next_publish_or_by_clean(tell: Any) -> None:

@@ -36,8 +36,11 @@ def test_the_only_input_may_be_called_anything() -> None:
 
     found = arguments(fn, plan("orders"))
 
-    assert found == {"df": Given("frame", "orders"), "spark": Given("spark"),
-                     "chunk": Given("chunk")}  # fmt: skip
+    assert found == {
+        "df": Given("frame", "orders"),
+        "spark": Given("spark"),
+        "chunk": Given("chunk"),
+    }
 
 
 def test_annotations_beat_names() -> None:
@@ -45,8 +48,11 @@ def test_annotations_beat_names() -> None:
 
     found = arguments(fn, plan("chunk"))
 
-    assert found == {"session": Given("spark"), "c": Given("chunk"),
-                     "chunk": Given("frame", "chunk")}  # fmt: skip
+    assert found == {
+        "session": Given("spark"),
+        "c": Given("chunk"),
+        "chunk": Given("frame", "chunk"),
+    }
 
 
 def test_what_has_a_default_is_left_alone() -> None:

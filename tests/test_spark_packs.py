@@ -31,10 +31,12 @@ def packed(line: Line, spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> 
 def test_pandas_and_arrow_read_a_packed_chunk(packed: Line) -> None:
     for kind, rows in (("pandas", 20), ("arrow", 20)):
         data, found = read_chunk(
-            packed.store, "copies", "2",
+            packed.store,
+            "copies",
+            "2",
             lambda reading, kind=kind: read(reading, reading.target("parquet"), kind),
             format="parquet",
-        )  # fmt: skip
+        )
         assert len(data) == rows
         assert "dataid" not in (data.columns if kind == "pandas" else data.column_names)
         assert found.fact["rows"] == rows

@@ -53,9 +53,16 @@ def at(base: psycopg.Connection) -> "Target":
     def made(name: str, column: str, schema: str = "") -> Table:
         info = base.info
         return Table(
-            "orders", f"{info.dbname}/{name}", "postgres", info.dbname, f"{info.host}:{info.port}",
-            schema, name, column, info.user,
-        )  # fmt: skip
+            "orders",
+            f"{info.dbname}/{name}",
+            "postgres",
+            info.dbname,
+            f"{info.host}:{info.port}",
+            schema,
+            name,
+            column,
+            info.user,
+        )
 
     return made
 
@@ -96,17 +103,55 @@ an numeric(6,2)[], ats timestamptz[], ab bytea[], ad date[], abo bool[], af floa
 am mood[], mo money, bi bit(3), r int4range, nm name, pt point"""
 
 VALUES = [
-    "'A'", "true", "-5", "6", "9223372036854775807", "1.5", "'NaN'", "1234567.123456789012345678",
-    "-12345678.90", "0.00123", "12345678901234567890.0123456789", "1200",
-    "e'é日\"\\'\\n\\\\\\t'", "'abc'", "'xy'", "'\\x00ff'", "'0044-03-15 BC'",
-    "'2026-01-01 12:00:00.123456'", "'2026-03-29 02:30:00+02'", "'12:30:01.5'", "'12:30+02'",
-    "'1 year 2 days 03:00'", "'a0eebc99-9c0b-4ef8-bb6d-6bb9bd380a11'", "'{\"a\": [1,  2]}'",
-    "'{\"b\": 1}'", "'10.0.0.1/8'", "'10.0.0.0/8'", "'08:00:2b:01:02:03'", "'happy'", "12.5", "42",
-    "'{1,NULL,3}'", "'{1,2}'", "'{\"a,b\",NULL,\"c\\\"d\"}'", "'{1.50,NULL}'",
-    "'{2026-01-01 00:00+00}'", "'{\"\\\\x01\"}'", "'{2026-01-01,NULL}'", "'{t,f,NULL}'",
-    "'{1.5,NaN,Infinity}'", "'{a0eebc99-9c0b-4ef8-bb6d-6bb9bd380a11}'", "'{1,2}'", "'{sad,NULL}'",
-    "'$12.50'", "'101'", "'[1,5)'", "'nm'", "'(1,2)'",
-]  # fmt: skip
+    "'A'",
+    "true",
+    "-5",
+    "6",
+    "9223372036854775807",
+    "1.5",
+    "'NaN'",
+    "1234567.123456789012345678",
+    "-12345678.90",
+    "0.00123",
+    "12345678901234567890.0123456789",
+    "1200",
+    "e'é日\"\\'\\n\\\\\\t'",
+    "'abc'",
+    "'xy'",
+    "'\\x00ff'",
+    "'0044-03-15 BC'",
+    "'2026-01-01 12:00:00.123456'",
+    "'2026-03-29 02:30:00+02'",
+    "'12:30:01.5'",
+    "'12:30+02'",
+    "'1 year 2 days 03:00'",
+    "'a0eebc99-9c0b-4ef8-bb6d-6bb9bd380a11'",
+    "'{\"a\": [1,  2]}'",
+    "'{\"b\": 1}'",
+    "'10.0.0.1/8'",
+    "'10.0.0.0/8'",
+    "'08:00:2b:01:02:03'",
+    "'happy'",
+    "12.5",
+    "42",
+    "'{1,NULL,3}'",
+    "'{1,2}'",
+    '\'{"a,b",NULL,"c\\"d"}\'',
+    "'{1.50,NULL}'",
+    "'{2026-01-01 00:00+00}'",
+    "'{\"\\\\x01\"}'",
+    "'{2026-01-01,NULL}'",
+    "'{t,f,NULL}'",
+    "'{1.5,NaN,Infinity}'",
+    "'{a0eebc99-9c0b-4ef8-bb6d-6bb9bd380a11}'",
+    "'{1,2}'",
+    "'{sad,NULL}'",
+    "'$12.50'",
+    "'101'",
+    "'[1,5)'",
+    "'nm'",
+    "'(1,2)'",
+]
 
 
 def test_every_type_goes_to_spark_and_back_as_it_was(
@@ -166,9 +211,17 @@ def test_frames_of_spark_fit_columns_of_other_types_where_nothing_is_lost(
     ).fetchall()
     # `timestamp'…'` was parsed in UTC, and read by a clock in Berlin; zoned is what Berlin means.
     assert row == (
-        "2026-07-01", 3, {"a": 1, "b": ["x"]}, {"k": 1.5}, row[4], row[5], Decimal("1.25"), "5", 7,
+        "2026-07-01",
+        3,
+        {"a": 1, "b": ["x"]},
+        {"k": 1.5},
+        row[4],
+        row[5],
+        Decimal("1.25"),
+        "5",
+        7,
         "10:00:00",
-    )  # fmt: skip
+    )
     assert row[5] == "2026-07-01 10:00:00+00"
 
 
@@ -185,9 +238,13 @@ def test_frames_of_spark_fit_columns_of_other_types_where_nothing_is_lost(
     ],
 )
 def test_what_spark_cant_hold_is_no_other_value_but_an_error(
-    spark: "SparkSession", base: psycopg.Connection, at: "Target", type: str, value: str,
+    spark: "SparkSession",
+    base: psycopg.Connection,
+    at: "Target",
+    type: str,
+    value: str,
     message: str,
-) -> None:  # fmt: skip
+) -> None:
     base.execute(f"create table t (c text, v {type})")  # type: ignore[arg-type]
     base.execute(f"insert into t values ('A', {value}), ('B', null)")  # type: ignore[arg-type]
 
@@ -257,19 +314,33 @@ def numbers(base: psycopg.Connection, at: "Target") -> "Target":
         ("id", "1", ("1", "3", None), "id >= 1 and id < 3"),
         ("id", "-5", ("-5", "2", None), "id >= -5 and id < 2"),
         ("shop", "2", ("2", "5", None), "shop >= 2 and shop < 5"),
-        ("day", "m", ("2026-01-03", "2026-01-10", None),
-         "day between '2026-01-03' and '2026-01-09'"),
-        ("at", "w", ("2026-01-02", "2026-01-03 01:00+00", None),
-         "at >= '2026-01-02 00:00+00' and at < '2026-01-03 01:00+00'"),
+        (
+            "day",
+            "m",
+            ("2026-01-03", "2026-01-10", None),
+            "day between '2026-01-03' and '2026-01-09'",
+        ),
+        (
+            "at",
+            "w",
+            ("2026-01-02", "2026-01-03 01:00+00", None),
+            "at >= '2026-01-02 00:00+00' and at < '2026-01-03 01:00+00'",
+        ),
         ("id", "3", ("3", None, 16), "id % 16 = 3"),
         ("shop", "1", ("1", None, 4), "shop % 4 = 1"),
         ("below", "1", ("1", None, 4), "((below % 4) + 4) % 4 = 1"),
     ],
-)  # fmt: skip
+)
 def test_a_chunk_in_any_number_of_parts_is_its_rows_once(
-    spark: "SparkSession", base: psycopg.Connection, numbers: "Target", column: str, dataid: str,
-    bounds: Any, where: str, parts: int | None,
-) -> None:  # fmt: skip
+    spark: "SparkSession",
+    base: psycopg.Connection,
+    numbers: "Target",
+    column: str,
+    dataid: str,
+    bounds: Any,
+    where: str,
+    parts: int | None,
+) -> None:
     base.execute(f"alter database {base.info.dbname} set timezone to 'UTC'")  # type: ignore
     expected = base.execute(f"select id from n where {where} order by 1").fetchall()  # type: ignore
 
@@ -304,8 +375,10 @@ def test_partitioned_tables_and_views_are_tables_too(
     base.execute("create table n (id int, c text) partition by list (c)")
     for each in "AB":
         base.execute(f"create table n_{each} partition of n for values in ('{each}')")  # type: ignore
-    base.execute("insert into n select i, case when i % 2 = 0 then 'A' else 'B' end "
-                 "from generate_series(1, 5000) i")  # fmt: skip
+    base.execute(
+        "insert into n select i, case when i % 2 = 0 then 'A' else 'B' end "
+        "from generate_series(1, 5000) i"
+    )
     base.execute("create view v as select id, c from n where id <= 100")
 
     assert ids(read_rows(spark, at("n", "c"), parts=3)) == list(range(1, 5001))
@@ -315,8 +388,21 @@ def test_partitioned_tables_and_views_are_tables_too(
     assert len(ids(read_rows(spark, at("n", "c")))) == 2503
 
 
-ODD = ["it's", 'a"b', "100%", "%s", "%(lower)s", ":lower", "{chunk}", "a\nb", "\\", "日本 é",
-       "; --", "$1", "' or '1'='1"]  # fmt: skip
+ODD = [
+    "it's",
+    'a"b',
+    "100%",
+    "%s",
+    "%(lower)s",
+    ":lower",
+    "{chunk}",
+    "a\nb",
+    "\\",
+    "日本 é",
+    "; --",
+    "$1",
+    "' or '1'='1",
+]
 
 
 @pytest.mark.parametrize("odd", ODD)
@@ -330,9 +416,10 @@ def test_names_and_dataids_are_never_read_as_statements(
     base.execute(sql.SQL("create table {} ({} text, id int)").format(made, sql.Identifier(name)))
     base.execute(sql.SQL("create index on {} ({})").format(made, sql.Identifier(name)))
     base.execute(
-        sql.SQL("insert into {} select v, i from unnest({}::text[]) v, generate_series(1, 9) i")
-        .format(made, sql.Literal(ODD))
-    )  # fmt: skip
+        sql.SQL(
+            "insert into {} select v, i from unnest({}::text[]) v, generate_series(1, 9) i"
+        ).format(made, sql.Literal(ODD))
+    )
 
     found = read_rows(spark, table, odd, parts=2)
     assert ids(found) == list(range(1, 10))
@@ -473,18 +560,28 @@ def test_rows_of_another_chunk_are_refused(
 @pytest.mark.parametrize(
     ("type", "dataid", "command"),
     [
-        ("date", "2026-02", "odf split orders --pending --by month --from 2026-02-01 "
-         "--to 2026-02-01"),
-        ("timestamptz", "2026", "odf split orders --pending --by year --from 2026-01-01 "
-         "--to 2026-01-01"),
+        (
+            "date",
+            "2026-02",
+            "odf split orders --pending --by month --from 2026-02-01 --to 2026-02-01",
+        ),
+        (
+            "timestamptz",
+            "2026",
+            "odf split orders --pending --by year --from 2026-01-01 --to 2026-01-01",
+        ),
         ("bigint", "shop 7", "odf split --help"),
         ("smallint", "70000", "odf split --help"),
     ],
-)  # fmt: skip
+)
 def test_a_chunk_of_a_table_that_is_not_split_says_what_to_run(
-    spark: "SparkSession", base: psycopg.Connection, at: "Target", type: str, dataid: str,
+    spark: "SparkSession",
+    base: psycopg.Connection,
+    at: "Target",
+    type: str,
+    dataid: str,
     command: str,
-) -> None:  # fmt: skip
+) -> None:
     base.execute(f"create table n (id int, c {type})")  # type: ignore[arg-type]
     table = at("n", "c")
     rows = Rows(table, dataid)
@@ -494,10 +591,12 @@ def test_a_chunk_of_a_table_that_is_not_split_says_what_to_run(
             read_rows(spark, table, dataid)
 
     for work in (
-        lambda: write(spark.sql("select 1 id"), table, dataid), looked,
-        lambda: read_rows(spark, table, dataid), rows.read,
+        lambda: write(spark.sql("select 1 id"), table, dataid),
+        looked,
+        lambda: read_rows(spark, table, dataid),
+        rows.read,
         lambda: rows.replace(pandas.DataFrame({"id": [1]}), ours),
-    ):  # fmt: skip
+    ):
         with pytest.raises(Refused) as refused:
             work()
         told = str(refused.value)
@@ -526,8 +625,10 @@ def test_rows_that_the_table_itself_gives_to_another_chunk_are_refused(
 ) -> None:
     base.execute("create table n (id int, c text)")
     base.execute("insert into n values (1, 'A')")
-    base.execute("create function b() returns trigger language plpgsql as "
-                 "$$ begin new.c := 'B'; return new; end $$")  # fmt: skip
+    base.execute(
+        "create function b() returns trigger language plpgsql as "
+        "$$ begin new.c := 'B'; return new; end $$"
+    )
     base.execute("create trigger t before insert on n for each row execute function b()")
     staged = write(spark.sql("select 2 id"), at("n", "c"), "A")
 
@@ -540,15 +641,24 @@ def test_rows_that_the_table_itself_gives_to_another_chunk_are_refused(
 @pytest.mark.parametrize(
     ("type", "dataid", "bounds"),
     [
-        ("char(4)", "A", None), ("text collate \"C\"", "z", ("B", "a", None)),
-        ("few", "7", None), ("date", "2026-01-02", None), ("varchar(3)", "abc", None),
-        ("numeric(5,1)", "1.50", None), ("mood", "sad", None), ("int", "1", ("1", None, 4)),
+        ("char(4)", "A", None),
+        ('text collate "C"', "z", ("B", "a", None)),
+        ("few", "7", None),
+        ("date", "2026-01-02", None),
+        ("varchar(3)", "abc", None),
+        ("numeric(5,1)", "1.50", None),
+        ("mood", "sad", None),
+        ("int", "1", ("1", None, 4)),
     ],
-)  # fmt: skip
+)
 def test_rows_are_counted_as_the_table_compares_them(
-    spark: "SparkSession", base: psycopg.Connection, at: "Target", type: str, dataid: str,
+    spark: "SparkSession",
+    base: psycopg.Connection,
+    at: "Target",
+    type: str,
+    dataid: str,
     bounds: Any,
-) -> None:  # fmt: skip
+) -> None:
     value = {"z": "Z", "1": "5"}.get(dataid, dataid)
     base.execute("create type mood as enum ('sad', 'happy')")
     base.execute("create domain few as numeric(5,1) check (value > 0)")
@@ -589,7 +699,7 @@ KEPT = [
     ("numeric(6,2)[]", "array<double>", ["array(1.5D, null)", "null"]),
     ("real[]", "array<int>", ["array(16777216, null)"]),
     ("float8[]", "array<decimal(20,11)>", ["array(1.23456789012)"]),
-]  # fmt: skip
+]
 
 LOST = [
     ("numeric(10,2)", "double", ["1.23456", "'NaN'", "9.999"]),
@@ -614,19 +724,22 @@ LOST = [
     ("numeric(6,1)[]", "array<decimal(10,2)>", ["array(1.26BD, null)"]),
     ("real[]", "array<int>", ["array(16777217, null)"]),
     ("timestamp(0)[]", "array<timestamp_ntz>", ["array(timestamp_ntz'2020-01-01 00:00:00.6')"]),
-]  # fmt: skip
+]
 
 
 def columns(spark: "SparkSession", cases: list[tuple[str, str, list[str]]]) -> "DataFrame":
     """A column for each case, a row for each value, and NULL below them."""
     rows = max(len(told) for *_, told in cases) + 1
-    return spark.sql(" union all ".join(
-        f"select {row} id, " + ", ".join(
-            f"cast({(told + ['null'] * rows)[row]} as {type}) v{at}"
-            for at, (_, type, told) in enumerate(cases)
+    return spark.sql(
+        " union all ".join(
+            f"select {row} id, "
+            + ", ".join(
+                f"cast({(told + ['null'] * rows)[row]} as {type}) v{at}"
+                for at, (_, type, told) in enumerate(cases)
+            )
+            for row in range(rows)
         )
-        for row in range(rows)
-    ))  # fmt: skip
+    )
 
 
 def table_of(base: psycopg.Connection, cases: list[tuple[str, str, list[str]]]) -> None:
@@ -646,11 +759,16 @@ def test_values_that_a_column_can_keep_come_back_as_they_were(
     back = read_rows(spark, at("n", "c"), "A").selectExpr(
         "id", *(f"cast(v{at} as {type}) v{at}" for at, (_, type, _) in enumerate(KEPT))
     )
-    texts = [f"v{at}" for at, (there, type, _) in enumerate(KEPT)
-             if type == "string" and there.startswith("numeric")]  # fmt: skip
+    texts = [
+        f"v{at}"
+        for at, (there, type, _) in enumerate(KEPT)
+        if type == "string" and there.startswith("numeric")
+    ]
     for name in frame.columns:
-        pair = [each.selectExpr("id", f"double({name})" if name in texts else name)
-                for each in (frame, back)]  # fmt: skip
+        pair = [
+            each.selectExpr("id", f"double({name})" if name in texts else name)
+            for each in (frame, back)
+        ]
         found, made = (sorted(map(repr, each.collect())) for each in reversed(pair))
         assert found == made, name
 
@@ -688,10 +806,12 @@ def test_a_frame_that_doesnt_fit_is_refused_in_one_line_with_all_that_is_wrong(
 
     assert caught.value.code == "NOT_VALIDATED"
     for each in (
-        "the table has no column 'other'", "'other' is there 2 times",
-        "'needed' is needed and missing", "'id' is double in the frame and integer in the table",
+        "the table has no column 'other'",
+        "'other' is there 2 times",
+        "'needed' is needed and missing",
+        "'id' is double in the frame and integer in the table",
         "'at' is timestamp in the frame and date in the table",
-    ):  # fmt: skip
+    ):
         assert each in str(caught.value)
     with pytest.raises(Refused, match="'id' is missing, by which the table is split"):
         write(spark.sql("select 1 needed"), at("n", "id"), "1", ("1", "5", None))
@@ -758,9 +878,12 @@ def test_a_part_that_is_tried_again_is_loaded_once(base: psycopg.Connection, at:
     rows = PostgresRows(at("n", "c"), "A", None, None)
     names = _names(rows, "public", "stage")
     load = _loader(
-        rows.login(), "public", "stage", rows.plain("part_done", **names),
+        rows.login(),
+        "public",
+        "stage",
+        rows.plain("part_done", **names),
         rows.plain("part_rows", **names),
-    )  # fmt: skip
+    )
 
     counts = []
     for size in (3, 5):
@@ -803,9 +926,12 @@ def test_a_kill_leaves_the_old_chunk_and_a_staging_table_that_is_found(
     base.execute("insert into n values (1, 'A')")
     table = at("n", "c")
     doomed = subprocess.Popen(
-        [sys.executable, "-c", DOOMED, point, repr(tuple(table))], stdout=subprocess.PIPE,
-        text=True, env=os.environ | {"PYTHONPATH": str(ROOT)}, start_new_session=True,
-    )  # fmt: skip
+        [sys.executable, "-c", DOOMED, point, repr(tuple(table))],
+        stdout=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        start_new_session=True,
+    )
     try:
         assert doomed.stdout is not None
         assert doomed.stdout.readline() == "at it\n"
@@ -922,9 +1048,13 @@ def test_a_password_is_in_no_plan_no_log_and_no_event(
     events.mkdir()
 
     done = subprocess.run(
-        [sys.executable, "-c", TELLTALE, str(events), repr(tuple(table))], input=SECRET, text=True,
-        capture_output=True, check=False, env=os.environ | {"PYTHONPATH": str(ROOT)},
-    )  # fmt: skip
+        [sys.executable, "-c", TELLTALE, str(events), repr(tuple(table))],
+        input=SECRET,
+        text=True,
+        capture_output=True,
+        check=False,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+    )
 
     assert done.returncode == 0, done.stderr[-3000:]
     assert "refused" in done.stdout

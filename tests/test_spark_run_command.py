@@ -65,11 +65,18 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     store.init()
     (tmp_path / "jobs.py").write_text(JOBS)
     (tmp_path / "numbers").mkdir()
-    sql(store, "insert into dataset (datasetid, hostname) values ('numbers', :h)",
-        h=f"{tmp_path}/numbers")  # fmt: skip
+    sql(
+        store,
+        "insert into dataset (datasetid, hostname) values ('numbers', :h)",
+        h=f"{tmp_path}/numbers",
+    )
     for jobid in ("double", "slow", "strict", "deadly", "deaf"):
-        sql(store, "insert into dataset (datasetid, hostname) values (:d, :h)",
-            d=f"{jobid}_out", h=f"{tmp_path}/{jobid}_out")  # fmt: skip
+        sql(
+            store,
+            "insert into dataset (datasetid, hostname) values (:d, :h)",
+            d=f"{jobid}_out",
+            h=f"{tmp_path}/{jobid}_out",
+        )
         register(store, jobid, ["numbers"], [f"{jobid}_out"])
     for dataid in ("1", "2"):
         (tmp_path / "numbers" / f"{dataid}.csv").write_text(f"n\n{dataid}\n")
@@ -153,9 +160,12 @@ def test_what_the_pages_show_works_as_it_is_typed(tmp_path: Path, page: str, sec
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
 
     done = subprocess.run(
-        ["sh", "-ec", typed], env={**os.environ, "PATH": path}, capture_output=True, text=True,
+        ["sh", "-ec", typed],
+        env={**os.environ, "PATH": path},
+        capture_output=True,
+        text=True,
         check=False,
-    )  # fmt: skip
+    )
 
     assert done.returncode == 0, done.stderr
     assert "done 1, failed 0" in done.stderr
@@ -242,8 +252,11 @@ def test_without_a_session_no_chunk_fails(
 ) -> None:
     done = subprocess.run(
         [sys.executable, "-c", NO_JAVA, "run", "--spark", "jobs.py:double", *how],
-        env={**os.environ, **environ}, capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        env={**os.environ, **environ},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
 
     assert done.returncode == 1
     [*launched, line] = done.stderr.splitlines()
@@ -307,9 +320,10 @@ def test_a_second_signal_or_the_end_of_the_grace_ends_python_code(
     folder: Path, workers: str, signals: list[signal.Signals]
 ) -> None:
     child = subprocess.Popen(
-        odf("run", "--spark", "jobs.py:deaf", "--workers", workers), stderr=subprocess.PIPE,
+        odf("run", "--spark", "jobs.py:deaf", "--workers", workers),
+        stderr=subprocess.PIPE,
         text=True,
-    )  # fmt: skip
+    )
     try:
         until = time.monotonic() + 60
         while len(list(folder.glob("deaf?"))) < int(workers):

@@ -42,10 +42,14 @@ def secret(line: Line, guarded: psycopg.Connection, monkeypatch: pytest.MonkeyPa
         guarded.execute(f"create table {name} (day text, n bigint)")
         guarded.execute(f"alter table {name} owner to asked")
         line.dataset(
-            name, hostname=f"127.0.0.1:{info.port}", database=info.dbname, username="asked",
-            tablename=name, chunkcolumn="day",
+            name,
+            hostname=f"127.0.0.1:{info.port}",
+            database=info.dbname,
+            username="asked",
+            tablename=name,
+            chunkcolumn="day",
             encryptedpass=encrypt(SECRET, "the key of the house", purpose=for_dataset(name)),
-        )  # fmt: skip
+        )
     guarded.execute("insert into orders select 'mon', generate_series(1, 100)")
     line.job("copy", "orders", "copies")
     put(line.store, "orders", "mon")
@@ -53,9 +57,12 @@ def secret(line: Line, guarded: psycopg.Connection, monkeypatch: pytest.MonkeyPa
 
 
 def test_the_password_opens_tables_and_is_nowhere_to_be_read(
-    secret: Line, spark: SparkSession, guarded: psycopg.Connection,
-    caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+    secret: Line,
+    spark: SparkSession,
+    guarded: psycopg.Connection,
+    caplog: pytest.LogCaptureFixture,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
     caplog.set_level(logging.DEBUG)
     plans: list[str] = []
 

@@ -52,20 +52,35 @@ class Lake:
         (self.folder / "raw").mkdir()
         for at, dataid in enumerate(CHUNKS):
             rows = [
-                {"id": n, "shop": None if n % 7 == 0 else f"Shop {n % 3}", "amount": n * 1.25 + at,
-                 "tags": ["a", str(n)]}
+                {
+                    "id": n,
+                    "shop": None if n % 7 == 0 else f"Shop {n % 3}",
+                    "amount": n * 1.25 + at,
+                    "tags": ["a", str(n)],
+                }
                 for n in range(1, 2 + at * 40)
-            ]  # fmt: skip
+            ]
             pq.write_table(pa.Table.from_pylist(rows), self.folder / "raw" / f"{dataid}.parquet")
         operations.ready(self.store, "raw", CHUNKS)
 
     def odf(self, job: str, function: str) -> str:
         """Let `odf run --spark` make every chunk of a job, as a person would."""
         done = subprocess.run(
-            [str(ODF), "run", "--job", job, "--all", "--spark",
-             f"tests.locations.spark_jobs:{function}"],
-            env=os.environ | self.env, cwd=ROOT, capture_output=True, text=True, timeout=120,
-        )  # fmt: skip
+            [
+                str(ODF),
+                "run",
+                "--job",
+                job,
+                "--all",
+                "--spark",
+                f"tests.locations.spark_jobs:{function}",
+            ],
+            env=os.environ | self.env,
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stderr
 
@@ -78,9 +93,10 @@ class Lake:
 
     def fingerprints(self, way: str) -> dict[str, str]:
         rows = sql(
-            self.store, "select dataid, fingerprint from chunkfact where datasetid = :d",
+            self.store,
+            "select dataid, fingerprint from chunkfact where datasetid = :d",
             d=f"by_{way}",
-        )  # fmt: skip
+        )
         return dict(sorted(rows))
 
     def made(self, way: str) -> None:
@@ -140,8 +156,13 @@ def test_the_same_rows_come_out_whichever_way_a_chunk_is_made(lake: Lake) -> Non
 
     wanted = lake.fingerprints("run")
     assert [each.partition("-")[0] for each in map(wanted.__getitem__, CHUNKS)] == [
-        "1", "41", "81", "121", "161", "201"
-    ]  # fmt: skip
+        "1",
+        "41",
+        "81",
+        "121",
+        "161",
+        "201",
+    ]
     for way in ("run", "materialize", "backfill", "batch", "threads"):
         lake.made(way)
         assert lake.fingerprints(way) == wanted, way
@@ -171,9 +192,13 @@ def test_the_grid_shows_the_evidence_and_what_was_expected(lake: Lake) -> None:
     for each in node["latestMaterializationByPartition"]:
         schema = {e["label"]: e for e in each["metadataEntries"]}["dagster/column_schema"]["schema"]
         assert [(c["name"], c["type"]) for c in schema["columns"]] == [
-            ("id", "bigint"), ("shop", "string"), ("amount", "double"), ("tags", "array<string>"),
-            ("total", "decimal(12,2)"), ("slug", "string"),
-        ]  # fmt: skip
+            ("id", "bigint"),
+            ("shop", "string"),
+            ("amount", "double"),
+            ("tags", "array<string>"),
+            ("total", "decimal(12,2)"),
+            ("slug", "string"),
+        ]
     rows = {
         each["partition"]: each["evaluation"] for each in client.checks("by_materialize", "rows")
     }
@@ -202,9 +227,11 @@ def test_a_run_that_is_terminated_settles_all_that_it_has_in_hand(
     began = time.monotonic()
     client.terminate(run)
     wait_for(
-        lambda: list(lake.status(way).values()).count("HOLD"), held.__eq__, MOST_TO_SETTLE,
+        lambda: list(lake.status(way).values()).count("HOLD"),
+        held.__eq__,
+        MOST_TO_SETTLE,
         "all are settled",
-    )  # fmt: skip
+    )
 
     assert time.monotonic() - began < MOST_TO_SETTLE
     assert client.finished(run) == "CANCELED"

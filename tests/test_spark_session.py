@@ -44,9 +44,13 @@ def python(code: str, timeout: float = 100, **environ: str) -> subprocess.Comple
     """Run code in a process of its own, which pytest's imports don't help."""
     clean = {name: value for name, value in os.environ.items() if not name.startswith("SPARK_")}
     return subprocess.run(
-        [sys.executable, "-c", code], env=clean | environ, stdin=subprocess.DEVNULL,
-        capture_output=True, text=True, timeout=timeout,
-    )  # fmt: skip
+        [sys.executable, "-c", code],
+        env=clean | environ,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+    )
 
 
 @pytest.fixture
@@ -137,11 +141,16 @@ def test_values_are_texts_and_keys_are_sparks() -> None:
 @pytest.mark.parametrize(
     ("master", "loopback"),
     [
-        ("local", True), ("local[2]", True), ("local-cluster[2,1,1024]", True),
-        ("spark://127.0.0.1:7077", True), ("spark://localhost:7077", True),
-        ("spark://big:7077", False), ("yarn", False), ("k8s://https://big", False),
+        ("local", True),
+        ("local[2]", True),
+        ("local-cluster[2,1,1024]", True),
+        ("spark://127.0.0.1:7077", True),
+        ("spark://localhost:7077", True),
+        ("spark://big:7077", False),
+        ("yarn", False),
+        ("k8s://https://big", False),
     ],
-)  # fmt: skip
+)
 def test_a_driver_binds_to_the_loopback_unless_others_must_reach_it(
     master: str, loopback: bool
 ) -> None:
@@ -325,10 +334,13 @@ def test_what_a_session_is_and_leaves(tmp_path: Path) -> None:
     )
     (tmp_path / "dataflow.properties").write_text(settings)
     done = python(
-        ALL_OF_IT, DATAFLOW_SPARK_SQL_SHUFFLE_PARTITIONS="5", TMPDIR=str(scratch),
-        DATAFLOW_PROPERTIES=str(tmp_path / "dataflow.properties"), PASSKEY="plugh",
+        ALL_OF_IT,
+        DATAFLOW_SPARK_SQL_SHUFFLE_PARTITIONS="5",
+        TMPDIR=str(scratch),
+        DATAFLOW_PROPERTIES=str(tmp_path / "dataflow.properties"),
+        PASSKEY="plugh",
         DATAFLOW_URL="postgresql://u:plugh@127.0.0.1:1/x",
-    )  # fmt: skip
+    )
 
     assert done.returncode == 0, done.stderr
     assert done.stderr == "raised: ArithmeticException\n", "nothing of Spark's own"
@@ -355,8 +367,9 @@ def test_files_have_any_name_where_the_locale_has_no_unicode(tmp_path: Path) -> 
         "spark = spark_session(short=True)\n"
         f"spark.range(3).write.parquet({str(tmp_path)!r} + '/\u65e5\u672c')\n"
         "print(os.environ['LC_ALL'])\n",
-        LC_ALL="C", PYTHONUTF8="1",
-    )  # fmt: skip
+        LC_ALL="C",
+        PYTHONUTF8="1",
+    )
 
     assert done.returncode == 0, done.stderr[-2000:]
     assert done.stdout == "C\n"
@@ -428,12 +441,21 @@ def test_what_spark_submit_was_told_beats_our_defaults(tmp_path: Path) -> None:
         "    print(session.conf.get(key))\n"
     )
     done = subprocess.run(
-        [f"{_find_spark_home()}/bin/spark-submit", "--master", "local[1]",
-         "--conf", "spark.sql.shuffle.partitions=9",
-         "--conf", "spark.sql.session.timeZone=Asia/Kathmandu", "job.py"],
+        [
+            f"{_find_spark_home()}/bin/spark-submit",
+            "--master",
+            "local[1]",
+            "--conf",
+            "spark.sql.shuffle.partitions=9",
+            "--conf",
+            "spark.sql.session.timeZone=Asia/Kathmandu",
+            "job.py",
+        ],
         env=os.environ | {"JAVA_HOME": java.needed_java(), "PYSPARK_PYTHON": sys.executable},
-        capture_output=True, text=True, timeout=100,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
 
     assert done.stdout.split() == ["local[1]", "9", "false", "UTC"], done.stderr
 
@@ -659,9 +681,15 @@ def test_a_server_of_spark_connect(connect_url: str) -> None:
     told = json.loads(done.stdout)
     said = told.pop("said")
     assert told == {
-        "remote": True, "same": True, "count": 12, "failed": 2, "after": 5, "partitions": "4",
-        "inference": "false", "classic": 2,
-    }  # fmt: skip
+        "remote": True,
+        "same": True,
+        "count": 12,
+        "failed": 2,
+        "after": 5,
+        "partitions": "4",
+        "inference": "false",
+        "classic": 2,
+    }
     assert said
     assert " of 12 tasks, after" in said[0]
     assert done.stderr.count("decides itself about spark.executor.memory:") == 1

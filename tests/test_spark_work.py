@@ -81,8 +81,12 @@ def test_without_all_one_chunk_is_made(doubling: Line, spark: SparkSession) -> N
 def test_the_same_rows_have_the_same_fingerprint_in_any_order_and_parts(
     doubling: Line, spark: SparkSession
 ) -> None:
-    doubling.arrive("numbers", _1=numbers(spark, *range(50)), _2=numbers(spark, *range(49, -1, -1)),
-                    _3=numbers(spark, *range(49), 48))  # fmt: skip
+    doubling.arrive(
+        "numbers",
+        _1=numbers(spark, *range(50)),
+        _2=numbers(spark, *range(49, -1, -1)),
+        _3=numbers(spark, *range(49), 48),
+    )
 
     doubling.run("double", lambda numbers: double(numbers).repartition(3))
 
@@ -113,8 +117,10 @@ def test_a_script_s_files_are_read_by_their_looks(doubling: Line, tmp_path: Path
     doubling.run("double", lambda numbers: numbers.select(F.col("n").cast("long"), "name"))
 
     assert doubling.rows("doubled") == [
-        (1, 'a "quoted" name\nin two lines', "1"), (2, None, "1"), (5, "json", "2")
-    ]  # fmt: skip
+        (1, 'a "quoted" name\nin two lines', "1"),
+        (2, None, "1"),
+        (5, "json", "2"),
+    ]
 
 
 def test_the_function_may_ask_for_the_chunk_the_session_and_all_inputs(
@@ -165,12 +171,15 @@ def test_other_formats_come_back_as_they_were(line: Line, spark: SparkSession, f
     line.job("copy", "texts", "copies")
     line.job("again", "copies", "more")
     rows = [
-        (1, "plain", 1.5, dt.date(2026, 1, 2)), (2, "", None, None), (3, None, 0.1, None),
+        (1, "plain", 1.5, dt.date(2026, 1, 2)),
+        (2, "", None, None),
+        (3, None, 0.1, None),
         (4, 'a "quoted", one\nwith lines\\n and \\ and é', -2.0, dt.date(1999, 12, 31)),
-    ]  # fmt: skip
+    ]
     schema = "n long, text string, x double, day date"
-    line.arrive("texts", _1=spark.createDataFrame(rows, schema),
-                _2=spark.createDataFrame([], schema))  # fmt: skip
+    line.arrive(
+        "texts", _1=spark.createDataFrame(rows, schema), _2=spark.createDataFrame([], schema)
+    )
 
     line.run("copy", lambda texts: texts)
     line.run("again", lambda copies: copies)
@@ -268,11 +277,20 @@ def test_what_sqlite_would_keep_as_another_value_is_refused(
     connection = lite("r real, n numeric(30, 2), i integer, t text, f float, l real")
     put(line.store, "given", "1")
     lost = {
-        "r": "12345678901234567.89BD", "n": "12345678901234567.89BD",
-        "i": "12345678901234567.5BD", "f": "double('NaN')", "l": "9007199254740993L",
-    }  # fmt: skip
-    kept = {"r": "1.5BD", "n": "9223372036854775807BD", "i": "1.10BD", "f": "0.1D",
-            "t": "12345678901234567.89BD", "l": "-3L"}  # fmt: skip
+        "r": "12345678901234567.89BD",
+        "n": "12345678901234567.89BD",
+        "i": "12345678901234567.5BD",
+        "f": "double('NaN')",
+        "l": "9007199254740993L",
+    }
+    kept = {
+        "r": "1.5BD",
+        "n": "9223372036854775807BD",
+        "i": "1.10BD",
+        "f": "0.1D",
+        "t": "12345678901234567.89BD",
+        "l": "-3L",
+    }
 
     def select(told: dict[str, str]) -> Any:
         return lambda spark: spark.sql(
@@ -341,8 +359,12 @@ def test_chunks_travel_through_tables_of_postgresql(
             "array['a', null] from generate_series(1, 3000) n"
         )
         info = person.info
-        place = {"hostname": f"{info.host}:{info.port}", "database": info.dbname,
-                 "username": info.user, "chunkcolumn": "day"}  # fmt: skip
+        place = {
+            "hostname": f"{info.host}:{info.port}",
+            "database": info.dbname,
+            "username": info.user,
+            "chunkcolumn": "day",
+        }
         line.dataset("orders", tablename="orders", **place)
         line.dataset("copies", tablename="copies", **place)
         line.job("unload", "orders", "lake")
@@ -396,8 +418,9 @@ def shapes(spark: SparkSession) -> dict[str, DataFrame]:
             [(Decimal("12345678901234567890.123456789012345678"),), (Decimal("-0.1"),), (None,)],
             "d decimal(38,18)",
         ),
-        "times": spark.createDataFrame([(moment, moment, moment.date())],
-                                       "at timestamp, local timestamp_ntz, day date"),
+        "times": spark.createDataFrame(
+            [(moment, moment, moment.date())], "at timestamp, local timestamp_ntz, day date"
+        ),
         "nans": spark.createDataFrame(
             [(float("nan"),), (None,), (float("inf"),), (-0.0,)], "x double"
         ),
@@ -405,12 +428,23 @@ def shapes(spark: SparkSession) -> dict[str, DataFrame]:
         "odd names": spark.range(2).selectExpr(
             "id as `a b`", "id as `c.d`", "id as `e``f`", "id as `é`"
         ),
-    }  # fmt: skip
+    }
 
 
-@pytest.mark.parametrize("shape", [
-    "empty", "one", "wide", "nested", "decimals", "times", "nans", "skewed", "odd names",
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "shape",
+    [
+        "empty",
+        "one",
+        "wide",
+        "nested",
+        "decimals",
+        "times",
+        "nans",
+        "skewed",
+        "odd names",
+    ],
+)
 def test_chunks_of_any_shape_come_back_the_same(
     line: Line, spark: SparkSession, shape: str
 ) -> None:
@@ -444,9 +478,13 @@ def test_a_schema_that_changes_between_chunks_is_refused_in_words(
 
 def test_a_schema_may_be_merged_if_the_job_says_so(doubling: Line, spark: SparkSession) -> None:
     wider = spark.createDataFrame([(5, "new")], "n long, more string")
-    doubling.arrive("numbers", _1=spark.createDataFrame([(1,)], "n int"), _2=wider,
-                    _3=spark.createDataFrame([(3,)], "n int"),
-                    _4=spark.createDataFrame([("x",)], "n string"))  # fmt: skip
+    doubling.arrive(
+        "numbers",
+        _1=spark.createDataFrame([(1,)], "n int"),
+        _2=wider,
+        _3=spark.createDataFrame([(3,)], "n int"),
+        _4=spark.createDataFrame([("x",)], "n string"),
+    )
 
     outcome = doubling.run("double", spark_job(lambda numbers: numbers, schema="merge"))
 
@@ -580,8 +618,11 @@ def test_an_expectation_that_fails_publishes_nothing(doubling: Line, spark: Spar
 
 
 def test_rows_are_compared_with_the_last_chunks(doubling: Line, spark: SparkSession) -> None:
-    doubling.arrive("numbers", **{f"_{at}": numbers(spark, *range(10)) for at in range(1, 4)},
-                    _4=numbers(spark, 1))  # fmt: skip
+    doubling.arrive(
+        "numbers",
+        **{f"_{at}": numbers(spark, *range(10)) for at in range(1, 4)},
+        _4=numbers(spark, 1),
+    )
 
     outcome = doubling.run("double", spark_job(double, expect={"rows": {"change": 0.5}}))
 
@@ -598,13 +639,22 @@ def even(numbers: DataFrame) -> DataFrame:
 
 @pytest.mark.parametrize(
     ("declared", "dial", "given", "sizes"),
-    [(3, None, None, [3, 3, 1]), (3, 5, None, [5, 2]), (3, 1, None, [1] * 7),
-     (3, 5, 4, [4, 3]), (1, 5, None, [1] * 7)],
-)  # fmt: skip
+    [
+        (3, None, None, [3, 3, 1]),
+        (3, 5, None, [5, 2]),
+        (3, 1, None, [1] * 7),
+        (3, 5, 4, [4, 3]),
+        (1, 5, None, [1] * 7),
+    ],
+)
 def test_the_dial_says_how_many_chunks_go_through_one_job(
-    line: Line, spark: SparkSession, declared: int, dial: int | None, given: int | None,
+    line: Line,
+    spark: SparkSession,
+    declared: int,
+    dial: int | None,
+    given: int | None,
     sizes: list[int],
-) -> None:  # fmt: skip
+) -> None:
     """It never changes what a function gets that wasn't written for batches."""
     line.job("copy", "numbers", "copies")
     line.job("many", "copies", "batched")
@@ -706,8 +756,10 @@ def test_after_a_chunk_jobs_have_the_label_that_they_had_before(
         spark.range(1).count()
 
     assert list(dict.fromkeys(labels)) == [
-        ("double 1", "odf double: chunk 1"), ("mine", "my own"), (None, None)
-    ]  # fmt: skip
+        ("double 1", "odf double: chunk 1"),
+        ("mine", "my own"),
+        (None, None),
+    ]
 
 
 def test_the_job_of_a_batch_tells_its_chunks(copied: Line, spark: SparkSession) -> None:
@@ -810,8 +862,11 @@ def test_chunks_of_several_schemas_make_several_batches(line: Line, spark: Spark
 
     assert outcome.done == 4
     assert {each: fact["schema"] for each, fact in line.facts("batched").items()} == {
-        "1": "n:bigint", "2": "n:int", "3": "n:bigint", "4": "n:int"
-    }  # fmt: skip
+        "1": "n:bigint",
+        "2": "n:int",
+        "3": "n:bigint",
+        "4": "n:int",
+    }
 
 
 @pytest.mark.parametrize("together", [True, False])
@@ -888,10 +943,15 @@ def test_inputs_of_several_schemas_go_in_batches_if_what_becomes_of_them_is_alik
 
 @pytest.mark.parametrize(
     ("rule", "said"),
-    [("same", "differs from its last chunk '2': column 's' is missing"),
-     ("merge", "chunk '2' was published with columns that this one hasn't. Make it again: "
-      "odf resubmit many 1")],
-)  # fmt: skip
+    [
+        ("same", "differs from its last chunk '2': column 's' is missing"),
+        (
+            "merge",
+            "chunk '2' was published with columns that this one hasn't. Make it again: "
+            "odf resubmit many 1",
+        ),
+    ],
+)
 def test_of_two_chunks_made_at_once_the_second_fits_the_first(
     mixed: Line, rule: str, said: str
 ) -> None:
@@ -1089,8 +1149,11 @@ def both(line: Line, request: pytest.FixtureRequest) -> Line:
         url = request.getfixturevalue("postgres_url")
         with psycopg.connect(url) as person:
             info = person.info
-            place = {"hostname": f"{info.host}:{info.port}", "database": info.dbname,
-                     "username": info.user}  # fmt: skip
+            place = {
+                "hostname": f"{info.host}:{info.port}",
+                "database": info.dbname,
+                "username": info.user,
+            }
     line.dataset("ztab", tablename="ztab", chunkcolumn="day", **place)
     line.job("two", "numbers", ["fold", "ztab"])
     line.arrive("numbers", _1=numbers(line.spark, 1))
@@ -1102,8 +1165,10 @@ def both(line: Line, request: pytest.FixtureRequest) -> Line:
 
 
 def folder_and_table(numbers: DataFrame, day: str = "1", v: int = 1) -> dict[str, Any]:
-    return {"fold": numbers.selectExpr(f"{v} as v"),
-            "ztab": numbers.selectExpr(f"'{day}' as day", f"{v} as v")}  # fmt: skip
+    return {
+        "fold": numbers.selectExpr(f"{v} as v"),
+        "ztab": numbers.selectExpr(f"'{day}' as day", f"{v} as v"),
+    }
 
 
 def of_table(line: Line, request: pytest.FixtureRequest, text: str) -> list[tuple]:
@@ -1148,8 +1213,12 @@ def test_what_only_the_table_s_transaction_refuses_keeps_the_folder_too(
     both: Line, request: pytest.FixtureRequest
 ) -> None:
     if "sqlite" in request.node.callspec.id:
-        of_table(both, request, "create trigger no before insert on ztab when new.v = 2 "
-                                "begin select raise(abort, 'two is no number'); end")  # fmt: skip
+        of_table(
+            both,
+            request,
+            "create trigger no before insert on ztab when new.v = 2 "
+            "begin select raise(abort, 'two is no number'); end",
+        )
     else:
         of_table(both, request, "alter table ztab add constraint no check (v <> 2)")
 
@@ -1248,21 +1317,36 @@ def test_a_large_csv_is_read_in_parts_only_if_each_line_is_a_row(
 @pytest.mark.parametrize(
     ("format", "select", "said"),
     [
-        ("csv", "1 as id, X'00ff' as `b`", "Column 'b' is binary, which CSV can't hold. Return "
-         "base64(`b`), or register the dataset with --format parquet."),
+        (
+            "csv",
+            "1 as id, X'00ff' as `b`",
+            "Column 'b' is binary, which CSV can't hold. Return "
+            "base64(`b`), or register the dataset with --format parquet.",
+        ),
         ("csv", "explode(array('a', null)) as only", "of the only column 'only', 1 values are"),
-        ("csv", "1 as id, cast(X'41ff' as string) as t", "Column 't' has 1 row with a text that "
-         "isn't UTF-8, which CSV can't hold. Return it as binary by base64(`t`), decode it as"),
+        (
+            "csv",
+            "1 as id, cast(X'41ff' as string) as t",
+            "Column 't' has 1 row with a text that "
+            "isn't UTF-8, which CSV can't hold. Return it as binary by base64(`t`), decode it as",
+        ),
         ("json", "cast(X'ff' as string) collate UNICODE_CI as t", "Column 't' has 1 row with"),
-        ("json", "'é' as a, struct(array(map('k', cast(X'ff' as string))) as x) as n",
-         "Column 'n' has 1 row with a text that isn't UTF-8, which JSON can't hold"),
-        ("json", "map(1, 'x') as m", "Column 'm' has a map whose keys aren't texts, and in JSON "
-         "nobody could read it. Cast the keys to string, or register the dataset with --format"),
+        (
+            "json",
+            "'é' as a, struct(array(map('k', cast(X'ff' as string))) as x) as n",
+            "Column 'n' has 1 row with a text that isn't UTF-8, which JSON can't hold",
+        ),
+        (
+            "json",
+            "map(1, 'x') as m",
+            "Column 'm' has a map whose keys aren't texts, and in JSON "
+            "nobody could read it. Cast the keys to string, or register the dataset with --format",
+        ),
         ("json", "map('k', array(named_struct('f', map(date'2026-01-01', 1)))) as m", "Column 'm'"),
         ("orc", "1 as `a``b`", "A column is called 'a`b'"),
         ("orc", "map('k', array(named_struct('a`b', 1))) as m", "A column is called 'a`b'"),
     ],
-)  # fmt: skip
+)
 def test_what_a_format_would_change_is_refused_in_a_line(
     through: Line, spark: SparkSession, format: str, select: str, said: str
 ) -> None:
@@ -1280,8 +1364,12 @@ def test_old_times_come_back_to_the_microsecond(
 ) -> None:
     """Before clocks were set by zones, they were minutes and seconds away from UTC."""
     spark.conf.set("spark.sql.session.timeZone", "Europe/Paris")
-    times = ["1900-01-01 00:00:00.000001", "1583-06-01 12:00:00", "1911-03-10 23:50:38.5",
-             "2026-07-01 00:00:00"]  # fmt: skip
+    times = [
+        "1900-01-01 00:00:00.000001",
+        "1583-06-01 12:00:00",
+        "1911-03-10 23:50:38.5",
+        "2026-07-01 00:00:00",
+    ]
     moments = [f"cast('{each}' as timestamp) as c{at}" for at, each in enumerate(times)]
     df = spark.sql(f"select {', '.join(moments)}")
 
@@ -1315,8 +1403,9 @@ NESTED = (
 def test_what_a_format_can_hold_comes_back_with_its_collation(
     through: Line, spark: SparkSession, format: str, more: str
 ) -> None:
-    df = spark.sql("select 1 as id, 'a' collate UNICODE_CI as `c.d`"
-                   + (more and f", '\\0' as nul, {more}"))  # fmt: skip
+    df = spark.sql(
+        "select 1 as id, 'a' collate UNICODE_CI as `c.d`" + (more and f", '\\0' as nul, {more}")
+    )
     copied_as(through, format, df)
 
     assert through.status("more", "1", "again") == "READY", through.said
@@ -1344,16 +1433,24 @@ def test_collations_outlive_a_batch(line: Line, spark: SparkSession) -> None:
 @pytest.mark.parametrize(
     ("name", "text", "said"),
     [
-        ("1.csv", "a,b\n1,2\n1,2,3\n", "1.csv has a row with more or fewer values than its first "
-         "line has names: 1,2,3. Correct the file."),
+        (
+            "1.csv",
+            "a,b\n1,2\n1,2,3\n",
+            "1.csv has a row with more or fewer values than its first "
+            "line has names: 1,2,3. Correct the file.",
+        ),
         ("1.csv", "a,b\n1,2\n1\n", "its first line has names: 1. Correct the file."),
         ("1.json", '{"a": 1}\n{"a":\n', "1.json has a line that isn't an object of JSON"),
         ("1.json", '{"a": 1}\n5\n', "1.json has a line that isn't an object of JSON"),
-        ("1.csv", "", "1.csv is empty, so there is nothing to tell its columns by. Give it a first "
-         "line with the names of its columns."),
+        (
+            "1.csv",
+            "",
+            "1.csv is empty, so there is nothing to tell its columns by. Give it a first "
+            "line with the names of its columns.",
+        ),
         ("1.json", "", "nothing to tell its columns by. Give it rows."),
     ],
-)  # fmt: skip
+)
 def test_a_text_of_others_that_isn_t_whole_is_refused_in_a_line(
     doubling: Line, name: str, text: str, said: str
 ) -> None:

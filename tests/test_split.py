@@ -52,8 +52,11 @@ def test_periods_are_whole() -> None:
         Chunk("2026-01-05", "2026-01-05", "2026-01-12"),
     ]
     assert [chunk.dataid for chunk in by_date("2025-11-30", "2026-02-01", "month")] == [
-        "2025-11", "2025-12", "2026-01", "2026-02",
-    ]  # fmt: skip
+        "2025-11",
+        "2025-12",
+        "2026-01",
+        "2026-02",
+    ]
 
 
 def test_numbers_are_half_open_and_cover_each_number_once() -> None:
@@ -202,8 +205,12 @@ def test_a_table_that_grew_is_split_on(orders: Store) -> None:
     split(orders, "orders", by_number(0, 25, size=10), column="id")
     split(orders, "orders", by_number(25, 40, size=10))
     assert sorted(sql(orders, "select dataid, upper_bound from chunkrange")) == [
-        ("0", "10"), ("10", "20"), ("20", "25"), ("25", "35"), ("35", "40"),
-    ]  # fmt: skip
+        ("0", "10"),
+        ("10", "20"),
+        ("20", "25"),
+        ("25", "35"),
+        ("35", "40"),
+    ]
 
 
 def test_a_dataset_that_is_not_registered_or_has_no_column(store: Store) -> None:

@@ -13,7 +13,7 @@ from hypothesis.stateful import (
     precondition,
     rule,
     run_state_machine_as_test,
-)  # fmt: skip
+)
 
 from opendataflow_dagster.errors import InputsChanged, StaleClaim
 from opendataflow_dagster.ids import natural_key
@@ -30,7 +30,7 @@ from tests.stores import (
     register,
     sql,
     take,
-)  # fmt: skip
+)
 
 JOBS = {
     "first": (["a"], ["b"]),
@@ -98,9 +98,10 @@ class Machine(RuleBasedStateMachine):
 
     def free_inputs(self, jobid: str, dataid: str) -> None:
         self.rows = {
-            key: row for key, row in self.rows.items()
+            key: row
+            for key, row in self.rows.items()
             if not (key[1] == jobid and key[2] == dataid and row.locktype == "IN")
-        }  # fmt: skip
+        }
 
     def settle(self, claim: Claim, before: str, after: str) -> int:
         """Move the outputs of one generation; say how many."""
@@ -176,9 +177,10 @@ class Machine(RuleBasedStateMachine):
         self.claim_next(jobid, k, data.draw(st.sampled_from([None, None, *DATAIDS])))
 
     @rule(
-        jobid=st.sampled_from([*JOBS]), k=st.sampled_from([1, 2]),
+        jobid=st.sampled_from([*JOBS]),
+        k=st.sampled_from([1, 2]),
         there=st.sets(st.sampled_from(DATAIDS)),
-    )  # fmt: skip
+    )
     def claim_while_filling(self, jobid: str, k: int, there: set[str]) -> None:
         """A job was registered anew: what waits may be stale, and what may be claimed not there."""
         sql(
@@ -226,10 +228,10 @@ class Machine(RuleBasedStateMachine):
             ins, outs = self.jobs[jobid]
             for datasetid in ins:
                 source = [
-                    row.generation or 0 for key, row in self.rows.items()
-                    if (key[0], key[2]) == (datasetid, claim.dataid)
-                    and row[:2] == ("OUT", "READY")
-                ]  # fmt: skip
+                    row.generation or 0
+                    for key, row in self.rows.items()
+                    if (key[0], key[2]) == (datasetid, claim.dataid) and row[:2] == ("OUT", "READY")
+                ]
                 assert source, "claimed with an input that isn't READY"
                 self.rows[datasetid, jobid, claim.dataid] = Row(
                     "IN", "RUNNING", max(source) or None
@@ -350,8 +352,12 @@ class Machine(RuleBasedStateMachine):
         self.rows["a", "loader", dataid] = self.by_hand(("a", "loader", dataid), status)
 
     @precondition(lambda self: any(row.locktype == "OUT" for row in self.rows.values()))
-    @rule(data=st.data(), word=st.sampled_from(["RESUBMIT", "RESUBMIT", "RERUN", "HOLD", "READY",
-                                                "PENDING", "FAILED", "DELETE"]))  # fmt: skip
+    @rule(
+        data=st.data(),
+        word=st.sampled_from(
+            ["RESUBMIT", "RESUBMIT", "RERUN", "HOLD", "READY", "PENDING", "FAILED", "DELETE"]
+        ),
+    )
     def change_by_hand(self, data: st.DataObject, word: str) -> None:
         key = data.draw(
             st.sampled_from(sorted(k for k, row in self.rows.items() if row.locktype == "OUT"))
@@ -381,10 +387,12 @@ class Machine(RuleBasedStateMachine):
             self.rows["a", "seed", dataid] = Row("OUT", "PENDING")
 
     @rule(
-        jobid=st.sampled_from([*JOBS]), concurrency=st.sampled_from([None, 0, 1, 2]),
-        max_attempts=st.sampled_from([None, 1, 2, 3]), max_losses=st.sampled_from([None, 1, 2]),
+        jobid=st.sampled_from([*JOBS]),
+        concurrency=st.sampled_from([None, 0, 1, 2]),
+        max_attempts=st.sampled_from([None, 1, 2, 3]),
+        max_losses=st.sampled_from([None, 1, 2]),
         retry_delay=st.sampled_from([None, 0, 3600]),
-    )  # fmt: skip
+    )
     def turn_dials(self, jobid: str, **dials: int | None) -> None:
         policy(self.store, jobid, **dials)
         self.dials[jobid] = dials
@@ -428,11 +436,21 @@ class Machine(RuleBasedStateMachine):
         if not hasattr(self, "store"):
             return
         making = [
-            (key[0], key[2]) for key, row in self.rows.items()
-            if row[:2] == ("OUT", "RUNNING") and self.is_live(
-                Claim(key[1], key[2], row.generation or 0,
-                      self.claims.get(key[1:], Held(0, None)).owner or "", 1, 1.0, None))
-        ]  # fmt: skip
+            (key[0], key[2])
+            for key, row in self.rows.items()
+            if row[:2] == ("OUT", "RUNNING")
+            and self.is_live(
+                Claim(
+                    key[1],
+                    key[2],
+                    row.generation or 0,
+                    self.claims.get(key[1:], Held(0, None)).owner or "",
+                    1,
+                    1.0,
+                    None,
+                )
+            )
+        ]
         assert len(making) == len(set(making))
 
 
@@ -460,9 +478,11 @@ def run(url: str, examples: int, steps: int) -> None:
         "OneDatabase", (Machine,), {"fresh": staticmethod(fresh), "done": staticmethod(id)}
     )
     limits = settings(
-        max_examples=examples, stateful_step_count=steps, deadline=None,
+        max_examples=examples,
+        stateful_step_count=steps,
+        deadline=None,
         suppress_health_check=list(HealthCheck),
-    )  # fmt: skip
+    )
     run_state_machine_as_test(machine, settings=limits)
     close(store)
 

@@ -58,8 +58,20 @@ def test_a_step_is_recorded_as_it_begins_and_as_it_ends(store: Store) -> None:
     record(store, [step(claim, status="RUNNING", started=now)])
     [began] = steps(store, "orders")
     assert (began["status"], began["ended"], began["rows"]) == ("RUNNING", None, None)
-    record(store, [step(claim, status="FAILED", ended=now + 1.5, rows=7, stdout="hi\n",
-                        traceback="Traceback", reason="t1: no\nmore")])  # fmt: skip
+    record(
+        store,
+        [
+            step(
+                claim,
+                status="FAILED",
+                ended=now + 1.5,
+                rows=7,
+                stdout="hi\n",
+                traceback="Traceback",
+                reason="t1: no\nmore",
+            )
+        ],
+    )
 
     [row] = steps(store, "orders", claim.dataid)
     assert row["started"].timestamp() == pytest.approx(now, abs=0.002)
@@ -81,9 +93,14 @@ def test_both_ends_of_a_step_in_one_call(store: Store) -> None:
 
 @pytest.mark.parametrize(
     ("printed", "kept"),
-    [("a\0b", "a\N{REPLACEMENT CHARACTER}b"), ("\ud800", "?"), ("", ""), (None, None),
-     ("日本 'quoted' \\ \x1b[31m\n", "日本 'quoted' \\ \x1b[31m\n")],
-)  # fmt: skip
+    [
+        ("a\0b", "a\N{REPLACEMENT CHARACTER}b"),
+        ("\ud800", "?"),
+        ("", ""),
+        (None, None),
+        ("日本 'quoted' \\ \x1b[31m\n", "日本 'quoted' \\ \x1b[31m\n"),
+    ],
+)
 def test_what_was_printed_is_kept_as_databases_can(
     store: Store, printed: str | None, kept: str | None
 ) -> None:
@@ -108,8 +125,13 @@ def test_the_newest_runs_come_first_with_all_their_steps(store: Store) -> None:
     record(store, [Step("daily", "z", 99, 1, "t", "READY")])
 
     assert [(row["generation"], row["step"]) for row in steps(store, "orders", limit=2)] == [
-        (12, 1), (12, 2), (12, 3), (7, 1), (7, 2), (7, 3),
-    ]  # fmt: skip
+        (12, 1),
+        (12, 2),
+        (12, 3),
+        (7, 1),
+        (7, 2),
+        (7, 3),
+    ]
     assert {row["generation"] for row in steps(store, "orders", "b")} == {3}
     assert {row["generation"] for row in steps(store, "orders", "a", 1)} == {12}
     assert steps(store, "nobody") == []
@@ -121,10 +143,15 @@ def test_a_run_that_failed_otherwise_than_by_a_step_tells_why(store: Store, odf:
     published, early, lost, good = (item(store) for _ in range(4))
     claims = {claim.dataid: claim for claim in take(store, "orders", k=4)}
     now = store.now()
-    record(store, [step(claims[published], started=now, ended=now),
-                   step(claims[lost], started=now, ended=now),
-                   step(claims[lost], 2, "RUNNING", started=now),
-                   step(claims[good], started=now, ended=now)])  # fmt: skip
+    record(
+        store,
+        [
+            step(claims[published], started=now, ended=now),
+            step(claims[lost], started=now, ended=now),
+            step(claims[lost], 2, "RUNNING", started=now),
+            step(claims[good], started=now, ended=now),
+        ],
+    )
     store.fail(claims[published], "output isn't a folder")
     store.fail(claims[early], "no such source")
     store.finish(claims[good])
@@ -138,10 +165,13 @@ def test_a_run_that_failed_otherwise_than_by_a_step_tells_why(store: Store, odf:
 
     gone = "worker didn't come back: claim 1 of 5 lost"
     assert listed() == [
-        (good, 1, "READY", None), (lost, 1, "READY", None), (lost, 2, "FAILED", gone),
+        (good, 1, "READY", None),
+        (lost, 1, "READY", None),
+        (lost, 2, "FAILED", gone),
         (early, 1, "FAILED", "no such source"),
-        (published, 1, "READY", None), (published, 2, "FAILED", "output isn't a folder"),
-    ]  # fmt: skip
+        (published, 1, "READY", None),
+        (published, 2, "FAILED", "output isn't a folder"),
+    ]
     assert listed(early) == [(early, 1, "FAILED", "no such source")]
     assert listed(published)[-1][-1] == "output isn't a folder"
     assert [row["dataid"] for row in steps(store, "orders", limit=3)] == [good, lost, lost, early]
@@ -183,8 +213,12 @@ def test_a_cleaning_leaves_whatever_could_run_and_every_status(store: Store) -> 
     after = everything(store)
     assert {table: after[table] for table in KEPT} == {table: before[table] for table in KEPT}
     assert set(payloads(store, "orders", [ready, failed, held, back, gone, waiting, running])) == {
-        failed, held, back, waiting, running,
-    }  # fmt: skip
+        failed,
+        held,
+        back,
+        waiting,
+        running,
+    }
     assert [row["dataid"] for row in steps(store, "orders") if row["transformation"]] == [running]
     assert clean(store) == Cleaned(0, 0, 0)
     check(store)
@@ -197,15 +231,22 @@ def test_a_cleaning_of_one_pipeline_and_of_what_is_old(store: Store) -> None:
             dataid = item(store, f"{days}", jobid)
             [claim] = take(store, jobid)
             at = now - days * 86400
-            record(store, [step(claim, 1, started=at - 5 * 86400, ended=at - 5 * 86400),
-                           step(claim, 2, started=at, ended=at)])  # fmt: skip
+            record(
+                store,
+                [
+                    step(claim, 1, started=at - 5 * 86400, ended=at - 5 * 86400),
+                    step(claim, 2, started=at, ended=at),
+                ],
+            )
             store.finish(claim)
             for table, key in (("streamitem", "dataid"), ("streamkey", "idempotency")):
                 sql(
-                    store, f"update {table} set received = :at where jobid = :j and {key} = :k",
+                    store,
+                    f"update {table} set received = :at where jobid = :j and {key} = :k",
                     at=stepping.to_table(store, stepping.datetime.fromtimestamp(at, stepping.UTC)),
-                    j=jobid, k=dataid if key == "dataid" else f"{days}",
-                )  # fmt: skip
+                    j=jobid,
+                    k=dataid if key == "dataid" else f"{days}",
+                )
 
     assert clean(store, "orders", days_old=30, plan=True) == Cleaned(2, 1, 1)
     assert clean(store, "orders", days_old=30) == Cleaned(2, 1, 1)
@@ -245,11 +286,21 @@ def test_many_are_cleaned_page_by_page(store: Store, monkeypatch: pytest.MonkeyP
 def test_the_command_lists_steps_and_shows_one_run_in_full(store: Store, odf: Odf) -> None:
     item(store)
     [claim] = take(store, "orders")
-    record(store, [
-        step(claim, 1, started=10.0, ended=10.25, rows=3, stdout="three rows\n\x1b[2J"),
-        step(claim, 2, "FAILED", started=11.0, ended=12.0, reason="t2: KeyError: 'sku'",
-             traceback="Traceback …\nKeyError: 'sku'\n"),
-    ])  # fmt: skip
+    record(
+        store,
+        [
+            step(claim, 1, started=10.0, ended=10.25, rows=3, stdout="three rows\n\x1b[2J"),
+            step(
+                claim,
+                2,
+                "FAILED",
+                started=11.0,
+                ended=12.0,
+                reason="t2: KeyError: 'sku'",
+                traceback="Traceback …\nKeyError: 'sku'\n",
+            ),
+        ],
+    )
     listed = odf("history", "--pipeline", "orders").stdout
     assert "t2: KeyError: 'sku'" in listed
     assert "FAILED" in listed
@@ -261,20 +312,23 @@ def test_the_command_lists_steps_and_shows_one_run_in_full(store: Store, odf: Od
 
     rows = json.loads(odf("history", "--pipeline", "orders", "--json").stdout)
     assert [(row["transformation"], row["seconds"], row["rows"]) for row in rows] == [
-        ("t1", 0.25, 3), ("t2", 1.0, None),
-    ]  # fmt: skip
+        ("t1", 0.25, 3),
+        ("t2", 1.0, None),
+    ]
     assert "stdout" not in rows[0]
     [first, second] = json.loads(
         odf("history", "--pipeline", "orders", claim.dataid, "--json").stdout
     )
     assert (first["stdout"], second["traceback"]) == (
-        "three rows\n\x1b[2J", "Traceback …\nKeyError: 'sku'\n",
-    )  # fmt: skip
+        "three rows\n\x1b[2J",
+        "Traceback …\nKeyError: 'sku'\n",
+    )
 
     nothing = odf("history", "--pipeline", "daily")
     assert (nothing.stdout, nothing.stderr) == (
-        "", "No run of it is recorded. See `odf pipeline list`.\n",
-    )  # fmt: skip
+        "",
+        "No run of it is recorded. See `odf pipeline list`.\n",
+    )
     assert "There is no pipeline 'nobody'" in odf("history", "--pipeline", "nobody", code=4).stderr
     odf("history", "--pipeline", "orders", "--follow", code=2)
 

@@ -35,8 +35,14 @@ def shell(store: Store, url: str) -> Shell:
 
     def run(line: str, **environ: str) -> subprocess.CompletedProcess[str]:
         env = os.environ | {"DATAFLOW_URL": url, "PATH": f"{BIN}:{os.environ['PATH']}"} | environ
-        return subprocess.run(["bash", "-c", line], env=env, capture_output=True, timeout=60,
-                              encoding="utf-8", errors="replace")  # fmt: skip
+        return subprocess.run(
+            ["bash", "-c", line],
+            env=env,
+            capture_output=True,
+            timeout=60,
+            encoding="utf-8",
+            errors="replace",
+        )
 
     return run
 
@@ -86,9 +92,18 @@ def test_an_encoding_that_lacks_letters(shell: Shell) -> None:
 
 @pytest.mark.parametrize(
     "words",
-    ["run --job X /bin/true", "force X X /bin/true", "start X", "end X X READY", "status X",
-     "runs X", "history X", "why X", "resubmit X X"],
-)  # fmt: skip
+    [
+        "run --job X /bin/true",
+        "force X X /bin/true",
+        "start X",
+        "end X X READY",
+        "status X",
+        "runs X",
+        "history X",
+        "why X",
+        "resubmit X X",
+    ],
+)
 def test_bytes_that_are_no_text_are_refused(shell: Shell, words: str) -> None:
     done = shell(f"odf {words}".replace("X", "$'\\xff\\xfe'"))
     assert is_one_line(done, 2), done.stderr

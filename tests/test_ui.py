@@ -165,9 +165,16 @@ def test_the_grid_shows_what_the_tables_say(shop: Shop, ui: UI) -> None:
     operations.resubmit(shop.store, "check", [day(18)])
     claims = [shop.hold(day(19)), shop.hold(day(20))]
     assert shop.words(*days[:22]) == [
-        *["READY"] * 3, "FAILED", *["READY"] * 12, "FAILED", "RESUBMIT", "RUNNING", "RUNNING",
-        None, None,
-    ]  # fmt: skip
+        *["READY"] * 3,
+        "FAILED",
+        *["READY"] * 12,
+        "FAILED",
+        "RESUBMIT",
+        "RUNNING",
+        "RUNNING",
+        None,
+        None,
+    ]
 
     ui.page.set_viewport_size({"width": 1400, "height": 1110})
     squares = looks_right(shop, ui)
@@ -213,13 +220,19 @@ def test_a_backfill_of_failed_and_missing(shop: Shop, ui: UI) -> None:
     wait_for(
         lambda: shop.words(*days),
         [*["READY"] * 5, "RUNNING", "READY", "FAILED", "READY", None].__eq__,
-        30, "what can be made is READY",
-    )  # fmt: skip
+        30,
+        "what can be made is READY",
+    )
     wait_for(lambda: shop.client.runs("QUEUED", "STARTING", "STARTED"), lambda runs: not runs)
     seen = looks_right(shop, ui)
     assert [seen[each] for each in days] == [
-        *["green"] * 5, "blue", "green", "red", "green", "missing",
-    ]  # fmt: skip
+        *["green"] * 5,
+        "blue",
+        "green",
+        "red",
+        "green",
+        "missing",
+    ]
     ui.shoot("ui_backfill")
     after = dict(sql(shop.store, "select dataid, generation from chunkfact"))
     assert {each: after[each] for each in before} == before, "what was READY is made again"

@@ -26,7 +26,7 @@ from tests.stores import (
     sql,
     statuses,
     take,
-)  # fmt: skip
+)
 from tests.tables import catalog
 
 ROWS = """
@@ -88,8 +88,11 @@ def test_init_keeps_every_row_of_the_original(postgres_url: str) -> None:
     store.init()
     assert old_rows(store) == before
     assert pending(store) == {
-        ("loadbob", "2"): 1, ("loadbob", "4"): 0, ("loadbob", "8"): 1, ("loadbob", "10"): 1,
-    }  # fmt: skip
+        ("loadbob", "2"): 1,
+        ("loadbob", "4"): 0,
+        ("loadbob", "8"): 1,
+        ("loadbob", "10"): 1,
+    }
     check(store)
     assert {who for (who,) in sql(store, "select who from dataevent")} == {"odf init"}
 

@@ -93,10 +93,13 @@ def test_json_is_a_list_of_objects(project: Make) -> None:
     assert (told["pipeline"], told["transformation"], told["status"]) == ("p", "t", "failed")
     assert told["differences"] == [
         {
-            "column": "b", "row": 0, "expected": "3", "got": "2",
+            "column": "b",
+            "row": 0,
+            "expected": "3",
+            "got": "2",
             "message": "column 'b', row 0: expected 3, got 2",
         }
-    ]  # fmt: skip
+    ]
     assert told["file"] == "pipelines/p/t.py"
     assert told["printed"] == "é\n"
 
@@ -198,7 +201,7 @@ def test_a_new_project_validates_at_once(tmp_path: Path) -> None:
         ("x = (\n", "SyntaxError: '(' was never closed (pipelines/p/t.py:1)"),
         ("x = '\xff'".encode("latin-1").decode("latin-1") + "\ndef", "SyntaxError"),
     ],
-)  # fmt: skip
+)
 def test_what_is_refused(project: Make, body: str, told: str) -> None:
     found = run_on(body, project())
     assert not found.passed
@@ -285,7 +288,7 @@ def test_changing_the_input_is_not_returning_it(project: Make) -> None:
     frames = body.replace(
         "expected_inputs = [{'a': [1]}]", "expected_inputs = pd.DataFrame({'a': [[1]]})"
     )
-    assert run_on(frames, project()).passed  # fmt: skip
+    assert run_on(frames, project()).passed
 
 
 def test_changing_only_a_type_is_a_change(project: Make) -> None:
@@ -308,7 +311,7 @@ def test_changing_only_a_type_is_a_change(project: Make) -> None:
         ("expected_inputs = [pd.DataFrame({'a': [1]}), []]", "[pd.DataFrame({'b': 2, 'a': [1]})]"),
         ("expected_input = [pd.DataFrame({'a': [1]}, index=[9])]", "[{'b': 2.0, 'a': 1}]"),
     ],
-)  # fmt: skip
+)
 def test_expectations_in_every_form(project: Make, inputs: str, output: str) -> None:
     """Also: the three names that the original's server puts there are there."""
     body = f"{inputs}\nexpected_output = {output}\njson, inspect\n"
@@ -500,14 +503,27 @@ def test_a_changed_module_is_read_again(project: Make) -> None:
 @pytest.mark.parametrize(
     ("one", "other"),
     [
-        (None, np.nan), (pd.NaT, None), (pd.NA, float("nan")), (Decimal("NaN"), pd.NaT),
-        (np.datetime64("NaT"), None), (1, 1.0), (np.int64(1), 1), (Decimal("1.5"), 1.5),
-        (0.1 + 0.2, 0.3), (0.3 - 0.1 * 3, 0), (float("inf"), float("inf")), (True, np.bool_(True)),
-        (datetime(2026, 1, 1), pd.Timestamp("2026-01-01")), ([1, None], (1.0, np.nan)),
-        (np.datetime64("2026-01-01"), datetime(2026, 1, 1)), (np.array([1, 2]), [1, 2]),
-        ({"a": [float("nan")]}, {"a": [None]}), (np.str_("a"), "a"), ({1, 2}, {2, 1}),
+        (None, np.nan),
+        (pd.NaT, None),
+        (pd.NA, float("nan")),
+        (Decimal("NaN"), pd.NaT),
+        (np.datetime64("NaT"), None),
+        (1, 1.0),
+        (np.int64(1), 1),
+        (Decimal("1.5"), 1.5),
+        (0.1 + 0.2, 0.3),
+        (0.3 - 0.1 * 3, 0),
+        (float("inf"), float("inf")),
+        (True, np.bool_(True)),
+        (datetime(2026, 1, 1), pd.Timestamp("2026-01-01")),
+        ([1, None], (1.0, np.nan)),
+        (np.datetime64("2026-01-01"), datetime(2026, 1, 1)),
+        (np.array([1, 2]), [1, 2]),
+        ({"a": [float("nan")]}, {"a": [None]}),
+        (np.str_("a"), "a"),
+        ({1, 2}, {2, 1}),
     ],
-)  # fmt: skip
+)
 def test_values_that_are_equal(one: Any, other: Any) -> None:
     assert equal(one, other)
     assert equal(other, one)
@@ -521,15 +537,29 @@ class Odd:
 @pytest.mark.parametrize(
     ("one", "other"),
     [
-        (None, 0), (None, ""), (np.nan, "nan"), (1, "1"), (True, 1), (1.0, True), (1, 2),
-        ("2026-01-01", datetime(2026, 1, 1)), (date(2026, 1, 1), "2026-01-01"),
-        (date(2026, 1, 1), datetime(2026, 1, 1)), (1234567890123456, 1234567890123457.0),
+        (None, 0),
+        (None, ""),
+        (np.nan, "nan"),
+        (1, "1"),
+        (True, 1),
+        (1.0, True),
+        (1, 2),
+        ("2026-01-01", datetime(2026, 1, 1)),
+        (date(2026, 1, 1), "2026-01-01"),
+        (date(2026, 1, 1), datetime(2026, 1, 1)),
+        (1234567890123456, 1234567890123457.0),
         (Decimal("12345678901234567890.1"), Decimal("12345678901234567890.2")),
-        (12345678.01, 12345678.02), (pd.Timestamp("2026-01-01", tz="UTC"), datetime(2026, 1, 1)),
-        ([1], [1, 2]), ([1, 2], [2, 1]), ({"a": 1}, {"b": 1}), (b"a", "a"), (Odd(), Odd()),
-        (float("inf"), float("-inf")), (float("inf"), 1),
+        (12345678.01, 12345678.02),
+        (pd.Timestamp("2026-01-01", tz="UTC"), datetime(2026, 1, 1)),
+        ([1], [1, 2]),
+        ([1, 2], [2, 1]),
+        ({"a": 1}, {"b": 1}),
+        (b"a", "a"),
+        (Odd(), Odd()),
+        (float("inf"), float("-inf")),
+        (float("inf"), 1),
     ],
-)  # fmt: skip
+)
 def test_values_that_differ(one: Any, other: Any) -> None:
     assert not equal(one, other)
     assert not equal(other, one)
@@ -549,8 +579,9 @@ def test_neither_index_nor_the_order_of_columns_counts_but_that_of_rows_does() -
 
 def test_columns_and_rows_that_are_missing_or_too_many() -> None:
     assert told({"a": [1], "b": [1]}, {"a": [1], 3: [1]}) == [
-        "column 'b' is missing; there are: 'a', 3", "column 3 isn't expected",
-    ]  # fmt: skip
+        "column 'b' is missing; there are: 'a', 3",
+        "column 3 isn't expected",
+    ]
     assert told({"a": [1, 2]}, {"a": [1]}) == ["expected 2 rows, got 1"]
     assert told([], pd.DataFrame(columns=["a"])) == []
     assert told([], {"a": [1]}) == ["column 'a' isn't expected", "expected 0 rows, got 1"]
@@ -622,9 +653,14 @@ def run_odf(root: Path, *words: str) -> "subprocess.CompletedProcess[str]":
     ours, theirs = os.pipe()
     try:
         return subprocess.run(
-            [str(odf), "validate", *words], cwd=root, stdin=ours, capture_output=True, text=True,
-            timeout=60, check=False,
-        )  # fmt: skip
+            [str(odf), "validate", *words],
+            cwd=root,
+            stdin=ours,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
     finally:
         os.close(ours)
         os.close(theirs)
@@ -653,9 +689,7 @@ def test_logs_are_kept_by_each_that_writes_them(project: Make) -> None:
         file.write_text(
             f"import logging\nlogging.basicConfig(level=logging.INFO)\n{file.read_text()}"
         )
-    assert printed_of(root) == [
-        f"INFO:root:of {name}\nWARNING:root:!\nprint\n" for name in "ab"
-    ]  # fmt: skip
+    assert printed_of(root) == [f"INFO:root:of {name}\nWARNING:root:!\nprint\n" for name in "ab"]
 
 
 def test_a_log_of_nobody_goes_to_standard_error(project: Make) -> None:
@@ -683,13 +717,17 @@ def test_what_other_processes_write_is_kept_in_its_place(project: Make) -> None:
 
 def test_whatever_is_done_to_the_streams_it_is_kept(project: Make) -> None:
     wrap = "import io, sys; sys.stdout = io.TextIOWrapper(sys.stdout.{}, 'utf-8'); print('é')"
-    root = project(**several(
-        a=wrap.format("buffer"), b=wrap.format("detach()"), c=wrap.format("buffer"),
-        d="import sys; print('é'); sys.stdout.close(); sys.stderr.close()",
-        e="import sys; sys.stdout.reconfigure(encoding='latin-1'); print('é')",
-        f="import sys; print('é'); sys.stdout = None",
-        g="import os; print('é'); os.close(1)",
-    ))  # fmt: skip
+    root = project(
+        **several(
+            a=wrap.format("buffer"),
+            b=wrap.format("detach()"),
+            c=wrap.format("buffer"),
+            d="import sys; print('é'); sys.stdout.close(); sys.stderr.close()",
+            e="import sys; sys.stdout.reconfigure(encoding='latin-1'); print('é')",
+            f="import sys; print('é'); sys.stdout = None",
+            g="import os; print('é'); os.close(1)",
+        )
+    )
     assert printed_of(root) == ["é\n"] * 7
 
 

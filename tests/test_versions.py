@@ -125,8 +125,11 @@ def test_an_upgrade_of_version_3_keeps_every_row(urls: tuple[str, str]) -> None:
     after = rows(old)
     assert kept(after) == kept(before)
     assert {row["name"]: row["value"] for row in after["dataflow_meta"]} == {
-        "version": str(NOW), "schema": str(NOW), "oldest_client": "3", "store": old.id,
-    }  # fmt: skip
+        "version": str(NOW),
+        "schema": str(NOW),
+        "oldest_client": "3",
+        "store": old.id,
+    }
     assert len(old.id) == 32
     fresh.init()
     assert catalog(old) == catalog(fresh)
@@ -325,9 +328,14 @@ def test_the_printed_plan_does_what_init_does(urls: tuple[str, str], start: str)
     close(done)
 
 
-@pytest.mark.parametrize(("start", "schema"), [
-    ("nothing", "dataflow"), ("version 3", "dataflow"), ("nothing", ODD),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("start", "schema"),
+    [
+        ("nothing", "dataflow"),
+        ("version 3", "dataflow"),
+        ("nothing", ODD),
+    ],
+)
 def test_psql_makes_of_the_printed_plan_what_init_makes(
     postgres_server: Server, tmp_path: Path, start: str, schema: str
 ) -> None:
@@ -388,8 +396,9 @@ def test_the_originals_tables_on_sqlite_are_upgraded(sqlite_url: str) -> None:
     store.init()
     store.init()
     assert sql(store, "select datasetid, extra, writemode from dataset order by extra") == [
-        ("a", 1, None), ("a", 2, None),
-    ]  # fmt: skip
+        ("a", 1, None),
+        ("a", 2, None),
+    ]
     store.finish(take(store, "j"))
     assert status(store, "b", "1", "j") == "READY"
     check(store)
@@ -437,8 +446,12 @@ def test_a_program_that_is_too_old_settles_but_claims_nothing(busy: Store, url: 
     for command in (["status"], ["runs"], ["history", "job"], ["why", "job"], ["doctor"]):
         assert odf(url, *command).exit_code == (1 if command == ["doctor"] else 0)
     for words in (
-        "start job", "force job 2 true", "run --job job true", "init", "init --plan",
-    ):  # fmt: skip
+        "start job",
+        "force job 2 true",
+        "run --job job true",
+        "init",
+        "init --plan",
+    ):
         done = odf(url, *words.split())
         assert done.exit_code == 4, done.output
         assert [done.stdout, len(done.stderr.splitlines())] == ["", 1]

@@ -113,8 +113,12 @@ def test_a_chunk_that_may_run(line: Store) -> None:
     assert found.may_run
     assert found.reasons == []
     assert {answer.question: answer.ok for answer in found.answers} == {
-        "ready": True, "right data": True, "location": None, "validated": None, "safe": True,
-    }  # fmt: skip
+        "ready": True,
+        "right data": True,
+        "location": None,
+        "validated": None,
+        "safe": True,
+    }
 
 
 def test_a_root_that_is_missing_is_what_is_advised(line: Store) -> None:
@@ -306,9 +310,10 @@ def test_files_of_a_chunk_that_are_gone_are_noticed(line: Store, tmp_path: Path)
 
     (chunk / "part.parquet").unlink()
     assert look(line) == (
-        False, f"a: {tmp_path}/a; the files of chunk '{D}' are gone from {chunk}; "
-        "b: not registered", *again,
-    )  # fmt: skip
+        False,
+        f"a: {tmp_path}/a; the files of chunk '{D}' are gone from {chunk}; b: not registered",
+        *again,
+    )
     shutil.rmtree(chunk)
     assert f"there is nothing of chunk '{D}' in {tmp_path}/a" in look(line)[1]
     assert look(line)[2:] == again
@@ -317,8 +322,12 @@ def test_files_of_a_chunk_that_are_gone_are_noticed(line: Store, tmp_path: Path)
 
     put(line, "b", "READY", jobid="load")
     add_dataset(line, "a", hostname="")
-    assert look(line)[:3] == (False, f"a: registered without a place, made at {chunk}, which "
-                              "doesn't exist here; b: not registered", "ALREADY_DONE")  # fmt: skip
+    assert look(line)[:3] == (
+        False,
+        f"a: registered without a place, made at {chunk}, which "
+        "doesn't exist here; b: not registered",
+        "ALREADY_DONE",
+    )
 
 
 def test_a_script_s_files_are_looked_for_by_name(line: Store, tmp_path: Path) -> None:
@@ -343,8 +352,12 @@ def test_rows_of_a_chunk_that_are_gone_are_noticed(
         table = sqlite3.connect(tmp_path / "shop.db", isolation_level=None)
     else:
         parts = conninfo_to_dict(line.db.url)  # type: ignore[attr-defined]
-        where = {"hostname": f"{parts['host']}:{parts['port']}", "database": parts["dbname"],
-                 "schemaname": "dataflow", "username": parts["user"]}  # fmt: skip
+        where = {
+            "hostname": f"{parts['host']}:{parts['port']}",
+            "database": parts["dbname"],
+            "schemaname": "dataflow",
+            "username": parts["user"],
+        }
         table = connect(line)
     table.execute("create table shop (day text, n integer)")
     add_dataset(line, "a", tablename="shop", chunkcolumn="day", **where)
@@ -618,8 +631,10 @@ def fill(
             register()
     if dial in ("paused", "past"):
         moment = datetime.now(UTC) + timedelta(hours=1 if dial == "paused" else -1)
-        db.execute(db.translate("insert into jobpolicy (jobid, paused_until) values ('J', :at)"),
-                   {"at": to_table(store, moment)})  # fmt: skip
+        db.execute(
+            db.translate("insert into jobpolicy (jobid, paused_until) values ('J', :at)"),
+            {"at": to_table(store, moment)},
+        )
     if dial in ("zero", "full", "one"):
         db.execute(
             f"insert into jobpolicy (jobid, concurrency) values ('J', {int(dial != 'zero')})", {}
@@ -751,8 +766,9 @@ def test_registering_mends_what_is_flawed(line: Store) -> None:
     job(line, "loop", "a", "a")
     found = explain(line, "loop", D)
     assert (found.code, found.action) == (
-        "NOT_REGISTERED", "odf job add loop --in DATASET --out DATASET --replace",
-    )  # fmt: skip
+        "NOT_REGISTERED",
+        "odf job add loop --in DATASET --out DATASET --replace",
+    )
     add_job(line, "loop", ["a"], ["c"], replace=True)
     put(line, "a", "READY")
     assert explain(line, "loop", D).may_run

@@ -112,8 +112,10 @@ def test_the_claims_of_a_lost_run_are_made_again(job: Store) -> None:
     assert settled == [Recovered("job", dataid, "RESUBMIT", reason) for dataid in "12"]
     assert workers(job) == [("w2", "r2", "job")]
     assert [status(job, "b", dataid, "job") for dataid in "123"] == [
-        "RESUBMIT", "RESUBMIT", "RUNNING",
-    ]  # fmt: skip
+        "RESUBMIT",
+        "RESUBMIT",
+        "RUNNING",
+    ]
     assert not [row for key, row in statuses(job, "1").items() if row[0] == "IN"]
     told = sql(
         job, "select who, why from dataevent where dataid = '1' and status_after = 'RESUBMIT'"
@@ -145,9 +147,10 @@ def test_the_claims_of_a_canceled_run_are_held_until_release(job: Store) -> None
     assert sql(job, "select * from claim") == [] == workers(job)
     assert {row for _, row in statuses(job).items() if row[0] == "IN"} == set()
     told = sql(
-        job, "select distinct who, why, status_after from dataevent where status_before = 'RUNNING'"
+        job,
+        "select distinct who, why, status_after from dataevent where status_before = 'RUNNING'"
         " and locktype = 'OUT'",
-    )  # fmt: skip
+    )
     assert told == [("dagster", "the run was canceled", "HOLD")]
     assert [claim.dataid for claim in take(job, "job", "w2", k=9)] == ["3", "4"]
     release(job, "job", ["1", "2"])
@@ -230,7 +233,12 @@ def test_of_claims_that_are_lost_together_none_is_held(store: Store) -> None:
     for count, told in ((2, "RESUBMIT"), (1, "RESUBMIT"), (1, "HOLD")):
         take(store, "lone", k=count, runid="r1")
         settled = settle_run(
-            store, "r1", why="it ended", canceled=False, max_losses=3, blame_together=False,
-        )  # fmt: skip
+            store,
+            "r1",
+            why="it ended",
+            canceled=False,
+            max_losses=3,
+            blame_together=False,
+        )
         assert [each.status for each in settled] == [told] * count
     check(store)

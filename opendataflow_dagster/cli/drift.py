@@ -28,29 +28,45 @@ if TYPE_CHECKING:
     "--no-dagster", is_flag=True, help="Compare the tables with the data on this machine only."
 )
 @click.option(
-    "--translator", metavar="MODULE:CLASS", envvar="DATAFLOW_TRANSLATOR",
+    "--translator",
+    metavar="MODULE:CLASS",
+    envvar="DATAFLOW_TRANSLATOR",
     help="Your DataflowTranslator, if your location has one of its own.",
-)  # fmt: skip
+)
 @click.option(
-    "--status", "words", multiple=True, metavar="STATUS",
+    "--status",
+    "words",
+    multiple=True,
+    metavar="STATUS",
     help="Only chunks of this status in the tables.",
-)  # fmt: skip
+)
 @click.option("--since", metavar="TIME", help="Only chunks that changed since, like 2026-03-01.")
 @click.option(
-    "--limit", type=click.IntRange(min=1), metavar="N",
+    "--limit",
+    type=click.IntRange(min=1),
+    metavar="N",
     help=f"Show so many differences: {SCREEN} unless told, and with --json all.",
-)  # fmt: skip
+)
 @click.option(
-    "--all", "everything", is_flag=True,
+    "--all",
+    "everything",
+    is_flag=True,
     help="Compare all chunks, also of datasets with more than 100,000, and show all differences.",
-)  # fmt: skip
+)
 @as_json
 @click.pass_context
 def drift(
-    ctx: click.Context, dataset: str | None, repair: bool, no_dagster: bool,
-    translator: str | None, words: tuple[str, ...], since: str | None, limit: int | None,
-    everything: bool, as_json: bool,
-) -> None:  # fmt: skip
+    ctx: click.Context,
+    dataset: str | None,
+    repair: bool,
+    no_dagster: bool,
+    translator: str | None,
+    words: tuple[str, ...],
+    since: str | None,
+    limit: int | None,
+    everything: bool,
+    as_json: bool,
+) -> None:
     """Compare the tables with Dagster's grid, and with the data where it can be listed.
 
     The instance is the one that DAGSTER_HOME names. Exits with 1 if anything differs.
@@ -125,9 +141,7 @@ def _changed(
             yield each
 
 
-def _report(
-    ctx: click.Context, found: Iterable[Drift], most: int | None, as_json: bool
-) -> None:  # fmt: skip
+def _report(ctx: click.Context, found: Iterable[Drift], most: int | None, as_json: bool) -> None:
     """Show the first differences, and count the rest as they come."""
     differences = 0
 

@@ -42,8 +42,16 @@ class RunLine(NamedTuple):
 
 
 OPTIONS = (
-    "--job", "--all", "--workers", "--wait", "--strict", "--config", "--spark", "--batch", "--help",
-)  # fmt: skip
+    "--job",
+    "--all",
+    "--workers",
+    "--wait",
+    "--strict",
+    "--config",
+    "--spark",
+    "--batch",
+    "--help",
+)
 """What `odf run` takes before the script. After it, it is a mistake more often than an argument."""
 
 
@@ -70,9 +78,16 @@ def parse(words: list[str]) -> RunLine | None:
     if at == len(words) or not (workers.isascii() and workers.isdigit() and int(workers)):
         return None
     return RunLine(
-        words[at], tuple(words[at + 1 :]), given.get("--job"), "--all" in flags, int(workers),
-        "--strict" in flags, given.get("--config"), "--wait" in flags, exact,
-    )  # fmt: skip
+        words[at],
+        tuple(words[at + 1 :]),
+        given.get("--job"),
+        "--all" in flags,
+        int(workers),
+        "--strict" in flags,
+        given.get("--config"),
+        "--wait" in flags,
+        exact,
+    )
 
 
 def execute(line: RunLine) -> int:
@@ -86,9 +101,15 @@ def execute(line: RunLine) -> int:
     progress, say = narration(store, jobid, many)
     try:
         outcome = run_job(
-            store, jobid, [line.script, *line.arguments], say=say,
-            all_chunks=many, workers=line.workers, wait=line.wait, progress=progress,
-        )  # fmt: skip
+            store,
+            jobid,
+            [line.script, *line.arguments],
+            say=say,
+            all_chunks=many,
+            workers=line.workers,
+            wait=line.wait,
+            progress=progress,
+        )
         if progress:
             progress.end()
     finally:

@@ -55,9 +55,12 @@ class WithClean(click.Group):
     allow_interspersed_args = True
 
     def make_context(
-        self, info_name: str | None, args: list[str], parent: click.Context | None = None,
+        self,
+        info_name: str | None,
+        args: list[str],
+        parent: click.Context | None = None,
         **extra: Any,
-    ) -> click.Context:  # fmt: skip
+    ) -> click.Context:
         if args[:1] and args[0] in self.commands:
             name = f"{info_name} {args[0]}"
             return self.commands[args[0]].make_context(name, args[1:], parent=parent, **extra)
@@ -86,9 +89,10 @@ class WithClean(click.Group):
 @click.option("--policy", metavar="JOB", help="How a job's dials and registration changed.")
 @click.option("--since", metavar="TIME", help="Only changes since a time, like 2026-03-01T14:30.")
 @click.option(
-    "--limit", type=click.IntRange(min=1),
+    "--limit",
+    type=click.IntRange(min=1),
     help=f"Rows to show: {CHANGES} unless told; of a pipeline {NEWEST} runs.",
-)  # fmt: skip
+)
 @click.option(
     "--status", "words", multiple=True, metavar="STATUS", help="Only changes to this status."
 )
@@ -97,10 +101,20 @@ class WithClean(click.Group):
 @as_json
 @click.pass_context
 def history(
-    ctx: click.Context, job: str | None, dataid: str | None, named_job: str | None,
-    pipeline: str | None, dataset: str | None, policy: str | None, since: str | None,
-    limit: int | None, words: tuple[str, ...], everything: bool, follow: bool, as_json: bool,
-) -> None:  # fmt: skip
+    ctx: click.Context,
+    job: str | None,
+    dataid: str | None,
+    named_job: str | None,
+    pipeline: str | None,
+    dataset: str | None,
+    policy: str | None,
+    since: str | None,
+    limit: int | None,
+    words: tuple[str, ...],
+    everything: bool,
+    follow: bool,
+    as_json: bool,
+) -> None:
     """Show every change of a status, the newest last: when, from what to what, by whom and why.
 
     Of a registration, the lock tells what changed: the dataset, the dials, IN or OUT for what a job
@@ -239,8 +253,9 @@ def _show_steps(
     found = steps_of(store, pipeline, dataid, limit)
     if not found:
         refuse_unknown_pipeline(store, pipeline)
-    rows = shown_rows([_step(row, as_json, whole=dataid is not None) for row in found],
-                      as_json=as_json)  # fmt: skip
+    rows = shown_rows(
+        [_step(row, as_json, whole=dataid is not None) for row in found], as_json=as_json
+    )
     show(rows, as_json=as_json, empty="No run of it is recorded. See `odf pipeline list`.")
     if as_json or dataid is None:
         return
@@ -255,9 +270,17 @@ def _show_steps(
 def _step(row: dict[str, Any], as_json: bool, *, whole: bool) -> dict[str, Any]:
     started, ended = row["started"], row["ended"]
     seconds = round((ended - started).total_seconds(), 3) if started and ended else None
-    told = {"dataid": row["dataid"], "generation": row["generation"], "step": row["step"],
-            "transformation": row["transformation"], "status": row["status"], "started": started,
-            "seconds": seconds, "rows": row["rows"], "reason": row["reason"]}  # fmt: skip
+    told = {
+        "dataid": row["dataid"],
+        "generation": row["generation"],
+        "step": row["step"],
+        "transformation": row["transformation"],
+        "status": row["status"],
+        "started": started,
+        "seconds": seconds,
+        "rows": row["rows"],
+        "reason": row["reason"],
+    }
     if row["transformation"] is None and not as_json:
         told["transformation"] = WHOLE
     if as_json:

@@ -52,13 +52,26 @@ usage: utility.sh [KEY] COMMAND [ARG...]
 {KEY}"""
 
 AS_ODF = {
-    "sql": ["sql"], "RunSql": ["sql"], "dml": ["dml"], "ddl": ["dml"], "RunUpdate": ["dml"],
-    "runs": ["runs"], "GetJobRuns": ["runs"], "jobs": ["job", "list"], "GetJobs": ["job", "list"],
-    "datasets": ["dataset", "list"], "GetDataSets": ["dataset", "list"],
-    "getjob": ["job", "list", "--json"], "GetJobData": ["job", "list", "--json"],
-    "startjob": ["start"], "endjob": ["end"], "SetJobEndStatus": ["end"],
-    "deleterun": ["delete-run"], "createtables": ["init"], "CreateTables": ["init"],
-}  # fmt: skip
+    "sql": ["sql"],
+    "RunSql": ["sql"],
+    "dml": ["dml"],
+    "ddl": ["dml"],
+    "RunUpdate": ["dml"],
+    "runs": ["runs"],
+    "GetJobRuns": ["runs"],
+    "jobs": ["job", "list"],
+    "GetJobs": ["job", "list"],
+    "datasets": ["dataset", "list"],
+    "GetDataSets": ["dataset", "list"],
+    "getjob": ["job", "list", "--json"],
+    "GetJobData": ["job", "list", "--json"],
+    "startjob": ["start"],
+    "endjob": ["end"],
+    "SetJobEndStatus": ["end"],
+    "deleterun": ["delete-run"],
+    "createtables": ["init"],
+    "CreateTables": ["init"],
+}
 """The original's words, and those of `odf` that do the same."""
 
 UTILITIES = (*AS_ODF, "crypt", "Cryptor", "forcejob", "ForceJob", "SetDataStatus")
@@ -120,8 +133,11 @@ def run_utility(words: list[str]) -> int:
 
         way, text = rest
         key = find_passkey()
-        print(encrypt_as_original(text, key) if way == "-e" else
-              decrypt(text, key, purpose=PROPERTIES))  # fmt: skip
+        print(
+            encrypt_as_original(text, key)
+            if way == "-e"
+            else decrypt(text, key, purpose=PROPERTIES)
+        )
         return 0
     if name in ("forcejob", "ForceJob") and len(rest) == 1:
         from ..runner.external import start
@@ -204,10 +220,14 @@ def _with_store(words: list[str], work: "Callable[[Store], int]") -> int:
     beside = [os.path.dirname(os.path.abspath(each)) for each in words if "/" in each]
     folders = list(dict.fromkeys([os.getcwd(), *beside, _own_folder()]))
     tables = DEFAULT_URL.removeprefix("sqlite:///")
-    home = next((
-        each for each in folders
-        if any(os.path.exists(os.path.join(each, name)) for name in (FILE_NAME, tables))
-    ), None)  # fmt: skip
+    home = next(
+        (
+            each
+            for each in folders
+            if any(os.path.exists(os.path.join(each, name)) for name in (FILE_NAME, tables))
+        ),
+        None,
+    )
     settings = load_settings(home=None if home == os.getcwd() else home)
     if words:  # what the script starts finds the same tables
         if settings.path:

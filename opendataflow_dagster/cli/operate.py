@@ -107,9 +107,16 @@ def resubmit(
         )
     with knowing_pipelines(store := store_of(ctx), jobid or ""):
         moved = operations.resubmit(
-            store, jobid, dataids, failed=failed, stale=stale, downstream=downstream, plan=plan,
-            most=None if as_json else PLANNED, why=reason,
-        )  # fmt: skip
+            store,
+            jobid,
+            dataids,
+            failed=failed,
+            stale=stale,
+            downstream=downstream,
+            plan=plan,
+            most=None if as_json else PLANNED,
+            why=reason,
+        )
     _tell(ctx, moved, "RESUBMIT", "are to be made already", plan, strict, as_json)
 
 

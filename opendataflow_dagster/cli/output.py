@@ -123,9 +123,11 @@ def limits(screen: int = SCREEN) -> Callable[[Callable], Callable]:
             "--all", "everything", is_flag=True, help="Show all rows, as they are read."
         )(command)
         return click.option(
-            "--limit", type=click.IntRange(min=1), metavar="N",
+            "--limit",
+            type=click.IntRange(min=1),
+            metavar="N",
             help=f"Show so many rows: {screen} unless told, and with --json all.",
-        )(command)  # fmt: skip
+        )(command)
 
     return decorated
 
@@ -161,9 +163,13 @@ def read_word(word: str) -> str:
 
 
 def show_first(
-    rows: Iterable[dict[str, Any]], most: int | None, *, as_json: bool, empty: str,
+    rows: Iterable[dict[str, Any]],
+    most: int | None,
+    *,
+    as_json: bool,
+    empty: str,
     more: str = "--limit or --all shows more",
-) -> None:  # fmt: skip
+) -> None:
     """Print the first rows, or all (None) as they are read, and say whether there are more."""
     rows = iter(rows)
     head = list(islice(rows, PIECE if most is None else most + 1))

@@ -101,16 +101,22 @@ def pipeline() -> None:
     "--stream", metavar="FILE", help="Run for each row of this CSV file, as an item of its own."
 )
 @click.option(
-    "--all", "all_chunks", is_flag=True,
+    "--all",
+    "all_chunks",
+    is_flag=True,
     help="Run until nothing is left; without SLUG all pipelines, in the order of their sources.",
-)  # fmt: skip
+)
 @click.option("--strict", is_flag=True, help="Exit with 3 if there was nothing to do.")
 @of_project
 @click.pass_context
 def run_(
-    ctx: click.Context, slug: str | None, stream: str | None, all_chunks: bool, strict: bool,
+    ctx: click.Context,
+    slug: str | None,
+    stream: str | None,
+    all_chunks: bool,
+    strict: bool,
     project: str | None,
-) -> None:  # fmt: skip
+) -> None:
     """Run a pipeline on Spark, and write output/SLUG.csv and its destination.
 
     A run is a chunk of the destination, with a status, a history, and RESUBMIT. What was sent back
@@ -149,9 +155,15 @@ def run_(
             ctx.exit(exit_code(outcome, strict=strict))
         progress, say = narration(store, slug, all_chunks)
         outcome = run_pipeline(
-            store, found, slug, settings, say=say, environ=os.environ,
-            stream_file=None if stream is None else Path(stream), all_chunks=all_chunks,
-        )  # fmt: skip
+            store,
+            found,
+            slug,
+            settings,
+            say=say,
+            environ=os.environ,
+            stream_file=None if stream is None else Path(stream),
+            all_chunks=all_chunks,
+        )
         if progress:
             progress.end()
         if outcome.failed:
@@ -183,14 +195,16 @@ def list_(ctx: click.Context, project: str | None, as_json: bool) -> None:
 
     rows = [
         {
-            "pipeline": each.slug, "waits_for": listed(plans[each.slug].inputs),
-            "sources": listed(each.sources), "transformations": listed(each.transformations),
+            "pipeline": each.slug,
+            "waits_for": listed(plans[each.slug].inputs),
+            "sources": listed(each.sources),
+            "transformations": listed(each.transformations),
             "destination": plans[each.slug].outputs[0],
             "items": takes_items(found, each) if as_json or takes_items(found, each) else None,
             "trouble": each.trouble,
         }
         for each in found.pipelines
-    ]  # fmt: skip
+    ]
     show(rows, as_json=as_json)
 
 

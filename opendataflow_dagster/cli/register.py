@@ -56,14 +56,16 @@ def dataset() -> None:
 @click.option("--chunkcolumn", help="The column that tells a row's chunk.")
 @click.option("--domain", help="The name of the group of datasets that share their dataids.")
 @click.option(
-    "--writemode", metavar="append|replace",
+    "--writemode",
+    metavar="append|replace",
     help="Whether a pipeline's run adds its rows to a file or table, or puts them in place of all.",
-)  # fmt: skip
+)
 @click.option(
-    "--options", metavar="JSON",
+    "--options",
+    metavar="JSON",
     help="How its CSV files are written that others make: delimiter, quote, header, encoding, "
     "null, and schema (column and type) or strings (true, or columns).",
-)  # fmt: skip
+)
 @click.pass_context
 def dataset_add(ctx: click.Context, datasetid: str, password: bool, **columns: str | None) -> None:
     """Register a dataset, or change what is told of it.
@@ -328,9 +330,7 @@ def _rows(datasetid: str, chunks: "Series") -> Iterator[dict[str, Any]]:
     return ({"datasetid": datasetid} | chunk._asdict() for chunk in chunks)
 
 
-def _show_removal(
-    what: str, found: list[registry.Removal], plan: bool, as_json: bool
-) -> None:  # fmt: skip
+def _show_removal(what: str, found: list[registry.Removal], plan: bool, as_json: bool) -> None:
     if plan or as_json:
         show([row._asdict() for row in found], as_json=as_json)
     click.echo(f"{what} {'would be' if plan else 'is'} removed.", err=True)

@@ -48,10 +48,18 @@ class RunCommand(click.Command):
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="[ARG]...")
 @click.pass_context
 def run(
-    ctx: click.Context, job: str | None, all_chunks: bool, workers: int, wait: bool,
-    strict: bool, config: str | None, spark: str | None, batch: int | None, script: str | None,
+    ctx: click.Context,
+    job: str | None,
+    all_chunks: bool,
+    workers: int,
+    wait: bool,
+    strict: bool,
+    config: str | None,
+    spark: str | None,
+    batch: int | None,
+    script: str | None,
     arguments: tuple[str, ...],
-) -> None:  # fmt: skip
+) -> None:
     """Claim the next chunk that is ready, run SCRIPT for it, and settle it.
 
     Options stand before SCRIPT. An ARG that looks like one of them needs a `--` before it, or

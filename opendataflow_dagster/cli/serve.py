@@ -31,21 +31,34 @@ def _finite(_: click.Context, __: click.Parameter, rate: float) -> float:
 @click.command()
 @click.option("--host", default="127.0.0.1", show_default=True, help="The address to listen at.")
 @click.option(
-    "--port", type=click.IntRange(0, 65535), default=8000, show_default=True,
+    "--port",
+    type=click.IntRange(0, 65535),
+    default=8000,
+    show_default=True,
     help="The port; 0: any that is free.",
-)  # fmt: skip
+)
 @click.option("--project", metavar="DIR", help="The project's folder; else this one, or one above.")
 @click.option(
-    "--rate", type=click.FloatRange(min=0, min_open=True), default=1000.0, show_default=True,
-    metavar="N", callback=_finite, help="Items a second that each pipeline takes.",
-)  # fmt: skip
+    "--rate",
+    type=click.FloatRange(min=0, min_open=True),
+    default=1000.0,
+    show_default=True,
+    metavar="N",
+    callback=_finite,
+    help="Items a second that each pipeline takes.",
+)
 @click.option("--no-worker", is_flag=True, help="Take items, and let another server consume them.")
 @click.option("--as-worker", metavar="DIR", hidden=True)
 @click.pass_context
 def serve(
-    ctx: click.Context, host: str, port: int, project: str | None, rate: float, no_worker: bool,
+    ctx: click.Context,
+    host: str,
+    port: int,
+    project: str | None,
+    rate: float,
+    no_worker: bool,
     as_worker: str | None,
-) -> None:  # fmt: skip
+) -> None:
     """Take items for a project's pipelines over HTTP, and consume them.
 
     POST /stream/PIPELINE takes a JSON object, or an array of them, and answers 202 once they are
@@ -71,9 +84,13 @@ def serve(
 
 
 def _serve(
-    settings: "Settings", project: "Project", host: str, port: int, rate: float,
+    settings: "Settings",
+    project: "Project",
+    host: str,
+    port: int,
+    rate: float,
     line: list[str] | None,
-) -> int:  # fmt: skip
+) -> int:
     from ..pipelines.deployment import Deploys
     from ..pipelines.live_project import Current
     from ..pipelines.project_settings import open_project

@@ -37,16 +37,25 @@ def execute_spark(line: RunLine, batch: int | None) -> int:
 
 def _execute(
     line: RunLine, batch: int | None, settings: Settings, job: SparkJob, jobid: str
-) -> int:  # fmt: skip
+) -> int:
     store = open_from(settings)
     try:
         refuse_flawed(store, store.plan(jobid))  # before its function is asked what it takes
         progress, say = narration(store, jobid, line.all_chunks)
         outcome = run_spark_job(
-            store, jobid, line.script, job, settings, say=say, environ=os.environ,
-            all_chunks=line.all_chunks, workers=line.workers, batch=batch, wait=line.wait,
+            store,
+            jobid,
+            line.script,
+            job,
+            settings,
+            say=say,
+            environ=os.environ,
+            all_chunks=line.all_chunks,
+            workers=line.workers,
+            batch=batch,
+            wait=line.wait,
             progress=progress,
-        )  # fmt: skip
+        )
         if progress:
             progress.end()
     finally:

@@ -59,9 +59,17 @@ LOOKS = {
 @as_json
 @click.pass_context
 def status(
-    ctx: click.Context, name: str | None, grid: bool, only_running: bool, only_counts: bool,
-    words: tuple[str, ...], since: str | None, limit: int | None, everything: bool, as_json: bool,
-) -> None:  # fmt: skip
+    ctx: click.Context,
+    name: str | None,
+    grid: bool,
+    only_running: bool,
+    only_counts: bool,
+    words: tuple[str, ...],
+    since: str | None,
+    limit: int | None,
+    everything: bool,
+    as_json: bool,
+) -> None:
     """Show how many chunks of each job are in which status; with a name, its chunks one by one.
 
     With --json, the chunks one by one, unless it is for --counts or --running.
@@ -86,9 +94,12 @@ def status(
         return
     if lists:
         rows = rows_of(
-            store, name, statuses=[read_word(word) for word in words],
-            since=parse_time(store, since) if since else None, limit=most and most + 1,
-        )  # fmt: skip
+            store,
+            name,
+            statuses=[read_word(word) for word in words],
+            since=parse_time(store, since) if since else None,
+            limit=most and most + 1,
+        )
         whose = "There are" if name is None else f"{name!r} has"
         empty = f"{whose} no such chunks." if chosen else f"{whose} no chunks yet."
         with knowing_pipelines(store, name or ""):
@@ -127,16 +138,24 @@ def status(
 @as_json
 @click.pass_context
 def runs(
-    ctx: click.Context, job: str | None, limit: int | None, words: tuple[str, ...],
-    since: str | None, everything: bool, as_json: bool,
-) -> None:  # fmt: skip
+    ctx: click.Context,
+    job: str | None,
+    limit: int | None,
+    words: tuple[str, ...],
+    since: str | None,
+    everything: bool,
+    as_json: bool,
+) -> None:
     """Show the outputs that changed last, the newest first."""
     store = store_of(ctx)
     most = most_of(limit, everything, as_json=False, screen=NEWEST)
     rows = whole_runs(
-        store, jobid=job, statuses=[read_word(word) for word in words],
-        since=parse_time(store, since) if since else None, limit=most,
-    )  # fmt: skip
+        store,
+        jobid=job,
+        statuses=[read_word(word) for word in words],
+        since=parse_time(store, since) if since else None,
+        limit=most,
+    )
     first = next(rows, None)
     if job is not None and first is None:
         with knowing_pipelines(store, job):

@@ -24,9 +24,13 @@ _SIZE = re.compile(r"([0-9]+)\s*([KMGT]?)I?B?", re.IGNORECASE)
 @click.command()
 @click.argument("datasets", nargs=-1, metavar="[DATASET]...")
 @click.option(
-    "--older-than", "age", metavar="AGE", default="1h", show_default=True,
+    "--older-than",
+    "age",
+    metavar="AGE",
+    default="1h",
+    show_default=True,
     help="Leave alone what changed since.",
-)  # fmt: skip
+)
 @_plan
 @as_json
 @click.pass_context
@@ -72,20 +76,32 @@ def clean(
 @click.argument("dataids", nargs=-1, metavar="[DATAID]...")
 @click.option("--pack", is_flag=True, help="Put many small chunks into a few files.")
 @click.option(
-    "--target-size", "size", metavar="SIZE", default="128MB", show_default=True,
+    "--target-size",
+    "size",
+    metavar="SIZE",
+    default="128MB",
+    show_default=True,
     help="How large a file should be.",
-)  # fmt: skip
+)
 @_plan
 @click.option(
-    "--all", "everything", is_flag=True,
+    "--all",
+    "everything",
+    is_flag=True,
     help="Plan for all chunks, also of a dataset with more than 100,000.",
-)  # fmt: skip
+)
 @as_json
 @click.pass_context
 def compact(
-    ctx: click.Context, dataset: str, dataids: tuple[str, ...], pack: bool, size: str, plan: bool,
-    everything: bool, as_json: bool,
-) -> None:  # fmt: skip
+    ctx: click.Context,
+    dataset: str,
+    dataids: tuple[str, ...],
+    pack: bool,
+    size: str,
+    plan: bool,
+    everything: bool,
+    as_json: bool,
+) -> None:
     """Rewrite chunks of many small files as few; each stays the chunk that it was.
 
     A chunk must be READY, and nobody may have it in hand. Who has listed its old files just before

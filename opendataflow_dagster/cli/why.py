@@ -26,9 +26,13 @@ WORDS = {True: "yes", False: "no", None: "unknown"}
 @as_json
 @click.pass_context
 def why(
-    ctx: click.Context, job: str, dataid: str | None, at: str | None, everything: bool,
+    ctx: click.Context,
+    job: str,
+    dataid: str | None,
+    at: str | None,
+    everything: bool,
     as_json: bool,
-) -> None:  # fmt: skip
+) -> None:
     """Tell why a chunk may run or not, and what to do; without DATAID, of the job as a whole.
 
     Is the data ready, is it the right data, is it where it should be, is it validated, is it safe
@@ -97,9 +101,12 @@ def as_object(found: Explanation) -> dict[str, Any]:
         "counts": {code or "CLAIMABLE": chunks for code, chunks in found.counts.items()},
         "reasons": [reason._asdict() for reason in found.reasons],
         "answers": {
-            answer.question.replace(" ", "_"): {"ok": answer.ok, "text": answer.text,
-                                                "rows": shown_rows(answer.rows, as_json=True)}
+            answer.question.replace(" ", "_"): {
+                "ok": answer.ok,
+                "text": answer.text,
+                "rows": shown_rows(answer.rows, as_json=True),
+            }
             for answer in found.answers
         },
         "notes": found.notes,
-    }  # fmt: skip
+    }

@@ -95,9 +95,13 @@ def password_of(
 
 
 def encrypt(
-    text: str, passkey: str | None, *, purpose: Purpose, salt: bytes | None = None,
+    text: str,
+    passkey: str | None,
+    *,
+    purpose: Purpose,
+    salt: bytes | None = None,
     beside: Iterable[str] = (),
-) -> str:  # fmt: skip
+) -> str:
     """Write a value for `purpose`.
 
     Its salt is that of this process's other values, else the one that most of the values `beside`

@@ -45,9 +45,11 @@ class Settings(NamedTuple):
 
 
 def load_settings(
-    path: str | os.PathLike[str] | None = None, environ: Mapping[str, str] = os.environ, *,
+    path: str | os.PathLike[str] | None = None,
+    environ: Mapping[str, str] = os.environ,
+    *,
     home: str | os.PathLike[str] | None = None,
-) -> Settings:  # fmt: skip
+) -> Settings:
     """Find and read the settings; `path` is what `--config` names.
 
     `home` is where the properties file is, unless the working folder has one, and the embedded

@@ -243,9 +243,12 @@ def one_producer_each(catalog: Catalog, jobs: Iterable[str]) -> None:
 
 
 def _with(
-    spec: dg.AssetSpec, group_name: str | None, code_version: str | None, kinds: Set[str],
+    spec: dg.AssetSpec,
+    group_name: str | None,
+    code_version: str | None,
+    kinds: Set[str],
     automation_condition: dg.AutomationCondition | None,
-) -> dg.AssetSpec:  # fmt: skip
+) -> dg.AssetSpec:
     """A spec with what the user told of this very job."""
     told = {
         "group_name": group_name,
@@ -270,6 +273,10 @@ def _generator(body: Body, outs: Iterable[str], judged: Iterable[str]) -> Callab
 
 
 __all__: Sequence[str] = (
-    "Chunk", "assets_of_job", "dataflow_assets", "dataflow_specs", "external_assets",
+    "Chunk",
+    "assets_of_job",
+    "dataflow_assets",
+    "dataflow_specs",
+    "external_assets",
     "one_producer_each",
-)  # fmt: skip
+)

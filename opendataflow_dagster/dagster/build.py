@@ -95,18 +95,27 @@ def build_definitions(
             reconcile_sensor(dataflow, translator=translator),
             *settlement_sensors(dataflow),
             catch_up_sensor(
-                dataflow, here.targets, translator=translator, runs_per_job=runs_per_job,
-                batch=batch, default_status=status, projects=found,
+                dataflow,
+                here.targets,
+                translator=translator,
+                runs_per_job=runs_per_job,
+                batch=batch,
+                default_status=status,
+                projects=found,
             ),
-        ]  # fmt: skip
+        ]
     timed: list[Any] = []
     if schedules:
         timed = today_schedules(
-            dataflow, here.targets, catalog=catalog, translator=translator, batch=batch,
+            dataflow,
+            here.targets,
+            catalog=catalog,
+            translator=translator,
+            batch=batch,
             default_status=dg.DefaultScheduleStatus.RUNNING
             if automatic
             else dg.DefaultScheduleStatus.STOPPED,
-        )  # fmt: skip
+        )
     return dg.Definitions(
         assets=[*here.assets, *here.elsewhere(shown)],
         sensors=launchers,

@@ -38,12 +38,16 @@ REMEMBERED = 10
 """Ended runs of a job that are looked at: doubling as often leads to the longest wait."""
 
 ENDED = (
-    dg.DagsterRunStatus.SUCCESS, dg.DagsterRunStatus.FAILURE, dg.DagsterRunStatus.CANCELED,
-)  # fmt: skip
+    dg.DagsterRunStatus.SUCCESS,
+    dg.DagsterRunStatus.FAILURE,
+    dg.DagsterRunStatus.CANCELED,
+)
 AT_WORK = (
-    dg.DagsterRunStatus.QUEUED, dg.DagsterRunStatus.STARTING, dg.DagsterRunStatus.STARTED,
+    dg.DagsterRunStatus.QUEUED,
+    dg.DagsterRunStatus.STARTING,
+    dg.DagsterRunStatus.STARTED,
     dg.DagsterRunStatus.CANCELING,
-)  # fmt: skip
+)
 """NOT_STARTED isn't: Dagster launches a run that it failed to, when it sees its run key again."""
 
 
@@ -73,9 +77,13 @@ class Launcher:
     """What Dagster knows of our runs, and the requests for more of them."""
 
     def __init__(
-        self, instance: dg.DagsterInstance, *, translator: DataflowTranslator | None = None,
-        batch: int = 500, shortest_wait: float = 10.0,
-    ) -> None:  # fmt: skip
+        self,
+        instance: dg.DagsterInstance,
+        *,
+        translator: DataflowTranslator | None = None,
+        batch: int = 500,
+        shortest_wait: float = 10.0,
+    ) -> None:
         self.instance, self.batch, self.shortest_wait = instance, batch, shortest_wait
         self.translator = translator or DataflowTranslator()
 
@@ -221,9 +229,11 @@ def catch_up_sensor(
     )
     def catch_up(context: dg.SensorEvaluationContext) -> dg.SensorResult | dg.SkipReason:
         launcher = Launcher(
-            context.instance, translator=translator, batch=batch,
+            context.instance,
+            translator=translator,
+            batch=batch,
             shortest_wait=minimum_interval_seconds,
-        )  # fmt: skip
+        )
         store = None
         try:
             store = dataflow.patient_store(PATIENCE)

@@ -35,9 +35,13 @@ class ChunkCheck:
         except Exception as error:
             told = "".join(traceback.format_exception(error))[-LONGEST_TRACE:]
             return Checked(
-                self.name, datasetid, False, reason_of(error),
-                {"opendataflow/traceback": dg.MetadataValue.md(f"```\n{told}\n```")}, severity,
-            )  # fmt: skip
+                self.name,
+                datasetid,
+                False,
+                reason_of(error),
+                {"opendataflow/traceback": dg.MetadataValue.md(f"```\n{told}\n```")},
+                severity,
+            )
 
     def spec(self, translator: DataflowTranslator) -> dg.AssetCheckSpec:
         """The asset check that Dagster shows."""
@@ -116,13 +120,20 @@ def _answer(returned: Any, name: str, datasetid: str, severity: str) -> Checked:
         asked = getattr(returned, "severity", severity)
         asked = getattr(asked, "value", asked)
         return Checked(
-            name, datasetid, bool(returned.passed), message or "",
-            getattr(returned, "metadata", None) or {}, WARN if WARN in (asked, severity) else ERROR,
-        )  # fmt: skip
+            name,
+            datasetid,
+            bool(returned.passed),
+            message or "",
+            getattr(returned, "metadata", None) or {},
+            WARN if WARN in (asked, severity) else ERROR,
+        )
     if isinstance(returned, bool) or type(returned).__name__ in ("bool", "bool_"):  # numpy's too
         return Checked(name, datasetid, bool(returned), "", {}, severity)
     return Checked(
-        name, datasetid, False,
+        name,
+        datasetid,
+        False,
         f"the check returned a {type(returned).__name__}: return True, False, or what is wrong",
-        {}, severity,
-    )  # fmt: skip
+        {},
+        severity,
+    )

@@ -226,13 +226,13 @@ class OpenDataFlowComponent(dg.StateBackedComponent, dg.Model, dg.Resolvable):
     functions: Annotated[
         dict[str, Callable[..., Any]] | None,
         dg.Resolver(
-            lambda context, given: given and {
-                jobid: _function(context, name) for jobid, name in given.items()
-            },
+            lambda context, given: (
+                given and {jobid: _function(context, name) for jobid, name in given.items()}
+            ),
             model_field_type=dict[str, str] | None,
             description="By job, the function that makes its chunks.",
         ),
-    ] = None  # fmt: skip
+    ] = None
     project: Annotated[
         str | list[str] | None,
         dg.Resolver(
@@ -320,6 +320,9 @@ class OpenDataFlowComponent(dg.StateBackedComponent, dg.Model, dg.Resolvable):
         if self._projects and not (self.url or self.config or self.user or self.schema_name):
             return tables_of(self._projects[0], make=make, timezone=self.timezone)
         return DataflowResource(
-            url=self.url, schema_=self.schema_name, user=self.user, config=self.config,
+            url=self.url,
+            schema_=self.schema_name,
+            user=self.user,
+            config=self.config,
             timezone=self.timezone,
-        )  # fmt: skip
+        )

@@ -58,30 +58,40 @@ def repair(
     while done.more:
         done = reconcile(store, mirror, translator, done.cursor)
         total = Reconciled(
-            done.cursor, total.made + done.made, total.planned + done.planned,
-            total.cleared + done.cleared, total.keys + done.keys,
-        )  # fmt: skip
+            done.cursor,
+            total.made + done.made,
+            total.planned + done.planned,
+            total.cleared + done.cleared,
+            total.keys + done.keys,
+        )
     for datasetid in read_catalog(store).domains:
         mirror.forget_cache(translator.asset_key(datasetid))
     return total
 
 
 def _of_grid(
-    store: Store, mirror: Mirror, translator: DataflowTranslator, datasetid: str, domain: str,
+    store: Store,
+    mirror: Mirror,
+    translator: DataflowTranslator,
+    datasetid: str,
+    domain: str,
     some: Sequence[str] | None,
-) -> list[Drift]:  # fmt: skip
+) -> list[Drift]:
     """The squares of a dataset that aren't what the tables say, as stored or as the UI has them."""
     key = translator.asset_key(datasetid)
     wrong = {each.dataid: each for each in differences(store, mirror, translator, datasetid, some)}
     found = [
         Drift(
-            datasetid, each.dataid, shown_word(each.truth.status),
+            datasetid,
+            each.dataid,
+            shown_word(each.truth.status),
             shown_word(each.shown.state)
             + (" of an earlier generation" if _same(each.truth.status, each.shown.state) else ""),
-            "", "" if each.repair == "wait" else REPAIR,
+            "",
+            "" if each.repair == "wait" else REPAIR,
         )
         for each in wrong.values()
-    ]  # fmt: skip
+    ]
     if some is not None:
         return found
     stored = mirror.shown(key)
@@ -99,9 +109,12 @@ def _of_grid(
 
 
 def _of_keys(
-    store: Store, mirror: Mirror, translator: DataflowTranslator, domain: str,
+    store: Store,
+    mirror: Mirror,
+    translator: DataflowTranslator,
+    domain: str,
     datasets: Iterable[str],
-) -> list[Drift]:  # fmt: skip
+) -> list[Drift]:
     """The partition keys of a domain that are missing, or that no chunk has."""
     name = translator.partitions_name(domain)
     wanted = {

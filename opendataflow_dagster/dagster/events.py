@@ -71,9 +71,12 @@ def skipped(
 
 
 def elsewhere(
-    datasetid: str, dataid: str, truth: Truth, fact: Mapping[str, Any] | None,
+    datasetid: str,
+    dataid: str,
+    truth: Truth,
+    fact: Mapping[str, Any] | None,
     translator: DataflowTranslator,
-) -> dg.AssetMaterialization:  # fmt: skip
+) -> dg.AssetMaterialization:
     """A dataset's READY chunk that no Dagster run has told of, with what the tables know of it."""
     known = dict(fact or {})
     more = {"job": truth.jobid, "at": known.get("at")}
@@ -82,9 +85,14 @@ def elsewhere(
 
 
 def _recorded(
-    datasetid: str, partition: str, maker: str, generation: int | None, known: Mapping[str, Any],
-    translator: DataflowTranslator, more: Mapping[str, Any],
-) -> dg.AssetMaterialization:  # fmt: skip
+    datasetid: str,
+    partition: str,
+    maker: str,
+    generation: int | None,
+    known: Mapping[str, Any],
+    translator: DataflowTranslator,
+    more: Mapping[str, Any],
+) -> dg.AssetMaterialization:
     """A READY chunk by what was recorded when it was made."""
     inputs: dict[str, int | None] = json.loads(known["inputs"]) if known.get("inputs") else {}
     judged = known.get("validated")
@@ -98,19 +106,24 @@ def _recorded(
         **answers_of_chunk(
             f"{datasetid} is READY, made by {maker}",
             [Consumed(each, number) for each, number in inputs.items()],
-            validated=None if judged is None else bool(judged), checks=known.get("checks"),
+            validated=None if judged is None else bool(judged),
+            checks=known.get("checks"),
             location=known.get("location"),
         ),
-    }  # fmt: skip
+    }
     return _materialization(
         translator.asset_key(datasetid), partition, generation or 0, told, {}, known.get("schema")
     )
 
 
 def _materialization(
-    asset: dg.AssetKey, partition: str, generation: int, told: Mapping[str, Any],
-    more: Mapping[str, Any], schema: str | None,
-) -> dg.AssetMaterialization:  # fmt: skip
+    asset: dg.AssetKey,
+    partition: str,
+    generation: int,
+    told: Mapping[str, Any],
+    more: Mapping[str, Any],
+    schema: str | None,
+) -> dg.AssetMaterialization:
     ours = {
         f"opendataflow/{name}": value
         for name, value in told.items()

@@ -214,8 +214,12 @@ class Mirror:
         ours = {key.to_string() for key in keys}
         query = (
             sql.select(
-                _EVENTS.id, _EVENTS.asset_key, _EVENTS.partition, _EVENTS.run_id,
-                _EVENTS.dagster_event_type, _EVENTS.timestamp,
+                _EVENTS.id,
+                _EVENTS.asset_key,
+                _EVENTS.partition,
+                _EVENTS.run_id,
+                _EVENTS.dagster_event_type,
+                _EVENTS.timestamp,
             )
             .where(
                 _EVENTS.id > after,
@@ -224,7 +228,7 @@ class Mirror:
             )
             .order_by(_EVENTS.id)
             .limit(limit)
-        )  # fmt: skip
+        )
         with self.events.index_connection() as db:
             rows = db.execute(query).fetchall()
             settled = after if rows else self._newest(db)
@@ -308,8 +312,10 @@ class Mirror:
     def is_open(self, backfill_id: str) -> bool:
         backfill = self.instance.get_backfill(backfill_id)
         return backfill is not None and backfill.status in (
-            BulkActionStatus.REQUESTED, BulkActionStatus.CANCELING, BulkActionStatus.FAILING,
-        )  # fmt: skip
+            BulkActionStatus.REQUESTED,
+            BulkActionStatus.CANCELING,
+            BulkActionStatus.FAILING,
+        )
 
     def planned_by_backfill(self, backfill_id: str) -> dict[str, set[str]]:
         """The partitions that the runs of a backfill had planned, by asset key as stored."""
@@ -353,7 +359,10 @@ class Mirror:
             latest = newest.subquery()
             events = db.execute(
                 sql.select(
-                    latest.c.partition, latest.c.dagster_event_type, latest.c.id, _EVENTS.run_id,
+                    latest.c.partition,
+                    latest.c.dagster_event_type,
+                    latest.c.id,
+                    _EVENTS.run_id,
                     _TAGS.value,
                 ).select_from(
                     latest.join(SqlEventLogStorageTable, _EVENTS.id == latest.c.id).outerjoin(
@@ -361,7 +370,7 @@ class Mirror:
                         sql.and_(_TAGS.event_id == latest.c.id, _TAGS.key == VERSION_TAG),
                     )
                 )
-            ).fetchall()  # fmt: skip
+            ).fetchall()
         made = {row[0]: (row[2], row[4]) for row in events if row[1] == _MADE}
         planned = {row[0]: (row[2], row[3]) for row in events if row[1] == _PLANNED}
         open_plans = {
@@ -402,9 +411,11 @@ class Mirror:
                     dg.DagsterRunStatus.MANAGED if word == RUNNING else dg.DagsterRunStatus.FAILURE
                 )
                 run = dg.DagsterRun(
-                    _title(word), run_id, status=status,
+                    _title(word),
+                    run_id,
+                    status=status,
                     tags={SHADOW_TAG: str(word), "dagster/max_retries": "0"},
-                )  # fmt: skip
+                )
                 try:
                     self.runs.add_run(run)
                 except dg.DagsterError:  # another process was faster
@@ -437,9 +448,15 @@ def _entry(run_id: str, job_name: str, kind: str, data: Any) -> EventLogEntry:
         event_type_value=kind, job_name=job_name, event_specific_data=data, step_key=OURS
     )
     return EventLogEntry(
-        error_info=None, level="debug", user_message="", run_id=run_id, timestamp=time.time(),
-        step_key=OURS, job_name=job_name, dagster_event=event,
-    )  # fmt: skip
+        error_info=None,
+        level="debug",
+        user_message="",
+        run_id=run_id,
+        timestamp=time.time(),
+        step_key=OURS,
+        job_name=job_name,
+        dagster_event=event,
+    )
 
 
 def _title(word: str) -> str:

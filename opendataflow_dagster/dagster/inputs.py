@@ -25,8 +25,11 @@ def wanted(annotation: Any) -> tuple[str, str]:
     if annotation in (None, Any, object):
         return "any", "pandas"
     package = getattr(annotation, "__module__", "").partition(".")[0]
-    kinds = {("pandas", "DataFrame"): "pandas", ("pyspark", "DataFrame"): "spark",
-             ("pyarrow", "Table"): "arrow"}  # fmt: skip
+    kinds = {
+        ("pandas", "DataFrame"): "pandas",
+        ("pyspark", "DataFrame"): "spark",
+        ("pyarrow", "Table"): "arrow",
+    }
     kind = kinds.get((package, getattr(annotation, "__name__", "")))
     kind = kind or {bytes: "bytes", str: "str"}.get(annotation)
     if kind is None and isinstance(annotation, type) and issubclass(annotation, Path):
@@ -56,13 +59,22 @@ def _spark(reading: Reading, target: Folder | Remote | Table, session: Callable[
 
     fact = reading.fact
     place = Place(
-        reading.datasetid, reading.columns, fact.get("location"), reading.generation,
-        fact.get("rows"), fact.get("fingerprint"), store=reading.store,
-    )  # fmt: skip
+        reading.datasetid,
+        reading.columns,
+        fact.get("location"),
+        reading.generation,
+        fact.get("rows"),
+        fact.get("fingerprint"),
+        store=reading.store,
+    )
     return read_chunk_frame(
-        session(), place, reading.dataid, reading.password, lambda: reading.bounds,
+        session(),
+        place,
+        reading.dataid,
+        reading.password,
+        lambda: reading.bounds,
         getattr(target, "format", DEFAULT_FORMAT),
-    )  # fmt: skip
+    )
 
 
 def joined(found: Mapping[str, Any], kind: str, name: str) -> Any:

@@ -77,10 +77,12 @@ class DataflowIOManager(dg.ConfigurableIOManager):
         readings: dict[str, Reading] = {}
         for key in keys:
             found[key], readings[key] = read_chunk(
-                store, datasetid, self.translator.dataid(key),
+                store,
+                datasetid,
+                self.translator.dataid(key),
                 lambda reading: data(reading, reading.target(self.format), each, self._session),
                 format=self.format,
-            )  # fmt: skip
+            )
         step = context.step_context
         consumed = _consumed.setdefault((step.run_id, step.step.key), {})
         for reading in readings.values():
@@ -143,18 +145,24 @@ class DataflowIOManager(dg.ConfigurableIOManager):
             if self.translator.asset_key(datasetid) == key:
                 return datasetid
         raise refusal(
-            "NOT_REGISTERED", f"no dataset is called as asset {key.to_user_string()!r} is",
+            "NOT_REGISTERED",
+            f"no dataset is called as asset {key.to_user_string()!r} is",
             f"odf dataset add {typed(likely)} --hostname /FOLDER",
-        )  # fmt: skip
+        )
 
 
 class _Output:
     """An asset's value on its way into the chunks of a dataset."""
 
     def __init__(
-        self, manager: DataflowIOManager, context: dg.OutputContext, store: Store, datasetid: str,
-        jobid: str, consumed: Mapping[tuple[str, str], int | None],
-    ) -> None:  # fmt: skip
+        self,
+        manager: DataflowIOManager,
+        context: dg.OutputContext,
+        store: Store,
+        datasetid: str,
+        jobid: str,
+        consumed: Mapping[tuple[str, str], int | None],
+    ) -> None:
         self.manager, self.context, self.store = manager, context, store
         self.datasetid, self.jobid, self.consumed = datasetid, jobid, consumed
         self.execution = _execution()
@@ -175,12 +183,16 @@ class _Output:
             claims = self._claim(dataid, owner, runid)
             while claims:
                 produced = produce(
-                    self.store, claims[0], environment, self._compare, pulse=pulse,
+                    self.store,
+                    claims[0],
+                    environment,
+                    self._compare,
+                    pulse=pulse,
                     publish=lambda chunk: self._write(chunk, obj),
                     interrupted=lambda error: interrupted(
                         self.context.step_context.instance, runid, error
                     ),
-                )  # fmt: skip
+                )
                 # An attempt that the policy grants without delay is made at once.
                 claims = self._claim(dataid, owner, runid) if produced.status == RESUBMIT else []
                 if not claims:
@@ -291,9 +303,10 @@ def _job(store: Store, datasetid: str, told: Mapping[str, Any]) -> str:
         who = f"job {found[0]!r} isn't" if found else "no job is"
         name = typed(found[0]) if found else "JOB"
         raise refusal(
-            "NOT_REGISTERED", f"{who} registered to write {datasetid!r}",
+            "NOT_REGISTERED",
+            f"{who} registered to write {datasetid!r}",
             f"odf job add {name} --in DATASET --out {typed(datasetid)}",
-        )  # fmt: skip
+        )
     if len(found) > 1:
         raise Refused(
             f"Jobs {', '.join(map(repr, found))} write {datasetid!r}: which of them is the asset? "

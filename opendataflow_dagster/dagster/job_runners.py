@@ -27,9 +27,13 @@ class Runners:
     """What this code location runs, job by job."""
 
     def __init__(
-        self, catalog: Catalog, translator: DataflowTranslator, checks: Iterable[ChunkCheck], *,
+        self,
+        catalog: Catalog,
+        translator: DataflowTranslator,
+        checks: Iterable[ChunkCheck],
+        *,
         pyspark: bool = False,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.catalog, self.translator, self._pyspark = catalog, translator, pyspark
         self.assets: list[Any] = []
         self.targets: dict[str, dg.AssetsDefinition] = {}
@@ -69,9 +73,12 @@ class Runners:
         self._registered(jobid, f"function {name}")
         options = {"pyspark": True} if self._pyspark and is_spark_function(function) else {}
         made = dataflow_assets(
-            job=jobid, dataflow=self.catalog, translator=self.translator, checks=self._for(jobid),
+            job=jobid,
+            dataflow=self.catalog,
+            translator=self.translator,
+            checks=self._for(jobid),
             **options,
-        )(function)  # fmt: skip
+        )(function)
         self._take(jobid, made, f"function {name}")
         self.assets.append(made)
 

@@ -50,9 +50,13 @@ def pipeline_assets(
 
 
 def assets_of(
-    projects: Projects, catalog: Catalog, translator: DataflowTranslator | None = None, *,
-    pyspark: bool = False, tables: DataflowResource | None = None,
-) -> list[dg.AssetsDefinition]:  # fmt: skip
+    projects: Projects,
+    catalog: Catalog,
+    translator: DataflowTranslator | None = None,
+    *,
+    pyspark: bool = False,
+    tables: DataflowResource | None = None,
+) -> list[dg.AssetsDefinition]:
     """The assets of projects that the catalog knows, in the order of their declaration.
 
     They bring `tables` along, or else take the resource `dataflow`.

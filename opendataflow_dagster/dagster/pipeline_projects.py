@@ -129,8 +129,11 @@ class Projects:
                 _log.warning(
                     "Pipelines %r and %r both write %r: an asset can be made by one of them, so "
                     "Dagster doesn't run %r. Its chunks are shown all the same.",
-                    other, slug, output, slug,
-                )  # fmt: skip
+                    other,
+                    slug,
+                    output,
+                    slug,
+                )
         self.shown = {slug: found[slug] for slug in found if slug in maker.values()}
 
 

@@ -83,12 +83,14 @@ def failure(claim: Claim, status: str, reason: str, retry_in: float | None) -> d
     elif status == FAILED and not reason.endswith(CLEANED):
         told = told.rstrip(".") + f". Then run: odf resubmit {typed(claim.jobid, claim.dataid)}"
     return dg.Failure(
-        told, allow_retries=False,
+        told,
+        allow_retries=False,
         metadata={
-            "opendataflow/dataid": claim.dataid, "opendataflow/generation": claim.generation,
+            "opendataflow/dataid": claim.dataid,
+            "opendataflow/generation": claim.generation,
             "opendataflow/status": str(status),
         },
-    )  # fmt: skip
+    )
 
 
 class Work:

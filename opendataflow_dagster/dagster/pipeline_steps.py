@@ -145,9 +145,12 @@ def transform(context: Context, flow: Flow, number: int, name: str, handed: Hand
             frames[:1] = [work.buffer.frame(number - 1, work.session)]
         try:
             ran = stepping.step(
-                number, name, frames, NO_STREAM if item is None else json.loads(item),
+                number,
+                name,
+                frames,
+                NO_STREAM if item is None else json.loads(item),
                 keep=lambda frame: work.buffer.keep(number, frame),
-            )  # fmt: skip
+            )
             _show(context, name, ran.printed)
         except Exception as error:
             cause = error.__cause__
@@ -188,16 +191,26 @@ def publish(context: Context, flow: Flow, handed: Handed) -> None:
         def show(chunk: Chunk) -> Result:
             with failing(), work.engine.telling():
                 return publish_result(
-                    store, flow.project, flow.pipeline, _destination(store, flow),
-                    work.buffer.frame(last, work.session), chunk,
-                    is_item=is_item, say=context.log.warning,
-                )  # fmt: skip
+                    store,
+                    flow.project,
+                    flow.pipeline,
+                    _destination(store, flow),
+                    work.buffer.frame(last, work.session),
+                    chunk,
+                    is_item=is_item,
+                    say=context.log.warning,
+                )
 
         work.settled = True
         produced = produce(
-            store, claim, work.environment, lambda chunk: None, publish=show, pulse=work.pulse,
+            store,
+            claim,
+            work.environment,
+            lambda chunk: None,
+            publish=show,
+            pulse=work.pulse,
             interrupted=lambda error: interrupted(context.instance, context.run.run_id, error),
-        )  # fmt: skip
+        )
         work.buffer.clear()
         produced = produced._replace(seconds=store.now() - handed["began"])
         if produced.status != READY:
@@ -210,9 +223,12 @@ def publish(context: Context, flow: Flow, handed: Handed) -> None:
 def _destination(store: Store, flow: Flow) -> Destination:
     plans = register(store, flow.project, flow.slug)
     return destination_of(
-        store, flow.project, flow.pipeline, plans[flow.slug],
+        store,
+        flow.project,
+        flow.pipeline,
+        plans[flow.slug],
         read_by_others=is_read(flow.project, plans, flow.slug),
-    )  # fmt: skip
+    )
 
 
 def _not_made(context: Context, produced: Produced) -> dg.Failure:

@@ -91,9 +91,14 @@ class _Pass:
     """One tick's work."""
 
     def __init__(
-        self, store: Store, mirror: Mirror, translator: DataflowTranslator, cursor: str | None,
-        seconds: float, full: bool,
-    ) -> None:  # fmt: skip
+        self,
+        store: Store,
+        mirror: Mirror,
+        translator: DataflowTranslator,
+        cursor: str | None,
+        seconds: float,
+        full: bool,
+    ) -> None:
         self.store, self.mirror, self.translator = store, mirror, translator
         self.until = time.monotonic() + seconds
         self.catalog: Catalog = read_catalog(store)
@@ -293,8 +298,9 @@ class _Pass:
             tail = self._after(self.mirror.last_keys(name, PIECE), first)
             if len(tail) == PIECE:
                 tail = self._after(self.mirror.keys(name), first)
-        self.mirror.replace_keys(name, [*tail, *(gone - set(tail))],
-                                 sorted({*tail, *new} - gone, key=self._order))  # fmt: skip
+        self.mirror.replace_keys(
+            name, [*tail, *(gone - set(tail))], sorted({*tail, *new} - gone, key=self._order)
+        )
         for datasetid in self.members[domain] if tail or gone else ():
             self.mirror.forget_cache(self.translator.asset_key(datasetid))
         self.wrote["keys"] += len(new) + len(gone)

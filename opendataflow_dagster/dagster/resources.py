@@ -86,8 +86,10 @@ class DataflowResource(dg.ConfigurableResource):
             written = time.strftime("%Y-%m-%d %H:%M", time.localtime(os.path.getmtime(path)))
             _log.warning(
                 "The database of OpenDataFlow can't be read: %s. What was registered at %s is "
-                "shown.", first_line(error), written,
-            )  # fmt: skip
+                "shown.",
+                first_line(error),
+                written,
+            )
             return catalog
         finally:
             store.db.drop()  # it is seldom asked: no connection is kept for it

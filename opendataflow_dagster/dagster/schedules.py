@@ -35,12 +35,18 @@ def today_schedules(
     zone = zone_name(dataflow.settings.timezone)
     return [
         _schedule(
-            dataflow, jobid, target, translator, batch, default_status,
-            cron(catalog.policies.get(jobid, {}).get("every_minutes"), zone), zone or "UTC",
+            dataflow,
+            jobid,
+            target,
+            translator,
+            batch,
+            default_status,
+            cron(catalog.policies.get(jobid, {}).get("every_minutes"), zone),
+            zone or "UTC",
         )
         for jobid, target in jobs.items()
         if jobid in catalog.jobs and catalog.jobs[jobid].today
-    ]  # fmt: skip
+    ]
 
 
 def cron(every_minutes: int | None, zone: str | None = "UTC") -> str:
@@ -72,9 +78,15 @@ def zone_name(configured: str | None) -> str | None:
 
 
 def _schedule(
-    dataflow: DataflowResource, jobid: str, target: Target, translator: DataflowTranslator,
-    batch: int, default_status: dg.DefaultScheduleStatus, cron_schedule: str, zone: str,
-) -> dg.ScheduleDefinition:  # fmt: skip
+    dataflow: DataflowResource,
+    jobid: str,
+    target: Target,
+    translator: DataflowTranslator,
+    batch: int,
+    default_status: dg.DefaultScheduleStatus,
+    cron_schedule: str,
+    zone: str,
+) -> dg.ScheduleDefinition:
     @dg.schedule(
         name=f"opendataflow_today_{translator.op_name(jobid)}",
         cron_schedule=cron_schedule,

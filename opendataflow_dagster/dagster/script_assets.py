@@ -61,9 +61,13 @@ def script_compute(argv: list[str], *, stop_grace: float = 10.0) -> Callable[[Ch
         # Its own handlers stand in for Dagster's while a script runs: they end the whole script.
         with Scripts(stop_grace=stop_grace) as scripts:
             ended = scripts.run(
-                argv, dict(chunk.environment), time_limit=chunk.claim.time_limit,
-                beat=chunk.alive, beat_every=min(HEARING, chunk.claim.lease / 3), stdin_null=True,
-            )  # fmt: skip
+                argv,
+                dict(chunk.environment),
+                time_limit=chunk.claim.time_limit,
+                beat=chunk.alive,
+                beat_every=min(HEARING, chunk.claim.lease / 3),
+                stdin_null=True,
+            )
         if scripts.stopping is not None:
             raise Stopped(scripts.stopping)
         if ended.code:

@@ -18,8 +18,10 @@ SILENCE = 600.0
 """Seconds after which a run that launched us, but has no worker at work, is given up for dead."""
 
 IN_HAND = (
-    dg.DagsterRunStatus.STARTING, dg.DagsterRunStatus.STARTED, dg.DagsterRunStatus.CANCELING,
-)  # fmt: skip
+    dg.DagsterRunStatus.STARTING,
+    dg.DagsterRunStatus.STARTED,
+    dg.DagsterRunStatus.CANCELING,
+)
 """QUEUED may take its time."""
 
 SOME = 500

@@ -65,9 +65,13 @@ def assets_of_function(
             return spark_session(app=f"odf {jobid}", settings=resource.settings)
 
         return SparkWork(
-            resource.store, resource.store.plan(jobid), job, session, context=context,
+            resource.store,
+            resource.store.plan(jobid),
+            job,
+            session,
+            context=context,
             say=context.log.info,
-        )  # fmt: skip
+        )
 
     promised = [
         ChunkCheck(rule.name, bool, rule.datasetid, rule.severity == ERROR, _about(rule))

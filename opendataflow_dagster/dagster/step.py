@@ -41,10 +41,15 @@ class Stopped(BaseException):
 
 
 def run_chunks(
-    context: dg.AssetExecutionContext, dataflow: DataflowResource, jobid: str,
-    translator: DataflowTranslator, maker: Maker, checks: Sequence[ChunkCheck] = (), *,
+    context: dg.AssetExecutionContext,
+    dataflow: DataflowResource,
+    jobid: str,
+    translator: DataflowTranslator,
+    maker: Maker,
+    checks: Sequence[ChunkCheck] = (),
+    *,
     secrets: bool = False,
-) -> Iterator[Event]:  # fmt: skip
+) -> Iterator[Event]:
     """Make the chunks that a run asks for, or else those that the tables offer; one bad one fails
     itself only, and the run at its end.
 
@@ -85,9 +90,15 @@ class _Run(Claimer):
     """One step at work on one job."""
 
     def __init__(
-        self, context: dg.AssetExecutionContext, store: Store, jobid: str,
-        translator: DataflowTranslator, maker: Maker, checks: Sequence[ChunkCheck], secrets: bool,
-    ) -> None:  # fmt: skip
+        self,
+        context: dg.AssetExecutionContext,
+        store: Store,
+        jobid: str,
+        translator: DataflowTranslator,
+        maker: Maker,
+        checks: Sequence[ChunkCheck],
+        secrets: bool,
+    ) -> None:
         super().__init__(context, store, jobid, translator, secrets=secrets)
         self.maker, self.checks = maker, [each.run for each in checks]
         self.made = self.skipped = 0
@@ -158,9 +169,12 @@ class _Run(Claimer):
         mine = {claim.generation for claim in claims}
         try:
             with WaitingClaims(
-                self.store, claims, stopping=lambda: None, say=self.say,
+                self.store,
+                claims,
+                stopping=lambda: None,
+                say=self.say,
                 interrupted=self.interrupted,
-            ) as waiting:  # fmt: skip
+            ) as waiting:
                 while claim := waiting.next():
                     yield from self._make([claim])
                     while again := [
@@ -174,9 +188,14 @@ class _Run(Claimer):
     def _make(self, claims: Sequence[Claim]) -> Iterator[Event]:
         keys = dict(self.taken)
         for produced in make(
-            self.store, claims, self.environment(), self.maker, checks=self.checks,
-            pulse=self.pulse, interrupted=self.interrupted,
-        ):  # fmt: skip
+            self.store,
+            claims,
+            self.environment(),
+            self.maker,
+            checks=self.checks,
+            pulse=self.pulse,
+            interrupted=self.interrupted,
+        ):
             _, key = keys[produced.claim.generation]
             self._let_go(produced.claim)
             yield from self._events(produced, key)

@@ -41,9 +41,14 @@ class Claimer:
     pulse: Pulse
 
     def __init__(
-        self, context: Context, store: Store, jobid: str, translator: DataflowTranslator, *,
+        self,
+        context: Context,
+        store: Store,
+        jobid: str,
+        translator: DataflowTranslator,
+        *,
         secrets: bool = False,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.context, self.store, self.jobid = context, store, jobid
         self.translator, self.secrets = translator, secrets
         self.taken: dict[int, tuple[Claim, str]] = {}
@@ -73,8 +78,9 @@ class Claimer:
         if self.pulse.dismissed:  # Dagster can force a run to its end, but not its process
             raise dg.Failure(
                 f"Run {self.runid} was ended by others (canceled, or taken for dead), so it makes "
-                "no more chunks.", allow_retries=False,
-            )  # fmt: skip
+                "no more chunks.",
+                allow_retries=False,
+            )
         claims = self._claim(dataid, k)
         due = time.monotonic() - self._recovered > PLAN_AGE
         if not claims and due and self.pulse.is_steady(GRACE):
@@ -133,9 +139,12 @@ class Claimer:
         if words & {READY, FAILED} and words <= {READY, FAILED, RESUBMIT, PENDING}:
             run = f"run {self.runid}"
             resubmit(
-                self.store, self.jobid, [dataid], who=f"dagster {run}",
+                self.store,
+                self.jobid,
+                [dataid],
+                who=f"dagster {run}",
                 why=f"{run} has the tag {AGAIN}",
-            )  # fmt: skip
+            )
 
     def give_up(self, error: BaseException) -> None:
         """Settle what this worker got without having begun with it."""

@@ -20,10 +20,23 @@ _BREAKS_KEYS = frozenset('/\\"*=%?#')
 
 _RESERVED = frozenset(
     {
-        "context", "conf", "config", "meta", "arg_dict", "dict", "input_arg_dict",
-        "output_arg_dict", "int", "str", "float", "bool", "input", "output", "type",
+        "context",
+        "conf",
+        "config",
+        "meta",
+        "arg_dict",
+        "dict",
+        "input_arg_dict",
+        "output_arg_dict",
+        "int",
+        "str",
+        "float",
+        "bool",
+        "input",
+        "output",
+        "type",
     }
-)  # fmt: skip
+)
 """What Dagster allows as the name of no op."""
 
 _TAG_VALUE = re.compile(r"[A-Za-z0-9_.-]{1,63}")

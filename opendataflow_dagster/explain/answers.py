@@ -33,9 +33,14 @@ def five_answers(state: State) -> list[Answer]:
 
 
 def answers_of_chunk(
-    ready: str, consumed: Sequence[Consumed], *, validated: bool | None, checks: str | None,
-    location: str | None, safe: str = NOBODY,
-) -> dict[str, str | None]:  # fmt: skip
+    ready: str,
+    consumed: Sequence[Consumed],
+    *,
+    validated: bool | None,
+    checks: str | None,
+    location: str | None,
+    safe: str = NOBODY,
+) -> dict[str, str | None]:
     """One answer to each question, about one READY chunk of a dataset, from what was recorded."""
     return {
         "ready": ready,
@@ -93,9 +98,15 @@ def _right_data(state: State) -> Answer:
     for row, fact in state.inputs():
         then = consumed.get(row.datasetid)
         found.append(
-            {"datasetid": row.datasetid, "dataid": state.dataid, "generation": row.generation,
-             "rows": fact.get("rows"), "fingerprint": fact.get("fingerprint"), "consumed": then}
-        )  # fmt: skip
+            {
+                "datasetid": row.datasetid,
+                "dataid": state.dataid,
+                "generation": row.generation,
+                "rows": fact.get("rows"),
+                "fingerprint": fact.get("fingerprint"),
+                "consumed": then,
+            }
+        )
         about = _consumed_line(
             row.datasetid, row.generation, fact.get("rows"), fact.get("fingerprint")
         )

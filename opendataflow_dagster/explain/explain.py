@@ -17,9 +17,14 @@ from .reasons import IN_A_CIRCLE, advice, hindrances
 from .state import Answer, Reason, read_plan, read_state
 
 CODES = (
-    "NOT_REGISTERED", "FOLDED", *BLOCKING, "PAUSED", "AT_CONCURRENCY", "INVALID_LOCATION",
+    "NOT_REGISTERED",
+    "FOLDED",
+    *BLOCKING,
+    "PAUSED",
+    "AT_CONCURRENCY",
+    "INVALID_LOCATION",
     "NOT_VALIDATED",
-)  # fmt: skip
+)
 """What stands in the way, the first thing first. A claim looks at statuses, not at places and
 checks: it doesn't refuse for the last two, but whoever reads the data should."""
 
@@ -79,9 +84,14 @@ def explain(
 
 
 def explain_chunk(
-    store: Store, jobid: str, dataid: str, at: datetime | None,
-    asked: frozenset[str] = frozenset(), *, look: bool = False,
-) -> Explanation:  # fmt: skip
+    store: Store,
+    jobid: str,
+    dataid: str,
+    at: datetime | None,
+    asked: frozenset[str] = frozenset(),
+    *,
+    look: bool = False,
+) -> Explanation:
     """The same within a transaction; `asked` are the consumers for whom a producer is asked."""
     state = read_state(store, read_plan(store, jobid, at), dataid, at)
     if state.plan.flaw:
@@ -106,14 +116,18 @@ def explain_chunk(
 
     reasons = [*hindrances(state, above), *dial_reasons(store, jobid, state.now, at)]
     return Explanation(
-        jobid, dataid, at, not reasons, in_order([*reasons, *advice(state)]), five_answers(state),
-        notes_of(store, at), {},
-    )  # fmt: skip
+        jobid,
+        dataid,
+        at,
+        not reasons,
+        in_order([*reasons, *advice(state)]),
+        five_answers(state),
+        notes_of(store, at),
+        {},
+    )
 
 
-def unregistered(
-    store: Store, plan: Plan, dataid: str | None, at: datetime | None
-) -> Explanation:  # fmt: skip
+def unregistered(store: Store, plan: Plan, dataid: str | None, at: datetime | None) -> Explanation:
     if at:
         flaw, action = plan.flaw.replace("isn't registered", "wasn't registered then"), ""
     else:
@@ -126,7 +140,7 @@ def unregistered(
 
 def dial_reasons(
     store: Store, jobid: str, now: datetime | None, at: datetime | None
-) -> list[Reason]:  # fmt: skip
+) -> list[Reason]:
     """What a job's policy has against any claim at all, now or at a moment in the past."""
     if at:
         dials, now = [Past(store, at).dials(jobid)], at

@@ -32,9 +32,14 @@ MANY = 100_000
 
 
 def explain_job(
-    store: Store, jobid: str, at: datetime | None, everything: bool = False,
-    asked: frozenset[str] = frozenset(), *, look: bool = False,
-) -> Explanation:  # fmt: skip
+    store: Store,
+    jobid: str,
+    at: datetime | None,
+    everything: bool = False,
+    asked: frozenset[str] = frozenset(),
+    *,
+    look: bool = False,
+) -> Explanation:
     """What may be claimed next and how much of it; if nothing, what the first chunks wait for.
 
     `asked` are the consumers for whom a producer is asked.
@@ -108,9 +113,16 @@ def explain_job(
     found = [*in_order(reasons), *blocked] if upcoming else in_order([*reasons, *blocked])
     may_run = bool(upcoming) and not dials
     return Explanation(
-        jobid, None, at, may_run, found, answers, notes + queue, counts,
+        jobid,
+        None,
+        at,
+        may_run,
+        found,
+        answers,
+        notes + queue,
+        counts,
         upcoming[0] if upcoming else None,
-    )  # fmt: skip
+    )
 
 
 def judge_chunks(
@@ -120,9 +132,13 @@ def judge_chunks(
     places = {each: datasets_at(store, each, at) for each in (*plan.reads, *plan.outputs)}
     versioned = [each for each, rows in places.items() if any(map(keeps_versions, rows))]
     return store.db.run(
-        "why.chunks", jobid=plan.jobid, now=int(at is None), at=to_table(store, at), few=few,
+        "why.chunks",
+        jobid=plan.jobid,
+        now=int(at is None),
+        at=to_table(store, at),
+        few=few,
         versioned="".join(f"={each}=" for each in versioned),
-    )  # fmt: skip
+    )
 
 
 def _of(count: int | None, firsts: list[str]) -> str:

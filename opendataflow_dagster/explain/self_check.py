@@ -50,10 +50,14 @@ def _examine(store: Store, environ: Mapping[str, str], deep: bool) -> Iterator[C
     if tables.result == "fail":
         return
     for name, look in (
-        ("triggers", _triggers), ("clock", _clock), ("permissions", _permissions), ("log", _log),
-        ("queue", lambda store: _queue(store, deep)), ("leases", _leases),
+        ("triggers", _triggers),
+        ("clock", _clock),
+        ("permissions", _permissions),
+        ("log", _log),
+        ("queue", lambda store: _queue(store, deep)),
+        ("leases", _leases),
         ("jobs", _jobs),
-    ):  # fmt: skip
+    ):
         yield _tried(name, store, lambda look=look: look(store))
     yield _tried("passwords", store, lambda: _passwords(store, environ))
 

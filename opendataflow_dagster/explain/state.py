@@ -84,10 +84,14 @@ class State(NamedTuple):
         if datasetid in self.versioned:
             return []
         return [
-            row for row in self.rows
-            if row.datasetid == datasetid and row.jobid != self.plan.jobid
-            and row.locktype == "IN" and row.status == RUNNING and row.jobid in self.making
-        ]  # fmt: skip
+            row
+            for row in self.rows
+            if row.datasetid == datasetid
+            and row.jobid != self.plan.jobid
+            and row.locktype == "IN"
+            and row.status == RUNNING
+            and row.jobid in self.making
+        ]
 
     def mine(self, datasetid: str) -> list[Row]:
         return [
@@ -137,10 +141,14 @@ def read_state(store: Store, plan: Plan, dataid: str, at: datetime | None = None
     """Read what decides about one chunk for a job with this plan, within a transaction."""
     datasets = dict.fromkeys((*plan.reads, *plan.outputs))
     chunks = [_read_chunk(store, datasetid, dataid, at) for datasetid in datasets]
-    claims = {} if at else {
-        claim["jobid"]: claim | {name: from_table(store, claim[name]) for name in TIMES}
-        for claim in store.db.records("state.claims", dataid=dataid)
-    }  # fmt: skip
+    claims = (
+        {}
+        if at
+        else {
+            claim["jobid"]: claim | {name: from_table(store, claim[name]) for name in TIMES}
+            for claim in store.db.records("state.claims", dataid=dataid)
+        }
+    )
     places, producers, versioned = {}, {}, set()
     for datasetid in datasets:
         for row in datasets_at(store, datasetid, at):
@@ -156,9 +164,19 @@ def read_state(store: Store, plan: Plan, dataid: str, at: datetime | None = None
     moment = {"now": int(at is None), "at": to_table(store, at)}
     making = store.db.run("state.making", dataid=dataid, **moment)
     return State(
-        plan, dataid, at, now, today, rows, facts, claims, places, producers,
-        frozenset(jobid for (jobid,) in making), frozenset(versioned),
-    )  # fmt: skip
+        plan,
+        dataid,
+        at,
+        now,
+        today,
+        rows,
+        facts,
+        claims,
+        places,
+        producers,
+        frozenset(jobid for (jobid,) in making),
+        frozenset(versioned),
+    )
 
 
 def _read_chunk(

@@ -102,9 +102,10 @@ class BigQueryDestination(Destination):
             for each in tables
         ]
         good = [
-            at for at, each in enumerate(tables)
+            at
+            for at, each in enumerate(tables)
             if not isinstance(each, DataflowError) and each.num_columns
-        ]  # fmt: skip
+        ]
         if not good:
             return verdicts
         with _opened(self._table, self._password) as client:
@@ -140,9 +141,15 @@ class BigQueryDestination(Destination):
         name = _job_id(self._table, claims)
         try:
             job = client.load_table_from_file(
-                file, _full_name(self._table), rewind=True, size=file.tell(), num_retries=3,
-                job_id=name, job_config=config, timeout=PATIENCE,
-            )  # fmt: skip
+                file,
+                _full_name(self._table),
+                rewind=True,
+                size=file.tell(),
+                num_retries=3,
+                job_id=name,
+                job_config=config,
+                timeout=PATIENCE,
+            )
         except Conflict:  # this generation's load is there already: its answer was lost
             job = client.get_job(name, retry=_patience())
         try:
@@ -166,9 +173,10 @@ def _opened(table: BigTable, password: Password) -> Iterator[Any]:
         ) from error
     try:
         client = bigquery.Client(
-            table.project, credentials=_credentials(table, password()),
+            table.project,
+            credentials=_credentials(table, password()),
             client_options={"api_endpoint": table.host} if table.host else None,
-        )  # fmt: skip
+        )
     except GoogleAuthError as error:
         raise _unauthorized(table, error) from None
     try:
@@ -220,8 +228,10 @@ def _credentials(table: BigTable, password: str | None) -> Any:
 
 def _job_id(table: BigTable, claims: Sequence[Claim]) -> str:
     """The same for a repeat of these generations, and for nothing else, in whatever tables."""
-    told = [table.location, [[each.owner, each.jobid, each.dataid, each.generation]
-                             for each in claims]]  # fmt: skip
+    told = [
+        table.location,
+        [[each.owner, each.jobid, each.dataid, each.generation] for each in claims],
+    ]
     return f"odf-{sha256(json.dumps(told).encode()).hexdigest()[:40]}"
 
 

@@ -42,8 +42,10 @@ class Difference(NamedTuple):
         column = None if self.column is None else str(self.column)
         row = {"column": column, "row": self.row}
         return row | {
-            "expected": _shown(self.expected), "got": _shown(self.got), "message": str(self)
-        }  # fmt: skip
+            "expected": _shown(self.expected),
+            "got": _shown(self.got),
+            "message": str(self),
+        }
 
 
 def differences(expected: Any, got: Any) -> Iterator[Difference]:
@@ -164,10 +166,17 @@ def _whole(number: Any) -> bool:
 def _kind(value: Any) -> str:
     # datetime is a date, and bool a number, to Python: the order counts.
     kinds = {
-        "bool": bool, "number": (int, float, Decimal, complex), "text": str,
-        "bytes": bytes | bytearray, "moment": datetime, "date": date, "duration": timedelta,
-        "mapping": Mapping, "list": list | tuple, "set": AbstractSet,
-    }  # fmt: skip
+        "bool": bool,
+        "number": (int, float, Decimal, complex),
+        "text": str,
+        "bytes": bytes | bytearray,
+        "moment": datetime,
+        "date": date,
+        "duration": timedelta,
+        "mapping": Mapping,
+        "list": list | tuple,
+        "set": AbstractSet,
+    }
     return next((name for name, kind in kinds.items() if isinstance(value, kind)), "other")
 
 

@@ -69,11 +69,15 @@ def _with_values(frame: Any) -> Any:
     """A frame of pandas-on-Spark without categories, of which Spark would see the numbers."""
     import pandas
 
-    kinds = {name: dtype.categories.dtype for name, dtype in frame.dtypes.items()
-             if isinstance(dtype, pandas.CategoricalDtype)}  # fmt: skip
+    kinds = {
+        name: dtype.categories.dtype
+        for name, dtype in frame.dtypes.items()
+        if isinstance(dtype, pandas.CategoricalDtype)
+    }
     # As `str`, what is missing would be the text None.
-    return frame.astype({name: "string" if kind.kind == "O" else kind
-                         for name, kind in kinds.items()})  # fmt: skip
+    return frame.astype(
+        {name: "string" if kind.kind == "O" else kind for name, kind in kinds.items()}
+    )
 
 
 def by_the_clock(frame: Any, but: Container[str] = ()) -> Any:
@@ -175,9 +179,9 @@ def _on_spark(frame: Any, spark: "SparkSession") -> Any:
     made = sent(spark, names, columns, len(frame)).pandas_api(index_col=keys)
     made.columns = frame.columns
     made.index.names = frame.index.names
-    return made.astype({
-        name: dtype for name, dtype in frame.dtypes.items() if _kept_on_spark(dtype)
-    })  # fmt: skip
+    return made.astype(
+        {name: dtype for name, dtype in frame.dtypes.items() if _kept_on_spark(dtype)}
+    )
 
 
 def _kept_on_spark(dtype: Any) -> bool:
@@ -187,8 +191,15 @@ def _kept_on_spark(dtype: Any) -> bool:
     if isinstance(dtype, pandas.CategoricalDtype):
         return pandas.api.types.infer_dtype(dtype.categories) in ("string", "integer")
     return str(dtype) in (
-        "Int8", "Int16", "Int32", "Int64", "Float32", "Float64", "boolean", "string",
-    )  # fmt: skip
+        "Int8",
+        "Int16",
+        "Int32",
+        "Int64",
+        "Float32",
+        "Float64",
+        "boolean",
+        "string",
+    )
 
 
 def _known_to_spark(column: Any) -> Any:

@@ -172,17 +172,25 @@ class CsvAppender:
             for claim, text in texts.items()
         )
         batch = Batch(
-            0, "", 0, token=os.urandom(8).hex(), store=self._ledger.store,
+            0,
+            "",
+            0,
+            token=os.urandom(8).hex(),
+            store=self._ledger.store,
             items=self._journal.items + more,
-        )  # fmt: skip
+        )
         again = [old for claim, old in found.items() if old.digest != digest(texts[claim])]
         write = self._replaced if again else self._appended
         write(head, texts, found, batch, [each for each in known])
 
     def _appended(
-        self, head: Head, texts: dict[Claim, bytes], found: dict[Claim, Part], batch: Batch,
+        self,
+        head: Head,
+        texts: dict[Claim, bytes],
+        found: dict[Claim, Part],
+        batch: Batch,
         known: Sequence[str],
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Write at the end what isn't there; what is there already, the same, becomes theirs."""
         handle = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o666)
         try:
@@ -197,9 +205,9 @@ class CsvAppender:
                 parts.append(part_of(claim, end, text))
                 end += len(text)
             before = os.pread(handle, min(at, NEAR), max(0, at - NEAR))
-            self._journal.begin(batch._replace(
-                at=at, before=digest(before), end=end, digest=digest(lead + new)
-            ))  # fmt: skip
+            self._journal.begin(
+                batch._replace(at=at, before=digest(before), end=end, digest=digest(lead + new))
+            )
             write_at(handle, lead + new, at)
             os.fsync(handle)
         finally:
@@ -209,9 +217,13 @@ class CsvAppender:
         self._commit(texts, Committed(end, batch.token), parts, known)
 
     def _replaced(
-        self, head: Head, texts: dict[Claim, bytes], found: dict[Claim, Part], batch: Batch,
+        self,
+        head: Head,
+        texts: dict[Claim, bytes],
+        found: dict[Claim, Part],
+        batch: Batch,
         known: Sequence[str],
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Write the file anew, with other bytes in the place of what the same chunks had."""
         with open(self.path, "rb") as file:
             data = file.read()
@@ -241,9 +253,13 @@ class CsvAppender:
         self._commit(texts, Committed(end, batch.token), parts, known, moves[::-1])
 
     def _commit(
-        self, texts: dict[Claim, bytes], last: Committed, parts: Sequence[Part],
-        known: Sequence[str], moves: Sequence[tuple[int, int]] = (),
-    ) -> None:  # fmt: skip
+        self,
+        texts: dict[Claim, bytes],
+        last: Committed,
+        parts: Sequence[Part],
+        known: Sequence[str],
+        moves: Sequence[tuple[int, int]] = (),
+    ) -> None:
         jobid = next(iter(texts)).jobid
         self._ledger.commit(self._journal.number, self.path, jobid, last, parts, known, moves)
         self._journal.done()

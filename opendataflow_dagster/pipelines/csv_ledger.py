@@ -52,9 +52,15 @@ class Ledger:
         )
 
     def commit(
-        self, journal: str, location: str, jobid: str, last: Committed, parts: Sequence[Part],
-        replaced: Sequence[str] = (), moves: Sequence[tuple[int, int]] = (),
-    ) -> None:  # fmt: skip
+        self,
+        journal: str,
+        location: str,
+        jobid: str,
+        last: Committed,
+        parts: Sequence[Part],
+        replaced: Sequence[str] = (),
+        moves: Sequence[tuple[int, int]] = (),
+    ) -> None:
         """Tell of parts that are on the disk, all in one transaction.
 
         `replaced` are the chunks that had others; `moves` tell, the last first, from where on all

@@ -113,8 +113,10 @@ def lines_of(
     try:
         text = frame.to_csv(index=False, header=header, lineterminator=ending).encode()
         if b"\0" in text and not nul:
-            raise Refused(f"{_with_nul(frame)} has a NUL character, which CSV can't hold. "
-                          "Remove it.", code="NOT_VALIDATED")  # fmt: skip
+            raise Refused(
+                f"{_with_nul(frame)} has a NUL character, which CSV can't hold. Remove it.",
+                code="NOT_VALIDATED",
+            )
         return text
     except UnicodeEncodeError as error:
         found = column_to_blame(error, frame) or "the frame has a text that isn't Unicode"

@@ -173,9 +173,12 @@ def check(version: Path, local: bool) -> Faults:
     answers = version.parent / "answers"
     words = [sys.executable, "-P", "-m", __name__, str(version), str(answers), str(int(local))]
     process = subprocess.Popen(
-        words, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        words,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
         start_new_session=True,
-    )  # fmt: skip
+    )
     try:
         ended = f"the process that loads it ended with code {process.wait(CHECKED)}"
     except subprocess.TimeoutExpired:

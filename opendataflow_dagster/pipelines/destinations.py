@@ -30,9 +30,13 @@ from .step_frames import FOLDER
 from .write_errors import Verdict, judged
 
 __all__ = [
-    "Destination", "destination_of", "publish_result", "publish_with_output", "refuse_older",
+    "Destination",
+    "destination_of",
+    "publish_result",
+    "publish_with_output",
+    "refuse_older",
     "write_output",
-]  # fmt: skip
+]
 
 Confirm = Callable[[], None]
 Parts = Sequence[tuple[Claim, Any]]
@@ -80,9 +84,14 @@ class Destination:
 
 
 def destination_of(
-    store: Store, project: Project, pipeline: Pipeline, plan: Plan, *, read_by_others: bool,
+    store: Store,
+    project: Project,
+    pipeline: Pipeline,
+    plan: Plan,
+    *,
+    read_by_others: bool,
     say: Say = lambda line: None,
-) -> Destination:  # fmt: skip
+) -> Destination:
     """The destination of a pipeline: as it is registered, or else a file in `output/`.
 
     `read_by_others` says that another pipeline reads it: without a registration, it is a folder of
@@ -141,9 +150,16 @@ def write_output(project: Project, slug: str, frame: Any) -> str:
 
 
 def publish_result(
-    store: Store, project: Project, pipeline: Pipeline, destination: Destination, frame: Any,
-    chunk: Chunk, *, is_item: bool, say: Callable[[str], Any] = lambda line: None,
-) -> Result:  # fmt: skip
+    store: Store,
+    project: Project,
+    pipeline: Pipeline,
+    destination: Destination,
+    frame: Any,
+    chunk: Chunk,
+    *,
+    is_item: bool,
+    say: Callable[[str], Any] = lambda line: None,
+) -> Result:
     """Publish what a run or an item has made; an older one than what is there is refused."""
 
     def confirm() -> None:
@@ -169,9 +185,14 @@ def refuse_older(
 
 
 def publish_with_output(
-    project: Project, pipeline: Pipeline, destination: Destination, frame: Any, chunk: Chunk,
-    confirm: Confirm, say: Callable[[str], Any] = lambda line: None,
-) -> Result:  # fmt: skip
+    project: Project,
+    pipeline: Pipeline,
+    destination: Destination,
+    frame: Any,
+    chunk: Chunk,
+    confirm: Confirm,
+    say: Callable[[str], Any] = lambda line: None,
+) -> Result:
     """Publish a frame as a chunk of the destination, and write it for people into output/.
 
     The file is ready before the destination has the rows: what is published has to be READY, since
@@ -244,10 +265,14 @@ class CsvDestination(Destination):
 
     def __init__(self, appender: csv_file.CsvAppender, path: str, mode: str, dataset: str) -> None:
         self._appender, self.location, self._mode = appender, path, mode
-        self._instead = "" if mode else (
-            f"To add to it, run: odf dataset add {dataset} --writemode append. "
-            f"To have it replaced by each run and each item: --writemode replace."
-        )  # fmt: skip
+        self._instead = (
+            ""
+            if mode
+            else (
+                f"To add to it, run: odf dataset add {dataset} --writemode append. "
+                f"To have it replaced by each run and each item: --writemode replace."
+            )
+        )
 
     def refuse_loss(self) -> None:
         if self._instead:

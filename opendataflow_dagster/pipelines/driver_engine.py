@@ -18,9 +18,14 @@ if TYPE_CHECKING:
 
 
 def on_driver(
-    spark: "SparkSession", project: Project, engine: str, slug: str, name: str,
-    frames: Sequence[Any], item: tuple[()] | tuple[Any],
-) -> tuple[Any, str]:  # fmt: skip
+    spark: "SparkSession",
+    project: Project,
+    engine: str,
+    slug: str,
+    name: str,
+    frames: Sequence[Any],
+    item: tuple[()] | tuple[Any],
+) -> tuple[Any, str]:
     """The frame that a transformation makes, not computed yet, and what it printed."""
     convert = as_spark if engine == SPARK else as_on_spark
     transformation = load(project, slug, name)

@@ -55,10 +55,13 @@ class Engine:
     """
 
     def __init__(
-        self, project: Project, session: Callable[[], "SparkSession"], *,
+        self,
+        project: Project,
+        session: Callable[[], "SparkSession"],
+        *,
         say: Callable[[str], Any] = lambda line: None,
         stopping: Callable[[], str | None] = lambda: None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._project, self._session = project, session
         self._served = project.root
         self._pinned = threading.local()
@@ -96,9 +99,14 @@ class Engine:
         return engine_of(self.project.transformation_file(slug, name))
 
     def run(
-        self, slug: str, name: str, frames: Sequence[Any], stream: Any = NO_STREAM, *,
+        self,
+        slug: str,
+        name: str,
+        frames: Sequence[Any],
+        stream: Any = NO_STREAM,
+        *,
         due: float = math.inf,
-    ) -> Ran:  # fmt: skip
+    ) -> Ran:
         """Run one transformation on frames of any engine, or on sources that are read now.
 
         It can't change what it is given. When this returns, what it made is computed; a frame of
@@ -126,9 +134,15 @@ class Engine:
         return Ran(frame, printed, time.perf_counter() - start, rows, engine)
 
     def run_items(
-        self, slug: str, names: Sequence[str], sources: Sequence[Any], items: Sequence[Any], *,
-        chained: bool = False, limit: float | None = None,
-    ) -> list[ItemRan]:  # fmt: skip
+        self,
+        slug: str,
+        names: Sequence[str],
+        sources: Sequence[Any],
+        items: Sequence[Any],
+        *,
+        chained: bool = False,
+        limit: float | None = None,
+    ) -> list[ItemRan]:
         """Run a pipeline on items, in order, by one task; an item that fails, fails alone.
 
         Chained, an item's result is the first frame of the next, and only the last good item has

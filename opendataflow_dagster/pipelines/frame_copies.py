@@ -36,8 +36,24 @@ def _plain() -> set[type]:
     if not _known:
         import pandas
 
-        _known.update((
-            str, bytes, int, float, bool, complex, type(None), date, datetime, time, timedelta,
-            Decimal, pandas.Timestamp, pandas.Timedelta, type(pandas.NaT), type(pandas.NA),
-        ))  # fmt: skip
+        _known.update(
+            (
+                str,
+                bytes,
+                int,
+                float,
+                bool,
+                complex,
+                type(None),
+                date,
+                datetime,
+                time,
+                timedelta,
+                Decimal,
+                pandas.Timestamp,
+                pandas.Timedelta,
+                type(pandas.NaT),
+                type(pandas.NA),
+            )
+        )
     return _known

@@ -27,9 +27,14 @@ class ItemRan(NamedTuple):
 
 
 def run_items(
-    engine: "Engine", slug: str, names: Sequence[str], sources: Sequence[Any],
-    items: Sequence[Any], chained: bool, limit: float | None = None,
-) -> list[ItemRan]:  # fmt: skip
+    engine: "Engine",
+    slug: str,
+    names: Sequence[str],
+    sources: Sequence[Any],
+    items: Sequence[Any],
+    chained: bool,
+    limit: float | None = None,
+) -> list[ItemRan]:
     """What became of each item, in order; of pandas' transformations, within so many seconds."""
     if not items:
         return []
@@ -39,9 +44,14 @@ def run_items(
 
 
 def _in_task(
-    engine: "Engine", slug: str, names: Sequence[str], sources: Sequence[Any],
-    items: Sequence[Any], chained: bool, limit: float | None,
-) -> list[ItemRan]:  # fmt: skip
+    engine: "Engine",
+    slug: str,
+    names: Sequence[str],
+    sources: Sequence[Any],
+    items: Sequence[Any],
+    chained: bool,
+    limit: float | None,
+) -> list[ItemRan]:
     from .engine import WorkerDied
 
     given: list[Item] = [(each,) for each in items]
@@ -71,9 +81,14 @@ def _in_task(
 
 
 def _one_by_one(
-    engine: "Engine", slug: str, names: Sequence[str], sources: Sequence[Any],
-    items: Sequence[Any], chained: bool, limit: float | None,
-) -> list[ItemRan]:  # fmt: skip
+    engine: "Engine",
+    slug: str,
+    names: Sequence[str],
+    sources: Sequence[Any],
+    items: Sequence[Any],
+    chained: bool,
+    limit: float | None,
+) -> list[ItemRan]:
     with engine.watched(slug):
         first, *rest = [as_pandas(each) for each in sources]
     ran: list[ItemRan] = []

@@ -62,9 +62,16 @@ class Consumer:
     """Works on the items of a project's pipelines; one thread at a time on those of one."""
 
     def __init__(
-        self, store: Store, current: Current, engine: Engine, pulse: Pulse, *, runid: str,
-        is_alive: Callable[[], bool], say: Say,
-    ) -> None:  # fmt: skip
+        self,
+        store: Store,
+        current: Current,
+        engine: Engine,
+        pulse: Pulse,
+        *,
+        runid: str,
+        is_alive: Callable[[], bool],
+        say: Say,
+    ) -> None:
         self.store, self.current, self.engine, self.pulse = store, current, engine, pulse
         self.runid, self._is_alive, self._say = runid, is_alive, say
         self.stopping = False
@@ -152,16 +159,25 @@ class Consumer:
         return Done(claim, None, "it has no payload")
 
     def _transform(
-        self, pipeline: Pipeline, sources: Sequence[Any], claims: Sequence[Claim],
+        self,
+        pipeline: Pipeline,
+        sources: Sequence[Any],
+        claims: Sequence[Claim],
         kept: dict[str, str],
-    ) -> list[Done]:  # fmt: skip
+    ) -> list[Done]:
         """All items in one go; if that fails as a whole, one by one, so that one fails alone."""
         items = [json.loads(kept[claim.dataid]) for claim in claims]
         try:
-            ran = list(self.engine.run_items(
-                pipeline.slug, pipeline.transformations, sources, items, chained=False,
-                limit=claims[0].time_limit,
-            ))  # fmt: skip
+            ran = list(
+                self.engine.run_items(
+                    pipeline.slug,
+                    pipeline.transformations,
+                    sources,
+                    items,
+                    chained=False,
+                    limit=claims[0].time_limit,
+                )
+            )
             failed = next((each for each in ran if not each.ok), None)
             if failed and not self._is_alive():  # whoever uses Spark fails then
                 raise EngineGone(f"Spark has ended: {reason_of_item(failed)}")
@@ -195,8 +211,11 @@ class Consumer:
     def _publish(self, pipeline: Pipeline, done: Sequence[Done], left: dict[int, Claim]) -> None:
         """Append what the good items made, and settle all."""
         store = self.store
-        good = {each.claim: each.ran.frame for each in done
-                if each.ran is not None and each.ran.frame is not None}  # fmt: skip
+        good = {
+            each.claim: each.ran.frame
+            for each in done
+            if each.ran is not None and each.ran.frame is not None
+        }
         for claim in store.heartbeat(list(good)) if good else ():
             good.pop(claim)
             left.pop(claim.generation, None)
@@ -229,10 +248,18 @@ class Consumer:
                 reasons[claim] = tidy(first_line(verdict))
                 continue
             finished.append(claim)
-            facts.append(Fact(
-                output, claim.dataid, verdict.location or destination.location, verdict.rows,
-                verdict.bytes, verdict.fingerprint, schema=verdict.schema, replaces=replaces,
-            ))  # fmt: skip
+            facts.append(
+                Fact(
+                    output,
+                    claim.dataid,
+                    verdict.location or destination.location,
+                    verdict.rows,
+                    verdict.bytes,
+                    verdict.fingerprint,
+                    schema=verdict.schema,
+                    replaces=replaces,
+                )
+            )
         self._settle(finished, facts, reasons, left)
 
     def _hold_back_older(self, output: str, good: dict[Claim, Any], left: dict[int, Claim]) -> None:
@@ -256,14 +283,21 @@ class Consumer:
     def _destination(self, pipeline: Pipeline) -> Destination:
         plans, slug = self.current.plans, pipeline.slug
         return destination_of(
-            self.store, self.current.project, pipeline, plans[slug],
-            read_by_others=is_read(self.current.project, plans, slug), say=self._say,
-        )  # fmt: skip
+            self.store,
+            self.current.project,
+            pipeline,
+            plans[slug],
+            read_by_others=is_read(self.current.project, plans, slug),
+            say=self._say,
+        )
 
     def _settle(
-        self, finished: Sequence[Claim], facts: Sequence[Fact], reasons: dict[Claim, str],
+        self,
+        finished: Sequence[Claim],
+        facts: Sequence[Fact],
+        reasons: dict[Claim, str],
         left: dict[int, Claim],
-    ) -> None:  # fmt: skip
+    ) -> None:
         try:
             if finished:
                 self.store.finish(finished, facts)

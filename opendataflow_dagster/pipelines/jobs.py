@@ -124,9 +124,13 @@ def plans_of(project: Project, known: Known = _NOTHING) -> dict[str, Plan]:
         output = written[each.slug]
         shared = bool(writers.get(output, set()) - {each.slug})
         found[each.slug] = Plan(
-            each.slug, waits_for(each.slug), (output,), ((MARK, project.name),),
-            (output,) if shared else (), False,
-        )  # fmt: skip
+            each.slug,
+            waits_for(each.slug),
+            (output,),
+            ((MARK, project.name),),
+            (output,) if shared else (),
+            False,
+        )
     return found
 
 
@@ -216,9 +220,7 @@ def is_placed(columns: Mapping[str, str | None]) -> bool:
     return any(columns.get(name) for name in ("hostname", "database", "tablename"))
 
 
-def _register(
-    store: Store, project: Project, plan: Plan, plans: Mapping[str, Plan]
-) -> None:  # fmt: skip
+def _register(store: Store, project: Project, plan: Plan, plans: Mapping[str, Plan]) -> None:
     there, _ = store.db.insist(lambda: store.read_plan(plan.jobid))
     items = dict(there.environment)
     marked = items.get(MARK)
@@ -228,9 +230,14 @@ def _register(
     if (there.inputs or there.outputs) and not same and marked != project.name:
         raise _another(project, there, marked)
     add_job(
-        store, plan.jobid, plan.inputs, plan.outputs, items | {MARK: project.name}, replace=True,
+        store,
+        plan.jobid,
+        plan.inputs,
+        plan.outputs,
+        items | {MARK: project.name},
+        replace=True,
         beside=plans.values(),
-    )  # fmt: skip
+    )
 
 
 def _another(project: Project, there: Plan, marked: str | None) -> Refused:

@@ -171,9 +171,14 @@ def _pipeline(declared: Any, file: Path, line: int, lines: Mapping[str, int]) ->
     known = ("slug", "sources", "destination", "transformations")
     extra = {key: value for key, value in declared.items() if key not in known}
     return Pipeline(
-        slug, sources, None if destination is None else str(destination), transformations, extra,
-        line, trouble[0] if trouble else None,
-    )  # fmt: skip
+        slug,
+        sources,
+        None if destination is None else str(destination),
+        transformations,
+        extra,
+        line,
+        trouble[0] if trouble else None,
+    )
 
 
 def _name(given: Any, suffix: str = "", *, path: bool = False) -> str | None:

@@ -82,9 +82,12 @@ class PipelineNode(pytest.Collector):
 
         for name in names_of(self.pipeline):
             yield TransformationItem.from_parent(
-                self, name=name or "declaration", project=self.project, pipeline=self.pipeline,
+                self,
+                name=name or "declaration",
+                project=self.project,
+                pipeline=self.pipeline,
                 transformation=name,
-            )  # fmt: skip
+            )
 
 
 class Failed(Exception):

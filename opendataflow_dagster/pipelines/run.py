@@ -47,9 +47,15 @@ class PipelineWork(Maker):
     """Makes the runs of one pipeline, and publishes what the last transformation returns."""
 
     def __init__(
-        self, store: Store, project: Project, plans: Mapping[str, Plan], slug: str, engine: Engine,
-        *, say: Say = lambda line: None,
-    ) -> None:  # fmt: skip
+        self,
+        store: Store,
+        project: Project,
+        plans: Mapping[str, Plan],
+        slug: str,
+        engine: Engine,
+        *,
+        say: Say = lambda line: None,
+    ) -> None:
         super().__init__(self.compute, self.publish)
         self.store, self.project, self.engine, self.say = store, project, engine, say
         self.pipeline, self.plan = project.pipeline(slug), plans[slug]
@@ -106,9 +112,15 @@ class PipelineWork(Maker):
 
         with failing(), self.engine.telling(), working_on([chunk.claim]):
             return publish_result(
-                self.store, self.project, self.pipeline, self.destination, frame, chunk,
-                is_item=is_item, say=self.say,
-            )  # fmt: skip
+                self.store,
+                self.project,
+                self.pipeline,
+                self.destination,
+                frame,
+                chunk,
+                is_item=is_item,
+                say=self.say,
+            )
 
     def forget(self, claim: Claim) -> None:
         self._made.pop(claim.generation, None)
@@ -128,17 +140,27 @@ class PipelineRunner(MakerRunner[PipelineWork]):
     awaits_others = False  # items in hand are `odf serve`'s
 
     def __init__(
-        self, store: Store, project: Project, plans: Mapping[str, Plan], slug: str,
-        session: Callable[[], "SparkSession"], *, say: Say, environ: Mapping[str, str],
-        items: bool = False, begins: bool = True,
-    ) -> None:  # fmt: skip
+        self,
+        store: Store,
+        project: Project,
+        plans: Mapping[str, Plan],
+        slug: str,
+        session: Callable[[], "SparkSession"],
+        *,
+        say: Say,
+        environ: Mapping[str, str],
+        items: bool = False,
+        begins: bool = True,
+    ) -> None:
         super().__init__(store, slug, [slug], say=say, environ=environ)
         self._root, self._items, self._begun = not plans[slug].reads, items, False
         self._begins = begins
         engine = Engine(
-            project, session, say=self.tell,
+            project,
+            session,
+            say=self.tell,
             stopping=lambda: self.stopping() or self.work.why_stop(),
-        )  # fmt: skip
+        )
         self.work = PipelineWork(store, project, plans, slug, engine, say=say)
 
     def at_once(self) -> int:
@@ -186,10 +208,18 @@ class PipelineRunner(MakerRunner[PipelineWork]):
 
 
 def run_pipeline(
-    store: Store, project: Project, slug: str, settings: Settings, *, say: Say,
-    environ: Mapping[str, str], stream_file: Path | None = None, all_chunks: bool = False,
-    begins: bool = True, session: Callable[[], "SparkSession"] | None = None,
-) -> Outcome:  # fmt: skip
+    store: Store,
+    project: Project,
+    slug: str,
+    settings: Settings,
+    *,
+    say: Say,
+    environ: Mapping[str, str],
+    stream_file: Path | None = None,
+    all_chunks: bool = False,
+    begins: bool = True,
+    session: Callable[[], "SparkSession"] | None = None,
+) -> Outcome:
     """Run a pipeline for its next chunk, or with `all_chunks` until nothing is left.
 
     With a `stream_file`, for each row of that CSV file as an item. Without `begins`, only what
@@ -203,9 +233,16 @@ def run_pipeline(
     with ExitStack() as stack:
         session = session or stack.enter_context(session_when_needed(settings, slug))
         runner = PipelineRunner(
-            store, project, plans, slug, session, say=say, environ=environ, items=all_chunks,
+            store,
+            project,
+            plans,
+            slug,
+            session,
+            say=say,
+            environ=environ,
+            items=all_chunks,
             begins=begins,
-        )  # fmt: skip
+        )
         stack.callback(runner.work.close)
         if stream_file is not None:
             from .stream import run_stream
@@ -215,9 +252,14 @@ def run_pipeline(
 
 
 def run_project(
-    store: Store, project: Project, settings: Settings, *, say: Say, environ: Mapping[str, str],
+    store: Store,
+    project: Project,
+    settings: Settings,
+    *,
+    say: Say,
+    environ: Mapping[str, str],
     session: Callable[[], "SparkSession"] | None = None,
-) -> Iterator[tuple[str, Outcome]]:  # fmt: skip
+) -> Iterator[tuple[str, Outcome]]:
     """Run all pipelines of a project until nothing is left, each after those that it reads.
 
     One whose source couldn't be made isn't run. Of one that takes items, those that wait are made.
@@ -235,9 +277,16 @@ def run_project(
                 if above := next((each for each in broken if each in makers), None):
                     raise TransformationError(f"not run, since pipeline {above!r} has failed.")
                 outcome = run_pipeline(
-                    store, project, slug, settings, say=say, environ=environ, all_chunks=True,
-                    begins=not takes_items(project, pipeline), session=session,
-                )  # fmt: skip
+                    store,
+                    project,
+                    slug,
+                    settings,
+                    say=say,
+                    environ=environ,
+                    all_chunks=True,
+                    begins=not takes_items(project, pipeline),
+                    session=session,
+                )
             except DataflowError as error:
                 if store.db.trouble(error):
                     raise

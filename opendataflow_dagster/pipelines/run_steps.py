@@ -27,9 +27,14 @@ class Stepping:
     """Runs the transformations of one chunk, and keeps how each of them went."""
 
     def __init__(
-        self, store: Store, claim: Claim, engine: Engine, pipeline: Pipeline, *,
+        self,
+        store: Store,
+        claim: Claim,
+        engine: Engine,
+        pipeline: Pipeline,
+        *,
         say: Say = lambda line: None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.store, self.claim, self.engine, self.pipeline = store, claim, engine, pipeline
         self.say = say
 
@@ -61,9 +66,13 @@ class Stepping:
         names = self.pipeline.transformations
         with failing():
             [ran] = self.engine.run_items(
-                self.pipeline.slug, names, list(sources), [json.loads(item)],
-                chained=False, limit=self.claim.time_limit,
-            )  # fmt: skip
+                self.pipeline.slug,
+                names,
+                list(sources),
+                [json.loads(item)],
+                chained=False,
+                limit=self.claim.time_limit,
+            )
         record(self.store, steps_of(self.claim, ran, began))
         if not ran.ok:
             self.tell_failure(ran)
@@ -71,9 +80,14 @@ class Stepping:
         return ran.frame
 
     def step(
-        self, number: int, name: str, frames: Sequence[Any], stream: Any = NO_STREAM, *,
+        self,
+        number: int,
+        name: str,
+        frames: Sequence[Any],
+        stream: Any = NO_STREAM,
+        *,
         keep: Callable[[Any], None] = lambda frame: None,
-    ) -> Ran:  # fmt: skip
+    ) -> Ran:
         """Run one transformation; whatever ends it is recorded, and a failure is `ChunkFailed`.
 
         To `keep` the frame is part of it.
@@ -123,11 +137,22 @@ def steps_of(claim: Claim, ran: ItemRan, began: float) -> list[Step]:
     found = []
     for number, each in enumerate(ran.steps, 1):
         ended = began + each.seconds
-        found.append(Step(
-            claim.jobid, claim.dataid, claim.generation, number, each.transformation,
-            READY if each.ok else FAILED, began, ended, each.rows, each.printed, each.trace or None,
-            each.reason or None,
-        ))  # fmt: skip
+        found.append(
+            Step(
+                claim.jobid,
+                claim.dataid,
+                claim.generation,
+                number,
+                each.transformation,
+                READY if each.ok else FAILED,
+                began,
+                ended,
+                each.rows,
+                each.printed,
+                each.trace or None,
+                each.reason or None,
+            )
+        )
         began = ended
     return found
 

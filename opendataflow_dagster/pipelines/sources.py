@@ -192,16 +192,21 @@ class ChunkSource(Source):
         if isinstance(self._where, Table):
             return self._rows(self._where).read()
         found = Reading(
-            self._row.datasetid, self._dataid, self._row.columns, self._row.encrypted, [], [], [],
-            self._place.generation, fact={"location": self._place.location},
-        )  # fmt: skip
+            self._row.datasetid,
+            self._dataid,
+            self._row.columns,
+            self._row.encrypted,
+            [],
+            [],
+            [],
+            self._place.generation,
+            fact={"location": self._place.location},
+        )
         frame = read(found, self._where)
         return _as_csv(frame) if self._where.format == "csv" else frame
 
     def spark(self, spark: "SparkSession") -> "DataFrame":
-        return read_chunk_frame(
-            spark, self._place, self._dataid, self._row.password, self._bounds
-        )  # fmt: skip
+        return read_chunk_frame(spark, self._place, self._dataid, self._row.password, self._bounds)
 
     def version(self) -> str | None:
         return f"{self._dataid} {self._place.generation}" if self._place.generation else None

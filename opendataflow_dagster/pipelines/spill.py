@@ -18,9 +18,20 @@ LARGE = 10_000
 """Rows that this process and Java may hold at once."""
 
 _PLAIN = (
-    "byte", "short", "integer", "long", "float", "double", "string", "boolean", "binary", "date",
-    "decimal", "timestamp", "timestamp_ntz",
-)  # fmt: skip
+    "byte",
+    "short",
+    "integer",
+    "long",
+    "float",
+    "double",
+    "string",
+    "boolean",
+    "binary",
+    "date",
+    "decimal",
+    "timestamp",
+    "timestamp_ntz",
+)
 
 
 class Spill:
@@ -74,10 +85,13 @@ class Spill:
         for at, field in enumerate(self._schema):
             if pyarrow.types.is_timestamp(field.type):
                 found[at] = max(
-                    (_digits(batch.column(0)) for each in self._files
-                     for batch in self._opened(each).iter_batches(LARGE, columns=[field.name])),
+                    (
+                        _digits(batch.column(0))
+                        for each in self._files
+                        for batch in self._opened(each).iter_batches(LARGE, columns=[field.name])
+                    ),
                     default=-1,
-                )  # fmt: skip
+                )
         return found
 
     def _opened(self, path: str) -> Any:
@@ -93,9 +107,11 @@ def as_frame(table: Any) -> Any:
     """A table of Spark's as a frame of pandas, in which whole numbers stay whole beside NULL."""
     pandas, pyarrow = need("pandas"), need("pyarrow")
     whole = {
-        pyarrow.int8(): pandas.Int8Dtype(), pyarrow.int16(): pandas.Int16Dtype(),
-        pyarrow.int32(): pandas.Int32Dtype(), pyarrow.int64(): pandas.Int64Dtype(),
-    }  # fmt: skip
+        pyarrow.int8(): pandas.Int8Dtype(),
+        pyarrow.int16(): pandas.Int16Dtype(),
+        pyarrow.int32(): pandas.Int32Dtype(),
+        pyarrow.int64(): pandas.Int64Dtype(),
+    }
     return table.to_pandas(types_mapper=whole.get)
 
 

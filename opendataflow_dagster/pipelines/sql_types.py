@@ -13,15 +13,29 @@ from ..errors import Refused
 from ..location import POSTGRES
 
 _POSTGRES = {
-    "integer": "bigint", "floating": "double precision", "boolean": "boolean", "date": "date",
-    "datetime": "timestamp", "datetimetz": "timestamptz", "decimal": "numeric", "bytes": "bytea",
-    "timedelta": "interval", "text": "text",
-}  # fmt: skip
+    "integer": "bigint",
+    "floating": "double precision",
+    "boolean": "boolean",
+    "date": "date",
+    "datetime": "timestamp",
+    "datetimetz": "timestamptz",
+    "decimal": "numeric",
+    "bytes": "bytea",
+    "timedelta": "interval",
+    "text": "text",
+}
 _SQLITE = {
-    "integer": "integer", "floating": "real", "boolean": "boolean", "date": "date",
-    "datetime": "timestamp", "datetimetz": "timestamp", "decimal": "numeric", "bytes": "blob",
-    "timedelta": "text", "text": "text",
-}  # fmt: skip
+    "integer": "integer",
+    "floating": "real",
+    "boolean": "boolean",
+    "date": "date",
+    "datetime": "timestamp",
+    "datetimetz": "timestamp",
+    "decimal": "numeric",
+    "bytes": "blob",
+    "timedelta": "text",
+    "text": "text",
+}
 
 _SMALL = str.maketrans(ascii_uppercase, ascii_lowercase)
 

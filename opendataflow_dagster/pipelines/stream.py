@@ -83,9 +83,12 @@ class _Stream:
     """The items of one run, and how each of them went."""
 
     def __init__(
-        self, runner: "PipelineRunner", environment: JobEnvironment, pulse: Pulse,
+        self,
+        runner: "PipelineRunner",
+        environment: JobEnvironment,
+        pulse: Pulse,
         claims: Sequence[Claim],
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.runner, self.environment, self.pulse = runner, environment, pulse
         self.store, self.work = runner.store, runner.work
         self.claims = claims
@@ -140,9 +143,12 @@ class _Stream:
         began = self.store.now()
         with failing():
             made = work.engine.run_items(
-                work.pipeline.slug, work.pipeline.transformations, sources, items,
+                work.pipeline.slug,
+                work.pipeline.transformations,
+                sources,
+                items,
                 chained=True,
-            )  # fmt: skip
+            )
             for claim, ran in zip(self.claims, made, strict=True):
                 mine = steps_of(claim, ran, began)
                 began = mine[-1].ended or began if mine else began
@@ -166,9 +172,15 @@ class _Stream:
         with failing(), self.work.engine.telling():
             work = self.work
             return publish_result(
-                self.store, work.project, work.pipeline, work.destination, frame, chunk,
-                is_item=False, say=self.runner.tell,
-            )  # fmt: skip
+                self.store,
+                work.project,
+                work.pipeline,
+                work.destination,
+                frame,
+                chunk,
+                is_item=False,
+                say=self.runner.tell,
+            )
 
     def _finish(self, result: Result) -> None:
         output = self.work.plan.outputs[0]
@@ -179,11 +191,17 @@ class _Stream:
                 Fact(output, claim.dataid, location, self.rows[claim])
                 if claim is not last
                 else Fact(
-                    output, claim.dataid, location, result.rows, result.bytes, result.fingerprint,
-                    schema=result.schema, replaces=result.replaces,
+                    output,
+                    claim.dataid,
+                    location,
+                    result.rows,
+                    result.bytes,
+                    result.fingerprint,
+                    schema=result.schema,
+                    replaces=result.replaces,
                 )
                 for claim in some
-            ]  # fmt: skip
+            ]
             try:
                 self.store.finish(some, facts)
                 self.done += len(some)

@@ -67,9 +67,12 @@ def claim_items(store: Store, jobid: str, payloads: Sequence[str], owner: str) -
                 ]
                 db.change("items.add", items=json.dumps(items))
                 db.change(
-                    "pipelines.claim_items", jobid=jobid, owner=owner, lease=float(lease),
+                    "pipelines.claim_items",
+                    jobid=jobid,
+                    owner=owner,
+                    lease=float(lease),
                     rows=json.dumps(held),
-                )  # fmt: skip
+                )
                 add_rows(store, rows, {each.dataid: each.generation for each in some})
             return claims
 

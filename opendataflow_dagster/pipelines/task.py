@@ -69,9 +69,13 @@ class ItemDone(NamedTuple):
 
 
 def ask(
-    spark: "SparkSession", shipper: Shipper, home: Home,
-    what: Callable[..., Any], sent: Sequence[Sent], *args: Any,
-) -> Any:  # fmt: skip
+    spark: "SparkSession",
+    shipper: Shipper,
+    home: Home,
+    what: Callable[..., Any],
+    sent: Sequence[Sent],
+    *args: Any,
+) -> Any:
     """What `what(root, sent, *args)` returns, run by one task in the project's surroundings."""
     from pyspark.sql.types import BinaryType, LongType, StructType
 
@@ -146,9 +150,14 @@ def one(root: Path, sent: Sequence[Sent], slug: str, name: str, item: Item) -> I
 
 
 def many(
-    root: Path, sent: Sequence[Sent], slug: str, names: Sequence[str], items: Sequence[Item],
-    chained: bool, limit: float | None,
-) -> list[ItemDone]:  # fmt: skip
+    root: Path,
+    sent: Sequence[Sent],
+    slug: str,
+    names: Sequence[str],
+    items: Sequence[Item],
+    chained: bool,
+    limit: float | None,
+) -> list[ItemDone]:
     """Run a pipeline on items, one after the other, on copies of its sources.
 
     Chained, one item's result is the first frame of the next, and only the last good one is
@@ -180,9 +189,13 @@ def many(
 
 
 def _step(
-    root: Path, slug: str, name: str, frames: list[Any], item: Item,
+    root: Path,
+    slug: str,
+    name: str,
+    frames: list[Any],
+    item: Item,
     limit: float | None = None,
-) -> tuple[Any, StepRan]:  # fmt: skip
+) -> tuple[Any, StepRan]:
     begun = time.perf_counter()
     frame, reason, printed, trace = None, "", "", ""
     try:

@@ -48,9 +48,12 @@ class Verdict(NamedTuple):
 
 
 def validate(
-    project: Project, pipeline: str | None = None, config: str | None = None, *,
+    project: Project,
+    pipeline: str | None = None,
+    config: str | None = None,
+    *,
     say: Say = lambda line: None,
-) -> Iterator[Verdict]:  # fmt: skip
+) -> Iterator[Verdict]:
     """Validate the project's pipelines, or one of them, as they are declared.
 
     Sources that are no files are looked for in the tables that are configured.
@@ -135,20 +138,23 @@ def _unlisted(project: Project, slug: str, listed: Sequence[str]) -> list[Path]:
     """The transformations in a pipeline's folder that it doesn't list, and no file imports."""
     folder = project.root / "pipelines" / slug
     stray = [
-        file for file in sorted(folder.glob("*.py"))
+        file
+        for file in sorted(folder.glob("*.py"))
         if file.stem not in listed and takes_stream(file, project.root) is not None
-    ]  # fmt: skip
+    ]
     if not stray:
         return []
     others = (project.root / "pipelines").rglob("*.py")
     lines = {each: each.read_text(errors="replace") for each in others}
     return [
-        file for file in stray
+        file
+        for file in stray
         if not any(
             re.search(rf"(?m)^\s*(from|import)\b.*\b{re.escape(file.stem)}\b", text)
-            for other, text in lines.items() if other != file
+            for other, text in lines.items()
+            if other != file
         )
-    ]  # fmt: skip
+    ]
 
 
 def names_of(pipeline: Pipeline) -> list[str | None]:

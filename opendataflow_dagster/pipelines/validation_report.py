@@ -44,12 +44,16 @@ def summary_of(verdicts: Sequence[Verdict]) -> str:
 def object_of(verdict: Verdict) -> dict[str, Any]:
     """A verdict for JSON."""
     return {
-        "pipeline": verdict.pipeline, "transformation": verdict.transformation,
-        "file": verdict.file, "status": "passed" if verdict.passed else "failed",
-        "seconds": round(verdict.seconds, 4), "message": verdict.message or None,
+        "pipeline": verdict.pipeline,
+        "transformation": verdict.transformation,
+        "file": verdict.file,
+        "status": "passed" if verdict.passed else "failed",
+        "seconds": round(verdict.seconds, 4),
+        "message": verdict.message or None,
         "differences": [each.told() for each in verdict.differences],
-        "traceback": verdict.traceback or None, "printed": verdict.printed,
-    }  # fmt: skip
+        "traceback": verdict.traceback or None,
+        "printed": verdict.printed,
+    }
 
 
 def write_junit(verdicts: Sequence[Verdict], file: Path) -> None:
@@ -65,9 +69,11 @@ def write_junit(verdicts: Sequence[Verdict], file: Path) -> None:
 
 def _case(suite: xml.Element, verdict: Verdict) -> None:
     told = {
-        "classname": verdict.pipeline, "name": verdict.transformation or "project.yml",
-        "file": verdict.file, "time": f"{verdict.seconds:.3f}",
-    }  # fmt: skip
+        "classname": verdict.pipeline,
+        "name": verdict.transformation or "project.yml",
+        "file": verdict.file,
+        "time": f"{verdict.seconds:.3f}",
+    }
     case = xml.SubElement(suite, "testcase", {key: _legal(text) for key, text in told.items()})
     if not verdict.passed:
         failure = xml.SubElement(case, "failure", {"message": _legal(verdict.message)})
@@ -79,9 +85,11 @@ def _case(suite: xml.Element, verdict: Verdict) -> None:
 
 def _totals(verdicts: Sequence[Verdict]) -> dict[str, str]:
     return {
-        "tests": str(len(verdicts)), "failures": str(sum(not each.passed for each in verdicts)),
-        "errors": "0", "time": f"{sum(each.seconds for each in verdicts):.3f}",
-    }  # fmt: skip
+        "tests": str(len(verdicts)),
+        "failures": str(sum(not each.passed for each in verdicts)),
+        "errors": "0",
+        "time": f"{sum(each.seconds for each in verdicts):.3f}",
+    }
 
 
 def _legal(text: str) -> str:

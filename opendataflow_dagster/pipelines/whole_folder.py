@@ -50,19 +50,19 @@ class FolderSource(Source):
     def spark(self, spark: "SparkSession") -> "DataFrame":
         chunks = self._chunks()
         if chunks is None:
-            return read_files(
-                spark, self._there(), {}, self._where.format, self._options()
-            )  # fmt: skip
+            return read_files(spark, self._there(), {}, self._where.format, self._options())
         where = self._where
         columns = {"hostname": where.root, "format": where.format, "options": where.options}
         frames = [
             read_chunk_frame(
                 spark,
                 Place(self._where.datasetid, columns, location, generation, store=self._store.id),
-                dataid, lambda: None, lambda: None,
+                dataid,
+                lambda: None,
+                lambda: None,
             )
             for dataid, generation, location in chunks
-        ]  # fmt: skip
+        ]
         return reduce(lambda one, other: one.unionByName(other, allowMissingColumns=True), frames)
 
     def version(self) -> str | None:

@@ -257,9 +257,14 @@ def settle_lost(store: Store, runid: str, why: str, *, say: Say) -> None:
     An item that ends its worker alone, and again, is held; no other is, and it needs no policy.
     """
     for each in settle_run(
-        store, runid, why=why, canceled=False, who="odf serve", max_losses=LOSSES,
+        store,
+        runid,
+        why=why,
+        canceled=False,
+        who="odf serve",
+        max_losses=LOSSES,
         blame_together=False,
-    ):  # fmt: skip
+    ):
         if each.status == HOLD:
             say(
                 f"{each.jobid}: item {each.dataid} is held: {each.reason}. Once it is mended, "

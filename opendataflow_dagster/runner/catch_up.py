@@ -201,10 +201,12 @@ class _Crew:
         parts = [
             f"{count} {what}"
             for count, what in (
-                (taken, "in other hands"), (retries, "to be retried"), (read, "being read"),
+                (taken, "in other hands"),
+                (retries, "to be retried"),
+                (read, "being read"),
             )
             if count
-        ]  # fmt: skip
+        ]
         if parts:
             self._tell(f"Waiting for chunks: {', '.join(parts)}")
         return bool(parts)

@@ -18,10 +18,23 @@ SECRET = "encryptedpass"
 PASSWORDS = ("password", SECRET)
 
 KNOWN = (
-    "datasetid", "hostname", "database", "schemaname", "tablename", "username", "encryptedpass",
-    "format", "chunkcolumn", "domain", "writemode", "options", "itemtype", "password",
-    "chunklower", "chunkupper",
-)  # fmt: skip
+    "datasetid",
+    "hostname",
+    "database",
+    "schemaname",
+    "tablename",
+    "username",
+    "encryptedpass",
+    "format",
+    "chunkcolumn",
+    "domain",
+    "writemode",
+    "options",
+    "itemtype",
+    "password",
+    "chunklower",
+    "chunkupper",
+)
 """What we call the properties of a dataset: none of them makes a dangerous name."""
 
 
@@ -29,15 +42,28 @@ class JobEnvironment:
     """What all chunks of a job have in common; `for_chunk` adds the rest."""
 
     __slots__ = (
-        "_base", "_encrypted", "_environ", "_ranged", "_store", "_told", "columns", "locations",
+        "_base",
+        "_encrypted",
+        "_environ",
+        "_ranged",
+        "_store",
+        "_told",
+        "columns",
+        "locations",
         "plan",
-    )  # fmt: skip
+    )
 
     def __init__(
-        self, store: Store, plan: Plan, base: dict[str, str], told: dict[str, str],
-        ranged: set[str], locations: dict[str, str], columns: dict[str, dict[str, str | None]],
+        self,
+        store: Store,
+        plan: Plan,
+        base: dict[str, str],
+        told: dict[str, str],
+        ranged: set[str],
+        locations: dict[str, str],
+        columns: dict[str, dict[str, str | None]],
         environ: Mapping[str, str],
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._store, self.plan = store, plan
         self._base, self._told, self._ranged = base, told, ranged
         self._encrypted = {each: told.pop(SECRET, None) for each, told in columns.items()}
@@ -129,11 +155,15 @@ def job_environment(
         else:
             base[name] = value
     return JobEnvironment(
-        store, plan, base, told,
+        store,
+        plan,
+        base,
+        told,
         {datasetid for datasetid, row in datasets.items() if row["dataflow ranged"]},
         {datasetid: place for datasetid, row in datasets.items() if (place := _place(row))},
-        {datasetid: _columns(row, values) for datasetid, row in datasets.items()}, environ,
-    )  # fmt: skip
+        {datasetid: _columns(row, values) for datasetid, row in datasets.items()},
+        environ,
+    )
 
 
 def _properties(

@@ -22,9 +22,14 @@ STARTED = "start:"
 
 
 def start(
-    store: Store, jobid: str, *, lease: float = LEASE, secrets: bool = False,
-    environ: Mapping[str, str] = os.environ, forced: str | None = None,
-) -> tuple[Claim, list[dict[str, str]]] | None:  # fmt: skip
+    store: Store,
+    jobid: str,
+    *,
+    lease: float = LEASE,
+    secrets: bool = False,
+    environ: Mapping[str, str] = os.environ,
+    forced: str | None = None,
+) -> tuple[Claim, list[dict[str, str]]] | None:
     """Claim the next chunk of a job; return it with its context, or None if nothing is ready.
 
     With `forced`, that chunk whatever its inputs say.

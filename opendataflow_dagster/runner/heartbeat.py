@@ -24,9 +24,15 @@ class Pulse:
     """
 
     def __init__(
-        self, store: Store, owner: str | None = None, *, runid: str | None = None,
-        jobid: str | None = None, lease: float = LEASE, say: Say | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        store: Store,
+        owner: str | None = None,
+        *,
+        runid: str | None = None,
+        jobid: str | None = None,
+        lease: float = LEASE,
+        say: Say | None = None,
+    ) -> None:
         self.store, self.owner = store, owner or new_owner()
         self.runid, self.jobid, self.lease = runid, jobid, lease
         self._granted = lease  # the worker's own: what the job's policy says comes first

@@ -58,11 +58,16 @@ class Maker:
 
 
 def make(
-    store: Store, claims: Sequence[Claim], environment: JobEnvironment, maker: Maker, *,
-    checks: Sequence[Check] = (), pulse: Pulse,
+    store: Store,
+    claims: Sequence[Claim],
+    environment: JobEnvironment,
+    maker: Maker,
+    *,
+    checks: Sequence[Check] = (),
+    pulse: Pulse,
     interrupted: Callable[[BaseException], Stop] = by_error,
     stopping: Callable[[], object] = lambda: None,
-) -> Generator[Produced]:  # fmt: skip
+) -> Generator[Produced]:
     """Make claimed chunks as `produce` does, and settle them one by one.
 
     An error, a maker that is to stop, and a caller who stops asking for the next one end it: those
@@ -76,10 +81,16 @@ def make(
     def one(claim: Claim) -> Produced:
         try:
             return produce(
-                store, claim, environment, maker.compute, checks=[*maker.checks, *checks],
-                publish=maker.publish, pulse=pulse, interrupted=interrupted,
+                store,
+                claim,
+                environment,
+                maker.compute,
+                checks=[*maker.checks, *checks],
+                publish=maker.publish,
+                pulse=pulse,
+                interrupted=interrupted,
                 stopping=lambda: stopping() or maker.why_stopping(),
-            )  # fmt: skip
+            )
         finally:
             left.pop(claim.generation, None)
             maker.forget(claim)

@@ -32,9 +32,13 @@ class MakerRunner(Runner, Generic[M]):
         return self.work.at_once(batch_size(self.store, self.jobid))
 
     def run(
-        self, claims: Sequence[Claim], environment: JobEnvironment, scripts: Scripts, *,
+        self,
+        claims: Sequence[Claim],
+        environment: JobEnvironment,
+        scripts: Scripts,
+        *,
         stdin_null: bool = False,
-    ) -> Generator[tuple[Claim, Result]]:  # fmt: skip
+    ) -> Generator[tuple[Claim, Result]]:
         """Make each claimed chunk, and settle it; what isn't begun is given back."""
         self.scripts, scripts.works_here = scripts, True
         with Pulse(self.store, claims[0].owner, say=self.tell) as pulse:
@@ -53,9 +57,14 @@ class MakerRunner(Runner, Generic[M]):
         for claim in claims:
             self.tell(f"Launching {self.argv[0]} with dataid {printable(claim.dataid)}")
         making = make(
-            self.store, claims, environment, self.work, pulse=pulse,
-            interrupted=self.interruption, stopping=self.stopping,
-        )  # fmt: skip
+            self.store,
+            claims,
+            environment,
+            self.work,
+            pulse=pulse,
+            interrupted=self.interruption,
+            stopping=self.stopping,
+        )
         with closing(making):
             for produced in making:
                 yield produced.claim, self._told(produced, environment)
@@ -88,6 +97,7 @@ class MakerRunner(Runner, Generic[M]):
                 self.tell(f"Warning: {checked.name}: {printable(checked.message)}")
         code = 0 if status == READY else 1
         return self._settled(
-            produced.claim, environment,
+            produced.claim,
+            environment,
             Result(code, status, produced.retry_in, reason, produced.interrupted),
-        )  # fmt: skip
+        )

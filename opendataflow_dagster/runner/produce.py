@@ -29,9 +29,24 @@ from .heartbeat import Pulse
 from .run import LOST
 
 __all__ = [
-    "ERROR", "WARN", "Check", "Checked", "Chunk", "ChunkFailed", "Compute", "Place", "Produced",
-    "Publish", "Result", "as_results", "five_answers", "open_chunk", "produce", "reason_of", "tidy",
-]  # fmt: skip
+    "ERROR",
+    "WARN",
+    "Check",
+    "Checked",
+    "Chunk",
+    "ChunkFailed",
+    "Compute",
+    "Place",
+    "Produced",
+    "Publish",
+    "Result",
+    "as_results",
+    "five_answers",
+    "open_chunk",
+    "produce",
+    "reason_of",
+    "tidy",
+]
 
 Compute = Callable[[Chunk], Result | Mapping[str, Result | None] | None]
 Check = Callable[[Chunk], Checked]
@@ -60,11 +75,17 @@ def by_error(error: BaseException) -> Stop:
 
 
 def produce(
-    store: Store, claim: Claim, environment: JobEnvironment, compute: Compute, *,
-    checks: Sequence[Check] = (), publish: Publish | None = None, pulse: Pulse,
+    store: Store,
+    claim: Claim,
+    environment: JobEnvironment,
+    compute: Compute,
+    *,
+    checks: Sequence[Check] = (),
+    publish: Publish | None = None,
+    pulse: Pulse,
     interrupted: Callable[[BaseException], Stop] = by_error,
     stopping: Callable[[], object] = lambda: None,
-) -> Produced:  # fmt: skip
+) -> Produced:
     """Make a claimed chunk: compute, check, publish, and settle the claim.
 
     What the work raises fails the chunk; while we are `stopping` it has interrupted the chunk. What
@@ -173,7 +194,8 @@ class _Work:
     def facts(self) -> list[Fact]:
         return [
             Fact(
-                datasetid, self.claim.dataid,
+                datasetid,
+                self.claim.dataid,
                 self.results.get(datasetid, Result()).location
                 or self.environment.locations.get(datasetid),
                 *self.results.get(datasetid, Result())[:3],
@@ -182,30 +204,42 @@ class _Work:
                 self.results.get(datasetid, Result()).replaces,
             )
             for datasetid in self.environment.plan.outputs
-        ]  # fmt: skip
+        ]
 
     def produced(
         self, status: str, started: float, retry_in: float | None = None, reason: str = ""
     ) -> Produced:
         return Produced(
-            self.claim, status, reason or self.reason, time.monotonic() - started, self.facts(),
-            self.results, self.checks, retry_in, self.chunk, self.error, self.stop is not None,
-        )  # fmt: skip
+            self.claim,
+            status,
+            reason or self.reason,
+            time.monotonic() - started,
+            self.facts(),
+            self.results,
+            self.checks,
+            retry_in,
+            self.chunk,
+            self.error,
+            self.stop is not None,
+        )
 
     def _note(self) -> None:
         for fact in self.facts():
             if fact.validated is not None:
                 self.store.db.change(
-                    "produce.note_invalid", jobid=self.claim.jobid,
-                    generation=self.claim.generation, **fact._asdict(),
-                )  # fmt: skip
+                    "produce.note_invalid",
+                    jobid=self.claim.jobid,
+                    generation=self.claim.generation,
+                    **fact._asdict(),
+                )
 
 
 def five_answers(produced: Produced, datasetid: str) -> dict[str, str | None]:
     """The five questions of a chunk that has just been made, from what is at hand."""
-    chunk, fact = produced.chunk, next(
-        each for each in produced.facts if each.datasetid == datasetid
-    )  # fmt: skip
+    chunk, fact = (
+        produced.chunk,
+        next(each for each in produced.facts if each.datasetid == datasetid),
+    )
     inputs = list(chunk.inputs.values()) if chunk else []
     ready = [f"{each.datasetid} READY" for each in inputs]
     ready += ["today"] if chunk and chunk.reads_today else []
@@ -213,10 +247,11 @@ def five_answers(produced: Produced, datasetid: str) -> dict[str, str | None]:
     return answers_of_chunk(
         "; ".join(ready) or "it reads nothing",
         [Consumed(each.datasetid, each.generation, each.rows, each.fingerprint) for each in inputs],
-        validated=fact.validated, checks=fact.checks,
+        validated=fact.validated,
+        checks=fact.checks,
         location=place_line(fact.location, chunk.outputs[datasetid].location if chunk else None),
         safe=f"claimed by {claim.owner}, attempt {claim.attempts}",
-    )  # fmt: skip
+    )
 
 
 def _judged(checks: Sequence[Checked]) -> tuple[bool | None, str | None]:

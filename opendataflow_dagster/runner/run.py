@@ -71,9 +71,14 @@ class Runner:
     """Whether a run of all chunks waits for the end of a pause, too."""
 
     def __init__(
-        self, store: Store, jobid: str, argv: list[str], *, say: Say,
+        self,
+        store: Store,
+        jobid: str,
+        argv: list[str],
+        *,
+        say: Say,
         environ: Mapping[str, str] = os.environ,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.store, self.jobid, self.argv = store, jobid, argv
         self.environ = environ
         self._say = say
@@ -155,9 +160,13 @@ class Runner:
         self.tell(f"Launching {self.argv[0]} with dataid {printable(claim.dataid)}")
         try:
             ended = scripts.run(
-                self.argv, env, time_limit=claim.time_limit, beat=self._heart(claim),
-                beat_every=claim.lease / 3, stdin_null=stdin_null,
-            )  # fmt: skip
+                self.argv,
+                env,
+                time_limit=claim.time_limit,
+                beat=self._heart(claim),
+                beat_every=claim.lease / 3,
+                stdin_null=stdin_null,
+            )
         except BaseException as error:
             why = f"{type(error).__name__} in odf itself"
             if isinstance(error, Exception):
@@ -245,9 +254,17 @@ class Runner:
 
 
 def run_job(
-    store: Store, jobid: str, argv: list[str], *, say: Say, environ: Mapping[str, str] = os.environ,
-    all_chunks: bool = False, workers: int = 1, wait: bool = False, progress: Tell | None = None,
-) -> Outcome:  # fmt: skip
+    store: Store,
+    jobid: str,
+    argv: list[str],
+    *,
+    say: Say,
+    environ: Mapping[str, str] = os.environ,
+    all_chunks: bool = False,
+    workers: int = 1,
+    wait: bool = False,
+    progress: Tell | None = None,
+) -> Outcome:
     """Run a script for the next chunk of a job, or with `all_chunks` until nothing is left.
 
     With `wait`, a pause or a concurrency of 0 doesn't end it. `progress` is told how many chunks
@@ -294,9 +311,14 @@ def _run_chunks(
 
 
 def force_job(
-    store: Store, jobid: str, dataid: str, argv: list[str], *, say: Say,
+    store: Store,
+    jobid: str,
+    dataid: str,
+    argv: list[str],
+    *,
+    say: Say,
     environ: Mapping[str, str] = os.environ,
-) -> Outcome:  # fmt: skip
+) -> Outcome:
     """Run a script for one chunk without the checks, unless it is being produced."""
     from ..store.force import force
 

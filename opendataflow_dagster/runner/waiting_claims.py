@@ -35,9 +35,14 @@ class WaitingClaims:
     """
 
     def __init__(
-        self, store: Store, claims: Sequence[Claim], *, stopping: Callable[[], str | None],
-        say: Say, interrupted: Callable[[BaseException], Stop] | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        store: Store,
+        claims: Sequence[Claim],
+        *,
+        stopping: Callable[[], str | None],
+        say: Say,
+        interrupted: Callable[[BaseException], Stop] | None = None,
+    ) -> None:
         self._interrupted = interrupted
         self.store, self._stopping, self._say = store, stopping, say
         self._jobid = claims[0].jobid

@@ -68,9 +68,14 @@ class Worker(Protocol):
 
 
 def make_app(
-    store: Store, project: Project, *, limits: Limits | None = None, worker: Worker | None = None,
-    deploys: Deploys | None = None, say: Say = lambda _: None,
-) -> Counted:  # fmt: skip
+    store: Store,
+    project: Project,
+    *,
+    limits: Limits | None = None,
+    worker: Worker | None = None,
+    deploys: Deploys | None = None,
+    say: Say = lambda _: None,
+) -> Counted:
     """The application for a project's pipelines; it registers them when it starts."""
     deploys = deploys or Deploys(project, say=say)
     served = _Served(store, project, limits or Limits(), worker, deploys, say)
@@ -93,9 +98,14 @@ class _Served:
     """One project's pipelines, and who is at the doors."""
 
     def __init__(
-        self, store: Store, project: Project, limits: Limits, worker: Worker | None,
-        deploys: Deploys, say: Say,
-    ) -> None:  # fmt: skip
+        self,
+        store: Store,
+        project: Project,
+        limits: Limits,
+        worker: Worker | None,
+        deploys: Deploys,
+        say: Say,
+    ) -> None:
         store.db.patience = limits.patience
         self.store, self.limits, self.worker, self.say = store, limits, worker, say
         self.deploys = deploys
@@ -157,9 +167,10 @@ class _Served:
             raise HTTPException(422, str(error)) from None
         if wait := self.rates.take(slug, len(texts)):
             raise HTTPException(
-                429, f"Pipeline {slug!r} takes {self.limits.rate:g} items a second. Send it later.",
+                429,
+                f"Pipeline {slug!r} takes {self.limits.rate:g} items a second. Send it later.",
                 headers=after(wait),
-            )  # fmt: skip
+            )
         accepted = await self._accept(Post(slug, tuple(texts), key))
         if self.worker:
             self.worker.poke(slug)

@@ -39,10 +39,16 @@ def make_server(app: Any, limits: Limits, *, log_level: str = "warning") -> uvic
 
     return uvicorn.Server(
         uvicorn.Config(
-            app, http=Limited, ws="none", lifespan="on", log_level=log_level, access_log=False,
-            server_header=False, timeout_graceful_shutdown=10,
+            app,
+            http=Limited,
+            ws="none",
+            lifespan="on",
+            log_level=log_level,
+            access_log=False,
+            server_header=False,
+            timeout_graceful_shutdown=10,
         )
-    )  # fmt: skip
+    )
 
 
 def _files() -> int:

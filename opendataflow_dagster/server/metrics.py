@@ -50,9 +50,11 @@ class Numbers:
 
     def lines(self) -> Iterable[str]:
         yield from _metric(
-            "odf_http_responses_total", "counter", "Answers by status code.",
+            "odf_http_responses_total",
+            "counter",
+            "Answers by status code.",
             [({"code": str(code)}, count) for code, count in sorted(self.answers.items())],
-        )  # fmt: skip
+        )
         for name, text, counted in (
             ("odf_items_accepted_total", "Items made durable and acknowledged.", self.accepted),
             ("odf_items_repeated_total", "Items that were known by their key.", self.repeated),
@@ -71,9 +73,12 @@ class Numbers:
 
 
 def page(
-    numbers: Numbers, backlog: Sequence[Mapping] | None, slugs: Iterable[str], worker: bool,
+    numbers: Numbers,
+    backlog: Sequence[Mapping] | None,
+    slugs: Iterable[str],
+    worker: bool,
     refused: bool,
-) -> str:  # fmt: skip
+) -> str:
     """All numbers; `backlog` is None while the database is away."""
     lines = list(numbers.lines())
     lines += _metric(

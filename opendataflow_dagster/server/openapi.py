@@ -31,9 +31,12 @@ CHALLENGE = {"WWW-Authenticate": {"schema": {"type": "string"}}}
 def openapi(name: str, slugs: Collection[str], limits: Limits) -> dict[str, Any]:
     """The OpenAPI document of a project whose pipelines `slugs` take items."""
     pipeline = {
-        "name": "slug", "in": "path", "required": True, "description": "The pipeline.",
+        "name": "slug",
+        "in": "path",
+        "required": True,
+        "description": "The pipeline.",
         "schema": {"type": "string", "enum": sorted(slugs)} if slugs else {"type": "string"},
-    }  # fmt: skip
+    }
     return {
         "openapi": "3.1.0",
         "info": {"title": f"Items of {name}", "version": __version__},
@@ -74,11 +77,17 @@ def _post(pipeline: dict[str, Any], limits: Limits) -> dict[str, Any]:
     item = {"$ref": "#/components/schemas/Item"}
     accepted = {"$ref": "#/components/schemas/Accepted"}
     key = {
-        "name": "Idempotency-Key", "in": "header", "required": False,
+        "name": "Idempotency-Key",
+        "in": "header",
+        "required": False,
         "description": "A post that is repeated byte for byte with its key is answered as before.",
-        "schema": {"type": "string", "minLength": 1, "maxLength": limits.key,
-                   "pattern": "^[!-~]+$"},
-    }  # fmt: skip
+        "schema": {
+            "type": "string",
+            "minLength": 1,
+            "maxLength": limits.key,
+            "pattern": "^[!-~]+$",
+        },
+    }
     array = {"type": "array", "items": item, "minItems": 1, "maxItems": limits.items}
     answer = {"anyOf": [accepted, _object({"items": {"type": "array", "items": accepted}})]}
     return {
@@ -94,11 +103,16 @@ def _post(pipeline: dict[str, Any], limits: Limits) -> dict[str, Any]:
 def _status(pipeline: dict[str, Any]) -> dict[str, Any]:
     text = {"type": ["string", "null"]}
     known = {
-        "jobid": {"type": "string"}, "dataid": {"type": "string"}, "status": {"type": "string"},
-        "generation": {"type": ["integer", "null"]}, "received": text, "modified": text,
+        "jobid": {"type": "string"},
+        "dataid": {"type": "string"},
+        "status": {"type": "string"},
+        "generation": {"type": ["integer", "null"]},
+        "received": text,
+        "modified": text,
         "rows": {"type": ["integer", "null"]},
-        "reason": {"enum": [*REASONS, None]}, "transformation": text,
-    }  # fmt: skip
+        "reason": {"enum": [*REASONS, None]},
+        "transformation": text,
+    }
     dataid = {"name": "dataid", "in": "path", "required": True, "schema": {"type": "string"}}
     told = {"200": {"description": "Its status.", "content": _json(_object(known))}}
     return {

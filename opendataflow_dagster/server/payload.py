@@ -123,5 +123,11 @@ def _constant(word: str) -> Any:
 
 
 _DECODER = json.JSONDecoder(object_pairs_hook=_once, parse_float=_finite, parse_constant=_constant)
-_KINDS = {list: "an array", str: "a text", int: "a number", float: "a number",
-          bool: "a boolean", type(None): "null"}  # fmt: skip
+_KINDS = {
+    list: "an array",
+    str: "a text",
+    int: "a number",
+    float: "a number",
+    bool: "a boolean",
+    type(None): "null",
+}

@@ -66,6 +66,7 @@ async def _read(request: Request, most: int) -> bytes:
 
 def _too_large(most: int) -> HTTPException:
     return HTTPException(
-        413, f"The body has more than {most} bytes. Send less at once.",
+        413,
+        f"The body has more than {most} bytes. Send less at once.",
         headers={"Connection": "close"},
-    )  # fmt: skip
+    )

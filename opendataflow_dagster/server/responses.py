@@ -13,8 +13,11 @@ from ..util.text import printable
 from .metrics import Numbers
 
 REASONS = TRANSFORMATION, RESULT, AGAIN, HELD = (
-    "transformation failed", "result can't be kept", "to be made again", "held by the operator",
-)  # fmt: skip
+    "transformation failed",
+    "result can't be kept",
+    "to be made again",
+    "held by the operator",
+)
 """Why an item isn't READY, as a sender is told; `odf history` has the rest."""
 
 

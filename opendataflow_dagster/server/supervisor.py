@@ -104,9 +104,13 @@ class WorkerProcess:
         # A session of its own: Ctrl-C at the terminal is for the server, which then ends it.
         with handed_on() as (environ, descriptors):
             process = self._process = await asyncio.create_subprocess_exec(
-                *self._line, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
-                start_new_session=True, env=environ, pass_fds=descriptors,
-            )  # fmt: skip
+                *self._line,
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                start_new_session=True,
+                env=environ,
+                pass_fds=descriptors,
+            )
         if self._over.is_set() and process.stdin:
             process.stdin.close()
         assert process.stdout is not None

@@ -80,8 +80,10 @@ class Batch:
                 inputs = self.work.inputs_of(chunk)
                 sources = {each: source for each in inputs if (source := self._source(chunk, each))}
                 if len(sources) == len(inputs):
-                    key = tuple((name, each.root, each.format, each.schema.json())
-                                for name, each in sources.items())  # fmt: skip
+                    key = tuple(
+                        (name, each.root, each.format, each.schema.json())
+                        for name, each in sources.items()
+                    )
                     found.setdefault(key, []).append((chunk, sources))
         return list(found.values())
 
@@ -104,9 +106,12 @@ class Batch:
             df = self._fitted(datasetid, chunks[0].dataid, df)
             seen = Holdable(df, target.format)
             write_files(seen.frame, path, target.format, by=COLUMN)
-            schema = {"type": "struct", "fields": [
-                each for each in df.schema.jsonValue()["fields"] if each["name"] != COLUMN
-            ]}  # fmt: skip
+            schema = {
+                "type": "struct",
+                "fields": [
+                    each for each in df.schema.jsonValue()["fields"] if each["name"] != COLUMN
+                ],
+            }
             there = {each for each in os.listdir(path) if each.startswith(f"{COLUMN}=")}
             mine = {directory(each.dataid): each for each in chunks}
             if strangers := sorted(there - set(mine)):
@@ -137,9 +142,13 @@ class Batch:
         return kept
 
     def _stage(
-        self, chunk: Chunk, datasetid: str, path: str, evidence: Mapping[str, Any],
+        self,
+        chunk: Chunk,
+        datasetid: str,
+        path: str,
+        evidence: Mapping[str, Any],
         schema: Mapping[str, Any],
-    ) -> None:  # fmt: skip
+    ) -> None:
         work = self.work
         place = chunk.outputs[datasetid]
         target = self._folder(chunk, datasetid)

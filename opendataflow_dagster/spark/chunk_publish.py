@@ -19,9 +19,14 @@ PROGRESS = 10.0
 
 
 def publish_frame(
-    store: Store, place: Place, chunk: Chunk, df: "DataFrame", *, format: str = DEFAULT_FORMAT,
+    store: Store,
+    place: Place,
+    chunk: Chunk,
+    df: "DataFrame",
+    *,
+    format: str = DEFAULT_FORMAT,
     say: Callable[[str], object] = lambda line: None,
-) -> Result:  # fmt: skip
+) -> Result:
     """Publish a frame of Spark as the chunk of a dataset, as `publish` does other objects.
 
     `say` is given how far a job is that takes long.

@@ -48,8 +48,10 @@ class UniqueRule(Rule):
         return self.failed(
             f"{rows:,} of {evidence.rows:,} rows share {', '.join(self.columns)} with another"
             f" ({values:,} {'values' if values > 1 else 'value'}), such as {sample}{self.hint}",
-            rows=evidence.rows, violations=rows, sample=sample,
-        )  # fmt: skip
+            rows=evidence.rows,
+            violations=rows,
+            sample=sample,
+        )
 
     def _analyze(self, df: "DataFrame") -> str | None:
         return str(df.groupBy(*map(quoted, self.columns)).count().schema) and None
@@ -81,8 +83,9 @@ class RowsRule(Rule):
         chunks = "the last chunk's" if len(known) == 1 else f"the mean of the last {len(known)}"
         return self.failed(
             f"{told}, against {mean:,.0f} as {chunks}{by}: at most ±{self.change:.0%} is expected",
-            rows=rows, mean=mean,
-        )  # fmt: skip
+            rows=rows,
+            mean=mean,
+        )
 
 
 @dataclass(frozen=True)

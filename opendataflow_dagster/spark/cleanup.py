@@ -30,9 +30,12 @@ _ASIDE = re.compile(r"/dataid=([^/]+)/_odf-[0-9a-f]+$")
 
 
 def in_remote(
-    store: Store, target: Remote, session: Callable[[], Any], grace: float = GRACE,
+    store: Store,
+    target: Remote,
+    session: Callable[[], Any],
+    grace: float = GRACE,
     files: Files | None = None,
-) -> Iterator[tuple[Leftover, Remove]]:  # fmt: skip
+) -> Iterator[tuple[Leftover, Remove]]:
     """Versions of chunks that the tables don't tell of, and pointers that name another.
 
     A version that a pointer names stays until the pointer is right: there are readers who go by it.
@@ -43,8 +46,7 @@ def in_remote(
     below = files.below(address(target.root))  # before the tables, as in a folder
     found = versions(below, target)
     alive = live(store, datasetid)
-    kept = {row[2] for row in store.db.insist(
-        lambda: store.db.run("cleaning.located", **known))[0]}  # fmt: skip
+    kept = {row[2] for row in store.db.insist(lambda: store.db.run("cleaning.located", **known))[0]}
     there = {each.location for each in found}
     chunks: dict[str, list[Version]] = {}
     for each in found:

@@ -96,8 +96,14 @@ def _known_kind(kind: Any, about: str) -> None:
 def _not_null(what: Any, about: str, *of: str) -> Iterator[Make]:
     for column in _list(what, about, "a list of columns"):
         name = _column(column, about)
-        yield _rule(RowRule, f"not_null_{name}", of, columns=(name,),
-                    violation=f"{quoted(name)} is null", says=f"have no {name}")  # fmt: skip
+        yield _rule(
+            RowRule,
+            f"not_null_{name}",
+            of,
+            columns=(name,),
+            violation=f"{quoted(name)} is null",
+            says=f"have no {name}",
+        )
 
 
 def _unique(what: Any, about: str, *of: str) -> Iterator[Make]:
@@ -111,8 +117,13 @@ def _unique(what: Any, about: str, *of: str) -> Iterator[Make]:
         columns = tuple(_column(each, about) for each in columns)
         if len({each.casefold() for each in columns}) < len(columns):
             raise _refused(about, key, "each column once")
-        yield _rule(UniqueRule, f"unique_{'_'.join(columns)}", of, columns=columns,
-                    hint=hint if len(columns) == 1 else "")  # fmt: skip
+        yield _rule(
+            UniqueRule,
+            f"unique_{'_'.join(columns)}",
+            of,
+            columns=columns,
+            hint=hint if len(columns) == 1 else "",
+        )
 
 
 def _range(what: Any, about: str, *of: str) -> Iterator[Make]:
@@ -139,9 +150,16 @@ def _range(what: Any, about: str, *of: str) -> Iterator[Make]:
         elif kind == "number":
             outside.append(f"{sql} = double('NaN')")  # Spark takes it for the greatest number
         span = "≤".join(str(each) for each in (low, name, high) if each is not None)
-        yield _rule(RangeRule, f"range_{name}", of, columns=(name,), bounds=kind,
-                    decimals=max(map(_decimals, given)),
-                    violation=" or ".join(outside), says=f"are outside {span}")  # fmt: skip
+        yield _rule(
+            RangeRule,
+            f"range_{name}",
+            of,
+            columns=(name,),
+            bounds=kind,
+            decimals=max(map(_decimals, given)),
+            violation=" or ".join(outside),
+            says=f"are outside {span}",
+        )
 
 
 def _rows(what: Any, about: str, *of: str) -> Iterator[Make]:
@@ -169,8 +187,14 @@ def _sql(what: Any, about: str, *of: str) -> Iterator[Make]:
             raise _refused(about, name, "a name for each expression")
         if not isinstance(sql, str) or not sql.strip():
             raise _refused(f"{about} of {name!r}", sql, "an expression that is true for every row")
-        yield _rule(SqlRule, name, of, sql=sql, violation=f"not coalesce({anyway(sql)}, false)",
-                    says=f"don't meet {shown(sql)}")  # fmt: skip
+        yield _rule(
+            SqlRule,
+            name,
+            of,
+            sql=sql,
+            violation=f"not coalesce({anyway(sql)}, false)",
+            says=f"don't meet {shown(sql)}",
+        )
 
 
 def _function(what: Any, about: str, *of: str) -> Iterator[Make]:
@@ -181,9 +205,13 @@ def _function(what: Any, about: str, *of: str) -> Iterator[Make]:
 
 
 KINDS: Mapping[str, Callable[..., Iterator[Make]]] = {
-    "not_null": _not_null, "unique": _unique, "range": _range, "rows": _rows, "sql": _sql,
+    "not_null": _not_null,
+    "unique": _unique,
+    "range": _range,
+    "rows": _rows,
+    "sql": _sql,
     "function": _function,
-}  # fmt: skip
+}
 
 
 def _rule(kind: Callable[..., Rule], name: str, of: Sequence[str], **more: Any) -> Make:

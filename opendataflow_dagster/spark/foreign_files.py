@@ -37,16 +37,26 @@ class Known(NamedTuple):
     def keep(self, schema: "StructType") -> None:
         """Remember with which schema this chunk was read, for those that come."""
         db, text = self.store.db, schema_text(schema)
-        db.insist(lambda: db.change(
-            "produce.note_schema", datasetid=self.datasetid, dataid=self.dataid,
-            generation=self.generation or 0, schema=text,
-        ))  # fmt: skip
+        db.insist(
+            lambda: db.change(
+                "produce.note_schema",
+                datasetid=self.datasetid,
+                dataid=self.dataid,
+                generation=self.generation or 0,
+                schema=text,
+            )
+        )
 
 
 def of_others(
-    spark: "SparkSession", reader: Any, path: str, pattern: str, kind: str, options: CsvOptions,
+    spark: "SparkSession",
+    reader: Any,
+    path: str,
+    pattern: str,
+    kind: str,
+    options: CsvOptions,
     known: Known | None,
-) -> "DataFrame":  # fmt: skip
+) -> "DataFrame":
     """Texts of which no note tells: a row that isn't like the others is an error, not NULL.
 
     Of CSV that is seen when the rows are read, of JSON now. `pattern` is how Spark knows the path.
@@ -102,8 +112,11 @@ def _check(path: str, options: CsvOptions) -> None:
     for each in files.data_files(path):
         names = options.checked(each)
         if first is not None and names and names != first:
-            raise options.refused(each, f"has the columns {', '.join(names)}, and another file of "
-                                        f"the chunk has {', '.join(first)}")  # fmt: skip
+            raise options.refused(
+                each,
+                f"has the columns {', '.join(names)}, and another file of "
+                f"the chunk has {', '.join(first)}",
+            )
         first = first or names or None
 
 
@@ -141,15 +154,18 @@ def _as_before(
                 fields.append(each)
                 wrong.append(each.name)
         schema = StructType(fields)
-        before = StructType([StructField(name, kind) for name, kind in kinds.items()
-                             if name not in declared])  # fmt: skip
+        before = StructType(
+            [StructField(name, kind) for name, kind in kinds.items() if name not in declared]
+        )
         now = StructType([each for each in schema.fields if each.name not in declared])
         if differences := compare(schema_text(before), schema_text(now)):
             better: dict[str, Any] = {"strings": wrong} if wrong else {}
             raise options.refused(
-                path, f"differs from chunk {printable(last[0])!r} of {options.datasetid!r}, which "
-                f"was read before: {'; '.join(differences)}", **better,
-            )  # fmt: skip
+                path,
+                f"differs from chunk {printable(last[0])!r} of {options.datasetid!r}, which "
+                f"was read before: {'; '.join(differences)}",
+                **better,
+            )
     known.keep(schema)
     return schema
 

@@ -26,13 +26,17 @@ class Rule(NamedTuple):
 
 _TEXTS = ("string", "char", "varchar")
 _NOT_UTF8 = Rule(
-    _TEXTS, "not is_valid_utf8({})", "a text that isn't UTF-8",
+    _TEXTS,
+    "not is_valid_utf8({})",
+    "a text that isn't UTF-8",
     "Return it as binary by base64({}), decode it as what it is",
-)  # fmt: skip
+)
 _NUL = Rule(
-    _TEXTS, "contains({} collate UTF8_BINARY, chr(0))", "a NUL character",
+    _TEXTS,
+    "contains({} collate UTF8_BINARY, chr(0))",
+    "a NUL character",
     "Remove it by replace({}, chr(0))",
-)  # fmt: skip
+)
 _SECOND = "a time within the last second before 1970"
 _ROUND = "Round it by date_trunc('second', {})"
 RULES = {
@@ -43,10 +47,11 @@ RULES = {
         Rule(
             ("timestamp_ntz",),
             "{0} > timestamp_ntz'1969-12-31 23:59:59' and {0} < timestamp_ntz'1970-01-01 00:00:00'",
-            _SECOND, _ROUND,
+            _SECOND,
+            _ROUND,
         ),
     ),
-}  # fmt: skip
+}
 """Of each format, the values that it can't hold."""
 
 
@@ -87,8 +92,10 @@ def _broken(sql: str, kind: "DataType", rule: Rule, names: Iterator[int]) -> str
 
     match kind:
         case types.StructType():
-            fields = (_broken(f"{sql}[{literal(each.name)}]", each.dataType, rule, names)
-                      for each in kind.fields)  # fmt: skip
+            fields = (
+                _broken(f"{sql}[{literal(each.name)}]", each.dataType, rule, names)
+                for each in kind.fields
+            )
             return " or ".join(filter(None, fields))
         case types.ArrayType():
             element = f"t{next(names)}"
@@ -96,8 +103,9 @@ def _broken(sql: str, kind: "DataType", rule: Rule, names: Iterator[int]) -> str
             return inner and f"exists({sql}, {element} -> {inner})"
         case types.MapType():
             parts = {f"map_keys({sql})": kind.keyType, f"map_values({sql})": kind.valueType}
-            found = (_broken(each, types.ArrayType(part), rule, names)
-                     for each, part in parts.items())  # fmt: skip
+            found = (
+                _broken(each, types.ArrayType(part), rule, names) for each, part in parts.items()
+            )
             return " or ".join(filter(None, found))
         case _:
             is_of = kind.typeName().partition("(")[0] in rule.kinds

@@ -107,8 +107,12 @@ def _asked(path: str, home: str) -> tuple[str, int | None]:
     try:
         done = subprocess.run(
             [path, "-XshowSettings:properties", "-version"],
-            stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", timeout=20,
-        )  # fmt: skip
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=20,
+        )
     except (OSError, subprocess.SubprocessError):
         return home, None
     told = done.stderr + done.stdout

@@ -27,9 +27,11 @@ def java(environ: Mapping[str, str]) -> Check:
     home = environ.get("JAVA_HOME")
     if home and not os.access(os.path.join(home, "bin", "java"), os.X_OK):
         return Check(
-            "java", "warn", f"JAVA_HOME is {home}, which has no bin/java",
+            "java",
+            "warn",
+            f"JAVA_HOME is {home}, which has no bin/java",
             "Correct or unset JAVA_HOME",
-        )  # fmt: skip
+        )
     old = "".join(f"; {each.home} is only Java {each.version}" for each in found if not each.serves)
     for each in found:
         if each.serves:

@@ -35,9 +35,14 @@ _RANGED = ("tinyint", "smallint", "int", "bigint", "decimal", "date", "timestamp
 
 
 def read_rows(
-    spark: "SparkSession", table: Table, dataid: str | None = None, bounds: Bounds | None = None,
-    password: Password | None = None, *, parts: int | None = None,
-) -> "DataFrame":  # fmt: skip
+    spark: "SparkSession",
+    table: Table,
+    dataid: str | None = None,
+    bounds: Bounds | None = None,
+    password: Password | None = None,
+    *,
+    parts: int | None = None,
+) -> "DataFrame":
     """The rows of a chunk of a table, or of all of it.
 
     A range is read in `parts`, by default as many as are worked on at once: each has a moment of
@@ -66,9 +71,11 @@ def read_rows(
     is_cut = place.upper is not None and type.simpleString().split("(")[0] in _RANGED
     if is_cut and parts > 1:
         whole = reader.options(
-            partitionColumn=place.quoted(table.column), lowerBound=place.lower,
-            upperBound=place.upper, numPartitions=str(parts),
-        ).load()  # fmt: skip
+            partitionColumn=place.quoted(table.column),
+            lowerBound=place.lower,
+            upperBound=place.upper,
+            numPartitions=str(parts),
+        ).load()
     column = whole[quoted(table.column)]
 
     def known(value: Any) -> Any:
@@ -96,9 +103,15 @@ class StagedRows:
 
     @classmethod
     def write(
-        cls, df: "DataFrame", table: Table, dataid: str, bounds: Bounds | None,
-        password: Password | None, generation: int, parts: int | None = None,
-    ) -> "StagedRows":  # fmt: skip
+        cls,
+        df: "DataFrame",
+        table: Table,
+        dataid: str,
+        bounds: Bounds | None,
+        password: Password | None,
+        generation: int,
+        parts: int | None = None,
+    ) -> "StagedRows":
         """Load a frame into a new staging table beside the table."""
         from pyspark.sql import functions as F
 
@@ -227,9 +240,11 @@ def _mark(text: str) -> str:
 
 
 def drop(
-    table: Table, password: Password | None, names: Sequence[str],
+    table: Table,
+    password: Password | None,
+    names: Sequence[str],
     spark: "SparkSession | None" = None,
-) -> None:  # fmt: skip
+) -> None:
     """Remove staging tables."""
     place = Place(table, None, None, password)
     for name in names:

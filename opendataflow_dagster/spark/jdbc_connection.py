@@ -16,11 +16,14 @@ if TYPE_CHECKING:
 Password = Callable[[], str | None]
 
 DRIVERS = {
-    "postgresql": "org.postgresql.Driver", "mysql": "com.mysql.cj.jdbc.Driver",
-    "mariadb": "org.mariadb.jdbc.Driver", "oracle": "oracle.jdbc.OracleDriver",
-    "sqlserver": "com.microsoft.sqlserver.jdbc.SQLServerDriver", "db2": "com.ibm.db2.jcc.DB2Driver",
+    "postgresql": "org.postgresql.Driver",
+    "mysql": "com.mysql.cj.jdbc.Driver",
+    "mariadb": "org.mariadb.jdbc.Driver",
+    "oracle": "oracle.jdbc.OracleDriver",
+    "sqlserver": "com.microsoft.sqlserver.jdbc.SQLServerDriver",
+    "db2": "com.ibm.db2.jcc.DB2Driver",
     "h2": "org.h2.Driver",
-}  # fmt: skip
+}
 """Java finds no driver by itself that came with a session's jars: it has to be named."""
 
 _BACKTICKS = ("mysql", "mariadb", "databricks", "hive2")
@@ -95,9 +98,12 @@ class Place:
         if password:
             _keep_from_logs(spark)
         told = {
-            "url": self.target.host, "dbtable": table, "user": self.target.user,
-            "password": password, "driver": DRIVERS.get(self.kind),
-        } | _NOT_PREPARED.get(self.kind, {})  # fmt: skip
+            "url": self.target.host,
+            "dbtable": table,
+            "user": self.target.user,
+            "password": password,
+            "driver": DRIVERS.get(self.kind),
+        } | _NOT_PREPARED.get(self.kind, {})
         return {name: value for name, value in told.items() if value}
 
     @contextmanager
@@ -157,8 +163,11 @@ class Place:
         prepared = connection.prepareStatement(text)
         try:
             told = prepared.executeQuery().getMetaData()
-            return {name: told.getScale(at) for at, name in enumerate(columns, 1)
-                    if told.getColumnType(at) in _TIMESTAMPS}  # fmt: skip
+            return {
+                name: told.getScale(at)
+                for at, name in enumerate(columns, 1)
+                if told.getColumnType(at) in _TIMESTAMPS
+            }
         finally:
             prepared.close()
 

@@ -26,8 +26,12 @@ class Given(NamedTuple):
 
 CHUNK, SESSION, CONTEXT, INPUTS, FRAME = "chunk", "spark", "context", "inputs", "frame"
 _BY_NAME = {CHUNK: CHUNK, SESSION: SESSION, CONTEXT: CONTEXT, INPUTS: INPUTS}
-_BY_TYPE = {"Chunk": CHUNK, "SparkSession": SESSION, "AssetExecutionContext": CONTEXT,
-            "OpExecutionContext": CONTEXT}  # fmt: skip
+_BY_TYPE = {
+    "Chunk": CHUNK,
+    "SparkSession": SESSION,
+    "AssetExecutionContext": CONTEXT,
+    "OpExecutionContext": CONTEXT,
+}
 
 
 @dataclass(frozen=True)

@@ -27,8 +27,11 @@ def asked(schema: "StructType", format: str) -> list[str]:
     if format != "csv":
         return []
     kinds = (types.StringType, types.CharType, types.VarcharType)
-    texts = [f"({quoted(each.name)} collate UTF8_BINARY)" for each in schema.fields
-             if isinstance(each.dataType, kinds)]  # fmt: skip
+    texts = [
+        f"({quoted(each.name)} collate UTF8_BINARY)"
+        for each in schema.fields
+        if isinstance(each.dataType, kinds)
+    ]
     found = []
     if texts:
         text = f"concat_ws('', {', '.join(texts)})"

@@ -45,9 +45,14 @@ class StagedRemote:
     evidence: Evidence
 
     def __init__(
-        self, spark: "SparkSession | None", target: Remote, dataid: str, generation: int,
-        files: Files | None = None, store: str = "",
-    ) -> None:  # fmt: skip
+        self,
+        spark: "SparkSession | None",
+        target: Remote,
+        dataid: str,
+        generation: int,
+        files: Files | None = None,
+        store: str = "",
+    ) -> None:
         self._store = store
         self._spark, self._target, self.generation = spark, target, generation
         self._files = files or files_of(spark, target)
@@ -60,9 +65,15 @@ class StagedRemote:
 
     @classmethod
     def write(
-        cls, spark: "SparkSession", chunk: Chunk, target: Remote, df: "DataFrame",
-        extra: Sequence[str] = (), *, store: str = "",
-    ) -> "StagedRemote":  # fmt: skip
+        cls,
+        spark: "SparkSession",
+        chunk: Chunk,
+        target: Remote,
+        df: "DataFrame",
+        extra: Sequence[str] = (),
+        *,
+        store: str = "",
+    ) -> "StagedRemote":
         """Write a frame as a version of a chunk, and verify it."""
         from .write import write_files
 
@@ -73,11 +84,16 @@ class StagedRemote:
             write_files(frame, staged.path, target.format)
             staged.evidence = taken()
             format_loss.refuse(staged.evidence, df, target.format)
-            staged.tell({
-                "jobid": chunk.jobid, "format": target.format, "rows": staged.evidence.rows,
-                "fingerprint": staged.evidence.fingerprint, "schema": df.schema.jsonValue(),
-                **answered(staged.evidence, df.schema, target.format),
-            })  # fmt: skip
+            staged.tell(
+                {
+                    "jobid": chunk.jobid,
+                    "format": target.format,
+                    "rows": staged.evidence.rows,
+                    "fingerprint": staged.evidence.fingerprint,
+                    "schema": df.schema.jsonValue(),
+                    **answered(staged.evidence, df.schema, target.format),
+                }
+            )
             staged.verify(staged.evidence.rows)
         except BaseException:
             staged.discard()
@@ -94,9 +110,12 @@ class StagedRemote:
         data = [each for each in found if is_data(each.path)]
         self.bytes = sum(each.bytes for each in data)
         self._note = {
-            "dataid": self._dataid, "generation": self.generation, "bytes": self.bytes, **told,
+            "dataid": self._dataid,
+            "generation": self.generation,
+            "bytes": self.bytes,
+            **told,
             **({"store": self._store} if self._store else {}),
-        }  # fmt: skip
+        }
         self._files.write(f"{self.path}/{NOTE}", text_of(self._note))
 
     def verify(self, rows: int) -> None:
@@ -186,10 +205,14 @@ def versions(found_below: Sequence[File], target: Remote) -> list[Version]:
             known[0] += each.bytes
             known[1] = max(known[1], each.changed)
     return [
-        Version(unescaped(name), int(_generation(version)),
-                f"{target.root}/dataid={name}/{version}", *known)
+        Version(
+            unescaped(name),
+            int(_generation(version)),
+            f"{target.root}/dataid={name}/{version}",
+            *known,
+        )
         for (name, version), known in sorted(found.items())
-    ]  # fmt: skip
+    ]
 
 
 def is_data(path: str) -> bool:

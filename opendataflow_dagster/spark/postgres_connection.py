@@ -163,10 +163,15 @@ class PostgresRows(Rows):
         table = self.table
         told = {"host": host, "port": port, "dbname": table.database, "user": table.user}
         given: Any = {name: value for name, value in told.items() if value}
-        return Login(make_conninfo(
-            **given, password=self._password(), connect_timeout=10, client_encoding="UTF8",
-            application_name="odf",
-        ))  # fmt: skip
+        return Login(
+            make_conninfo(
+                **given,
+                password=self._password(),
+                connect_timeout=10,
+                client_encoding="UTF8",
+                application_name="odf",
+            )
+        )
 
 
 @contextmanager
@@ -216,11 +221,13 @@ class Link:
         import adbc_driver_manager
 
         with adbc_driver_manager.AdbcStatement(self._connection) as statement:
-            statement.set_options(**{
-                "adbc.ingest.target_table": table,
-                "adbc.ingest.target_db_schema": schema,
-                "adbc.ingest.mode": "adbc.ingest.mode.append",
-            })  # fmt: skip
+            statement.set_options(
+                **{
+                    "adbc.ingest.target_table": table,
+                    "adbc.ingest.target_db_schema": schema,
+                    "adbc.ingest.mode": "adbc.ingest.mode.append",
+                }
+            )
             handle = adbc_driver_manager.ArrowArrayStreamHandle()
             reader._export_to_c(handle.address)
             statement.bind_stream(handle)

@@ -22,9 +22,14 @@ _looks: ContextVar[dict[Any, Any] | None] = ContextVar("looks", default=None)
 
 
 def read_rows(
-    spark: "SparkSession", table: Table, dataid: str | None = None, bounds: Bounds | None = None,
-    password: Password | None = None, *, parts: int | None = None,
-) -> "DataFrame":  # fmt: skip
+    spark: "SparkSession",
+    table: Table,
+    dataid: str | None = None,
+    bounds: Bounds | None = None,
+    password: Password | None = None,
+    *,
+    parts: int | None = None,
+) -> "DataFrame":
     """The rows of a chunk of a table, or of all of it, read in parallel parts.
 
     Several parts see the same moment within `looking()`. Outside of it a chunk is read in one
@@ -115,9 +120,10 @@ def _queries(
     starts = range(0, max(layout.blocks, 1), step)
     return [
         query(rows.spell("blocks", first=start, last=start + step))
-        if start + step < layout.blocks else query(rows.spell("last_blocks", first=start))
+        if start + step < layout.blocks
+        else query(rows.spell("last_blocks", first=start))
         for start in starts
-    ]  # fmt: skip
+    ]
 
 
 def _cuts(rows: PostgresRows, connection: Any, column: Column, parts: int) -> list[str] | None:

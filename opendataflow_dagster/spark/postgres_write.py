@@ -37,9 +37,15 @@ class StagedRows:
 
     @classmethod
     def write(
-        cls, df: "DataFrame", table: Table, dataid: str, bounds: Bounds | None,
-        password: Password | None, generation: int, parts: int | None = None,
-    ) -> "StagedRows":  # fmt: skip
+        cls,
+        df: "DataFrame",
+        table: Table,
+        dataid: str,
+        bounds: Bounds | None,
+        password: Password | None,
+        generation: int,
+        parts: int | None = None,
+    ) -> "StagedRows":
         """Load a frame into a new staging table in the table's schema, a task for each part."""
         rows = PostgresRows(table, dataid, bounds, password)
         marks = blake2b(f"{rows.name}\n{dataid}".encode(), digest_size=4).hexdigest()
@@ -49,8 +55,11 @@ class StagedRows:
             rows.find(connection)
             schema = rows.layout(connection).schema
             made = cls(rows, dataid, name, list(ways.values()), schema)
-            left = [each for each, older in _found(rows, connection)
-                    if older < generation and each.split("_")[3] == marks]  # fmt: skip
+            left = [
+                each
+                for each, older in _found(rows, connection)
+                if older < generation and each.split("_")[3] == marks
+            ]
             made._create(connection)
             connection.commit()
         for each in left:
@@ -97,8 +106,9 @@ class StagedRows:
         stage = self._rows.table._replace(schema=self._schema, name=self.name)
         parts = max(1, round(self.rows / ROWS_OF_A_PART))
         loaded = read_rows(self._spark, stage, password=self._rows.password, parts=parts)
-        back = loaded.selectExpr(*(f"{way.back.format(f'c{at}')} as c{at}"
-                                   for at, way in enumerate(self._ways)))  # fmt: skip
+        back = loaded.selectExpr(
+            *(f"{way.back.format(f'c{at}')} as c{at}" for at, way in enumerate(self._ways))
+        )
         return back.toDF(*(way.target.name for way in self._ways))
 
     def _verify(self) -> None:
@@ -113,14 +123,19 @@ class StagedRows:
                     told = rows.run(connection, "members", names | {"value": value})
                     self._refuse_others(*told[0])
             if lossy:
-                counts = [rows.spell("loss", lost=(way.lost or "").format(name))
-                          for name, way in lossy]  # fmt: skip
+                counts = [
+                    rows.spell("loss", lost=(way.lost or "").format(name)) for name, way in lossy
+                ]
                 told = rows.run(connection, "losses", names | {"counts": ", ".join(counts)})
                 refuse_losses(
-                    rows.table, self._dataid, self.rows,
-                    [(way.target.name, way.told, way.target.full, count)
-                     for (_, way), count in zip(lossy, told[0], strict=True)],
-                )  # fmt: skip
+                    rows.table,
+                    self._dataid,
+                    self.rows,
+                    [
+                        (way.target.name, way.told, way.target.full, count)
+                        for (_, way), count in zip(lossy, told[0], strict=True)
+                    ],
+                )
 
     def _refuse_others(self, rows: int, found: int) -> None:
         table = self._rows.table
@@ -158,15 +173,20 @@ class StagedRows:
         self._spark = df.sparkSession
         # Columns by number, since names may differ in case alone or have any character.
         numbered = df.toDF(*(f"f{at}" for at in range(len(df.columns))))
-        sent = numbered.selectExpr(*(
-            f"{way.expression.format(f'f{at}')} as c{number}"
-            for number, (at, way) in enumerate(zip(order, self._ways, strict=True))
-        ))  # fmt: skip
+        sent = numbered.selectExpr(
+            *(
+                f"{way.expression.format(f'f{at}')} as c{number}"
+                for number, (at, way) in enumerate(zip(order, self._ways, strict=True))
+            )
+        )
         names = self._names()
         load = _loader(
-            self._rows.login(), self._schema, self.name,
-            self._rows.plain("part_done", **names), self._rows.plain("part_rows", **names),
-        )  # fmt: skip
+            self._rows.login(),
+            self._schema,
+            self.name,
+            self._rows.plain("part_done", **names),
+            self._rows.plain("part_rows", **names),
+        )
         done = sent.mapInArrow(load, StructType().add("rows", LongType())).collect()
         self.rows = sum(count for (count,) in done)
 
@@ -220,10 +240,16 @@ def _ways(rows: PostgresRows, df: "DataFrame", columns: Sequence[Column]) -> dic
     known = {column.name: column for column in columns}
     table, told = rows.table, [field.name for field in df.schema]
     wrong = [f"the table has no column {name!r}" for name in told if name not in known]
-    wrong += [f"{name!r} is there {told.count(name)} times" for name in dict.fromkeys(told)
-              if told.count(name) > 1]  # fmt: skip
-    wrong += [f"{name!r} is needed and missing" for name, column in known.items()
-              if column.needed and name not in told and name != table.column]  # fmt: skip
+    wrong += [
+        f"{name!r} is there {told.count(name)} times"
+        for name in dict.fromkeys(told)
+        if told.count(name) > 1
+    ]
+    wrong += [
+        f"{name!r} is needed and missing"
+        for name, column in known.items()
+        if column.needed and name not in told and name != table.column
+    ]
     if table.column not in told and not rows.is_value:
         wrong.append(f"{table.column!r} is missing, by which the table is split")
     found: dict[int, Loaded] = {}

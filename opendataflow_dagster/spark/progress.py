@@ -38,9 +38,13 @@ class Progress:
     """
 
     def __init__(
-        self, session: "SparkSession", say: Callable[[str], object], *, every: float = 10.0,
+        self,
+        session: "SparkSession",
+        say: Callable[[str], object],
+        *,
+        every: float = 10.0,
         live: Callable[[State], object] | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._session, self._say, self._every, self._live = session, say, every, live
         self._over = threading.Event()
         self._state: State | None = None

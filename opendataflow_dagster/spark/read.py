@@ -33,10 +33,14 @@ Password = Callable[[], str | None]
 
 
 def read_chunk_frame(
-    spark: "SparkSession", place: Place, dataid: str, password: Password,
-    bounds: Callable[[], Bounds | None], format: str = DEFAULT_FORMAT,
+    spark: "SparkSession",
+    place: Place,
+    dataid: str,
+    password: Password,
+    bounds: Callable[[], Bounds | None],
+    format: str = DEFAULT_FORMAT,
     known: Known | None = None,
-) -> "DataFrame":  # fmt: skip
+) -> "DataFrame":
     """The rows of a READY chunk; `known` tells the columns of files that are no chunks of ours."""
     target = target_of(place.datasetid, place.columns, format)
     if isinstance(target, Table):
@@ -71,9 +75,13 @@ def read_table(
 
 
 def read_files(
-    spark: "SparkSession", path: str, note: Mapping[str, Any], format: str,
-    options: CsvOptions = UNDECLARED, known: Known | None = None,
-) -> "DataFrame":  # fmt: skip
+    spark: "SparkSession",
+    path: str,
+    note: Mapping[str, Any],
+    format: str,
+    options: CsvOptions = UNDECLARED,
+    known: Known | None = None,
+) -> "DataFrame":
     """The files of one chunk: with the schema that its note tells, or as Spark finds it."""
     kind = note.get("format") or files.SUFFIXES.get(os.path.splitext(path)[1].lower(), format)
     reader = spark.read.format(kind).options(**_options(kind, path, note))
@@ -129,10 +137,19 @@ def _as_pandas_had(reader: Any, path: str, kind: str, columns: Mapping[str, str]
 
 
 _DTYPES = {
-    "int8": "byte", "int16": "short", "int32": "integer", "int64": "long", "Int64": "long",
-    "float32": "float", "float64": "double", "bool": "boolean", "boolean": "boolean",
-    "object": "string", "string": "string", "datetime64": "timestamp_ntz",
-}  # fmt: skip
+    "int8": "byte",
+    "int16": "short",
+    "int32": "integer",
+    "int64": "long",
+    "Int64": "long",
+    "float32": "float",
+    "float64": "double",
+    "bool": "boolean",
+    "boolean": "boolean",
+    "object": "string",
+    "string": "string",
+    "datetime64": "timestamp_ntz",
+}
 """A dtype of pandas and the type of Spark that its values in a text file have."""
 
 

@@ -69,9 +69,7 @@ class Rule:
         raise NotImplementedError
 
     def failed(self, message: str, **metadata: Any) -> Checked:
-        return Checked(
-            self.name, self.datasetid, False, tidy(message), metadata, self.severity
-        )  # fmt: skip
+        return Checked(self.name, self.datasetid, False, tidy(message), metadata, self.severity)
 
     def passed(self, **metadata: Any) -> Checked:
         return Checked(self.name, self.datasetid, True, "", metadata, self.severity)

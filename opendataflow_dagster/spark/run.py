@@ -21,10 +21,17 @@ class SparkRunner(MakerRunner[SparkWork]):
     """Runs one function for chunks of one job, with one session for all of them."""
 
     def __init__(
-        self, store: Store, jobid: str, named: str, job: SparkJob,
-        session: Callable[[], "SparkSession"], *, say: Say, environ: Mapping[str, str],
+        self,
+        store: Store,
+        jobid: str,
+        named: str,
+        job: SparkJob,
+        session: Callable[[], "SparkSession"],
+        *,
+        say: Say,
+        environ: Mapping[str, str],
         batch: int | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._batch = batch
         super().__init__(store, jobid, [named], say=say, environ=environ)
         self.work = SparkWork(
@@ -36,11 +43,21 @@ class SparkRunner(MakerRunner[SparkWork]):
 
 
 def run_spark_job(
-    store: Store, jobid: str, named: str, job: SparkJob, settings: Settings, *, say: Say,
-    environ: Mapping[str, str], all_chunks: bool = False, workers: int = 1,
-    batch: int | None = None, wait: bool = False, progress: Tell | None = None,
+    store: Store,
+    jobid: str,
+    named: str,
+    job: SparkJob,
+    settings: Settings,
+    *,
+    say: Say,
+    environ: Mapping[str, str],
+    all_chunks: bool = False,
+    workers: int = 1,
+    batch: int | None = None,
+    wait: bool = False,
+    progress: Tell | None = None,
     session: Callable[[], "SparkSession"] | None = None,
-) -> Outcome:  # fmt: skip
+) -> Outcome:
     """Run a function for the next chunk of a job, or with `all_chunks` until nothing is left.
 
     `batch` and `workers` beat what the job says of batches and threads, and `batch` the job's dial

@@ -168,9 +168,20 @@ def _simple(word: str) -> "DataType | None":
             if first in units:
                 return kind(units.index(first), units.index(last[-1] if last else first))
     plain = (
-        types.BinaryType, types.BooleanType, types.ByteType, types.CalendarIntervalType,
-        types.DateType, types.DoubleType, types.FloatType, types.IntegerType, types.LongType,
-        types.NullType, types.ShortType, types.StringType, types.TimestampType,
-        types.TimestampNTZType, types.VariantType,
-    )  # fmt: skip
+        types.BinaryType,
+        types.BooleanType,
+        types.ByteType,
+        types.CalendarIntervalType,
+        types.DateType,
+        types.DoubleType,
+        types.FloatType,
+        types.IntegerType,
+        types.LongType,
+        types.NullType,
+        types.ShortType,
+        types.StringType,
+        types.TimestampType,
+        types.TimestampNTZType,
+        types.VariantType,
+    )
     return next((kind() for kind in plain if kind().simpleString() == word), None)

@@ -46,9 +46,12 @@ class _Known:
 
 
 def spark_session(
-    conf: Mapping[str, Any] | None = None, *,
-    app: str = "odf", settings: Settings | None = None, short: bool = False,
-) -> "SparkSession":  # fmt: skip
+    conf: Mapping[str, Any] | None = None,
+    *,
+    app: str = "odf",
+    settings: Settings | None = None,
+    short: bool = False,
+) -> "SparkSession":
     """The session of this process: the one that there is, or a new one.
 
     `conf` beats `settings`, which beat our defaults (see conf.py). `short` is for runs of seconds:
@@ -134,8 +137,9 @@ def _mask(record: logging.LogRecord) -> bool:
 def _is_ours(record: logging.LogRecord) -> bool:
     """Not what py4j logs as the root, when Java is gone or we are stopped: it is raised, too."""
     return record.msg not in (
-        "Exception while sending command.", "KeyboardInterrupt while sending command.",
-    )  # fmt: skip
+        "Exception while sending command.",
+        "KeyboardInterrupt while sending command.",
+    )
 
 
 # --- a session that runs already ----------------------------------------------------------------
@@ -177,8 +181,9 @@ def _adapt(session: "SparkSession", given: Mapping[str, str]) -> None:
     if fixed:
         _log.warning(
             "A Spark session runs already in this process, so that %s. End it first with "
-            "`session.stop()`, or start another process.", "; ".join(fixed),
-        )  # fmt: skip
+            "`session.stop()`, or start another process.",
+            "; ".join(fixed),
+        )
 
 
 def _now(session: "SparkSession", key: str) -> str | None:
@@ -230,8 +235,10 @@ def _connected(wanted: dict[str, str]) -> "SparkSession":
     if server:
         _log.warning(
             "The Spark Connect server at %s decides itself about %s: set it where the server is "
-            "started.", public(address), ", ".join(sorted(server)),
-        )  # fmt: skip
+            "started.",
+            public(address),
+            ", ".join(sorted(server)),
+        )
     return session
 
 

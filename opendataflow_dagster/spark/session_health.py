@@ -43,9 +43,11 @@ def how_ended(session: Any) -> str:
             f"{ENDED}: Java was killed, as the system does when memory is short. Give the machine "
             "more, or Java less: spark.driver.memory in dataflow.properties"
         )
-    why = f"Java ended with exit code {code}" if code else (
-        "Java was killed or out of memory, or its server is away"
-    )  # fmt: skip
+    why = (
+        f"Java ended with exit code {code}"
+        if code
+        else ("Java was killed or out of memory, or its server is away")
+    )
     return f"{ENDED}: {why}. If it lacked memory, raise spark.driver.memory in dataflow.properties"
 
 

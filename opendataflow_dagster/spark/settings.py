@@ -164,10 +164,20 @@ def _named(values: Mapping[str, str]) -> dict[str, str]:
 
 
 COMMON = (
-    MASTER, REMOTE, OPTIONS, WAREHOUSE, "spark.driver.memory", "spark.executor.memory",
-    "spark.executor.cores", "spark.executor.instances", "spark.local.dir", "spark.jars",
-    "spark.jars.packages", "spark.sql.session.timeZone", "spark.sql.shuffle.partitions",
-)  # fmt: skip
+    MASTER,
+    REMOTE,
+    OPTIONS,
+    WAREHOUSE,
+    "spark.driver.memory",
+    "spark.executor.memory",
+    "spark.executor.cores",
+    "spark.executor.instances",
+    "spark.local.dir",
+    "spark.jars",
+    "spark.jars.packages",
+    "spark.sql.session.timeZone",
+    "spark.sql.shuffle.partitions",
+)
 
 
 def _flat(key: str) -> str:

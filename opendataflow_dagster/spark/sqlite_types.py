@@ -14,20 +14,29 @@ if TYPE_CHECKING:
 
 INTEGER, TEXT, BLOB, REAL, NUMERIC = "integer", "text", "blob", "real", "numeric"
 
-_WORDS = {INTEGER: ("INT",), TEXT: ("CHAR", "CLOB", "TEXT"), BLOB: ("BLOB",),
-          REAL: ("REAL", "FLOA", "DOUB")}  # fmt: skip
+_WORDS = {
+    INTEGER: ("INT",),
+    TEXT: ("CHAR", "CLOB", "TEXT"),
+    BLOB: ("BLOB",),
+    REAL: ("REAL", "FLOA", "DOUB"),
+}
 """What SQLite looks for in a declared type, in its order; all else is numeric."""
 
-_FITTING = {INTEGER: ("int64", (int,)), TEXT: ("string", (str,)), BLOB: ("binary", (bytes,)),
-            REAL: ("float64", (int, float))}  # fmt: skip
+_FITTING = {
+    INTEGER: ("int64", (int,)),
+    TEXT: ("string", (str,)),
+    BLOB: ("binary", (bytes,)),
+    REAL: ("float64", (int, float)),
+}
 
 
 def affinity(declared: str) -> str:
     """What SQLite makes of values in a column that is declared so."""
     if not declared:
         return BLOB  # it keeps them as they are
-    return next((kind for kind, words in _WORDS.items() if any(each in declared for each in words)),
-                NUMERIC)  # fmt: skip
+    return next(
+        (kind for kind, words in _WORDS.items() if any(each in declared for each in words)), NUMERIC
+    )
 
 
 def arrow_of(rows: Rows) -> "pyarrow.Table":
@@ -37,8 +46,10 @@ def arrow_of(rows: Rows) -> "pyarrow.Table":
     names, found = rows.fetch()
     declared = rows.declared()
     columns = list(zip(*found, strict=True)) if found else [()] * len(names)
-    arrays = [_array(rows, name, declared.get(name, ""), values)
-              for name, values in zip(names, columns, strict=True)]  # fmt: skip
+    arrays = [
+        _array(rows, name, declared.get(name, ""), values)
+        for name, values in zip(names, columns, strict=True)
+    ]
     return pyarrow.table(arrays, names=names)
 
 

@@ -65,10 +65,12 @@ def retyped(kind: Any, change: Callable[[Any], Any]) -> Any:
 
     match kind:
         case types.StructType():
-            return types.StructType([
-                types.StructField(each.name, inner(each.dataType), each.nullable, each.metadata)
-                for each in kind.fields
-            ])  # fmt: skip
+            return types.StructType(
+                [
+                    types.StructField(each.name, inner(each.dataType), each.nullable, each.metadata)
+                    for each in kind.fields
+                ]
+            )
         case types.ArrayType():
             return types.ArrayType(inner(kind.elementType), kind.containsNull)
         case types.MapType():
@@ -83,8 +85,9 @@ def _cast(df: "DataFrame", schema: "StructType") -> "DataFrame":
     if plain(schema) == schema and plain(df.schema) == df.schema:
         return df
     wanted = schema_of(schema_text(schema))  # whose parts may be NULL: of a file, all may be
-    return df.select(*(F.col(quoted(each.name)).cast(each.dataType).alias(each.name)
-                       for each in wanted.fields))  # fmt: skip
+    return df.select(
+        *(F.col(quoted(each.name)).cast(each.dataType).alias(each.name) for each in wanted.fields)
+    )
 
 
 def _names(field: Any) -> Iterator[str]:
@@ -99,6 +102,9 @@ def _within(kind: Any) -> Iterator[Any]:
     kinds = [kind]
     while kinds:
         yield (kind := kinds.pop())
-        kinds += [getattr(kind, each) for each in ("elementType", "keyType", "valueType")
-                  if hasattr(kind, each)]  # fmt: skip
+        kinds += [
+            getattr(kind, each)
+            for each in ("elementType", "keyType", "valueType")
+            if hasattr(kind, each)
+        ]
         kinds += [each.dataType for each in getattr(kind, "fields", ())]

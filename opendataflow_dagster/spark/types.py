@@ -14,18 +14,38 @@ if TYPE_CHECKING:
 TEXT = "text"
 
 _SAME = {
-    "bool": "boolean", "int2": "smallint", "int4": "int", "int8": "bigint", "float4": "float",
-    "float8": "double", "text": "string", "varchar": "string", "bpchar": "string",
-    "name": "string", "bytea": "binary", "date": "date", "timestamp": "timestamp_ntz",
+    "bool": "boolean",
+    "int2": "smallint",
+    "int4": "int",
+    "int8": "bigint",
+    "float4": "float",
+    "float8": "double",
+    "text": "string",
+    "varchar": "string",
+    "bpchar": "string",
+    "name": "string",
+    "bytea": "binary",
+    "date": "date",
+    "timestamp": "timestamp_ntz",
     "timestamptz": "timestamp",
-}  # fmt: skip
+}
 """Types that both have, and the driver too; all others travel as texts."""
 
 _NATURAL = {
-    "boolean": "bool", "tinyint": "int2", "smallint": "int2", "int": "int4", "bigint": "int8",
-    "float": "float4", "double": "float8", "string": "text", "binary": "bytea", "date": "date",
-    "timestamp_ntz": "timestamp", "timestamp": "timestamptz", "decimal": "numeric",
-}  # fmt: skip
+    "boolean": "bool",
+    "tinyint": "int2",
+    "smallint": "int2",
+    "int": "int4",
+    "bigint": "int8",
+    "float": "float4",
+    "double": "float8",
+    "string": "text",
+    "binary": "bytea",
+    "date": "date",
+    "timestamp_ntz": "timestamp",
+    "timestamp": "timestamptz",
+    "decimal": "numeric",
+}
 """The type in which a column of Spark is loaded."""
 
 _TEXTS = ("text", "varchar", "bpchar", "name")

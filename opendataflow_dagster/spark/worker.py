@@ -57,11 +57,17 @@ class SparkWork(Maker):
     """Makes the chunks of one job with one session, which starts when the first chunk needs it."""
 
     def __init__(
-        self, store: Store, plan: Plan, job: SparkJob, session: Callable[[], "SparkSession"], *,
-        format: str = DEFAULT_FORMAT, context: Any = None,
+        self,
+        store: Store,
+        plan: Plan,
+        job: SparkJob,
+        session: Callable[[], "SparkSession"],
+        *,
+        format: str = DEFAULT_FORMAT,
+        context: Any = None,
         say: Callable[[str], Any] = lambda line: None,
         stopping: Callable[[], str | None] = lambda: None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.say, self._watch = say, Watch(say, stopping)
         self.store, self.plan, self.job, self.format = store, plan, job, format
         self._arguments = job.arguments(plan)
@@ -222,8 +228,11 @@ class SparkWork(Maker):
         """Ask the rules about a staged output, and keep both until it is published."""
         made = self._made.setdefault(chunk.generation, {})
         made[datasetid] = Made(staged, [])  # forgotten with the chunk, should a rule raise
-        checked = [self._judge(at, staged, chunk) for at, each in enumerate(self.rules)
-                   if each.datasetid == datasetid and not each.is_late]  # fmt: skip
+        checked = [
+            self._judge(at, staged, chunk)
+            for at, each in enumerate(self.rules)
+            if each.datasetid == datasetid and not each.is_late
+        ]
         made[datasetid] = Made(staged, checked)
 
     def sweep(self, place: Place) -> None:
@@ -281,9 +290,16 @@ class SparkWork(Maker):
         spark = self.spark()
         frames = {each: self._read(spark, chunk, each) for each in inputs}
         if self.keyed:
-            frames = {each: keyed(df, chunk.dataid, chunk.inputs[each],
-                                  bounds_of(self.store, each, chunk.dataid), self.format)
-                      for each, df in frames.items()}  # fmt: skip
+            frames = {
+                each: keyed(
+                    df,
+                    chunk.dataid,
+                    chunk.inputs[each],
+                    bounds_of(self.store, each, chunk.dataid),
+                    self.format,
+                )
+                for each, df in frames.items()
+            }
         returned = self.call(chunk, frames)
         rest = self._rest.setdefault(chunk.generation, {})
         self._made.setdefault(chunk.generation, {})
@@ -303,10 +319,14 @@ class SparkWork(Maker):
 
     def _read(self, spark: "SparkSession", chunk: Chunk, datasetid: str) -> "DataFrame":
         return read_chunk_frame(
-            spark, chunk.inputs[datasetid], chunk.dataid, lambda: chunk.password(datasetid),
-            lambda: bounds_of(self.store, datasetid, chunk.dataid), self.format,
+            spark,
+            chunk.inputs[datasetid],
+            chunk.dataid,
+            lambda: chunk.password(datasetid),
+            lambda: bounds_of(self.store, datasetid, chunk.dataid),
+            self.format,
             self._known(chunk, datasetid),
-        )  # fmt: skip
+        )
 
     def _known(self, chunk: Chunk, datasetid: str) -> Known | None:
         """What is known of an input's schema, unless the job takes each chunk's own."""
@@ -329,9 +349,13 @@ class SparkWork(Maker):
                 if checked.name == rule.name:
                     return checked
             return Checked(
-                rule.name, rule.datasetid, False,
-                "the function returned no DataFrame that could be asked", {}, rule.severity,
-            )  # fmt: skip
+                rule.name,
+                rule.datasetid,
+                False,
+                "the function returned no DataFrame that could be asked",
+                {},
+                rule.severity,
+            )
 
         return answer
 

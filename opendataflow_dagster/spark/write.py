@@ -52,9 +52,14 @@ class StagedFrame(Protocol):
 
 
 def stage(
-    spark: "SparkSession", store: Store, chunk: Chunk, place: Place, df: "DataFrame",
-    extra: Sequence[str] = (), format: str = DEFAULT_FORMAT,
-) -> StagedFrame:  # fmt: skip
+    spark: "SparkSession",
+    store: Store,
+    chunk: Chunk,
+    place: Place,
+    df: "DataFrame",
+    extra: Sequence[str] = (),
+    format: str = DEFAULT_FORMAT,
+) -> StagedFrame:
     """Write a frame aside for the place that its dataset is registered with."""
     target = target_of(place.datasetid, place.columns, format)
     if isinstance(target, Table):
@@ -78,9 +83,15 @@ class StagedFolder:
     """A chunk of a folder in its staging directory."""
 
     def __init__(
-        self, spark: "SparkSession", chunk: Chunk, target: Folder, df: "DataFrame | None",
-        extra: Sequence[str] = (), *, store: str,
-    ) -> None:  # fmt: skip
+        self,
+        spark: "SparkSession",
+        chunk: Chunk,
+        target: Folder,
+        df: "DataFrame | None",
+        extra: Sequence[str] = (),
+        *,
+        store: str,
+    ) -> None:
         self._spark, self._target, self._jobid = spark, target, chunk.jobid
         self._staged = Staged(target.root, chunk.dataid, chunk.generation, store)
         self.path = self._staged.path

@@ -25,9 +25,13 @@ _MINE = "odf_mine"
 
 
 def staged_rows(
-    spark: "SparkSession", store: Store, chunk: Chunk, table: Table, df: "DataFrame",
+    spark: "SparkSession",
+    store: Store,
+    chunk: Chunk,
+    table: Table,
+    df: "DataFrame",
     extra: Sequence[str],
-) -> "StagedFrame":  # fmt: skip
+) -> "StagedFrame":
     """Load a frame beside a table, or keep it, until it is shown."""
     bounds = bounds_of(store, table.datasetid, chunk.dataid)
     password: Password = lambda: chunk.password(table.datasetid)  # noqa: E731
@@ -55,9 +59,15 @@ class StagedTable:
     """A chunk of a table of SQLite, kept on the driver until it is shown."""
 
     def __init__(
-        self, spark: "SparkSession", table: Table, rows: Rows, df: "DataFrame",
-        extra: Sequence[str] = (), *, rehearse: bool = False,
-    ) -> None:  # fmt: skip
+        self,
+        spark: "SparkSession",
+        table: Table,
+        rows: Rows,
+        df: "DataFrame",
+        extra: Sequence[str] = (),
+        *,
+        rehearse: bool = False,
+    ) -> None:
         frame, taken = observed(df, extra)
         self._table, self._rows, self._spark, self._schema = table, rows, spark, df.schema
         self._data = frame.toArrow()
@@ -112,9 +122,14 @@ class StagedLake:
     """A chunk of a table of Delta or Iceberg, which replaces it in one commit of its own."""
 
     def __init__(
-        self, spark: "SparkSession", chunk: Chunk, place: Place, target: Any, df: "DataFrame",
+        self,
+        spark: "SparkSession",
+        chunk: Chunk,
+        place: Place,
+        target: Any,
+        df: "DataFrame",
         extra: Sequence[str] = (),
-    ) -> None:  # fmt: skip
+    ) -> None:
         from pyspark.sql import functions as F
 
         column = place.columns.get("chunkcolumn") or "dataid"

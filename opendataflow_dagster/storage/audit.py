@@ -63,9 +63,11 @@ def refuse_unknown_dataset(catalog: Catalog, datasetid: str) -> None:
 
 
 def drift_of_data(
-    store: Store, catalog: Catalog, datasetid: str | None = None,
+    store: Store,
+    catalog: Catalog,
+    datasetid: str | None = None,
     some: Mapping[str, Sequence[str]] = {},
-) -> Iterator[Drift]:  # fmt: skip
+) -> Iterator[Drift]:
     """Compare the tables with the data on this machine, of one dataset or of all.
 
     Of a dataset in `some`, only those chunks.

@@ -140,8 +140,13 @@ def _staged(datasetid: str, root: str) -> Iterator[Leftover]:
             dataid = folder.unescaped(name.removeprefix(_PREFIX))
             final = os.path.join(root, name)
             old = [each for each in _names(path) if each.endswith(".old")]
-            back = max(old, key=lambda each: folder.generation_of(os.path.join(path, each)),
-                       default="") if not os.path.lexists(final) else ""  # fmt: skip
+            back = (
+                max(
+                    old, key=lambda each: folder.generation_of(os.path.join(path, each)), default=""
+                )
+                if not os.path.lexists(final)
+                else ""
+            )
             for each in _names(path):
                 if found := _NAME.fullmatch(each):
                     what = BACK if each == back else OLD if found[2] else STAGED
@@ -209,8 +214,9 @@ def registered(store: Store) -> list[tuple[str, dict[str, str | None], str | Non
     """Every dataset: its id, its columns, and its password as it is encrypted."""
     found: dict[str, tuple[str, dict[str, str | None], str | None]] = {}
     for row in store.db.insist(lambda: store.db.records("cleaning.datasets"))[0]:
-        columns = {name.lower(): None if value is None else str(value)
-                   for name, value in row.items()}  # fmt: skip
+        columns = {
+            name.lower(): None if value is None else str(value) for name, value in row.items()
+        }
         encrypted = columns.pop("encryptedpass", None)
         found.setdefault(row["datasetid"], (row["datasetid"], columns, encrypted))
     return list(found.values())

@@ -130,9 +130,14 @@ def in_order(chunks: Iterable[Standing]) -> list[Standing]:
 
 
 def compact(
-    store: Store, datasetid: str, dataids: Sequence[str] = (), *, target: int = TARGET,
-    plan: bool = False, some: Sequence[str] | None = None,
-) -> Iterator[Compacted]:  # fmt: skip
+    store: Store,
+    datasetid: str,
+    dataids: Sequence[str] = (),
+    *,
+    target: int = TARGET,
+    plan: bool = False,
+    some: Sequence[str] | None = None,
+) -> Iterator[Compacted]:
     """Rewrite the chunks of a folder that have more files than their bytes need, one by one."""
     folder = folder_of(store, datasetid)
     with nullcontext() if plan else rewriting(folder.root):
@@ -198,9 +203,13 @@ def still(store: Store, chunk: Standing) -> Callable[[], None]:
 
 
 def _one(
-    store: Store, folder: Folder, chunk: Standing, target: int, plan: bool,
+    store: Store,
+    folder: Folder,
+    chunk: Standing,
+    target: int,
+    plan: bool,
     replaced: list[tuple[float, folders.Staged]],
-) -> Compacted | None:  # fmt: skip
+) -> Compacted | None:
     path = own_directory(folder, chunk)
     if path is None:
         return None

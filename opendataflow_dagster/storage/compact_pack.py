@@ -72,9 +72,14 @@ class Member(NamedTuple):
 
 
 def pack(
-    store: Store, datasetid: str, dataids: Sequence[str] = (), *, target: int = TARGET,
-    plan: bool = False, some: Sequence[str] | None = None,
-) -> Iterator[Compacted]:  # fmt: skip
+    store: Store,
+    datasetid: str,
+    dataids: Sequence[str] = (),
+    *,
+    target: int = TARGET,
+    plan: bool = False,
+    some: Sequence[str] | None = None,
+) -> Iterator[Compacted]:
     """Pack the chunks of a folder that are smaller than half the target; one row for each."""
     folder = folder_of(store, datasetid, ("parquet",))
     with nullcontext() if plan else rewriting(folder.root):
@@ -211,11 +216,15 @@ def _pack(store: Store, folder: Folder, members: Sequence[Member]) -> Iterator[C
     if not moved:
         os.unlink(final)
     places = {each: location_in(final, each) for each in moved}
-    _remove_later([
-        set_aside(folder.root, each.chunk._replace(location=places[each.chunk.dataid]), store.id)
-        for each in members
-        if each.chunk.dataid in moved
-    ])  # fmt: skip
+    _remove_later(
+        [
+            set_aside(
+                folder.root, each.chunk._replace(location=places[each.chunk.dataid]), store.id
+            )
+            for each in members
+            if each.chunk.dataid in moved
+        ]
+    )
     for member in members:
         chunk = member.chunk
         if chunk.dataid in moved:
@@ -289,11 +298,14 @@ def _tell(store: Store, final: str, members: Sequence[Member]) -> set[str]:
                 member.chunk.dataid
                 for member in members
                 if store.db.change(
-                    "packs.move", datasetid=member.chunk.datasetid, dataid=member.chunk.dataid,
-                    generation=member.chunk.generation, was=member.chunk.location,
+                    "packs.move",
+                    datasetid=member.chunk.datasetid,
+                    dataid=member.chunk.dataid,
+                    generation=member.chunk.generation,
+                    was=member.chunk.location,
                     location=location_in(final, member.chunk.dataid),
                 )
-            }  # fmt: skip
+            }
 
     return store.db.insist(work)[0]
 
@@ -301,9 +313,16 @@ def _tell(store: Store, final: str, members: Sequence[Member]) -> set[str]:
 def _row(member: Member, after: int, left: str = "") -> Compacted:
     chunk = member.chunk
     return Compacted(
-        chunk.datasetid, chunk.dataid, chunk.generation, len(member.paths), after, member.size,
-        None, member.path, left,
-    )  # fmt: skip
+        chunk.datasetid,
+        chunk.dataid,
+        chunk.generation,
+        len(member.paths),
+        after,
+        member.size,
+        None,
+        member.path,
+        left,
+    )
 
 
 def packs_in(root: str) -> list[str]:

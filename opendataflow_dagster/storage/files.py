@@ -105,16 +105,20 @@ def data_files(path: str) -> list[str]:
 
 
 def read_frame(
-    path: str, format: str, columns: Mapping[str, str] | None = None,
+    path: str,
+    format: str,
+    columns: Mapping[str, str] | None = None,
     options: CsvOptions = UNDECLARED,
-) -> Any:  # fmt: skip
+) -> Any:
     """The frame that a chunk's files are; its columns have the dtypes told, if any are.
 
     `options` tell how CSV is written that isn't ours.
     """
     pandas, columns = need("pandas"), columns or {}
-    frames = [_read(pandas, each, SUFFIXES.get(_suffix(each), format), columns, options)
-              for each in data_files(path)]  # fmt: skip
+    frames = [
+        _read(pandas, each, SUFFIXES.get(_suffix(each), format), columns, options)
+        for each in data_files(path)
+    ]
     if frames:
         frame = frames[0] if len(frames) == 1 else pandas.concat(frames, ignore_index=True)
     else:
@@ -134,9 +138,11 @@ def typed_as(frame: Any, columns: Mapping[str, str]) -> Any:
 
 
 def read_table(
-    path: str, format: str, columns: Mapping[str, str] | None = None,
+    path: str,
+    format: str,
+    columns: Mapping[str, str] | None = None,
     options: CsvOptions = UNDECLARED,
-) -> Any:  # fmt: skip
+) -> Any:
     """The same as an Arrow table."""
     pyarrow = need("pyarrow")
     return pyarrow.Table.from_pandas(
@@ -225,7 +231,7 @@ assert set(_WRITERS) == set(FORMATS)
 
 def _read(
     pandas: Any, path: str, format: str, columns: Mapping[str, str], options: CsvOptions
-) -> Any:  # fmt: skip
+) -> Any:
     if format == "parquet":
         import pyarrow.parquet
 

@@ -92,8 +92,12 @@ def find(root: str, dataid: str, produced: str | None = None) -> str | None:
         return path if os.path.exists(path) else None
     names = [directory(dataid)]
     plain = {escaped(dataid), dataid} if dataid.strip(".") and dataid != STAGING else set()
-    names += [each + end for each in plain if "/" not in each
-              for end in ("", *(f".{each}" for each in FORMATS))]  # fmt: skip
+    names += [
+        each + end
+        for each in plain
+        if "/" not in each
+        for end in ("", *(f".{each}" for each in FORMATS))
+    ]
     return next((path for each in names if os.path.exists(path := os.path.join(root, each))), None)
 
 
@@ -125,9 +129,14 @@ def is_foreign(note: Mapping[str, Any], store: str) -> bool:
 
 
 def put(
-    root: str, dataid: str, generation: int, write: Callable[[str], Mapping[str, Any]], *,
-    confirm: Callable[[], None], store: str = "",
-) -> str:  # fmt: skip
+    root: str,
+    dataid: str,
+    generation: int,
+    write: Callable[[str], Mapping[str, Any]],
+    *,
+    confirm: Callable[[], None],
+    store: str = "",
+) -> str:
     """Publish a chunk: `write` fills an empty directory and tells of it; a reader sees old or new.
 
     `confirm` raises if the claim isn't ours any more; it is asked right before the chunk appears.

@@ -205,10 +205,15 @@ def _leaves(schema: Any) -> list[tuple]:
     for number in range(len(schema)):
         leaf = schema.column(number)
         decimal = leaf.logical_type.type == "DECIMAL"
-        leaves.append((
-            leaf.path, leaf.max_definition_level, leaf.max_repetition_level,
-            "" if decimal else leaf.physical_type, str(leaf.logical_type),
-        ))  # fmt: skip
+        leaves.append(
+            (
+                leaf.path,
+                leaf.max_definition_level,
+                leaf.max_repetition_level,
+                "" if decimal else leaf.physical_type,
+                str(leaf.logical_type),
+            )
+        )
     return leaves
 
 

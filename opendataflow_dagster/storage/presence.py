@@ -48,9 +48,14 @@ def look_at(store: Store, state: State) -> dict[str, Look]:
             columns = {name.lower(): value for name, value in (rows or [{}])[0].items()}
             bounds = store.db.run("reading.bounds", datasetid=datasetid, dataid=state.dataid)
             chunk = _Chunk(
-                datasetid, state.dataid, columns, row.generation, state.fact(row),
-                next(iter(bounds), None), store.id,
-            )  # fmt: skip
+                datasetid,
+                state.dataid,
+                columns,
+                row.generation,
+                state.fact(row),
+                next(iter(bounds), None),
+                store.id,
+            )
             found = _in_time(chunk.look, until)
             looks[datasetid] = found if isinstance(found, Look) else _by_names(store, chunk, found)
     return looks
@@ -151,9 +156,11 @@ def _in_time(look: Callable[[], T], until: float) -> "T | Look":
 def _by_names(store: Store, chunk: _Chunk, names: Sequence[str]) -> Look:
     """Whether one of a folder's entries is named after a chunk, if other entries are."""
     named = {
-        dataid: name for name in names if not name.startswith(("_", "."))
+        dataid: name
+        for name in names
+        if not name.startswith(("_", "."))
         for dataid in names_of(name)
-    }  # fmt: skip
+    }
     if chunk.dataid in named:
         return Look(True)
     others = truths(store, chunk.datasetid, named)

@@ -72,9 +72,14 @@ class Reading(NamedTuple):
 
 
 def located(
-    folder: Folder, dataid: str, produced: str | None, generation: int | None, again: str = "", *,
+    folder: Folder,
+    dataid: str,
+    produced: str | None,
+    generation: int | None,
+    again: str = "",
+    *,
     store: str = "",
-) -> tuple[str, dict[str, Any]]:  # fmt: skip
+) -> tuple[str, dict[str, Any]]:
     """Where a READY chunk of a folder is, and its note; refused if it isn't what the tables tell.
 
     `again` is the command that has it made anew. What another store has published isn't compared
@@ -209,10 +214,18 @@ def _ask(store: Store, datasetid: str, dataid: str, format: str) -> Reading:
     reasons = in_order([*hindrances(state, above), *advice(state)])
     made, fact = next(state.inputs(), (None, {}))
     return Reading(
-        datasetid, dataid, columns, encrypted, seen, reasons, five_answers(state),
-        made.generation if made else None, made.jobid if made else "", fact,
+        datasetid,
+        dataid,
+        columns,
+        encrypted,
+        seen,
+        reasons,
+        five_answers(state),
+        made.generation if made else None,
+        made.jobid if made else "",
+        fact,
         next(iter(db.run("reading.bounds", **known)), None),
-    )  # fmt: skip
+    )
 
 
 def _checkable(datasetid: str, columns: Mapping[str, str | None], format: str) -> str | None:

@@ -12,10 +12,18 @@ from typing import Any
 from .files import data_files, need
 
 _PLAIN = {
-    "byte": "int8", "short": "int16", "integer": "int32", "long": "int64", "float": "float32",
-    "double": "float64", "string": "string", "boolean": "bool_", "binary": "binary",
-    "date": "date32", "void": "null",
-}  # fmt: skip
+    "byte": "int8",
+    "short": "int16",
+    "integer": "int32",
+    "long": "int64",
+    "float": "float32",
+    "double": "float64",
+    "string": "string",
+    "boolean": "bool_",
+    "binary": "binary",
+    "date": "date32",
+    "void": "null",
+}
 
 
 def read(path: str, format: str, schema: Mapping[str, Any]) -> Any:
@@ -100,10 +108,12 @@ def _csv(path: str, schema: Mapping[str, Any], wanted: Any) -> Any:
         path,
         parse_options=pyarrow.csv.ParseOptions(newlines_in_values=True),
         convert_options=pyarrow.csv.ConvertOptions(
-            column_types={each.name: each.type for each in wanted}, null_values=[""],
-            strings_can_be_null=True, quoted_strings_can_be_null=False,
+            column_types={each.name: each.type for each in wanted},
+            null_values=[""],
+            strings_can_be_null=True,
+            quoted_strings_can_be_null=False,
         ),
-    )  # fmt: skip
+    )
 
 
 def _json(path: str, schema: Mapping[str, Any], wanted: Any) -> Any:

@@ -28,9 +28,12 @@ class Rows:
     """Whether a connection is waited for only shortly."""
 
     def __init__(
-        self, table: Table, dataid: str, bounds: Bounds | None = None,
+        self,
+        table: Table,
+        dataid: str,
+        bounds: Bounds | None = None,
         password: Callable[[], str | None] = lambda: None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.table, self.dataid, self.bounds, self._password = table, dataid, bounds, password
         lower, upper, modulus = bounds or (dataid, None, None)
         self._is_value = modulus is None and upper is None
@@ -90,9 +93,13 @@ class Rows:
             [(found,)] = self._execute(connection, "count").fetchall()
             if found != len(frame):
                 raise strangers(
-                    self.table.location, self.table.column, self.dataid, len(frame), found,
+                    self.table.location,
+                    self.table.column,
+                    self.dataid,
+                    len(frame),
+                    found,
                     split=self.split,
-                )  # fmt: skip
+                )
             confirm()
             connection.commit()
         return len(frame)
@@ -197,9 +204,11 @@ class Rows:
         given: Any = {name: value for name, value in told.items() if value}
         # Behind a pooler, what is prepared stays with a session that is another client's next.
         return psycopg.connect(
-            **given, password=self._password(), connect_timeout=2 if self._hurried else 10,
+            **given,
+            password=self._password(),
+            connect_timeout=2 if self._hurried else 10,
             prepare_threshold=None,
-        )  # fmt: skip
+        )
 
     def _sqlite(self) -> Any:
         import sqlite3

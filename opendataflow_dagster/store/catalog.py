@@ -93,14 +93,19 @@ class Catalog(NamedTuple):
     def from_json(cls, text: str) -> "Catalog":
         read = json.loads(text)
         plans = [
-            Plan(**(each | {
-                "inputs": tuple(each["inputs"]),
-                "outputs": tuple(each["outputs"]),
-                "rivals": tuple(each["rivals"]),
-                "environment": tuple((name, value) for name, value in each["environment"]),
-            }))
+            Plan(
+                **(
+                    each
+                    | {
+                        "inputs": tuple(each["inputs"]),
+                        "outputs": tuple(each["outputs"]),
+                        "rivals": tuple(each["rivals"]),
+                        "environment": tuple((name, value) for name, value in each["environment"]),
+                    }
+                )
+            )
             for each in read["jobs"]
-        ]  # fmt: skip
+        ]
         return cls(
             {each: Dataset(each, columns) for each, columns in read["datasets"].items()},
             {plan.jobid: plan for plan in plans},

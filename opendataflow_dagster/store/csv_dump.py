@@ -31,18 +31,21 @@ class TableFile(NamedTuple):
         return os.path.join(folder, f"{self.table}.csv")
 
 
-DATASET = TableFile(
-    "dataset", ("datasetid", *COLUMNS), ("datasetid",), COLUMNS, ("datasetid",)
-)  # fmt: skip
+DATASET = TableFile("dataset", ("datasetid", *COLUMNS), ("datasetid",), COLUMNS, ("datasetid",))
 JOB = TableFile(
-    "job", ("jobid", "itemtype", "datasetid", "itemvalue", "modified"),
-    ("jobid", "itemtype", "datasetid", "itemvalue"), (), ("jobid", "itemtype"),
-)  # fmt: skip
+    "job",
+    ("jobid", "itemtype", "datasetid", "itemvalue", "modified"),
+    ("jobid", "itemtype", "datasetid", "itemvalue"),
+    (),
+    ("jobid", "itemtype"),
+)
 STATUS = TableFile(
-    "datastatus", ("datasetid", "jobid", "dataid", "locktype", "status", "modified"),
-    ("datasetid", "jobid", "dataid"), ("locktype", "status"),
+    "datastatus",
+    ("datasetid", "jobid", "dataid", "locktype", "status", "modified"),
+    ("datasetid", "jobid", "dataid"),
+    ("locktype", "status"),
     ("datasetid", "jobid", "dataid", "locktype", "status"),
-)  # fmt: skip
+)
 TABLES = (DATASET, JOB, STATUS)
 
 

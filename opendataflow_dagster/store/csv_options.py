@@ -19,9 +19,15 @@ BYTES = 2**20
 """How much of a file is looked at in one go."""
 
 _ARROW = {
-    "string": "string", "boolean": "bool_", "smallint": "int16", "int": "int32", "bigint": "int64",
-    "float": "float32", "double": "float64", "date": "date32",
-}  # fmt: skip
+    "string": "string",
+    "boolean": "bool_",
+    "smallint": "int16",
+    "int": "int32",
+    "bigint": "int64",
+    "float": "float32",
+    "double": "float64",
+    "date": "date32",
+}
 _TIMES = ("timestamp", "timestamp_ntz")
 _DECIMAL = re.compile(r"decimal\((\d{1,2}),(\d{1,2})\)")
 TYPES = (*_ARROW, *_TIMES, "decimal(P,S)")
@@ -64,9 +70,11 @@ class CsvOptions(NamedTuple):
             others = [each for each in USUAL if each in first[0]]
             if others:
                 raise self.refused(
-                    path, f"has one column, {first[0]!r}, whose name has {others[0]!r}, which "
-                    "often separates columns", delimiter=others[0],
-                )  # fmt: skip
+                    path,
+                    f"has one column, {first[0]!r}, whose name has {others[0]!r}, which "
+                    "often separates columns",
+                    delimiter=others[0],
+                )
         names = first if self.header else list(self.schema)
         if not self.header and len(first) != len(names):
             raise self.refused(path, f"has {len(first)} columns, and {len(names)} are declared")
@@ -109,9 +117,12 @@ class CsvOptions(NamedTuple):
             return {}
         quote = self.quote or "\x00"  # Spark's word for none
         return {
-            "sep": self.delimiter or ",", "quote": quote, "escape": quote,
-            "header": str(self.header).lower(), "encoding": java_charset(self.encoding),
-        }  # fmt: skip
+            "sep": self.delimiter or ",",
+            "quote": quote,
+            "escape": quote,
+            "header": str(self.header).lower(),
+            "encoding": java_charset(self.encoding),
+        }
 
     def converted(self, frame: Any, path: str) -> Any:
         """A frame of pandas whose columns have the declared types; what isn't one is refused."""
@@ -125,8 +136,9 @@ class CsvOptions(NamedTuple):
                 values = texts.cast(_arrow_type(kind))
             except pyarrow.ArrowException as error:
                 why = " ".join(str(error).split())
-                raise self.refused(path, f"has a value in column {name!r} that isn't {kind} "
-                                         f"({why})") from error  # fmt: skip
+                raise self.refused(
+                    path, f"has a value in column {name!r} that isn't {kind} ({why})"
+                ) from error
             whole = pyarrow.types.is_integer(values.type) and values.null_count
             series = values.to_pandas(integer_object_nulls=True)
             frame[name] = series.astype("Int64").set_axis(frame.index) if whole else series
@@ -165,8 +177,9 @@ def csv_options(datasetid: str, text: str | None) -> CsvOptions:
             f'{printable(text[:60])!r} isn\'t JSON ({error}). Write \'{{"delimiter": ";"}}\'.'
         ) from None
     if not isinstance(told, dict):
-        raise wrong(f"{printable(text[:60])!r} isn't an object of JSON, such as "
-                    '{"delimiter": ";"}.')  # fmt: skip
+        raise wrong(
+            f'{printable(text[:60])!r} isn\'t an object of JSON, such as {{"delimiter": ";"}}.'
+        )
     if unknown := sorted(set(told) - set(KEYS)):
         raise wrong(f"there is no option {unknown[0]!r}. There are {', '.join(KEYS)}.")
     for key in ("delimiter", "quote", "encoding", "null"):
@@ -181,15 +194,18 @@ def csv_options(datasetid: str, text: str | None) -> CsvOptions:
     try:
         "a".encode(told.get("encoding", "utf-8"))
     except (LookupError, UnicodeError):
-        raise wrong(f"the encoding {told['encoding']!r} isn't known. Write latin-1, cp1252, "
-                    "utf-16 or another one of Python's.") from None  # fmt: skip
+        raise wrong(
+            f"the encoding {told['encoding']!r} isn't known. Write latin-1, cp1252, "
+            "utf-16 or another one of Python's."
+        ) from None
     schema, strings = told.get("schema", {}), told.get("strings", False)
     if not isinstance(schema, dict):
         raise wrong(f"`schema` must be an object of column and type, not {schema!r}.")
     for name, kind in schema.items():
         if not isinstance(kind, str) or not _is_type(kind):
-            raise wrong(f"`schema` has the type {kind!r} for {name!r}. There are "
-                        f"{', '.join(TYPES)}.")  # fmt: skip
+            raise wrong(
+                f"`schema` has the type {kind!r} for {name!r}. There are {', '.join(TYPES)}."
+            )
     is_list = isinstance(strings, list) and all(isinstance(each, str) for each in strings)
     if not (isinstance(strings, bool) or is_list):
         raise wrong(f"`strings` must be true, or a list of columns, not {strings!r}.")
@@ -216,15 +232,20 @@ def refuse_undecodable(path: str, encoding: str, datasetid: str = "") -> None:
                 byte = (kept + block)[error.start]
                 other = "cp1252" if codecs.lookup(encoding).name == "utf-8" else "utf-8"
                 raise _refused(
-                    path, f"isn't {encoding} at line {line}, column {column}: the byte "
-                    f"0x{byte:02x} is no part of a character", datasetid, encoding=other,
-                ) from None  # fmt: skip
+                    path,
+                    f"isn't {encoding} at line {line}, column {column}: the byte "
+                    f"0x{byte:02x} is no part of a character",
+                    datasetid,
+                    encoding=other,
+                ) from None
             if "\0" in text:
                 line, column = _after(line, column, text[: text.index("\0")])
                 raise _refused(
-                    path, f"has a NUL character at line {line}, column {column}, which CSV can't "
-                    "hold", datasetid, encoding="utf-16",
-                )  # fmt: skip
+                    path,
+                    f"has a NUL character at line {line}, column {column}, which CSV can't hold",
+                    datasetid,
+                    encoding="utf-16",
+                )
             line, column = _after(line, column, text)
             if not block:
                 return

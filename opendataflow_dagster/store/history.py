@@ -16,9 +16,16 @@ NEWEST = 20
 """Rows of a listing, unless told otherwise: as many as the original's `runs`."""
 
 RUNS = (
-    "datasetid", "jobid", "dataid", "locktype", "status", "modified", "generation", "attempts",
+    "datasetid",
+    "jobid",
+    "dataid",
+    "locktype",
+    "status",
+    "modified",
+    "generation",
+    "attempts",
     "owner",
-)  # fmt: skip
+)
 """What a listing of runs tells."""
 
 LATE = 30
@@ -143,13 +150,20 @@ def words_of(statuses: Collection[str]) -> list[str]:
 
 
 def _chosen(
-    store: Store, jobid: str | None, dataid: str | None, datasetid: str | None,
-    since: datetime | None, statuses: Collection[str],
-) -> dict[str, Any]:  # fmt: skip
+    store: Store,
+    jobid: str | None,
+    dataid: str | None,
+    datasetid: str | None,
+    since: datetime | None,
+    statuses: Collection[str],
+) -> dict[str, Any]:
     return {
-        "jobid": jobid, "dataid": dataid, "datasetid": datasetid, "since": to_table(store, since),
+        "jobid": jobid,
+        "dataid": dataid,
+        "datasetid": datasetid,
+        "since": to_table(store, since),
         "words": _words(statuses),
-    }  # fmt: skip
+    }
 
 
 def _words(statuses: Collection[str]) -> str | None:
@@ -180,8 +194,11 @@ def whole_runs(
         limit: At most so many; None reads on to the end.
     """
     chosen = {
-        "jobid": jobid, "words": _words(statuses), "since": to_table(store, since), "limit": limit,
-    }  # fmt: skip
+        "jobid": jobid,
+        "words": _words(statuses),
+        "since": to_table(store, since),
+        "limit": limit,
+    }
     with store.db.reading(), closing(store.db.stream("history.runs", **chosen)) as rows:
         for row in rows:
             found = dict(zip(RUNS, row, strict=True))

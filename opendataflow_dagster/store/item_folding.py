@@ -23,9 +23,15 @@ SHRINK = 8 * 1024 * 1024
 """Bytes that must be free in a SQLite file, and more than are in use, before it is written anew."""
 
 TABLES = (
-    "datastatus", "dataevent", "chunkfact", "claim", "pipelinestep", "streamitem", "streamkey",
+    "datastatus",
+    "dataevent",
+    "chunkfact",
+    "claim",
+    "pipelinestep",
+    "streamitem",
+    "streamkey",
     "csvpart",
-)  # fmt: skip
+)
 """The tables that rows of items leave."""
 
 
@@ -197,9 +203,13 @@ def _note(store: Store, jobid: str, rows: Sequence[tuple]) -> None:
     items, first, last, digest = known[0] if known else (0, numbers[0], numbers[0], "")
     told = "".join(json.dumps([row[0], *row[2:7]], default=str) + "\n" for row in rows)
     store.db.change(
-        "folding.note", jobid=jobid, items=items + len(numbers), first=min(first, *numbers),
-        last=max(last, *numbers), digest=sha256(f"{digest}\n{told}".encode()).hexdigest(),
-    )  # fmt: skip
+        "folding.note",
+        jobid=jobid,
+        items=items + len(numbers),
+        first=min(first, *numbers),
+        last=max(last, *numbers),
+        digest=sha256(f"{digest}\n{told}".encode()).hexdigest(),
+    )
 
 
 def _chain(links: Iterable[tuple[str, str, str]], jobid: str) -> _Chain:
@@ -211,6 +221,12 @@ def _chain(links: Iterable[tuple[str, str, str]], jobid: str) -> _Chain:
         readers = {each for each, kind, datasetid in links if kind == "IN" and datasetid in written}
         todo += readers - jobs
         jobs |= readers
-    return _Chain(tuple(sorted(
-        (each, datasetid) for each, kind, datasetid in links if kind == "OUT" and each in jobs
-    )))  # fmt: skip
+    return _Chain(
+        tuple(
+            sorted(
+                (each, datasetid)
+                for each, kind, datasetid in links
+                if kind == "OUT" and each in jobs
+            )
+        )
+    )

@@ -88,9 +88,10 @@ class _Attempt:
             outputs.setdefault(jobid, []).append(datasetid)
         known = self._known()
         news = [
-            at for at, post in enumerate(self.posts)
+            at
+            for at, post in enumerate(self.posts)
             if post.jobid in outputs and (post.key is None or (post.jobid, post.key) not in known)
-        ]  # fmt: skip
+        ]
         news = self._firsts(news)
         count = sum(len(self.posts[at].payloads) for at in news)
         if len(self.numbers) < count:
@@ -137,9 +138,11 @@ class _Attempt:
         return firsts
 
     def _answer(
-        self, at: int, outputs: dict[str, list[str]],
+        self,
+        at: int,
+        outputs: dict[str, list[str]],
         known: dict[tuple[str, str], tuple[str, tuple[str, ...]]],
-    ) -> Accepted | Refused:  # fmt: skip
+    ) -> Accepted | Refused:
         """The answer to a post that brings nothing new."""
         post = self.posts[at]
         if post.jobid not in outputs or post.key is None:
@@ -158,15 +161,26 @@ class _Attempt:
         for at, accepted in made.items():
             post = self.posts[at]
             for dataid, payload in zip(accepted.dataids, post.payloads, strict=True):
-                items.append({"jobid": post.jobid, "dataid": dataid, "payload": payload,
-                              "idempotency": post.key})  # fmt: skip
+                items.append(
+                    {
+                        "jobid": post.jobid,
+                        "dataid": dataid,
+                        "payload": payload,
+                        "idempotency": post.key,
+                    }
+                )
                 rows += [
                     Move(post.jobid, each, dataid, None, PENDING) for each in outputs[post.jobid]
                 ]
             if post.key is not None:
-                keys.append({"jobid": post.jobid, "idempotency": post.key,
-                             "digest": self.digests[at],
-                             "dataids": json.dumps(accepted.dataids)})  # fmt: skip
+                keys.append(
+                    {
+                        "jobid": post.jobid,
+                        "idempotency": post.key,
+                        "digest": self.digests[at],
+                        "dataids": json.dumps(accepted.dataids),
+                    }
+                )
         keys.sort(key=lambda key: (key["jobid"], key["idempotency"]))
         if keys and db.change("items.remember", keys=json.dumps(keys)) < len(keys):
             raise LostRace("Another server was just given the same Idempotency-Key.")

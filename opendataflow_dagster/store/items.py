@@ -12,9 +12,16 @@ from .output_rows import Move, add_rows
 from .store import Store
 
 __all__ = [
-    "Accepted", "Post", "accept", "backlog", "cleaned_away", "is_item", "item_status", "new_run",
+    "Accepted",
+    "Post",
+    "accept",
+    "backlog",
+    "cleaned_away",
+    "is_item",
+    "item_status",
+    "new_run",
     "payloads",
-]  # fmt: skip
+]
 
 
 def payloads(store: Store, jobid: str, dataids: Sequence[str]) -> dict[str, str]:
@@ -52,10 +59,16 @@ def backlog(store: Store) -> list[dict[str, Any]]:
             [(running,)] = db.run("items.running", jobid=jobid)
             [(failed,)] = db.run("items.failed", jobid=jobid)
             [(held,)] = db.run("items.held", jobid=jobid)
-            rows.append({
-                "jobid": jobid, "waiting": waiting, "oldest_seconds": max(0.0, float(oldest or 0)),
-                "running": running, "failed": failed, "held": held,
-            })  # fmt: skip
+            rows.append(
+                {
+                    "jobid": jobid,
+                    "waiting": waiting,
+                    "oldest_seconds": max(0.0, float(oldest or 0)),
+                    "running": running,
+                    "failed": failed,
+                    "held": held,
+                }
+            )
         return rows
 
     return db.insist(work)[0]

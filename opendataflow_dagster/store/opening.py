@@ -22,6 +22,9 @@ def open_from(settings: Settings, environ: os._Environ[str] | dict[str, str] = o
 
         password = decrypt(settings.encrypted, find_passkey(environ), purpose=PROPERTIES)
     return open_store(
-        settings.url, schema=settings.schema, user=settings.user, password=password,
+        settings.url,
+        schema=settings.schema,
+        user=settings.user,
+        password=password,
         timezone=settings.timezone,
-    )  # fmt: skip
+    )

@@ -49,9 +49,22 @@ from .refusals import (
 from .store import DELAY_OVER, Store
 
 __all__ = [
-    "EXTERNAL", "Move", "Moved", "Refused", "Unclaimed", "delete_run", "due", "hold",
-    "is_registered", "person", "ready", "recover_abandoned", "release", "resubmit", "unclaimed",
-]  # fmt: skip
+    "EXTERNAL",
+    "Move",
+    "Moved",
+    "Refused",
+    "Unclaimed",
+    "delete_run",
+    "due",
+    "hold",
+    "is_registered",
+    "person",
+    "ready",
+    "recover_abandoned",
+    "release",
+    "resubmit",
+    "unclaimed",
+]
 
 ALL = 2**62
 """More chunks than there are."""
@@ -123,9 +136,14 @@ def resubmit(
 
 
 def _resubmit_stale(
-    store: Store, jobid: str | None, asked: Sequence[str], plan: bool, limit: int,
-    who: str | None, why: str | None,
-) -> Moved:  # fmt: skip
+    store: Store,
+    jobid: str | None,
+    asked: Sequence[str],
+    plan: bool,
+    limit: int,
+    who: str | None,
+    why: str | None,
+) -> Moved:
     def work() -> Moved:
         if jobid is not None:
             refuse_unknown_job(store, jobid)
@@ -228,9 +246,10 @@ def ready(
     def work() -> Moved:
         if not new and not store.db.run("moves.is_dataset", datasetid=datasetid):
             raise unknown_dataset(
-                store, datasetid,
+                store,
+                datasetid,
                 f"If it is a new one, run: odf ready --new {typed(datasetid)} DATAID",
-            )  # fmt: skip
+            )
         rows = produced(store, datasetid, asked)
         refuse_running(store, rows)
         refuse_held(rows)

@@ -200,10 +200,13 @@ def _strip(jobid: str, datasetid: str, words: dict[str, str], union: list[str], 
     chunks = union if aligned else _natural(words)
     each = -(-len(chunks) // most)
     squares = [
-        max((words[dataid] for dataid in chunks[at : at + each] if dataid in words),
-            key=URGENCY.index, default=None)
+        max(
+            (words[dataid] for dataid in chunks[at : at + each] if dataid in words),
+            key=URGENCY.index,
+            default=None,
+        )
         for at in range(0, len(chunks), each)
-    ]  # fmt: skip
+    ]
     return Strip(jobid, datasetid, len(words), each, squares)
 
 

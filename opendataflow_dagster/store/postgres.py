@@ -362,26 +362,39 @@ class PostgresStore(Store):
 
             told = json.dumps([fact._asdict() for fact in facts])
         rows = self.db.run(
-            "claims.finish", jobid=claims[0].jobid, owner=claims[0].owner, facts=told,
+            "claims.finish",
+            jobid=claims[0].jobid,
+            owner=claims[0].owner,
+            facts=told,
             dataids=[claim.dataid for claim in claims],
-            generations=[claim.generation for claim in claims], compare=compare, why=why,
-        )  # fmt: skip
+            generations=[claim.generation for claim in claims],
+            compare=compare,
+            why=why,
+        )
         return dict(rows)
 
     def _fail(self, claim: Claim, why: str, may_retry: bool) -> list[Failure]:
         rows = self.db.run(
-            "claims.fail", jobid=claim.jobid, dataid=claim.dataid, generation=claim.generation,
-            owner=claim.owner, why=why, may_retry=may_retry,
-        )  # fmt: skip
+            "claims.fail",
+            jobid=claim.jobid,
+            dataid=claim.dataid,
+            generation=claim.generation,
+            owner=claim.owner,
+            why=why,
+            may_retry=may_retry,
+        )
         return [Failure(status, float(delay) if again else None) for status, again, delay in rows]
 
     def _beat(self, claims: Sequence[Claim]) -> set[str]:
         first = claims[0]
         rows = self.db.run(
-            "claims.heartbeat", jobid=first.jobid, owner=first.owner, lease=first.lease,
+            "claims.heartbeat",
+            jobid=first.jobid,
+            owner=first.owner,
+            lease=first.lease,
             dataids=[claim.dataid for claim in claims],
             generations=[claim.generation for claim in claims],
-        )  # fmt: skip
+        )
         return {dataid for (dataid,) in rows}
 
 

@@ -73,9 +73,12 @@ class Past:
 
 
 def registrations(
-    store: Store, *, jobid: str | None = None, datasetid: str | None = None,
+    store: Store,
+    *,
+    jobid: str | None = None,
+    datasetid: str | None = None,
     since: datetime | None = None,
-) -> list[Event]:  # fmt: skip
+) -> list[Event]:
     """How a job's or a dataset's registration changed, the newest last.
 
     As an event: `locktype` tells what changed ("dataset", "dials", "IN", "OUT" or a variable), and
@@ -121,14 +124,24 @@ def _change(store: Store, gone: tuple | None, come: tuple | None) -> Event:
         None if each is None else _columns(tablename, itemtype, each[7]) for each in (gone, come)
     )
     differing = sorted(
-        key for key in {**(before or {}), **(after or {})}
+        key
+        for key in {**(before or {}), **(after or {})}
         if before is None or after is None or before.get(key) != after.get(key)
-    )  # fmt: skip
+    )
     what = {"dataset": "dataset", "jobpolicy": "dials"}.get(tablename) or itemtype or ""
     return Event(
-        seq, from_table(store, at), datasetid, jobid, "", what, _text(before, differing),
-        _text(after, differing), None, who, why,
-    )  # fmt: skip
+        seq,
+        from_table(store, at),
+        datasetid,
+        jobid,
+        "",
+        what,
+        _text(before, differing),
+        _text(after, differing),
+        None,
+        who,
+        why,
+    )
 
 
 def _columns(tablename: str, itemtype: str, content: str) -> dict[str, Any]:

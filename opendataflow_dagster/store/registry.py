@@ -25,9 +25,18 @@ SPLIT = "split"
 """The job id of chunks that `odf split` registered."""
 
 COLUMNS = (
-    "hostname", "database", "schemaname", "tablename", "username", "encryptedpass", "format",
-    "chunkcolumn", "domain", "writemode", "options",
-)  # fmt: skip
+    "hostname",
+    "database",
+    "schemaname",
+    "tablename",
+    "username",
+    "encryptedpass",
+    "format",
+    "chunkcolumn",
+    "domain",
+    "writemode",
+    "options",
+)
 
 WRITE_MODES = ("append", "replace")
 
@@ -36,19 +45,31 @@ FOREVER = datetime(9999, 1, 1, tzinfo=UTC)
 DIALS = {
     "concurrency": (0, "chunks of this job that run at once", "as many as there are workers"),
     "max_attempts": (1, "attempts before a chunk is FAILED", "1"),
-    "max_losses": (1, "workers lost, or inputs changed, in a row before a chunk is on HOLD",
-                   f"{MAX_LOSSES}"),
+    "max_losses": (
+        1,
+        "workers lost, or inputs changed, in a row before a chunk is on HOLD",
+        f"{MAX_LOSSES}",
+    ),
     "retry_delay": (0, "seconds before another attempt", "0"),
     "lease_seconds": (1, "seconds without a heartbeat until a worker is lost", f"{LEASE:.0f}"),
-    "batch_size": (1, "chunks that a worker claims at once, at most 1000: `odf run --all`, Dagster",
-                   "1, or what @spark_job(batch=) says"),
+    "batch_size": (
+        1,
+        "chunks that a worker claims at once, at most 1000: `odf run --all`, Dagster",
+        "1, or what @spark_job(batch=) says",
+    ),
     "time_limit": (1, "seconds after which a chunk's work is ended", "none"),
     "paused_until": (None, "nothing is claimed before", "not paused"),
-    "every_minutes": (1, "minutes between a schedule's launches, or new runs of a pipeline",
-                      "whenever there is work; no new run"),
-    "fold_after": (60, "seconds until an item that is READY is folded: it leaves the tables",
-                   f"{FOLD_AFTER} (7 days)"),
-}  # fmt: skip
+    "every_minutes": (
+        1,
+        "minutes between a schedule's launches, or new runs of a pipeline",
+        "whenever there is work; no new run",
+    ),
+    "fold_after": (
+        60,
+        "seconds until an item that is READY is folded: it leaves the tables",
+        f"{FOLD_AFTER} (7 days)",
+    ),
+}
 """Each dial of a job: its least value, what it is, and what holds when it isn't set."""
 
 IN_SECONDS = ("retry_delay", "lease_seconds", "time_limit", "fold_after")

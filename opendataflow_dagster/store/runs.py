@@ -36,9 +36,15 @@ def runs_at_work(store: Store) -> list[str]:
 
 
 def settle_run(
-    store: Store, runid: str, *, why: str, canceled: bool, who: str = "dagster",
-    max_losses: int = MAX_LOSSES, blame_together: bool = True,
-) -> list[Recovered]:  # fmt: skip
+    store: Store,
+    runid: str,
+    *,
+    why: str,
+    canceled: bool,
+    who: str = "dagster",
+    max_losses: int = MAX_LOSSES,
+    blame_together: bool = True,
+) -> list[Recovered]:
     """Settle now what a run that is over still holds, and forget its workers.
 
     Claims of a canceled run are held; others are lost claims, which are made again, or held after
@@ -47,14 +53,20 @@ def settle_run(
     """
     return store.db.insist(
         lambda: _settle(store, runid, why, canceled, who, max_losses, blame_together),
-        races=RACES, wait=False,
-    )[0]  # fmt: skip
+        races=RACES,
+        wait=False,
+    )[0]
 
 
 def _settle(
-    store: Store, runid: str, why: str, canceled: bool, who: str, max_losses: int,
+    store: Store,
+    runid: str,
+    why: str,
+    canceled: bool,
+    who: str,
+    max_losses: int,
     blame_together: bool,
-) -> list[Recovered]:  # fmt: skip
+) -> list[Recovered]:
     db = store.db
     with db.transaction(who=who, why=why, act="finish"):
         rows = db.run("workers.claims", runid=runid, max_losses=max_losses)

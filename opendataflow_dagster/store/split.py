@@ -267,9 +267,10 @@ def _register(
 def _check_dataset(store: Store, datasetid: str, column: str | None, *, is_split: bool) -> None:
     if not is_registered(store, datasetid):
         raise unknown_dataset(
-            store, datasetid,
+            store,
+            datasetid,
             f"First run `odf dataset add {typed(datasetid)}`, with the place of the table.",
-        )  # fmt: skip
+        )
     columns = [name for (name,) in store.db.run("split.column", datasetid=datasetid) if name]
     if not (column or columns):
         raise WrongUse(f"By which column is {datasetid!r} split? Say --column NAME.")

@@ -261,7 +261,7 @@ class SqliteStore(Store):
             db.change("claims.sort_pending", jobid=jobid)
             [(free, lease, time_limit)] = db.run(
                 "claims.dial", jobid=jobid, k=k, lease=lease, version=self.version
-            )  # fmt: skip
+            )
             until = time.monotonic() + TURN
             claims: list[Claim] = []
             while picked := db.run("claims.pick", jobid=jobid, only=only, free=free):
@@ -276,16 +276,26 @@ class SqliteStore(Store):
         return claims
 
     def _open(
-        self, plan: Plan, dataid: str, owner: str, runid: str | None, lease: float,
+        self,
+        plan: Plan,
+        dataid: str,
+        owner: str,
+        runid: str | None,
+        lease: float,
         time_limit: int | None,
-    ) -> Claim | None:  # fmt: skip
+    ) -> Claim | None:
         """Claim one chunk that is pending, unless it is so by mistake."""
         db, jobid = self.db, plan.jobid
         [(generation,)] = db.run("claims.next_generation")
         opened = db.run(
-            "claims.open", jobid=jobid, dataid=dataid, generation=generation, owner=owner,
-            runid=runid, lease=lease,
-        )  # fmt: skip
+            "claims.open",
+            jobid=jobid,
+            dataid=dataid,
+            generation=generation,
+            owner=owner,
+            runid=runid,
+            lease=lease,
+        )
         if not opened:
             return None
         for name, datasets in (("claims.hold", plan.reads), ("claims.lock", plan.outputs)):
@@ -308,9 +318,15 @@ class SqliteStore(Store):
         return looked
 
     def _fill_part(
-        self, jobid: str, most: int, datasetid: str, producer: str, after: str, source: str | None,
+        self,
+        jobid: str,
+        most: int,
+        datasetid: str,
+        producer: str,
+        after: str,
+        source: str | None,
         output: str | None,
-    ) -> int:  # fmt: skip
+    ) -> int:
         """Judge some of the chunks that a job may know: how many rows were looked at, or 1."""
         db = self.db
         if not datasetid:
@@ -363,9 +379,12 @@ class SqliteStore(Store):
                 for (datasetid,) in made:
                     fact = told.get((datasetid, claim.dataid)) or Fact(datasetid, claim.dataid)
                     db.change(
-                        "claims.note", jobid=claim.jobid, generation=claim.generation,
-                        inputs=consumed, **fact._asdict(),
-                    )  # fmt: skip
+                        "claims.note",
+                        jobid=claim.jobid,
+                        generation=claim.generation,
+                        inputs=consumed,
+                        **fact._asdict(),
+                    )
                 if made:
                     settled[claim.dataid] = len(made)
         return settled, changed
@@ -393,10 +412,14 @@ class SqliteStore(Store):
                 claim.dataid
                 for claim in claims
                 if self.db.change(
-                    "claims.heartbeat", jobid=claim.jobid, dataid=claim.dataid, owner=claim.owner,
-                    generation=claim.generation, lease=claim.lease,
+                    "claims.heartbeat",
+                    jobid=claim.jobid,
+                    dataid=claim.dataid,
+                    owner=claim.owner,
+                    generation=claim.generation,
+                    lease=claim.lease,
                 )
-            }  # fmt: skip
+            }
 
 
 def _now() -> str:

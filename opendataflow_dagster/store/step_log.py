@@ -14,8 +14,16 @@ from .history import NEWEST
 from .store import Store
 
 __all__ = [
-    "FAILED", "READY", "RUNNING", "Cleaned", "Step", "clean", "excerpt", "record", "steps",
-]  # fmt: skip
+    "FAILED",
+    "READY",
+    "RUNNING",
+    "Cleaned",
+    "Step",
+    "clean",
+    "excerpt",
+    "record",
+    "steps",
+]
 
 MOST = 64 * 1024
 """Bytes that are kept of what a step printed, and of its traceback."""
@@ -61,9 +69,11 @@ def record(store: Store, steps: Sequence[Step]) -> None:
         earlier = last.get(step[:4])
         began = step.started if step.started is not None or not earlier else earlier.started
         last[step[:4]] = step._replace(
-            started=began, stdout=excerpt(step.stdout), traceback=excerpt(step.traceback),
+            started=began,
+            stdout=excerpt(step.stdout),
+            traceback=excerpt(step.traceback),
             reason=None if step.reason is None else tidy(step.reason),
-        )  # fmt: skip
+        )
     told = json.dumps([step._asdict() for step in last.values()])
     store.db.insist(lambda: store.db.change("steps.record", steps=told))
 
@@ -85,8 +95,9 @@ def steps(
         else:
             runs = store.db.records("steps.runs_of_chunk", jobid=jobid, dataid=dataid, limit=limit)
         rows = [row for run in runs for row in _of_run(store, {"jobid": jobid} | run)]
-    return [row | {name: from_table(store, row[name]) for name in ("started", "ended")}
-            for row in rows]  # fmt: skip
+    return [
+        row | {name: from_table(store, row[name]) for name in ("started", "ended")} for row in rows
+    ]
 
 
 def clean(

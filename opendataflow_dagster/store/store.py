@@ -93,9 +93,12 @@ class Store:
         return found
 
     def fill(
-        self, jobid: str | None = None, *, seconds: float | None = None,
+        self,
+        jobid: str | None = None,
+        *,
+        seconds: float | None = None,
         narrate: Callable[[str], object] | None = None,
-    ) -> list[str]:  # fmt: skip
+    ) -> list[str]:
         """Judge in small transactions what may be claimed of jobs that were registered or changed.
 
         Any number of sessions may do so at once, and one that dies has lost its last batch only. It
@@ -374,9 +377,13 @@ class Store:
                 db.run("context.sign", who=who, why=DELAY_OVER, act="finish")
                 db.change("claims.retried", jobid=job, dataid=dataid)
                 if db.change(
-                    "claims.settle_outputs", jobid=job, dataid=dataid, generation=generation,
-                    was=FAILED, status=RESUBMIT,
-                ):  # fmt: skip
+                    "claims.settle_outputs",
+                    jobid=job,
+                    dataid=dataid,
+                    generation=generation,
+                    was=FAILED,
+                    status=RESUBMIT,
+                ):
                     done.append(Recovered(job, dataid, RESUBMIT, DELAY_OVER))
         return done
 
@@ -428,9 +435,13 @@ class Store:
         def work(claim: Claim) -> list[Recovered]:
             with self.db.transaction(who=claim.owner, act="finish"):
                 rows = self.db.run(
-                    "claims.losses", jobid=claim.jobid, dataid=claim.dataid, owner=claim.owner,
-                    generation=claim.generation, max_losses=MAX_LOSSES,
-                )  # fmt: skip
+                    "claims.losses",
+                    jobid=claim.jobid,
+                    dataid=claim.dataid,
+                    owner=claim.owner,
+                    generation=claim.generation,
+                    max_losses=MAX_LOSSES,
+                )
                 told = _told({claim.dataid: changed[claim.dataid]}) + (f" ({why})" if why else "")
                 return self.settle_lost(map(Lost._make, rows), who=claim.owner, why=told)
 
@@ -481,8 +492,14 @@ class Store:
         raise NotImplementedError
 
 
-def open_store(url: str, *, schema: str = "dataflow", user: str | None = None,
-               password: str | None = None, timezone: str | None = None) -> Store:  # fmt: skip
+def open_store(
+    url: str,
+    *,
+    schema: str = "dataflow",
+    user: str | None = None,
+    password: str | None = None,
+    timezone: str | None = None,
+) -> Store:
     """The store at a `postgresql://` or `sqlite:///` address; it connects on first use."""
     if url.startswith("sqlite:///"):
         from .sqlite import SqliteDatabase, SqliteStore

@@ -23,11 +23,13 @@ defs = dg.Definitions(
     assets=[loadbob, *external_assets(catalog, {"bobout"})],
     sensors=[
         catch_up_sensor(
-            dataflow, {"loadbob": loadbob}, minimum_interval_seconds=1,
+            dataflow,
+            {"loadbob": loadbob},
+            minimum_interval_seconds=1,
             default_status=dg.DefaultSensorStatus.RUNNING,
         ),
         *settlement_sensors(dataflow, minimum_interval_seconds=1),
     ],
     resources={"dataflow": dataflow},
     executor=dg.in_process_executor,
-)  # fmt: skip
+)

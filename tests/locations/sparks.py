@@ -30,9 +30,13 @@ defs = build_definitions(
     dataflow,
     assets=[by_value],
     functions={
-        "materialize": checked, "backfill": enrich, "batch": batched, "threads": threaded,
-        "stop_batch": batched, "stop_threads": threaded,
+        "materialize": checked,
+        "backfill": enrich,
+        "batch": batched,
+        "threads": threaded,
+        "stop_batch": batched,
+        "stop_threads": threaded,
     },
     pyspark=SparkResource(spark_config={"spark.master": "local[2]"}),
     executor=dg.in_process_executor,
-)  # fmt: skip
+)

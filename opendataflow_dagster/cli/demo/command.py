@@ -37,8 +37,10 @@ def demo(folder: str, scripts: bool) -> None:
             if lacking:
                 click.secho(
                     f"{lacking}, so this is the tour with shell scripts. For the one with Spark "
-                    f"and Dagster: {INSTALL}", fg="yellow", err=True,
-                )  # fmt: skip
+                    f"and Dagster: {INSTALL}",
+                    fg="yellow",
+                    err=True,
+                )
         else:
             from .spark import take
         take(Tour(here), folder)

@@ -26,8 +26,9 @@ def launch_backfill(tour: Tour) -> str:
     line = tour.typed("dagster-graphql", *words)
     code, told, wrong = tour.run(
         [sys.executable, "-c", "from dagster_graphql.cli import main; main()", *words],
-        output=subprocess.PIPE, errors=subprocess.PIPE,
-    )  # fmt: skip
+        output=subprocess.PIPE,
+        errors=subprocess.PIPE,
+    )
     found = re.search(r'"backfillId": "(\w+)"', told)
     if found is None:
         log = tour.folder / "dagster" / "backfill.log"
@@ -48,10 +49,13 @@ class Daemon:
         with self.log.open("wb") as out:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "dagster._daemon", "run", "-w", "workspace.yaml"],
-                cwd=self._tour.folder, env=self._tour.environ, stdin=subprocess.DEVNULL,
-                stdout=out, stderr=subprocess.STDOUT,
+                cwd=self._tour.folder,
+                env=self._tour.environ,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=subprocess.STDOUT,
                 start_new_session=True,  # a group of its own, that is ended as a whole
-            )  # fmt: skip
+            )
         return self
 
     def __exit__(

@@ -58,9 +58,15 @@ class Tour:
     ) -> tuple[int, str, str]:
         """Run a command to its end: exit code, output, errors; it doesn't outlive the demo."""
         process = subprocess.Popen(
-            argv, cwd=self.folder, env=self.environ, stdout=output, stderr=errors,
-            stdin=subprocess.DEVNULL, text=True, errors="replace",
-        )  # fmt: skip
+            argv,
+            cwd=self.folder,
+            env=self.environ,
+            stdout=output,
+            stderr=errors,
+            stdin=subprocess.DEVNULL,
+            text=True,
+            errors="replace",
+        )
         try:
             told, wrong = process.communicate()
         except BaseException:
