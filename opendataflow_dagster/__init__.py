@@ -26,7 +26,7 @@ _HOMES = {
     "external_assets": "dagster.assets",
     "pipeline_assets": "dagster.pipeline_assets",
     "reconcile_sensor": "dagster.sensors",
-    "script_assets": "dagster.script_assets",
+    "script_assets": "dagster.assets",
     "spark_job": "spark.job",
     "today_schedules": "dagster.schedules",
 }
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from .dagster.assets import dataflow_assets as dataflow_assets
     from .dagster.assets import dataflow_specs as dataflow_specs
     from .dagster.assets import external_assets as external_assets
+    from .dagster.assets import script_assets as script_assets
     from .dagster.build import build_definitions as build_definitions
     from .dagster.catch_up_sensor import catch_up_sensor as catch_up_sensor
     from .dagster.checks import dataflow_check as dataflow_check
@@ -48,7 +49,6 @@ if TYPE_CHECKING:
     from .dagster.pipeline_assets import pipeline_assets as pipeline_assets
     from .dagster.resources import DataflowResource as DataflowResource
     from .dagster.schedules import today_schedules as today_schedules
-    from .dagster.script_assets import script_assets as script_assets
     from .dagster.sensors import reconcile_sensor as reconcile_sensor
     from .dagster.spark_resource import SparkResource as SparkResource
     from .dagster.translator import DataflowTranslator as DataflowTranslator

@@ -13,7 +13,7 @@ from pyspark.sql import SparkSession
 
 from opendataflow_dagster import DataflowResource, build_definitions, pipeline_assets
 from opendataflow_dagster.dagster import resources
-from opendataflow_dagster.dagster.pipeline_projects import tables_of
+from opendataflow_dagster.dagster.pipeline_assets import tables_of
 from opendataflow_dagster.store.items import Post, accept, new_run
 from opendataflow_dagster.store.step_log import steps
 from opendataflow_dagster.store.store import Store

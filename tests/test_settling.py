@@ -9,7 +9,7 @@ import pytest
 
 from opendataflow_dagster.dagster import resources
 from opendataflow_dagster.dagster.resources import DataflowResource
-from opendataflow_dagster.dagster.settlement import (
+from opendataflow_dagster.dagster.sensors import (
     bury_lost_runs,
     settle_ended_run,
     settle_ended_runs,
@@ -176,9 +176,7 @@ def test_killed_between_the_end_of_the_run_and_its_settlement(
     run = begin(job, instance)
     lose(job)
     with monkeypatch.context() as patched:
-        patched.setattr(
-            "opendataflow_dagster.dagster.settlement.settle_run", lambda *_, **__: 1 / 0
-        )
+        patched.setattr("opendataflow_dagster.dagster.sensors.settle_run", lambda *_, **__: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             bury_lost_runs(job, instance)
     assert state(instance, run) == State.FAILURE

@@ -1,23 +1,32 @@
 """Jobs as assets: one for each dataset that they write, with a partition for each chunk."""
 
 import inspect
+import os
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import dagster as dg
 
-from ..errors import WrongUse
+from ..chunk import ERROR
+from ..errors import SessionError, WrongUse
 from ..runner.maker import Maker
-from ..runner.produce import Chunk
-from ..spark.job import FUNCTION, is_spark_function
+from ..runner.produce import Chunk, ChunkFailed
+from ..runner.script import CannotStart, check
+from ..runner.script_runner import Scripts
+from ..spark.expectations import Rule, rules_of
+from ..spark.job import FUNCTION, as_spark_job, is_spark_function
 from ..storage.publish import publishing
 from ..store.catalog import Catalog
 from ..util.text import typed
 from .checks import ChunkCheck, bound
 from .resources import DataflowResource
-from .step import Body, Event, run_chunks
+from .step import Body, Event, Stopped, run_chunks
 from .translator import DataflowTranslator
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
 
 SILENT = "__source_asset_observation__"
 """On an output, it keeps Dagster from reporting the asset for every partition of the run, made or
@@ -91,8 +100,6 @@ def dataflow_assets(
     def made_of(fn: Callable[..., Any]) -> dg.AssetsDefinition:
         described: dict[str, Any] = {"description": inspect.getdoc(getattr(fn, "fn", fn))} | options
         if is_spark_function(fn):
-            from .spark_assets import assets_of_function
-
             return assets_of_function(
                 job, dataflow, fn, translator=translator, checks=checks, **described
             )
@@ -280,3 +287,141 @@ __all__: Sequence[str] = (
     "external_assets",
     "one_producer_each",
 )
+
+
+# Scripts as assets: the program that `odf run` would start, once for each chunk.
+
+
+HEARING = 1.0
+"""Seconds at most until a script whose chunk was taken over is ended, once that is known."""
+
+
+def script_assets(
+    job: str,
+    script: str | Sequence[str],
+    *,
+    dataflow: DataflowResource | Catalog,
+    translator: DataflowTranslator | None = None,
+    checks: Iterable[ChunkCheck] = (),
+    stop_grace: float = 10.0,
+    **options: Any,
+) -> dg.AssetsDefinition:
+    """Make assets of a script: a program, or a program and its arguments; no shell is involved.
+
+    It gets the environment of `odf run`, and what it prints is in the step's log. Its exit code
+    says how the chunk ended. When the run is terminated it has `stop_grace` seconds to end. The
+    options are those of `assets_of_job`.
+    """
+    argv = [script] if isinstance(script, str) else list(script)
+
+    def prepare(context: dg.AssetExecutionContext) -> Maker:
+        try:
+            check(argv[0], os.environ.get("PATH", os.defpath))
+        except CannotStart as refusal:
+            raise dg.Failure(f"{refusal}. Nothing was claimed.", allow_retries=False) from None
+        return Maker(script_compute(argv, stop_grace=stop_grace))
+
+    described: dict[str, Any] = {
+        "description": f"Runs `{' '.join(argv)}` for each chunk."
+    } | options
+    return assets_of_job(
+        job, dataflow, prepare, translator=translator, checks=checks, secrets=True, **described
+    )
+
+
+def script_compute(argv: list[str], *, stop_grace: float = 10.0) -> Callable[[Chunk], None]:
+    """What runs a script for a chunk."""
+
+    def compute(chunk: Chunk) -> None:
+        # Its own handlers stand in for Dagster's while a script runs: they end the whole script.
+        with Scripts(stop_grace=stop_grace) as scripts:
+            ended = scripts.run(
+                argv,
+                dict(chunk.environment),
+                time_limit=chunk.claim.time_limit,
+                beat=chunk.alive,
+                beat_every=min(HEARING, chunk.claim.lease / 3),
+                stdin_null=True,
+            )
+        if scripts.stopping is not None:
+            raise Stopped(scripts.stopping)
+        if ended.code:
+            raise ChunkFailed(ended.reason)
+
+    return compute
+
+
+# Functions of DataFrames as assets: chunks read and published by Spark.
+
+
+PYSPARK = "pyspark"
+"""The key of the resource that gives the session, where a project has one."""
+
+
+def assets_of_function(
+    jobid: str,
+    dataflow: DataflowResource | Catalog,
+    function: Callable[..., Any],
+    *,
+    translator: DataflowTranslator | None = None,
+    checks: Iterable[ChunkCheck] = (),
+    pyspark: bool = False,
+    **options: Any,
+) -> dg.AssetsDefinition:
+    """Make assets of a function of DataFrames; what it expects are checks of the assets.
+
+    `pyspark` takes the session from the resource of that name, a `SparkResource` or a
+    `LazyPySparkResource`, instead of one with what `dataflow.properties` says of Spark.
+    """
+
+    job = as_spark_job(function)
+    catalog = dataflow if isinstance(dataflow, Catalog) else dataflow.catalog()
+    plan = registered(catalog, jobid)
+    job.arguments(plan)  # what is wrong with the function is said now, not at three in the morning
+    if pyspark:
+        options["required_resource_keys"] = {*options.get("required_resource_keys", ()), PYSPARK}
+
+    def prepare(context: dg.AssetExecutionContext) -> Any:
+        from ..spark.session_health import has_ended
+        from ..spark.worker import SparkWork
+
+        resource = getattr(context.resources, RESOURCE)
+
+        def session() -> "SparkSession":
+            if pyspark:
+                found = getattr(context.resources, PYSPARK).spark_session
+                if has_ended(found):
+                    raise SessionError(
+                        f"The session of resource {PYSPARK!r} has ended. Launch the run again."
+                    )
+                return found
+            from ..spark.session import spark_session
+
+            return spark_session(app=f"odf {jobid}", settings=resource.settings)
+
+        return SparkWork(
+            resource.store,
+            resource.store.plan(jobid),
+            job,
+            session,
+            context=context,
+            say=context.log.info,
+        )
+
+    promised = [
+        ChunkCheck(rule.name, bool, rule.datasetid, rule.severity == ERROR, _about(rule))
+        for rule in rules_of(job.expect, plan.outputs)
+    ]
+    options["kinds"] = {*options.get("kinds", ()), "spark"}
+    return assets_of_job(
+        jobid, catalog, prepare, translator=translator, checks=checks, promised=promised, **options
+    )
+
+
+def _about(rule: Rule) -> str | None:
+    """What a rule asks, for the page of its asset check."""
+    if says := getattr(rule, "says", ""):
+        return f"Rows that {says} fail it."
+    if columns := rule.columns:
+        return f"{', '.join(columns)}: no two rows have the same."
+    return inspect.getdoc(getattr(rule, "fn", None)) if hasattr(rule, "fn") else None

@@ -11,10 +11,9 @@ from ..store.claimable import MOST, NOTHING, Offer, offer, told
 from ..store.runs import runs_at_work
 from ..store.store import Store
 from ..util.text import first_line
-from .pipeline_projects import Projects
+from .pipeline_assets import Projects
 from .resources import DataflowResource
-from .step import BATCH
-from .step_claim import CATCH_UP
+from .step import BATCH, CATCH_UP
 from .translator import DataflowTranslator
 
 Target = dg.AssetsDefinition | dg.AssetSelection

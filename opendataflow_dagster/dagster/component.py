@@ -16,7 +16,7 @@ from ..store.catalog import Catalog, Dataset
 from ..util.import_file import module_of_file
 from ..util.text import first_line
 from .build import build_definitions
-from .pipeline_projects import Projects, tables_of
+from .pipeline_assets import Projects, tables_of
 from .resources import DataflowResource
 from .translator import DataflowTranslator
 
@@ -308,7 +308,7 @@ class OpenDataFlowComponent(dg.StateBackedComponent, dg.Model, dg.Resolvable):
     def _pyspark(self) -> Any:
         if not self.spark:
             return None
-        from .spark_resource import SparkResource
+        from .spark_resource import SparkResource  # it imports pyspark, which takes 0.5 s
 
         return SparkResource(spark_config=self.spark, config=self.config)
 

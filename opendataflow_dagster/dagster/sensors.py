@@ -3,20 +3,24 @@
 import threading
 import time
 from collections.abc import Iterable
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 import dagster as dg
 
+from ..errors import LostRace
 from ..model import Recovered
 from ..store.history import unread
+from ..store.runs import lost_runs, runs_at_work, settle_run
 from ..store.store import Store
 from .catch_up_sensor import PATIENCE, away
 from .resources import DataflowResource
-from .settlement import bury_lost_runs, settle_ended_runs
+from .step import CATCH_UP, terminated
 from .translator import DataflowTranslator
 
 if TYPE_CHECKING:
     from .reconcile import Reconciled
+
 
 GRACE = 60.0
 """Seconds that workers have, after an outage of the database, to renew their leases."""
@@ -103,3 +107,150 @@ def _away(store: Store | None, error: Exception) -> str:
         with _lock:
             _back[store.db.where] = time.monotonic() + GRACE
     return line
+
+
+# What becomes of the chunks of Dagster runs that ended or died.
+
+
+SILENCE = 600.0
+"""Seconds after which a run that launched us, but has no worker at work, is given up for dead."""
+
+IN_HAND = (
+    dg.DagsterRunStatus.STARTING,
+    dg.DagsterRunStatus.STARTED,
+    dg.DagsterRunStatus.CANCELING,
+)
+"""QUEUED may take its time."""
+
+SOME = 500
+"""Runs that one query asks for."""
+
+
+def settle_ended_runs(store: Store, instance: dg.DagsterInstance) -> list[Recovered]:
+    """Settle what Dagster runs hold that have ended: of canceled ones HOLD, else made again.
+
+    A run that this Dagster doesn't know may be another's: its leases decide.
+    """
+    settled: list[Recovered] = []
+    for run in _known(instance, runs_at_work(store)):
+        if run.is_finished:
+            settled += _settle(store, run)
+    return settled
+
+
+def settle_ended_run(store: Store, run: dg.DagsterRun) -> list[Recovered]:
+    """Settle what one run holds that has ended."""
+    return _settle(store, run) if run.run_id in runs_at_work(store) else []
+
+
+def bury_lost_runs(
+    store: Store, instance: dg.DagsterInstance, grace: float = 0.0, *, silence: float | None = None
+) -> list[Recovered]:
+    """End the Dagster runs whose workers are all lost, and settle what they hold.
+
+    A run that was killed with its code server would stay STARTED for ever. Its leases have been
+    over for `grace` seconds then. One that was killed before its first worker began, or after its
+    last ended, has shown no sign for `silence` seconds. A run that this Dagster doesn't know is
+    left for as long to the one that does: without its workers, that one would never find it.
+    Meanwhile its claims are recovered by their leases.
+    """
+    settled: list[Recovered] = []
+    silence = SILENCE if silence is None else silence
+    lost = lost_runs(store, grace)
+    # First the runs: what is left when this is killed in between is found as that of ended runs.
+    for run in _known(instance, lost):
+        if not run.is_finished:
+            _end(instance, run, "its workers are gone, none has renewed its lease")
+    known = {run.run_id: run for run in _known(instance, lost)}
+    strangers = set(lost) - set(known)
+    forgotten = strangers & set(lost_runs(store, max(grace, silence)) if strangers else ())
+    for runid in [each for each in lost if each in known or each in forgotten]:
+        canceled = runid in known and known[runid].status == dg.DagsterRunStatus.CANCELED
+        why = terminated(runid) if canceled else f"the workers of run {runid} are gone"
+        settled += _settled(store, runid, why, canceled)
+    for run in _silent(store, instance, silence):
+        _end(instance, run, "it has had no worker for too long")
+    return settled
+
+
+def settlement_sensors(
+    dataflow: DataflowResource,
+    *,
+    default_status: dg.DefaultSensorStatus = dg.DefaultSensorStatus.RUNNING,
+    minimum_interval_seconds: int = 5,
+) -> list[dg.SensorDefinition]:
+    """Sensors that settle the chunks of a run as soon as it has failed or was canceled.
+
+    The reconcile sensor does so too, and finds what these have missed; they are as fast when it is
+    busy, and go on when it is switched off.
+    """
+
+    def made(name: str, status: dg.DagsterRunStatus, word: str) -> dg.SensorDefinition:
+        @dg.run_status_sensor(
+            run_status=status,
+            name=f"opendataflow_settle_{name}",
+            minimum_interval_seconds=minimum_interval_seconds,
+            default_status=default_status,
+            description=f"Settles the chunks of a run that {word}, at once.",
+        )
+        def settle(context: dg.RunStatusSensorContext) -> dg.SkipReason:
+            store = None
+            try:
+                store = dataflow.patient_store(PATIENCE)
+                settled = settle_ended_run(store, context.dagster_run)
+            except Exception as error:
+                return dg.SkipReason(away(store, error, "Nothing is settled."))
+            run = context.dagster_run.run_id
+            for each in settled:
+                context.log.info(f"{each.jobid} {each.dataid} of run {run} is {each.status}")
+            return dg.SkipReason(f"Run {run} {word}: {len(settled)} chunks settled.")
+
+        return settle
+
+    return [
+        made("failed_runs", dg.DagsterRunStatus.FAILURE, "failed"),
+        made("canceled_runs", dg.DagsterRunStatus.CANCELED, "was canceled"),
+    ]
+
+
+def _known(instance: dg.DagsterInstance, runids: Iterable[str]) -> list[dg.DagsterRun]:
+    """Those of some runs that Dagster knows; no query if there are none."""
+    asked, found = list(runids), []
+    for start in range(0, len(asked), SOME):
+        wanted = dg.RunsFilter(run_ids=asked[start : start + SOME])
+        found += instance.get_runs(filters=wanted)
+    return found
+
+
+def _settle(store: Store, run: dg.DagsterRun) -> list[Recovered]:
+    canceled = run.status == dg.DagsterRunStatus.CANCELED
+    failed = run.status == dg.DagsterRunStatus.FAILURE
+    how = "failed" if failed else "ended without settling it"
+    why = terminated(run.run_id) if canceled else f"run {run.run_id} {how}"
+    return _settled(store, run.run_id, why, canceled)
+
+
+def _settled(store: Store, runid: str, why: str, canceled: bool) -> list[Recovered]:
+    """What was settled; a run whose rows somebody keeps locked doesn't hold up the others."""
+    try:
+        return settle_run(store, runid, why=why, canceled=canceled)
+    except LostRace:
+        return []  # its claims are still there: the next tick tries again
+
+
+def _end(instance: dg.DagsterInstance, run: dg.DagsterRun, why: str) -> None:
+    if run.status == dg.DagsterRunStatus.CANCELING:
+        instance.report_run_canceled(run, message=f"OpenDataFlow ended this run: {why}.")
+    else:
+        instance.report_run_failed(run, message=f"OpenDataFlow ended this run: {why}.")
+
+
+def _silent(store: Store, instance: dg.DagsterInstance, silence: float) -> list[dg.DagsterRun]:
+    """Runs of ours that are said to be at work, but aren't."""
+    before = datetime.fromtimestamp(time.time() - silence, UTC)
+    wanted = dg.RunsFilter(statuses=IN_HAND, tags={CATCH_UP: "true"}, updated_before=before)
+    found = instance.get_runs(filters=wanted)
+    if not found:
+        return []
+    busy = set(runs_at_work(store))
+    return [run for run in found if run.run_id not in busy]

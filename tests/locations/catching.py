@@ -7,7 +7,7 @@ import dagster as dg
 from opendataflow_dagster.dagster.assets import dataflow_assets, external_assets
 from opendataflow_dagster.dagster.catch_up_sensor import catch_up_sensor
 from opendataflow_dagster.dagster.resources import DataflowResource
-from opendataflow_dagster.dagster.settlement import settlement_sensors
+from opendataflow_dagster.dagster.sensors import settlement_sensors
 
 dataflow = DataflowResource()
 catalog = dataflow.catalog()
