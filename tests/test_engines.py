@@ -8,7 +8,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from datetime import time as time_of_day
 from decimal import Decimal
 from pathlib import Path
 from textwrap import dedent
@@ -32,10 +31,10 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 PROJECTS = Path(__file__).parent / "projects"
-WAYS = ["orders", "orders_spark", "orders_on_spark"]
+WAYS = ["orders", "orders_spark"]
 
 NATIVE = "from pyspark.sql import DataFrame\ndef run(df: DataFrame):\n    return df"
-ON_SPARK = "import pyspark.pandas as ps\ndef run(df: ps.DataFrame):\n    return df"
+PANDAS_ON_SPARK = "import pyspark.pandas as ps\ndef run(df: ps.DataFrame):\n    return df"
 
 Made = Callable[..., Engine]
 
@@ -98,9 +97,8 @@ def test_an_existing_project_makes_what_plain_pandas_makes(made: Made) -> None:
     assert len(ran) == 3
 
 
-@pytest.mark.filterwarnings("ignore::pyspark.pandas.utils.PandasAPIOnSparkAdviceWarning")
-def test_three_engines_make_the_same_rows(made: Made) -> None:
-    engine = made("three_ways")
+def test_both_engines_make_the_same_rows(made: Made) -> None:
+    engine = made("two_ways")
     expected = plainly(engine.project, "orders").reset_index(drop=True)
     for slug in WAYS:
         ran = through(engine, slug)
@@ -109,15 +107,25 @@ def test_three_engines_make_the_same_rows(made: Made) -> None:
         assert first.printed == "4 orders have a price\n"
         assert first.rows == 4
         assert first.engine == engine.engine_of(slug, "price")
-    assert [engine.engine_of(slug, "price") for slug in WAYS] == [
-        "pandas",
-        "spark",
-        "pandas-on-spark",
-    ]
+    assert [engine.engine_of(slug, "price") for slug in WAYS] == ["pandas", "spark"]
+
+
+def test_pandas_on_spark_is_refused_and_the_engines_are_named(made: Made) -> None:
+    engine = made(own=PANDAS_ON_SPARK, same="def run(df):\n    return df")
+    line = (
+        r"^pipelines/p/own.py: `run` takes pyspark.pandas.DataFrame, and pandas-on-Spark isn't "
+        r"supported any more. Annotate its first parameter as pandas.DataFrame or as "
+        r"pyspark.sql.DataFrame.$"
+    )
+    frame = pd.DataFrame({"a": [1]})
+    with pytest.raises(TransformationError, match=line):
+        engine.run("p", "own", [frame])
+    with pytest.raises(TransformationError, match=line):
+        engine.run_items("p", ["same", "own"], [frame], [1])
 
 
 def test_engines_may_follow_each_other(made: Made) -> None:
-    engine = made("three_ways")
+    engine = made("two_ways")
     frames = sources(engine.project, "orders")
     priced = engine.run("orders_spark", "price", frames).frame
     ran = engine.run("orders", "by_customer", [priced, frames[1]])
@@ -178,7 +186,7 @@ def test_times_that_a_clock_shows_twice_or_never_cross_unchanged(
     made: Made, spark: "SparkSession"
 ) -> None:
     spark.conf.set("spark.sql.session.timeZone", "America/New_York")
-    engine = made(native=NATIVE, own=ON_SPARK)
+    engine = made(native=NATIVE)
     texts = ["2020-11-01 01:30", "2020-03-08 02:30:00.123456", None, "1800-01-01"]
     times: Any = pd.to_datetime(texts, format="ISO8601")
     given = pd.DataFrame(
@@ -201,13 +209,12 @@ def test_times_that_a_clock_shows_twice_or_never_cross_unchanged(
         "array<timestamp_ntz>",
         "struct<at:timestamp_ntz>",
     ]
-    for back in (as_pandas(ran), from_spark(ran), as_pandas(engine.run("p", "own", [given]).frame)):
+    for back in (as_pandas(ran), from_spark(ran)):
         for name in ("at", "seconds", "objects"):
             expected = times.floor("s") if name == "seconds" else times
             assert list(map(str, pd.to_datetime(back[name]))) == list(map(str, expected))
         assert pd.Timestamp(back["list"].iloc[1][0]) == times[1]
         assert pd.Timestamp(back["dict"].iloc[0]["at"]) == times[0]
-    assert list(map(str, back.index)) == list(map(str, times))
 
 
 @pytest.mark.parametrize("zone", ["America/New_York", "+05:30"])
@@ -244,23 +251,21 @@ def test_moments_of_spark_become_what_the_sessions_clock_shows(
 ZONES = ["UTC", "Europe/Berlin", "+02:30", "dateutil/Europe/Berlin", "tzlocal"]
 
 
-@pytest.mark.parametrize("engine", ["native", "own"])
 @pytest.mark.parametrize("zone", ZONES)
 def test_a_time_with_a_zone_is_the_same_moment_in_spark(
-    made: Made, spark: "SparkSession", zone: str, engine: str
+    made: Made, spark: "SparkSession", zone: str
 ) -> None:
     spark.conf.set("spark.sql.session.timeZone", "America/New_York")
     at = pd.Series(pd.to_datetime(["2020-07-01 08:00", None])).dt
     given = pd.DataFrame({"at": at.tz_localize(tzlocal() if zone == "tzlocal" else zone)})
-    ran = made(native=NATIVE, own=ON_SPARK).run("p", engine, [given]).frame
+    ran = made(native=NATIVE).run("p", "native", [given]).frame
     back = as_pandas(ran)["at"]
     assert back[0] == given["at"].dt.tz_convert("America/New_York").dt.tz_localize(None)[0]
     assert back.isna().tolist() == [False, True]
 
 
-@pytest.mark.parametrize("engine", ["native", "own"])
-def test_types_that_spark_hasnt_are_the_next_or_are_told(made: Made, engine: str) -> None:
-    ran = made(native=NATIVE, own=ON_SPARK)
+def test_types_that_spark_hasnt_are_the_next_or_are_told(made: Made) -> None:
+    ran = made(native=NATIVE)
     given = pd.DataFrame(
         {
             "u": pd.Series([2**64 - 1, 1], dtype="uint64"),
@@ -271,7 +276,7 @@ def test_types_that_spark_hasnt_are_the_next_or_are_told(made: Made, engine: str
             "number": pd.Categorical([7, 5]),
         }
     )
-    frame = ran.run("p", engine, [given]).frame
+    frame = ran.run("p", "native", [given]).frame
     rows = [tuple(each) for each in as_spark(frame, None).collect()]
     assert rows == [(2**64 - 1, 2**63, 1, 0.5, "b", 7), (1, None, 255, 1.0, None, 5)]
     assert [int(each) for each in as_pandas(frame)["u"]] == given["u"].tolist()
@@ -284,48 +289,23 @@ def test_types_that_spark_hasnt_are_the_next_or_are_told(made: Made, engine: str
         "complex": pd.Series([1j]),
         "NaTType, Period": pd.Series(pd.PeriodIndex(["2020", None], freq="M")),
     }
-    if engine == "own":
-        unknown["time"] = pd.Series([time_of_day(1, 2)])
     for kinds, column in unknown.items():
         with pytest.raises(
             TransformationError, match=f"^Column 'x' can't .*: it has {kinds}. Give"
         ):
-            ran.run("p", engine, [pd.DataFrame({"a": 1, "x": column})])
-
-
-def test_pandas_on_spark_keeps_index_names_and_types(made: Made) -> None:
-    engine = made(own=ON_SPARK)
-    given = pd.DataFrame(
-        {
-            ("i", 1): pd.array([1, None], "Int64"),
-            ("s", 1): pd.array(["a", None], "string"),
-            ("b", 2): pd.array([True, None], "boolean"),
-            ("f", 2): pd.Series([1, 2], dtype="float32"),
-            ("c", 2): pd.Categorical(["y", None], categories=["x", "y"]),
-            ("o", 2): ["ä", None],
-            ("t", 3): pd.to_timedelta([1, 2], "s"),
-        }
-    )
-    given.index = pd.MultiIndex.from_tuples([("a", 1), ("b", 2)], names=["k", None])
-    back = as_pandas(engine.run("p", "own", [given]).frame)
-    pd.testing.assert_frame_equal(back, given)
-    numbers = pd.DataFrame([[1, 2]], columns=[5, "x"], index=pd.Index(["q"], name="at"))
-    pd.testing.assert_frame_equal(as_pandas(engine.run("p", "own", [numbers]).frame), numbers)
-    with pytest.raises(TransformationError, match="Two columns are called 'a'"):
-        engine.run("p", "own", [pd.DataFrame([[1, 2]], columns=["a", "a"])])
+            ran.run("p", "native", [pd.DataFrame({"a": 1, "x": column})])
 
 
 @pytest.mark.parametrize("whole", [True, False])
-@pytest.mark.parametrize("engine", ["native", "own"])
 def test_large_numbers_of_a_source_reach_spark(
-    made: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, engine: str, whole: bool
+    made: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole: bool
 ) -> None:
     if not whole:
         monkeypatch.setattr(csv_on_spark, "WHOLE", 0)
         monkeypatch.setattr(csv_on_spark, "ROWS", 1)
     (tmp_path / "n.csv").write_text("n,m\n18446744073709551615,1\n1,2\n")
     source = CsvSource(str(tmp_path / "n.csv"), "n")
-    frame = made(native=NATIVE, own=ON_SPARK).run("p", engine, [source]).frame
+    frame = made(native=NATIVE).run("p", "native", [source]).frame
     assert [tuple(each) for each in as_spark(frame, None).collect()] == [(2**64 - 1, 1), (1, 2)]
 
 
@@ -346,7 +326,7 @@ def test_a_run_in_another_zone_writes_the_times_that_it_has_read(tmp_path: Path)
     (root / "sources" / "times.csv").write_text(f"id,at\n{lines}")
     (root / "project.yml").write_text(
         "pipelines:\n"
-        "  - {slug: all, sources: [times], transformations: [parse, pandas, native, own, same]}\n"
+        "  - {slug: all, sources: [times], transformations: [parse, pandas, native, same]}\n"
         "  - {slug: last, sources: [all], transformations: [parse]}\n"
     )
     parse = "from pyspark.sql import DataFrame, functions as F\ndef run(df: DataFrame):\n"
@@ -356,7 +336,6 @@ def test_a_run_in_another_zone_writes_the_times_that_it_has_read(tmp_path: Path)
         "parse": parse,
         "pandas": pandas,
         "native": NATIVE,
-        "own": ON_SPARK,
         "same": "def run(df):\n    return df",
     }
     for slug, names in {"all": list(code), "last": ["parse"]}.items():
@@ -723,10 +702,9 @@ with Engine(project, lambda: spark) as engine:
     print(made["cwd"][0], made["name"][0], len(made), len(ran.frame))
     spark.conf.set("spark.sql.session.timeZone", "America/New_York")
     times = pd.DataFrame({"at": pd.to_datetime(["2020-11-01 01:30", "2020-03-08 02:30"])})
-    for name in ("native", "own"):
-        back = as_pandas(engine.run("p", name, [times]).frame)
-        assert back["at"].tolist() == times["at"].tolist(), back
-        assert [str(each) for each in back["ten"]] == ["2020-01-01 10:00:00"] * 2, back
+    back = as_pandas(engine.run("p", "native", [times]).frame)
+    assert back["at"].tolist() == times["at"].tolist(), back
+    assert [str(each) for each in back["ten"]] == ["2020-01-01 10:00:00"] * 2, back
 spark.stop()
 """
 
@@ -754,11 +732,6 @@ def test_where_the_files_are_not_there_they_are_sent(
             from pyspark.sql import DataFrame, functions as F
             def run(df: DataFrame):
                 return df.withColumn("ten", F.to_timestamp(F.lit("2020-01-01 10:00:00")))
-        """,
-        own="""
-            import pyspark.pandas as ps
-            def run(df: ps.DataFrame):
-                return df.assign(ten="2020-01-01 10:00:00")
         """,
     ).project.root
     done = subprocess.run(

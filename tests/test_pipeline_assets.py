@@ -310,7 +310,6 @@ def test_another_attempt_is_granted_by_the_policy(line: Line) -> None:
 
 
 @one_store
-@pytest.mark.filterwarnings("ignore:`to_pandas` loads all data")
 def test_frames_keep_index_and_types_between_steps_and_engines(line: Line, url: str) -> None:
     line.write(
         "project.yml",
@@ -319,7 +318,7 @@ def test_frames_keep_index_and_types_between_steps_and_engines(line: Line, url: 
         pipelines:
           - slug: mixed
             sources: [orders]
-            transformations: [typed, native, on_spark, typed]
+            transformations: [typed, native, typed]
     """,
     )
     line.write(
@@ -344,15 +343,6 @@ def test_frames_keep_index_and_types_between_steps_and_engines(line: Line, url: 
             return df.withColumn("qty", F.col("qty") + 1)
     """,
     )
-    line.write(
-        "pipelines/mixed/on_spark.py",
-        """
-        import pyspark.pandas as ps
-
-        def run(df: ps.DataFrame) -> ps.DataFrame:
-            return df.set_index("qty", drop=False)
-    """,
-    )
     line.define(url, line.instance)
     with labels_of_jobs(line.spark) as labels:
         ran = line.materialize("mixed", domain="mixed")
@@ -361,12 +351,11 @@ def test_frames_keep_index_and_types_between_steps_and_engines(line: Line, url: 
     assert sorted(line.outcomes()) == [
         "mixed.begin",
         "mixed.native",
-        "mixed.on_spark",
         "mixed.publish",
         "mixed.typed",
         "mixed.typed_2",
     ]
-    assert {"pandas", "spark", "pandas-on-spark"} <= set(
+    assert {"pandas", "spark"} <= set(
         line.definitions.resolve_asset_graph().get(dg.AssetKey("mixed")).kinds
     )
     last = steps(line.store, "mixed")[-1]

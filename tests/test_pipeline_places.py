@@ -28,7 +28,6 @@ from opendataflow_dagster.explain.explain import explain
 from opendataflow_dagster.location import POSTGRES
 from opendataflow_dagster.model import Claim, Fact, Plan
 from opendataflow_dagster.pipelines import csv_file, csv_journal, csv_on_spark, csv_parts
-from opendataflow_dagster.pipelines.convert import as_pandas, as_spark
 from opendataflow_dagster.pipelines.csv_file import CsvAppender
 from opendataflow_dagster.pipelines.csv_journal import Journal, digest, path_of
 from opendataflow_dagster.pipelines.csv_ledger import Ledger
@@ -1169,18 +1168,6 @@ def test_a_bare_name_of_a_file_is_told_to_be_a_host(store: Store, project: Proje
         "'orders' is registered at ORDERS.csv, which is the name of a host and not a path. "
         "Run: odf dataset add orders --hostname /path/ORDERS.csv"
     )
-
-
-def test_frames_of_pandas_on_spark_are_converted_without_advice(
-    store: Store, project: Project, spark: "SparkSession"
-) -> None:
-    with warnings.catch_warnings(record=True) as said:
-        warnings.simplefilter("always")
-        made = spark.sql("select 1L as n, 'x' as text").pandas_api()
-        to(store, project).publish(made, chunk_of(store, "1"), nothing)
-        assert [tuple(each) for each in as_spark(made, spark).collect()] == [(1, "x")]
-        assert_frame_equal(as_pandas(made), row(1))
-    assert [str(each.message) for each in said if "Advice" in each.category.__name__] == []
 
 
 def test_a_folder_as_it_stands_is_its_ready_chunks(

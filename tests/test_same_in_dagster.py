@@ -22,40 +22,8 @@ from opendataflow_dagster.pipelines.transformation import TransformationError
 from opendataflow_dagster.store.step_log import steps
 from tests.test_assets import Ran
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore::pyspark.pandas.utils.PandasAPIOnSparkAdviceWarning"),
-]
-
 PROJECTS = Path(__file__).parent / "projects"
 KEY = "one"
-
-LABELS = {
-    "sources/orders.csv": "sku,pieces,day,sent\nB,2,2026-01-02,True\nA,,2026-01-01,\nB,3,,False\n",
-    "pipelines/p/typed.py": """
-        import pyspark.pandas as ps
-
-        def run(df: ps.DataFrame):
-            df["pieces"] = df["pieces"].astype("Int64")
-            df["sent"] = df["sent"].astype("boolean")
-            df["kind"] = df["sku"].astype("category")
-            df["when"] = ps.to_datetime(df["day"]).dt.date.astype("category")
-            df["by"] = df["kind"]
-            df = df.set_index("by")
-            df.columns = [(each, len(each)) for each in df.columns]
-            df.columns.names = ["name", None]
-            return df
-    """,
-    "pipelines/p/told.py": """
-        import pyspark.pandas as ps
-
-        def run(df: ps.DataFrame):
-            print(df.dtypes, df.index.dtype, df.columns.names)
-            df[("kinds", 1)] = ", ".join(map(str, df.dtypes))
-            df[("codes", 1)] = df[("kind", 4)].cat.codes
-            df[("levels", 1)] = str(df.columns.nlevels)
-            return df.reset_index()
-    """,
-}
 
 MONEY = {
     "utils/things.py": """
@@ -160,9 +128,8 @@ def twice(spark: SparkSession, tmp_path: Path, instance: dg.DagsterInstance) -> 
     ("project", "slug"),
     [
         ("old_style", "clean_rentals"),
-        ("three_ways", "orders"),
-        ("three_ways", "orders_spark"),
-        ("three_ways", "orders_on_spark"),
+        ("two_ways", "orders"),
+        ("two_ways", "orders_spark"),
     ],
 )
 def test_a_project_is_made_alike(twice: Twice, project: str, slug: str) -> None:
@@ -170,13 +137,6 @@ def test_a_project_is_made_alike(twice: Twice, project: str, slug: str) -> None:
     made = twice.by_dagster(given, slug)
     assert list(made) == [f"{slug}.csv"]
     assert made == twice.by_command(given, slug)
-
-
-def test_frames_of_pandas_on_spark_keep_labels_and_types_between_steps(twice: Twice) -> None:
-    project = twice.write(LABELS)
-    made = twice.by_dagster(project, "p")
-    assert b"category" in made["p.csv"]
-    assert made == twice.by_command(project, "p")
 
 
 def test_cells_may_have_classes_of_the_project(twice: Twice) -> None:

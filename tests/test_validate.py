@@ -628,20 +628,21 @@ def run(df: DataFrame, customers: DataFrame) -> DataFrame:
 """
 SQL = """sums = df.groupBy("customer").sum("pieces").toDF("id", "pieces")
     return sums.join(customers, "id").select("name", "pieces")"""
-ON_SPARK = """sums = df.groupby("customer").sum().reset_index()
-    return sums.merge(customers, left_on="customer", right_on="id")[["name", "pieces"]]"""
 
 
-@pytest.mark.parametrize(("package", "body"), [("pyspark.sql", SQL), ("pyspark.pandas", ON_SPARK)])
-def test_a_transformation_of_sparks_own_frames(
-    spark: Any, project: Make, package: str, body: str
-) -> None:
-    good = verdict(project(t=NATIVE.format(package=package, body=body, bob=4)))
+def test_a_transformation_of_sparks_own_frames(spark: Any, project: Make) -> None:
+    good = verdict(project(t=NATIVE.format(package="pyspark.sql", body=SQL, bob=4)))
     assert (good.message, good.printed) == ("", "summing\n")
 
-    bad = verdict(project("bad", t=NATIVE.format(package=package, body=body, bob=3)))
+    bad = verdict(project("bad", t=NATIVE.format(package="pyspark.sql", body=SQL, bob=3)))
     assert "column 'pieces'" in bad.message
     assert "expected 3, got 4" in bad.message
+
+
+def test_pandas_on_spark_is_refused_and_the_engines_are_named(project: Make) -> None:
+    refused = verdict(project(t=NATIVE.format(package="pyspark.pandas", body="return df", bob=4)))
+    assert refused.message.startswith("pipelines/p/t.py: `run` takes pyspark.pandas.DataFrame")
+    assert "pandas.DataFrame or as pyspark.sql.DataFrame" in refused.message
 
 
 # What is printed, and what a transformation does to the process

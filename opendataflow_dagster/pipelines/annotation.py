@@ -7,14 +7,16 @@ from pathlib import Path
 from types import ModuleType
 from typing import NamedTuple
 
-PANDAS, SPARK, ON_SPARK = "pandas", "spark", "pandas-on-spark"
+PANDAS, SPARK = "pandas", "spark"
+PANDAS_ON_SPARK = "pandas-on-spark"
+"""An annotation that we read only to refuse it: frames of it were an engine of their own once."""
 
 STARRED = {"pandas", "pyspark.pandas", "pyspark.sql"}
 """The modules whose DataFrame `import *` brings."""
 
 
 def engine_of(file: Path | str | ModuleType) -> str:
-    """`pandas`, `spark` or `pandas-on-spark`, of a file that isn't run for it.
+    """The engine that the first parameter of `run` names, of a file that isn't run for it.
 
     What can't be told is pandas: a file with an error, or a `run` that another file defines.
     """
@@ -177,7 +179,7 @@ def _of_name(name: str) -> str | None:
     if not name.endswith(".DataFrame"):
         return None
     if name.startswith("pyspark.pandas."):
-        return ON_SPARK
+        return PANDAS_ON_SPARK
     if name.startswith("pyspark.sql."):
         return SPARK
     return PANDAS if name.startswith("pandas.") else None

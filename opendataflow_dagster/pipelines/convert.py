@@ -1,12 +1,10 @@
-"""Frames from one engine to another: pandas, Spark, and pandas-on-Spark."""
+"""Convert frames between the engines: pandas and Spark."""
 
-import warnings
-from collections.abc import Callable, Container, Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Container, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..spark.text_formats import retyped
-from .annotation import ON_SPARK, PANDAS, SPARK
+from .annotation import PANDAS, SPARK
 from .transformation import TransformationError
 
 if TYPE_CHECKING:
@@ -15,9 +13,7 @@ if TYPE_CHECKING:
 
 def kind_of(frame: Any) -> str | None:
     """The engine whose frame this is; None if it is something else."""
-    module, _, name = type(frame).__module__, 0, type(frame).__name__
-    if module.startswith("pyspark.pandas."):
-        return ON_SPARK if name in ("DataFrame", "CachedDataFrame") else None
+    module, name = type(frame).__module__, type(frame).__name__
     if module.startswith("pyspark.sql."):
         return SPARK if name == "DataFrame" else None
     import pandas
@@ -30,9 +26,6 @@ def as_pandas(frame: Any) -> Any:
     kind = kind_of(frame)
     if kind == PANDAS:
         return frame
-    if kind == ON_SPARK:
-        with warnings.catch_warnings(action="ignore"):  # it advises against what is wanted here
-            return frame.to_pandas()
     if kind == SPARK:
         return by_the_clock(frame).toPandas()
     return frame.pandas()
@@ -46,38 +39,11 @@ def as_spark(frame: Any, spark: Any = None) -> Any:
     kind = kind_of(frame)
     if kind == SPARK:
         return frame
-    if kind == ON_SPARK:
-        with warnings.catch_warnings(action="ignore"):
-            return _with_values(frame).to_spark()
     if kind == PANDAS:
-        names = [str(each) for each in frame.columns]
-        return sent(spark, names, [_told(*each) for each in _named(frame)], len(frame))
+        names = [str(name) for name in frame.columns]
+        columns = [_as_arrow(name, frame.iloc[:, at]) for at, name in enumerate(names)]
+        return sent(spark, names, columns, len(frame))
     return frame.spark(spark)
-
-
-def as_on_spark(frame: Any, spark: "SparkSession") -> Any:
-    """A frame of pandas-on-Spark that is the caller's own."""
-    kind = kind_of(frame)
-    if kind == ON_SPARK:
-        return frame.copy()
-    if kind == PANDAS:
-        return _on_spark(frame, spark)
-    return as_spark(frame, spark).pandas_api()
-
-
-def _with_values(frame: Any) -> Any:
-    """A frame of pandas-on-Spark without categories, of which Spark would see the numbers."""
-    import pandas
-
-    kinds = {
-        name: dtype.categories.dtype
-        for name, dtype in frame.dtypes.items()
-        if isinstance(dtype, pandas.CategoricalDtype)
-    }
-    # As `str`, what is missing would be the text None.
-    return frame.astype(
-        {name: "string" if kind.kind == "O" else kind for name, kind in kinds.items()}
-    )
 
 
 def by_the_clock(frame: Any, but: Container[str] = ()) -> Any:
@@ -140,66 +106,16 @@ def arrow(column: Any) -> Any:
     return made
 
 
-def _named(frame: Any) -> Iterator[tuple[str, Any]]:
-    for at, name in enumerate(frame.columns):
-        yield f"Column {str(name)!r}", frame.iloc[:, at]
-
-
-def _told(what: str, column: Any, known: Callable[[Any], bool] = lambda kind: True) -> Any:
-    """The column as one of Arrow, of a type that is known there; else an error that names it."""
-    with suppress(TypeError):
-        made = arrow(column)
-        if known(made.type):
-            return made
-    kinds = ", ".join(sorted({type(each).__name__ for each in column}))
-    raise TransformationError(
-        f"{what} can't go to Spark: it has {kinds}. Give its values one type, which Spark has, in "
-        "the transformation before."
-    )
-
-
-def _on_spark(frame: Any, spark: "SparkSession") -> Any:
-    """A frame of pandas, with its index and types, as one of pandas-on-Spark.
-
-    Not by its own `from_pandas`, which hasn't zones, unsigned numbers, and hours that clocks skip.
-    """
-    from pyarrow import types
-
-    if not frame.columns.is_unique:
-        twice = str(frame.columns[frame.columns.duplicated()][0])
+def _as_arrow(name: str, column: Any) -> Any:
+    """The column as one of Arrow, or an error that names the column and its types."""
+    try:
+        return arrow(column)
+    except TypeError:
+        kinds = ", ".join(sorted({type(cell).__name__ for cell in column}))
         raise TransformationError(
-            f"Two columns are called {twice!r}, which pandas-on-Spark doesn't have. Rename one "
-            "in the transformation before."
-        )
-    levels = [frame.index.get_level_values(at) for at in range(frame.index.nlevels)]
-    keys = [f"index {at}" for at in range(len(levels))]
-    names = keys + [f"column {at}" for at in range(len(frame.columns))]
-    columns = [_told("The index", each.to_series()) for each in levels]
-    columns += [_told(*each, lambda kind: not types.is_time(kind)) for each in _named(frame)]
-    made = sent(spark, names, columns, len(frame)).pandas_api(index_col=keys)
-    made.columns = frame.columns
-    made.index.names = frame.index.names
-    return made.astype(
-        {name: dtype for name, dtype in frame.dtypes.items() if _kept_on_spark(dtype)}
-    )
-
-
-def _kept_on_spark(dtype: Any) -> bool:
-    """Whether pandas-on-Spark has a type of pandas that Spark hasn't."""
-    import pandas
-
-    if isinstance(dtype, pandas.CategoricalDtype):
-        return pandas.api.types.infer_dtype(dtype.categories) in ("string", "integer")
-    return str(dtype) in (
-        "Int8",
-        "Int16",
-        "Int32",
-        "Int64",
-        "Float32",
-        "Float64",
-        "boolean",
-        "string",
-    )
+            f"Column {name!r} can't go to Spark: it has {kinds}. Give its values one type, which "
+            "Spark has, in the transformation before."
+        ) from None
 
 
 def _known_to_spark(column: Any) -> Any:

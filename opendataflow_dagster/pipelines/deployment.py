@@ -27,7 +27,7 @@ from .annotation import PANDAS, engine_of, takes_stream
 from .project import FILE, Project, read_project
 from .project_files import LEFT_OUT, Listing, listing
 from .sandbox import LINK
-from .transformation import TransformationError, load
+from .transformation import TransformationError, load, supported_engine
 
 QUIET = 1.0
 """Seconds without a change after which a deploy is taken for done."""
@@ -236,6 +236,7 @@ def _loaded(version: Path, local: bool) -> Iterator[tuple[str, str]]:
             if here or not path.is_file():
                 yield file, ""
                 try:
+                    supported_engine(project, pipeline.slug, name)
                     load(project, pipeline.slug, name)
                 except TransformationError as error:
                     yield file, _with_place(file, str(error))

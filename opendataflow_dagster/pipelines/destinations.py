@@ -21,8 +21,8 @@ from ..store.csv_options import csv_options
 from ..store.store import Store
 from ..util.text import typed
 from . import convert, csv_file, csv_parts, spill
-from .annotation import ON_SPARK, SPARK
-from .convert import as_spark, kind_of
+from .annotation import SPARK
+from .convert import kind_of
 from .datasets import REPLACE, BigTable, CsvFile, Row, is_select, registered, target, write_mode
 from .project import Pipeline, Project
 from .sql_types import only_once
@@ -53,8 +53,6 @@ class Destination:
     @contextmanager
     def rows(self, frame: Any, chunk: Chunk, moments: Container[str] = ()) -> Iterator[Any]:
         """A frame in memory, as one of pandas; a large one of Spark as a `Spill`."""
-        if kind_of(frame) == ON_SPARK and len(frame) > spill.LARGE:
-            frame = as_spark(frame)
         if not is_frame(frame):
             yield as_pandas(frame)
         elif spill.is_large(frame):
@@ -224,13 +222,12 @@ def _for_people(frame: Any, path: str, destination: Destination) -> tuple[Any, s
 
     No more of it has to pass Java and this process than what fits.
     """
-    kind = kind_of(frame)
-    if kind not in (SPARK, ON_SPARK):
+    if kind_of(frame) != SPARK:
         return as_pandas(frame), ""
-    rows = len(frame) if kind == ON_SPARK else frame.count()
+    rows = frame.count()
     if rows <= spill.LARGE:
         return as_pandas(frame), ""
-    head = frame.head(spill.LARGE) if kind == ON_SPARK else frame.limit(spill.LARGE)
+    head = frame.limit(spill.LARGE)
     told = f"{path} has the first {spill.LARGE:,} of {rows:,} rows; all are in "
     return as_pandas(head), told + f"{destination.location}"
 
@@ -359,7 +356,7 @@ class ChunkDestination(Destination):
 
 
 def as_pandas(frame: Any) -> Any:
-    """A frame of pandas, of Spark, of pandas-on-Spark, or a source, as the first of these."""
+    """A frame of pandas, a frame of Spark, or a source, as a frame of pandas."""
     return from_spark(frame) if is_frame(frame) else convert.as_pandas(frame)
 
 

@@ -8,7 +8,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from .annotation import SPARK
-from .convert import as_on_spark, as_spark, kind_of
+from .convert import as_spark, kind_of
 from .project import Project
 from .sandbox import OURS, surroundings
 from .transformation import NO_STREAM, TransformationError, load
@@ -20,17 +20,15 @@ if TYPE_CHECKING:
 def on_driver(
     spark: "SparkSession",
     project: Project,
-    engine: str,
     slug: str,
     name: str,
     frames: Sequence[Any],
     item: tuple[()] | tuple[Any],
 ) -> tuple[Any, str]:
     """The frame that a transformation makes, not computed yet, and what it printed."""
-    convert = as_spark if engine == SPARK else as_on_spark
     transformation = load(project, slug, name)
     printed = transformation.printed
-    given = [convert(each, spark) for each in frames[: transformation.shape.most]]
+    given = [as_spark(frame, spark) for frame in frames[: transformation.shape.most]]
     stream = item[0] if item and transformation.shape.stream else NO_STREAM
     with surroundings(project.root), _by_value(project.root):
         try:
@@ -39,10 +37,10 @@ def on_driver(
             error.printed = printed + error.printed
             raise
     printed += said
-    if kind_of(made) != engine:
+    if kind_of(made) != SPARK:
         what = "nothing" if made is None else f"a {type(made).__module__}.{type(made).__name__}"
         raise TransformationError(
-            f"`run` returns {what}, but its first parameter is a {engine} DataFrame, and so "
+            f"`run` returns {what}, but its first parameter is a {SPARK} DataFrame, and so "
             "must be what it returns.",
             printed=printed,
         )

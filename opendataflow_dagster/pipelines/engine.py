@@ -11,7 +11,7 @@ from ..errors import DataflowError
 from ..spark.error_text import in_a_line
 from ..spark.interruption import Watch
 from ..spark.session_health import has_ended, how_ended
-from .annotation import ON_SPARK, PANDAS, engine_of
+from .annotation import PANDAS
 from .convert import as_pandas
 from .driver_engine import on_driver
 from .item_batch import ItemRan, StepRan, run_items
@@ -22,12 +22,12 @@ from .task import Item, Sent, ask, one
 from .task_data import Shipper
 from .task_frames import Loads, loaded
 from .time_limit import TOLD
-from .transformation import NO_STREAM, TransformationError
+from .transformation import NO_STREAM, TransformationError, supported_engine
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["Engine", "ItemRan", "Ran", "StepRan", "Stopped", "WorkerDied", "engine_of"]
+__all__ = ["Engine", "ItemRan", "Ran", "StepRan", "Stopped", "WorkerDied"]
 
 
 class WorkerDied(TransformationError):
@@ -96,7 +96,7 @@ class Engine:
             del self._pinned.project
 
     def engine_of(self, slug: str, name: str) -> str:
-        return engine_of(self.project.transformation_file(slug, name))
+        return supported_engine(self.project, slug, name)
 
     def run(
         self,
@@ -121,11 +121,11 @@ class Engine:
             frame, printed = self._on_pandas(slug, name, given, item, due)
             return Ran(frame, printed, time.perf_counter() - start, len(frame), engine)
         with self.watched(f"{slug}.{name}", due) as spark:
-            frame, printed = on_driver(spark, self.project, engine, slug, name, given, item)
+            frame, printed = on_driver(spark, self.project, slug, name, given, item)
             if time.monotonic() > due:  # nothing can end Python code in a thread safely
                 raise TransformationError(TOLD, printed=printed)
             try:
-                frame, rows = self._computed(frame, engine)
+                frame, rows = self._computed(frame)
             except Exception as error:
                 if self._ended(due) or (reason := self._reason(error)) is None:
                     raise
@@ -208,17 +208,12 @@ class Engine:
             raise TransformationError(step.reason, trace=step.trace, printed=step.printed)
         return loaded(done.frame, self.project.root), step.printed
 
-    def _computed(self, frame: Any, engine: str) -> tuple[Any, int]:
+    def _computed(self, frame: Any) -> tuple[Any, int]:
         """The frame, kept where it is computed: a failure is then this transformation's."""
-        if engine == ON_SPARK:
-            frame = frame.spark.cache()
-            forget, rows = frame.spark.unpersist, lambda: len(frame)
-        else:
-            frame = frame.persist()
-            forget, rows = frame.unpersist, frame.count
-        self._kept[id(frame)] = frame, forget
+        frame = frame.persist()
+        self._kept[id(frame)] = frame, frame.unpersist
         try:
-            return frame, rows()
+            return frame, frame.count()
         except BaseException:
             self.release(frame)
             raise

@@ -31,7 +31,7 @@ from .project import Pipeline, Project
 from .run_steps import Stepping
 from .sources import Source, source_of
 from .step_frames import Buffer
-from .transformation import TransformationError
+from .transformation import TransformationError, supported_engine
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -329,12 +329,13 @@ def session_when_needed(settings: Settings, name: str) -> Iterator[Callable[[], 
 
 
 def check(store: Store, project: Project, pipeline: Pipeline, plan: Plan) -> None:
-    """Refuse, before anything is claimed, what can't run since a file of the project is missing."""
+    """Refuse, before anything is claimed, a pipeline whose files are missing or not supported."""
     for name in pipeline.transformations:
         file = project.transformation_file(pipeline.slug, name)
         if not os.path.isfile(file):
             shown = file.relative_to(project.root)
             raise TransformationError(f"{shown} doesn't exist, but project.yml names it.")
+        supported_engine(project, pipeline.slug, name)
     for slug in dict.fromkeys(pipeline.sources):
         if slug not in plan.reads:
             source_of(store, project, slug).version()

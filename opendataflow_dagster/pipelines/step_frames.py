@@ -1,7 +1,7 @@
 """The frame that goes from one step of a run to the next, which may be another process."""
 
+import json
 import os
-import pickle
 import shutil
 from collections.abc import Callable, Collection
 from contextlib import suppress
@@ -12,7 +12,6 @@ from ..config.settings import make_folder
 from ..errors import DataflowError
 from ..storage.files import is_frame
 from .annotation import PANDAS
-from .frame_labels import Labels, labelled
 from .project import Project
 from .task_frames import dumped, loaded
 
@@ -28,7 +27,8 @@ class Buffer:
     """The folder of one claim in which the steps of its run leave what they have made.
 
     A frame of pandas is pickled, with its index and types exactly; one of Spark is Parquet, which
-    its executors write and read: on a cluster they share the folder. Its labels are beside it.
+    its executors write and read: on a cluster they share the folder. Its columns are called 0, 1, …
+    there, since Parquet can't hold every name; their names are beside it.
     """
 
     def __init__(self, project: Project, slug: str, generation: int) -> None:
@@ -41,17 +41,17 @@ class Buffer:
         if is_frame(frame):
             self.write(f"{number}.pickle", dumped(frame, self._project.root))
             return
-        rows, labels = labelled(frame)
+        rows = frame.toDF(*map(str, range(len(frame.columns))))
         rows.write.mode("overwrite").parquet(f"file://{self.folder / f'{number}.parquet'}")
-        self.write(f"{number}.labels", pickle.dumps(labels, 5))
+        self.write(f"{number}.columns", json.dumps(frame.columns).encode())
 
     def frame(self, number: int | str, session: Callable[[], "SparkSession"]) -> Any:
         """The frame that step `number` has left."""
         pickled = self.folder / f"{number}.pickle"
         if pickled.exists():
             return loaded(pickled.read_bytes(), self._project.root)
-        labels: Labels = pickle.loads((self.folder / f"{number}.labels").read_bytes())
-        return labels.frame(_in_order(session(), self.folder / f"{number}.parquet"))
+        columns = json.loads((self.folder / f"{number}.columns").read_bytes())
+        return _in_order(session(), self.folder / f"{number}.parquet").toDF(*columns)
 
     def write(self, name: str, data: bytes) -> None:
         """Leave something else for the steps that come."""
@@ -102,7 +102,7 @@ class InBuffer:
             self._buffer.write(f"{self._name}.version", version.encode())
 
     def has(self, kind: str) -> bool:
-        return self._path("pickle" if kind == PANDAS else "labels").exists()
+        return self._path("pickle" if kind == PANDAS else "columns").exists()
 
     def frame(self, kind: str) -> Any:
         return self._buffer.frame(self._name, self._session)

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from ..errors import DataflowError
 from ..util.text import printable
+from .annotation import PANDAS_ON_SPARK, engine_of
 from .captured_output import Prints
 from .interruption import signals
 from .project import INSTALL, Project
@@ -88,6 +89,19 @@ class Transformation(NamedTuple):
                 printed=prints.text,
             )
         return made, prints.text
+
+
+def supported_engine(project: Project, slug: str, name: str) -> str:
+    """The engine of a transformation; one that isn't supported any more is refused."""
+    path = project.transformation_file(slug, name)
+    engine = engine_of(path)
+    if engine == PANDAS_ON_SPARK:
+        raise TransformationError(
+            f"{path.relative_to(project.root)}: `run` takes pyspark.pandas.DataFrame, and "
+            "pandas-on-Spark isn't supported any more. Annotate its first parameter as "
+            "pandas.DataFrame or as pyspark.sql.DataFrame."
+        )
+    return engine
 
 
 def load(project: Project, slug: str, name: str) -> Transformation:

@@ -12,14 +12,20 @@ from ..errors import DataflowError, NoDatabase
 from ..model import Say
 from ..store.opening import open_from
 from ..util.text import first_line, typed
-from .annotation import PANDAS, engine_of, takes_stream
+from .annotation import PANDAS, takes_stream
 from .compare import Difference, differences, identical
 from .examples import copied, expectations_of
 from .jobs import known_of, makers_of
 from .project import FILE, Pipeline, Project
 from .project_settings import project_settings
 from .sandbox import forget
-from .transformation import NO_STREAM, Transformation, TransformationError, load
+from .transformation import (
+    NO_STREAM,
+    Transformation,
+    TransformationError,
+    load,
+    supported_engine,
+)
 
 MOST = 20
 """Differences that are kept of one transformation."""
@@ -170,8 +176,8 @@ def validate_one(project: Project, pipeline: Pipeline, name: str | None) -> Verd
     verdict = Verdict(pipeline.slug, name, str(file))
     start, printed = time.perf_counter(), ""
     try:
+        native = supported_engine(project, pipeline.slug, name) != PANDAS
         transformation = load(project, pipeline.slug, name)
-        native = engine_of(transformation.path) != PANDAS
         if not native:  # else the file is loaded once more, where Spark is
             printed = transformation.printed
         found, said = _judge(project, transformation, native)
