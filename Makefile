@@ -27,14 +27,14 @@ $(STAMP): pyproject.toml constraints.txt
 demo: install ## See a month of chunks run, fail and catch up, by Spark and Dagster, on SQLite
 	@$(BIN)/odf demo
 
-# Files in the order of their names: the long ones are not among the last.
+# Whole files, in the order of tests/conftest.py: the long ones aren't among the last.
 test: install $(ARCHIVE) ## Run the tests, on SQLite and on a PostgreSQL of their own; WORKERS=3 SHUFFLE=seed
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder \
 		$(if $(SHUFFLE),--shuffle=$(SHUFFLE))
 
 # Tests start Spark a hundred times: with this, each start takes half the time.
 $(ARCHIVE): $(STAMP)
-	@$(BIN)/python -m tests.spark_archive
+	@$(BIN)/python -m tests.support.spark_archive
 
 check: install ## Check style, format, types and layers
 	$(BIN)/ruff check

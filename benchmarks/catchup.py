@@ -20,9 +20,9 @@ from product import READY, Store, add_dataset, add_job, open_store, truths  # no
 from product import ready as make_ready  # noqa: E402
 from report import FULL, QUICK, SLICE, TINY, Report, options  # noqa: E402
 
-from tests.dagster_servers import Dagster  # noqa: E402
-from tests.graphql_client import wait_for  # noqa: E402
-from tests.postgres import Server  # noqa: E402
+from tests.support.dagster_servers import Dagster  # noqa: E402
+from tests.support.graphql_client import wait_for  # noqa: E402
+from tests.support.postgres import Server  # noqa: E402
 
 LOCATION = Path(__file__).with_name("catchup_location.py")
 CHUNKS = {FULL: (2000, 30), QUICK: (200, 10), SLICE: (200, 10), TINY: (4, 1)}

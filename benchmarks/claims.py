@@ -33,7 +33,7 @@ from rivals import (  # noqa: E402
     settle,
 )
 
-from tests.postgres import Server  # noqa: E402
+from tests.support.postgres import Server  # noqa: E402
 
 Mode = tuple[int, int]
 """Clients, and the size of a batch."""

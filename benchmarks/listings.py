@@ -26,7 +26,7 @@ from product import add_dataset, add_job, open_store  # noqa: E402
 from report import FULL, QUICK, SLICE, TINY, Report, amount, options  # noqa: E402
 from rivals import connect, settle  # noqa: E402
 
-from tests.postgres import Server  # noqa: E402
+from tests.support.postgres import Server  # noqa: E402
 
 SECONDS, MEGABYTES = 2.0, 150.0
 """What a first screen may cost."""

@@ -25,7 +25,7 @@ from product import add_dataset, add_job, by_number, new_owner, open_store, spli
 from report import FULL, QUICK, SLICE, TINY, Report, options  # noqa: E402
 from rivals import Ours, fact  # noqa: E402
 
-from tests.postgres import Server  # noqa: E402
+from tests.support.postgres import Server  # noqa: E402
 
 WORKERS = 8
 LONGEST = {"PostgreSQL": 1.0, "SQLite": 5.0}

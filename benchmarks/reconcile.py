@@ -34,7 +34,7 @@ from product import (  # noqa: E402
 )
 from report import FULL, QUICK, SLICE, TINY, Report, options, spread  # noqa: E402
 
-from tests.postgres import Server  # noqa: E402
+from tests.support.postgres import Server  # noqa: E402
 
 NAMES = DataflowTranslator()
 PORTION = 10_000

@@ -26,7 +26,7 @@ from report import FULL, QUICK, SLICE, TINY, Report, options, spread  # noqa: E4
 from rivals import Ours, connect  # noqa: E402
 from sent import program, recording  # noqa: E402
 
-from tests.postgres import Server  # noqa: E402
+from tests.support.postgres import Server  # noqa: E402
 
 ODF = Path(sys.executable).with_name("odf")
 

@@ -42,7 +42,7 @@ from product import (  # noqa: E402
 )
 from report import FULL, QUICK, SLICE, TINY, Report, options, spread  # noqa: E402
 
-from tests.postgres import Server  # noqa: E402
+from tests.support.postgres import Server  # noqa: E402
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -22,7 +22,7 @@ from measure import Samples, concluded, progress  # noqa: E402
 from product import StagedRows, Table, looking, read_rows, spark_session  # noqa: E402
 from report import FULL, QUICK, SLICE, TINY, Report, options, spread  # noqa: E402
 
-from tests.postgres import Server  # noqa: E402
+from tests.support.postgres import Server  # noqa: E402
 
 JAR = os.environ.get("POSTGRESQL_JAR", "/usr/share/java/postgresql.jar")
 SETTINGS = {FULL: (2_000_000, 5), QUICK: (400_000, 3), SLICE: (400_000, 2), TINY: (200, 1)}

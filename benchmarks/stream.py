@@ -38,7 +38,7 @@ from measure import concluded, progress  # noqa: E402
 from product import Store, new_token, open_store  # noqa: E402
 from report import FULL, QUICK, SLICE, TINY, Report, options  # noqa: E402
 
-from tests.postgres import Server, _free_port  # noqa: E402
+from tests.support.postgres import Server, _free_port  # noqa: E402
 
 ODF = Path(sys.executable).with_name("odf")
 

@@ -13,21 +13,24 @@ from pathlib import Path
 import pytest
 
 from opendataflow_dagster.config import passkey
-from tests import spark_archive
-from tests.postgres import Server
+from tests.support import spark_archive
+from tests.support.postgres import Server
 
 os.environ.setdefault("SPARK_SUBMIT_OPTS", spark_archive.options())
 
 pytest_plugins = [
-    "tests.stores",
-    "tests.pooler",
-    "tests.dagster_fixtures",
-    "tests.grids",
-    "tests.spark_fixtures",
-    "tests.spark_cluster",
-    "tests.spark_connect",
-    "tests.spark_lines",
+    "tests.support.store_fixtures",
+    "tests.support.pooler",
+    "tests.support.dagster_fixtures",
+    "tests.support.dagster_instances",
+    "tests.support.spark_fixtures",
+    "tests.support.spark_cluster",
+    "tests.support.spark_connect",
+    "tests.support.spark_line",
 ]
+
+TESTS = Path(__file__).parent
+LONG_FILES = ("e2e", "spark", "pipelines", "dagster")  # folders, the slowest first
 
 _numbers = count(1)
 
@@ -47,12 +50,18 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Shuffle the files; by the same seed, all workers of xdist have the same order."""
+    """Start with the folders of long files, or shuffle; all workers of xdist need one order."""
+    files = sorted({item.path for item in items}, key=lambda path: (_folder_rank(path), path))
     if seed := config.getoption("shuffle"):
-        files = sorted({item.path for item in items})
         random.Random(seed).shuffle(files)
-        turns = {path: turn for turn, path in enumerate(files)}
-        items.sort(key=lambda item: turns[item.path])
+    turns = {path: turn for turn, path in enumerate(files)}
+    items.sort(key=lambda item: turns[item.path])
+
+
+def _folder_rank(path: Path) -> int:
+    """A worker that begins a long file last keeps the run going while the others are idle."""
+    folder = path.relative_to(TESTS).parts[0] if path.is_relative_to(TESTS) else ""
+    return LONG_FILES.index(folder) if folder in LONG_FILES else len(LONG_FILES)
 
 
 class Failures:

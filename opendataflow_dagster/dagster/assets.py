@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 SILENT = "__source_asset_observation__"
 """On an output, it keeps Dagster from reporting the asset for every partition of the run, made or
-not. It is a word of Dagster's own: `tests/test_assets.py` tells when it means nothing any more."""
+not. It is a word of Dagster's own: `tests/dagster/test_assets.py` fails once it means nothing."""
 
 RESOURCE = "dataflow"
 """The key of the resource by which a step finds the tables."""

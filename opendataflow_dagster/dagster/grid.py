@@ -1,7 +1,7 @@
 """The partition grid of a Dagster instance, read and written as Dagster itself stores it.
 
 Dagster has no public way to show a partition as in progress, failed or missing for work that it
-didn't do. This module alone uses what isn't public; `tests/test_mirror.py` fails loudly on a
+didn't do. This module alone uses what isn't public; `tests/dagster/test_grid.py` fails loudly on a
 version of Dagster that it wasn't tried with.
 
 A partition is in progress or failed when its newest planned materialization belongs to a run that

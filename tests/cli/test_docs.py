@@ -1,0 +1,55 @@
+"""What the documents say of the code is true."""
+
+import re
+import runpy
+from pathlib import Path
+
+from opendataflow_dagster.cli.app import COMMANDS
+from opendataflow_dagster.model import ABSENT, TRANSITIONS
+
+ROOT = Path(__file__).parents[2]
+FENCED = re.compile(r"^```\w*\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+EXPLAINED = re.compile(r"`odf ([a-z-]+)|^odf ([a-z-]+)", re.MULTILINE)
+
+
+def test_the_page_of_commands_is_what_the_commands_say() -> None:
+    page = runpy.run_path(str(ROOT / "docs" / "commands.py"))["page"]()
+    assert (ROOT / "docs" / "commands.md").read_text() == page, "run `make docs`"
+
+
+def test_the_picture_of_the_statuses_has_every_transition_and_no_other() -> None:
+    drawn = set()
+    page = (ROOT / "docs" / "statuses.md").read_text()
+    for before, after, acts in re.findall(
+        r"^    (\[\*\]|[A-Z]+) --> ([A-Z]+): (.*)$", page, re.MULTILINE
+    ):
+        start = ABSENT if before == "[*]" else before
+        drawn |= {(act, start, after) for act in acts.split(", ")}
+    assert drawn == {
+        (act, before, after)
+        for act, moves in TRANSITIONS.items()
+        for after, befores in moves.items()
+        for before in befores
+    }
+
+
+def test_every_command_that_the_documents_name_exists() -> None:
+    later = {"serve", "pipeline"}
+    for page in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]:
+        for pair in EXPLAINED.findall(page.read_text()):
+            name = pair[0] or pair[1]
+            assert name in COMMANDS or name in later, f"{page.name} names `odf {name}`"
+
+
+def test_links_of_the_readme_lead_somewhere() -> None:
+    for target in re.findall(r"\]\(([^)#]+)\)", (ROOT / "README.md").read_text()):
+        assert (ROOT / target).exists(), target
+
+
+def test_who_posts_to_a_server_that_was_just_started_waits_for_it() -> None:
+    for page in [ROOT / "README.md", *(ROOT / "docs").glob("*.md"), *ROOT.glob("examples/*/*.md")]:
+        for block in re.findall(FENCED, page.read_text()):
+            _, served, then = block.partition("odf serve")
+            if served and "&" in then.splitlines()[0] and "curl" in then:
+                first = then[then.index("curl") :].replace("\\\n", "").splitlines()[0]
+                assert "--retry-connrefused" in first, f"{page.name}: {first}"

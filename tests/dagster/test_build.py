@@ -1,0 +1,422 @@
+"""Everything in one call: what `build_definitions` makes, merges and refuses."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import dagster as dg
+import pytest
+
+from opendataflow_dagster import (
+    Chunk,
+    DataflowIOManager,
+    DataflowResource,
+    DataflowTranslator,
+    build_definitions,
+    dataflow_assets,
+    dataflow_check,
+)
+from opendataflow_dagster.errors import DataflowError, NoDatabase, WrongUse
+from tests.support.postgres import Server
+from tests.support.store_fixtures import put, register, status
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture
+def dataflow(sqlite_url: str) -> Iterator[DataflowResource]:
+    """Tables with two jobs in a row: bobin → loadbob → bobout → report → reported."""
+    made = DataflowResource(url=sqlite_url)
+    made.store.init()
+    register(made.store, "loadbob", ["bobin"], ["bobout"])
+    register(made.store, "report", ["bobout"], ["reported"])
+    yield made
+    for store in (made.store, made.patient_store(0.0)):
+        store.close()
+    if "person" in vars(made.store):
+        vars(made.store)["person"].close()
+
+
+def script(name: str, text: str = "exit 0", mode: int = 0o755) -> Path:
+    """A script in the test's folder."""
+    path = Path(name)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(mode)
+    return path
+
+
+def shown(defs: dg.Definitions) -> dict[str, bool]:
+    """Asset → whether something here makes it."""
+    graph = defs.resolve_asset_graph()
+    return {
+        key.to_user_string(): graph.get(key).is_materializable for key in graph.get_all_asset_keys()
+    }
+
+
+def make(chunk: Chunk) -> None:
+    """Make nothing of a chunk."""
+
+
+def test_all_datasets_are_assets_and_those_of_jobs_here_can_be_made(
+    dataflow: DataflowResource,
+) -> None:
+    defs = build_definitions(
+        dataflow, functions={"report": make}, scripts={"loadbob": script("loadbob.sh")}
+    )
+
+    assert shown(defs) == {"bobin": False, "bobout": True, "reported": True}
+    assert {each.name for each in defs.sensors or ()} == {
+        "opendataflow_reconcile",
+        "opendataflow_catch_up",
+        "opendataflow_settle_failed_runs",
+        "opendataflow_settle_canceled_runs",
+    }
+    resources = defs.resources or {}
+    assert resources["dataflow"] is dataflow
+    assert isinstance(resources["dataflow_io_manager"], DataflowIOManager)
+    dg.Definitions.validate_loadable(defs)
+
+
+def test_what_launches_runs_is_off_until_somebody_switches_it_on(
+    dataflow: DataflowResource,
+) -> None:
+    register(dataflow.store, "daily", ["today", "bobin"], ["made_daily"])
+
+    def running(automatic: bool) -> set[str]:
+        defs = build_definitions(dataflow, functions={"daily": make}, automatic=automatic)
+        return {
+            each.name
+            for each in [*(defs.sensors or ()), *(defs.schedules or ())]
+            if getattr(each, "default_status", None).name == "RUNNING"  # type: ignore[union-attr]
+        }
+
+    always = {
+        "opendataflow_reconcile",
+        "opendataflow_settle_failed_runs",
+        "opendataflow_settle_canceled_runs",
+    }
+    assert running(False) == always
+    assert running(True) == always | {"opendataflow_catch_up", "opendataflow_today_daily"}
+
+
+def test_a_run_makes_the_chunk_by_the_script(dataflow: DataflowResource) -> None:
+    put(dataflow.store, "bobin", "7")
+    made = script("jobs/loadbob.sh", 'echo "$dataid" > made.txt')
+    defs = build_definitions(dataflow, scripts=str(made.parent))
+    with dg.DagsterInstance.ephemeral() as instance:
+        instance.add_dynamic_partitions("dataflow/bobin", ["7"])
+        job = defs.resolve_implicit_global_asset_job_def()
+        selected = [dg.AssetKey("bobout")]
+        done = job.execute_in_process(
+            instance=instance, asset_selection=selected, partition_key="7"
+        )
+
+    assert done.success
+    assert Path("made.txt").read_text() == "7\n"
+    assert status(dataflow.store, "bobout", "7", "loadbob") == "READY"
+
+
+def test_of_a_folder_the_executables_that_are_called_like_a_job_are_taken(
+    dataflow: DataflowResource,
+) -> None:
+    for name in ("loadbob.py", "loadbob.sh~", "setup.sh", ".hidden"):
+        script(f"jobs/{name}")
+    script("jobs/report.sql", mode=0o644)
+    Path("jobs/report").mkdir()
+
+    assert shown(build_definitions(dataflow, scripts="jobs")) == {
+        "bobin": False,
+        "bobout": True,
+        "reported": False,
+    }
+
+    script("jobs/loadbob.sh")
+    with pytest.raises(WrongUse, match=r"Job 'loadbob' is given twice: by script \S+loadbob.py"):
+        build_definitions(dataflow, scripts=Path("jobs"))
+
+
+def test_a_relative_script_is_found_from_another_folder_later(
+    dataflow: DataflowResource, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(dataflow.store, "bobin", "7")
+    script("loadbob.sh", 'echo "$1" > told.txt')
+    defs = build_definitions(dataflow, scripts={"loadbob": ["./loadbob.sh", "told"]})
+    Path("elsewhere").mkdir()
+    monkeypatch.chdir("elsewhere")
+    with dg.DagsterInstance.ephemeral() as instance:
+        instance.add_dynamic_partitions("dataflow/bobin", ["7"])
+        job = defs.resolve_implicit_global_asset_job_def()
+        job.execute_in_process(
+            instance=instance, asset_selection=[dg.AssetKey("bobout")], partition_key="7"
+        )
+
+    assert Path("told.txt").read_text() == "told\n"
+
+
+def test_jobs_leaves_out_what_has_nothing_to_do_with_them(dataflow: DataflowResource) -> None:
+    register(dataflow.store, "third", ["reported"], ["thrice"])
+
+    assert shown(build_definitions(dataflow, jobs=["report"])) == {
+        "bobout": False,
+        "reported": False,
+    }
+    assert set(shown(build_definitions(dataflow, jobs=["third"], functions={"report": make}))) == {
+        "bobout",
+        "reported",
+        "thrice",
+    }
+
+
+def test_an_empty_database_loads() -> None:
+    made = DataflowResource(url="sqlite:///empty.db")
+    made.store.init()
+
+    assert shown(build_definitions(made)) == {}
+    dg.Definitions.validate_loadable(build_definitions(made, scripts="."))
+
+
+# --- a project that has been there before -------------------------------------------------------
+
+
+def test_it_merges_with_a_projects_own_definitions(dataflow: DataflowResource) -> None:
+    @dg.asset
+    def mine(dataflow: DataflowResource) -> int:
+        return len(dataflow.catalog().jobs)
+
+    @dataflow_assets(job="report", dataflow=dataflow)
+    def report(chunk: Chunk) -> None: ...
+
+    own = dg.Definitions(
+        assets=[mine],
+        schedules=[dg.ScheduleDefinition(name="own", target=[mine], cron_schedule="0 6 * * *")],
+        resources={"dataflow": dataflow, "io_manager": dg.mem_io_manager},
+        executor=dg.in_process_executor,
+    )
+    merged = dg.Definitions.merge(own, build_definitions(dataflow, assets=[report]))
+
+    dg.Definitions.validate_loadable(merged)
+    assert shown(merged) == {"mine": True, "bobin": False, "bobout": False, "reported": True}
+    with dg.DagsterInstance.ephemeral() as instance:
+        job = merged.resolve_implicit_global_asset_job_def()
+        done = job.execute_in_process(
+            instance=instance, asset_selection=[dg.AssetKey("mine")], raise_on_error=True
+        )
+    assert done.output_for_node("mine") == 2
+
+
+def test_assets_of_other_kinds_stand_beside_ours(dataflow: DataflowResource) -> None:
+    partitions = DataflowTranslator().partitions_def("bobin")
+
+    @dg.asset(name="bobout", partitions_def=partitions, io_manager_key="dataflow_io_manager")
+    def plain() -> bytes:
+        return b""
+
+    defs = build_definitions(
+        dataflow, assets=[plain, dg.AssetSpec("another")], functions={"report": make}
+    )
+
+    assert shown(defs) == {"another": False, "bobin": False, "bobout": True, "reported": True}
+    dg.Definitions.validate_loadable(defs)
+
+
+def test_a_translator_renames_everywhere(dataflow: DataflowResource) -> None:
+    class Prefixed(DataflowTranslator):
+        def asset_key(self, datasetid: str) -> dg.AssetKey:
+            return super().asset_key(datasetid).with_prefix("flow")
+
+        def metadata(self, dataset, jobid):
+            return {}
+
+    @dataflow_assets(job="report", dataflow=dataflow, translator=Prefixed())
+    def report(chunk: Chunk) -> None: ...
+
+    defs = build_definitions(dataflow, assets=[report], translator=Prefixed())
+    assert shown(defs) == {"flow/bobin": False, "flow/bobout": False, "flow/reported": True}
+    with pytest.raises(WrongUse, match="Job 'report' is given twice"):
+        build_definitions(
+            dataflow, assets=[report], translator=Prefixed(), functions={"report": make}
+        )
+
+
+def test_checks_go_to_the_job_that_writes_their_dataset(dataflow: DataflowResource) -> None:
+    @dataflow_check(dataset="bobout")
+    def has_rows(chunk: Chunk) -> bool:
+        return True
+
+    given = {"loadbob": script("loadbob.sh")}
+    defs = build_definitions(dataflow, scripts=given, functions={"report": make}, checks=[has_rows])
+    keys = defs.resolve_asset_graph().asset_check_keys
+    assert {(each.asset_key.to_user_string(), each.name) for each in keys} == {
+        ("bobout", "has_rows")
+    }
+    with pytest.raises(WrongUse, match="Check 'has_rows' is for dataset 'bobout', which"):
+        build_definitions(dataflow, functions={"report": make}, checks=[has_rows])
+
+    @dataflow_assets(job="loadbob", dataflow=dataflow)
+    def loadbob(chunk: Chunk) -> None: ...
+
+    with pytest.raises(WrongUse, match=r"or give it to @dataflow_assets\(checks=…\)"):
+        build_definitions(dataflow, assets=[loadbob], checks=[has_rows])
+
+
+# --- what is refused, in one line ---------------------------------------------------------------
+
+
+def test_bad_input_gets_one_clear_line(dataflow: DataflowResource) -> None:
+    good = script("loadbob.sh")
+    script("plain.sh", mode=0o644)
+    register(dataflow.store, "again", ["bobin"], ["bobout"])
+
+    @dataflow_assets(job="loadbob", dataflow=dataflow)
+    def loadbob(chunk: Chunk) -> None: ...
+
+    class Other(DataflowTranslator):
+        def asset_key(self, datasetid: str) -> dg.AssetKey:
+            return dg.AssetKey(["other", datasetid])
+
+    class Same(DataflowTranslator):
+        def asset_key(self, datasetid: str) -> dg.AssetKey:
+            return dg.AssetKey("same")
+
+    @dg.asset(name="bobout")
+    def mine() -> None: ...
+
+    refused = {
+        r"Job 'lodbob', which script \S*loadbob.sh is given for, isn't registered \(these are: "
+        r"again, loadbob, report\). Run: odf job add lodbob --in DATASET --out DATASET": {
+            "scripts": {"lodbob": good}
+        },
+        r"Job 'nope', which function make is given": {"functions": {"nope": make}},
+        r"Job 'nope' isn't registered, so it can't be an asset": {"jobs": ["nope"]},
+        r"The script of job 'loadbob' cannot start: \S+/gone.sh: not found.": {
+            "scripts": {"loadbob": "./gone.sh"}
+        },
+        r"The script of job 'loadbob' cannot start: \S+plain.sh: not executable: run `chmod": {
+            "scripts": {"loadbob": ["./plain.sh", "-x"]}
+        },
+        r"The script of job 'loadbob' cannot start: loadbob.sh: not found in PATH; for the file "
+        r"in this folder write ./loadbob.sh": {"scripts": {"loadbob": "loadbob.sh"}},
+        r"The script of job 'loadbob' is empty": {"scripts": {"loadbob": []}},
+        r"The folder of scripts 'nowhere' can't be read: No such file": {"scripts": "nowhere"},
+        r"Job 'loadbob' is given twice: by the assets of @dataflow_assets and by script": {
+            "assets": [loadbob],
+            "scripts": {"loadbob": good},
+        },
+        r"Job 'loadbob' is given twice: by function make and by script": {
+            "functions": {"loadbob": make},
+            "scripts": {"loadbob": good},
+        },
+        r"Jobs 'again' and 'loadbob' both write 'bobout'": {
+            "functions": {"loadbob": make, "again": make}
+        },
+        r"Asset 'bobout' is defined twice": {"assets": [mine], "functions": {"loadbob": make}},
+        r"Asset 'bobout' of dataset 'bobout' is called 'other/bobout' by the translator": {
+            "assets": [loadbob],
+            "translator": Other(),
+        },
+        r"Datasets 'bobin' and 'bobout' are both called 'same'": {"translator": Same()},
+        r"What runs job 'loadbob', a AssetsDefinition, isn't a function": {
+            "functions": {"loadbob": loadbob}
+        },
+    }
+    for message, given in refused.items():
+        with pytest.raises(DataflowError, match=message) as refusal:
+            build_definitions(dataflow, **given)
+        assert len(str(refusal.value).splitlines()) == 1
+
+
+def test_many_registered_jobs_are_not_all_named(dataflow: DataflowResource) -> None:
+    for number in range(30):
+        register(dataflow.store, f"job{number}", ["bobin"], [f"made{number}"])
+
+    with pytest.raises(WrongUse, match=r"these are: job0, .* and 22 more\)"):
+        build_definitions(dataflow, functions={"nope": make})
+
+
+def test_with_the_database_away_the_pages_open_with_what_was_there(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    # Not the server that all tests share: Dagster may still ask it for the state of definitions.
+    with Server() as server:
+        dataflow = DataflowResource(url=server.url())
+        dataflow.store.init()
+        register(dataflow.store, "loadbob", ["bobin"], ["bobout"])
+        before = shown(build_definitions(dataflow, functions={"loadbob": make}))
+        vars(dataflow.store).pop("person").close()
+        dataflow.store.close()
+        server.stop("immediate")
+
+        assert shown(build_definitions(dataflow, functions={"loadbob": make})) == before
+        assert "can't be read" in caplog.text
+
+        unseen = DataflowResource(url=server.url(), schema_="never_seen")
+        with pytest.raises(NoDatabase, match=r"Cannot connect .* `odf doctor`"):
+            build_definitions(unseen)
+        dataflow.patient_store(0.0).close()
+
+
+# --- this repository's own location -------------------------------------------------------------
+
+
+def test_this_repositorys_location_shows_the_demo(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    demo = tmp_path / "demo"
+    monkeypatch.setenv("ODF_DEMO", str(demo))
+    environ = os.environ | {"DATAFLOW_URL": f"sqlite:///{demo}/.dataflow/dataflow.db"}
+
+    def odf(*words: str) -> None:
+        subprocess.run(
+            [sys.executable, "-m", "opendataflow_dagster.cli", *words],
+            env=environ,
+            check=True,
+            capture_output=True,
+        )
+
+    demo.mkdir()
+    odf("init")
+    odf("job", "add", "check", "--in", "sales", "--out", "checked")
+    odf("job", "add", "report", "--in", "checked", "--out", "report")
+    for name in ("check", "report"):
+        script(f"{demo}/{name}.sh")
+
+    dagster = Path(sys.executable).parent / "dagster"
+    done = subprocess.run(
+        [dagster, "definitions", "validate", "-w", "workspace.yaml"],
+        cwd=ROOT,
+        env=os.environ | {"DAGSTER_HOME": str(tmp_path)},
+        check=False,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    monkeypatch.syspath_prepend(str(ROOT))
+    from definitions import defs
+
+    assert shown(defs) == {"sales": False, "checked": True, "report": True}
+
+
+def test_the_ui_doesnt_start_on_a_port_that_is_taken(tmp_path: Path) -> None:
+    import socket
+
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        for told, message in {
+            str(port): f"Port {port} is taken by another program. Choose another: make ui PORT=",
+            "http": "PORT=http is no port. Give a number",
+        }.items():
+            done = subprocess.run(
+                [ROOT / "definitions" / "ui.sh"],
+                check=False,
+                capture_output=True,
+                text=True,
+                env=os.environ | {"PORT": told, "ODF_DEMO": str(tmp_path / "demo")},
+            )
+            assert done.returncode == 1
+            assert message in done.stderr
+    assert not (tmp_path / "demo").exists()

@@ -1,0 +1,353 @@
+"""The YAML component: what its attributes do, its state, and what its scaffolder writes."""
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from itertools import count
+from pathlib import Path
+from traceback import format_exception
+
+import dagster as dg
+import pytest
+import yaml
+
+from opendataflow_dagster import DataflowResource, OpenDataFlowComponent
+from opendataflow_dagster.dagster.component import Scaffolder
+from opendataflow_dagster.errors import NoDatabase
+from opendataflow_dagster.store.registry import add_dataset
+from tests.support.store_fixtures import register
+
+TYPE = "opendataflow_dagster.OpenDataFlowComponent"
+Load = Callable[..., dg.Definitions]
+
+_numbers = count(1)
+
+# Dagster's own loading of a project uses what it warns of itself, and what pydantic does.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::dagster.BetaWarning"),
+    pytest.mark.filterwarnings("ignore::dagster.PreviewWarning"),
+    pytest.mark.filterwarnings("ignore:`parse_obj_as` is deprecated"),
+]
+
+
+@pytest.fixture
+def dataflow(sqlite_url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[DataflowResource]:
+    """Tables with bobin → loadbob → bobout, which the environment names."""
+    monkeypatch.setenv("BOB_URL", sqlite_url)
+    made = DataflowResource(url=sqlite_url)
+    made.store.init()
+    add_dataset(made.store, "bobin", hostname="/data/in")
+    register(made.store, "loadbob", ["bobin"], ["bobout"])
+    yield made
+    for store in (made.store, made.patient_store(0.0)):
+        store.close()
+    vars(made.store)["person"].close()
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty dg project, importable."""
+    name = f"project_{next(_numbers)}"
+    root = tmp_path / "project"
+    folder = root / name / "defs" / "bob"
+    folder.mkdir(parents=True)
+    (root / name / "__init__.py").touch()
+    (root / name / "defs" / "__init__.py").touch()
+    (root / "pyproject.toml").write_text(
+        f'[project]\nname = "{name}"\n[tool.dg]\ndirectory_type = "project"\n'
+        f'[tool.dg.project]\nroot_module = "{name}"\n'
+    )
+    monkeypatch.syspath_prepend(str(root))
+    return folder
+
+
+@pytest.fixture
+def load(project: Path) -> Load:
+    """A function that loads the project with a component of some attributes."""
+
+    def loaded(text: str | None = None, **attributes: object) -> dg.Definitions:
+        attributes = {"url": "{{ env.BOB_URL }}", **attributes}
+        text = text or yaml.safe_dump({"type": TYPE, "attributes": attributes})
+        (project / "defs.yaml").write_text(text)
+        tree = dg.ComponentTree.for_project(project.parents[2])
+        return tree.build_defs()
+
+    return loaded
+
+
+@pytest.fixture
+def in_dev(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As `dg dev` and `dagster dev` start code locations."""
+    monkeypatch.setenv("DAGSTER_IS_DEV_CLI", "1")
+
+
+def specs(defs: dg.Definitions) -> dict[str, dg.AssetSpec]:
+    return {each.key.to_user_string(): each for each in defs.resolve_all_asset_specs()}
+
+
+def states(project: Path) -> list[Path]:
+    return list(project.parent.glob(".local_defs_state/*/state"))
+
+
+def test_without_attributes_it_shows_what_odf_would_use_here(
+    dataflow: DataflowResource, load: Load, monkeypatch: pytest.MonkeyPatch, sqlite_url: str
+) -> None:
+    monkeypatch.setenv("DATAFLOW_URL", sqlite_url)
+    for text in (f"type: {TYPE}\n", f"type: {TYPE}\nattributes: {{}}\n"):
+        assert set(specs(load(text))) == {"bobin", "bobout"}
+
+
+def test_scripts_and_functions_run_jobs(
+    dataflow: DataflowResource, load: Load, project: Path
+) -> None:
+    register(dataflow.store, "report", ["bobout"], ["reported"])
+    register(dataflow.store, "sums", ["bobout"], ["summed"])
+    (project / "made.py").write_text("def sums(chunk):\n    pass\n")
+    (project / "jobs").mkdir()
+    for path in (project / "loadbob.sh", project / "jobs" / "report.sh"):
+        path.write_text("#!/bin/sh\n")
+        path.chmod(0o755)
+
+    def made(**attributes: object) -> set[str]:
+        graph = load(**attributes).resolve_asset_graph()
+        return {key.to_user_string() for key in graph.materializable_asset_keys}
+
+    assert made() == set()
+    assert made(scripts={"loadbob": "./loadbob.sh"}) == {"bobout"}
+    assert made(scripts={"loadbob": ["./loadbob.sh", "-v"]}) == {"bobout"}
+    assert made(scripts={"loadbob": "true"}) == {"bobout"}  # by PATH
+    assert made(scripts="jobs") == {"reported"}
+    module = f"{project.parents[1].name}.defs.bob.made"
+    assert made(functions={"sums": f"{module}.sums"}) == {"summed"}
+    assert made(functions={"sums": ".made.sums"}, scripts="./jobs") == {"summed", "reported"}
+
+
+def test_the_pipelines_of_a_project_are_assets_and_need_no_tables_to_load(
+    dataflow: DataflowResource, load: Load, project: Path, sqlite_url: str
+) -> None:
+    for name in ("shop", "market"):
+        folder = project / name / "pipelines" / f"{name}_daily"
+        folder.mkdir(parents=True)
+        (folder / "tidy.py").write_text("def run(df):\n    return df\n")
+        (project / name / "project.yml").write_text(
+            f"name: {name}\npipelines:\n  - slug: {name}_daily\n    sources: [bobout]\n"
+            "    transformations: [tidy]\n"
+        )
+    (project / "shop" / "project.yml").write_text(
+        (project / "shop" / "project.yml").read_text() + "  - slug: broken\n"
+    )
+
+    defs = load(project="./shop")
+    made = defs.resolve_assets_def(dg.AssetKey("shop_daily"))
+    assert made.asset_deps[dg.AssetKey("shop_daily")] == {dg.AssetKey("bobout")}
+    assert defs.executor is dg.in_process_executor
+    both = load(project=["shop", "market"]).resolve_asset_graph()
+    assert {key.to_user_string() for key in both.materializable_asset_keys} == {
+        "shop_daily",
+        "market_daily",
+    }
+    jobs = {plan for plan in dataflow.catalog().jobs if plan.endswith("_daily")}
+    assert jobs == {"shop_daily", "market_daily"}  # the state is written once they are
+
+    Path(sqlite_url.removeprefix("sqlite:///")).unlink()
+    assert "shop_daily" in specs(load(project="./shop"))
+
+
+@pytest.mark.parametrize("named", [".summing.sums", ".summing:sums", "./summing.py:sums"])
+def test_a_function_of_spark_is_named_by_its_module_or_its_file(
+    dataflow: DataflowResource, load: Load, project: Path, named: str
+) -> None:
+    register(dataflow.store, "sums", ["bobout"], ["summed"])
+    (project / "summing.py").write_text(
+        "from pyspark.sql import DataFrame\n"
+        "def sums(bobout: DataFrame) -> DataFrame:\n    return bobout.groupBy().sum()\n"
+    )
+
+    defs = load(functions={"sums": named}, spark={"spark.master": "local[3]"})
+
+    made = defs.resolve_assets_def(dg.AssetKey("summed"))
+    assert {"spark"} <= made.specs_by_key[dg.AssetKey("summed")].kinds
+    assert "pyspark" in made.required_resource_keys
+    resource = (defs.resources or {})["pyspark"]
+    assert resource.spark_config == {"spark.master": "local[3]"}
+    with pytest.raises(Exception) as raised:
+        load(functions={"sums": "./gone.py:sums"})
+    assert f"There is no file {project}/./gone.py" in "".join(format_exception(raised.value))
+
+
+def test_a_translation_says_how_datasets_are_called_and_shown(
+    dataflow: DataflowResource, load: Load
+) -> None:
+    found = specs(
+        load(
+            scripts={"loadbob": "true"},
+            translation={
+                "key_prefix": ["flow", "bob"],
+                "group_name": "{{ data.datasetid }}_group",
+                "description": "in {{ data.columns.hostname }}",
+                "tags": {"team": "data", "size": 3},
+                "owners": ["team:data"],
+                "kinds": ["csv"],
+                "metadata": {"seen": "{{ spec.group_name }}"},
+            },
+        )
+    )
+    bobin, bobout = found["flow/bob/bobin"], found["flow/bob/bobout"]
+    assert [dep.asset_key for dep in bobout.deps] == [bobin.key]
+    assert (bobin.group_name, bobin.description) == ("bobin_group", "in /data/in")
+    assert bobin.tags == {"team": "data", "size": "3", "dagster/kind/csv": ""}
+    assert bobout.tags["opendataflow/job"] == "loadbob"
+    assert list(bobin.owners) == ["team:data"]
+    assert bobin.metadata["seen"] == "bobin"
+    assert bobin.metadata["opendataflow/dataset"] == "bobin"
+    assert set(specs(load(translation={"key": "x/{{ data.datasetid }}"}))) == {
+        "x/bobin",
+        "x/bobout",
+    }
+
+
+def test_switches_are_those_of_build_definitions(dataflow: DataflowResource, load: Load) -> None:
+    register(dataflow.store, "daily", ["today"], ["made_daily"])
+    given = {"scripts": {"daily": "true"}}
+
+    assert not load(**given, sensors=False, schedules=False).sensors
+    assert not load(**given, sensors=False, schedules=False).schedules
+    [schedule] = load(**given, automatic=True).schedules or ()
+    assert schedule.default_status.name == "RUNNING"  # type: ignore[union-attr]
+    assert set(specs(load(jobs=["daily"]))) == {"made_daily"}
+
+
+# --- the state ----------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("in_dev")
+def test_in_dev_each_start_reads_what_is_registered(
+    dataflow: DataflowResource, load: Load, project: Path
+) -> None:
+    assert set(specs(load())) == {"bobin", "bobout"}
+    assert len(states(project)) == 1
+    register(dataflow.store, "report", ["bobout"], ["reported"])
+    assert set(specs(load())) == {"bobin", "bobout", "reported"}
+
+
+def test_a_deployment_loads_from_the_state_without_the_database(
+    dataflow: DataflowResource, load: Load, project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as dev:
+        dev.setenv("DAGSTER_IS_DEV_CLI", "1")
+        load(scripts={"loadbob": "true"})
+    register(dataflow.store, "report", ["bobout"], ["reported"])
+    read = []
+    monkeypatch.setattr(DataflowResource, "catalog", lambda self: read.append(self))
+
+    assert set(specs(load(scripts={"loadbob": "true"}))) == {"bobin", "bobout"}
+    assert read == []
+
+
+@pytest.mark.usefixtures("in_dev")
+def test_with_the_database_away_what_was_registered_stays(
+    dataflow: DataflowResource,
+    load: Load,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    before = set(specs(load()))
+
+    def away(self: DataflowResource) -> None:
+        raise NoDatabase("It is away. Run `odf doctor`.")
+
+    monkeypatch.setattr(DataflowResource, "catalog", away)
+    assert set(specs(load())) == before
+    assert "What was registered before is shown: It is away" in caplog.text
+
+
+@pytest.mark.usefixtures("in_dev")
+def test_with_no_database_ever_the_error_says_what_to_do(
+    load: Load, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("BOB_URL", "sqlite:////nowhere/to/be/found.db")
+    with pytest.raises(Exception, match="Error while") as failed:
+        load()
+    causes = []
+    error: BaseException | None = failed.value
+    while error:
+        causes.append(str(error))
+        error = error.__cause__
+    assert any("Run `odf init` to create it" in each for each in causes)
+
+
+def test_the_states_key_holds_no_password_and_no_folder_of_one_machine() -> None:
+    def key(**attributes: str) -> str:
+        return OpenDataFlowComponent(**attributes).defs_state_config.key
+
+    assert key() == "OpenDataFlowComponent[here]"
+    assert "secret" not in key(url="postgresql://me:secret@db1/flow")
+    assert key(url="postgresql://me@db1/flow") != key(url="postgresql://me@db2/flow")
+    assert key(config="/a/b/c/d.properties") == key(config="/x/c/d.properties")
+    assert key(schema_name="one") != key(schema_name="two")
+
+
+# --- what `dg` says -----------------------------------------------------------------------------
+
+
+def dg_command(root: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    """Run `dg` in a project, as a person would; it finds the component by its entry point."""
+    return subprocess.run(
+        [Path(sys.executable).parent / "dg", *words],
+        cwd=root,
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=100,
+        env=os.environ | {"DAGSTER_HOME": str(root.parent)},
+    )
+
+
+def test_the_scaffolded_file_is_explained_and_valid(
+    dataflow: DataflowResource, project: Path, monkeypatch: pytest.MonkeyPatch, sqlite_url: str
+) -> None:
+    monkeypatch.setenv("DATAFLOW_URL", sqlite_url)
+    root = project.parents[2]
+
+    made = dg_command(root, "scaffold", "defs", TYPE, "flow")
+    assert made.returncode == 0, made.stderr
+    text = (project.parent / "flow" / "defs.yaml").read_text()
+    assert "# What runs the jobs" in text
+    project.rmdir()
+
+    checked = dg_command(root, "check", "yaml")
+    assert checked.returncode == 0, checked.stdout + checked.stderr
+
+    (project.parent / "flow" / "defs.yaml").write_text(f"type: {TYPE}\nattributes:\n  script: x\n")
+    checked = dg_command(root, "check", "yaml")
+    assert checked.returncode == 1
+    assert "'script' was unexpected" in checked.stdout + checked.stderr
+
+
+def test_every_line_that_the_scaffolder_comments_out_is_right(
+    dataflow: DataflowResource, load: Load, project: Path
+) -> None:
+    request = dg.ScaffoldRequest(
+        type_name=TYPE, target_path=project, scaffold_format="yaml", project_root=None, params=None
+    )
+    Scaffolder().scaffold(request)
+    text = (project / "defs.yaml").read_text()
+    uncommented = re.sub(r"^  # ( *\w+: ?.*)$", r"  \1", text, flags=re.MULTILINE)
+    attributes = yaml.safe_load(uncommented)["attributes"]
+
+    assert set(attributes) == {
+        "url",
+        "config",
+        "scripts",
+        "functions",
+        "project",
+        "spark",
+        "translation",
+        "sensors",
+        "schedules",
+        "automatic",
+    }
+    assert set(attributes) <= set(OpenDataFlowComponent.model_fields)
+    OpenDataFlowComponent.model().model_validate(attributes)

@@ -1,0 +1,228 @@
+"""The grid of a Dagster instance, read and written: what only `grid.py` may do."""
+
+import re
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import dagster as dg
+import pytest
+from dagster import __version__ as dagster_version
+
+from opendataflow_dagster.dagster.events import VERSION_TAG
+from opendataflow_dagster.dagster.grid import SHADOW_TAG, Mirror
+from opendataflow_dagster.errors import WrongUse
+from opendataflow_dagster.model import FAILED, HOLD, READY, RESUBMIT, RUNNING
+
+KEY = dg.AssetKey(["orders"])
+PARTS = dg.DynamicPartitionsDefinition(name="d")
+TRIED_WITH = "1.13.27"
+"""The Dagster whose private parts the mirror was tried with."""
+
+PACKAGE = Path(__file__).parents[2] / "opendataflow_dagster"
+
+
+def made(*partitions: str, version: str = "1") -> list[dg.AssetMaterialization]:
+    return [
+        dg.AssetMaterialization(KEY, partition=each, tags={VERSION_TAG: version})
+        for each in partitions
+    ]
+
+
+@pytest.fixture
+def mirror(instance: dg.DagsterInstance) -> Mirror:
+    instance.add_dynamic_partitions("d", ["1", "2", "3"])
+    return Mirror(instance)
+
+
+def test_this_is_the_dagster_that_the_mirror_was_tried_with() -> None:
+    assert dagster_version == TRIED_WITH, (
+        f"grid.py uses what isn't public, and was tried with Dagster {TRIED_WITH}. Run this file "
+        f"and test_reconcile.py beside it on {dagster_version}; if they pass, set TRIED_WITH here."
+    )
+
+
+def test_only_the_mirror_uses_what_is_not_public() -> None:
+    private = re.compile(r"^\s*(from|import) dagster(?!_pyspark)(_\w+)?\.?_", re.MULTILINE)
+    users = [path.name for path in PACKAGE.rglob("*.py") if private.search(path.read_text())]
+    assert users == ["grid.py"]
+
+
+def test_each_status_has_its_square(mirror: Mirror) -> None:
+    mirror.make(made("1"))
+    assert mirror.grid(KEY, PARTS) == {"1": READY}
+    mirror.plan(KEY, ["2"], RUNNING)
+    mirror.plan(KEY, ["3"], FAILED)
+    assert mirror.grid(KEY, PARTS) == {"1": READY, "2": RUNNING, "3": FAILED}
+    mirror.plan(KEY, ["1"], RESUBMIT)
+    mirror.plan(KEY, ["2"], HOLD)
+    mirror.forget_cache(KEY)
+    assert mirror.grid(KEY, PARTS) == {"1": FAILED, "2": FAILED, "3": FAILED}
+    mirror.make(made("1", "3", version="2"))
+    assert mirror.grid(KEY, PARTS) == {"1": READY, "2": FAILED, "3": READY}
+
+
+def test_what_is_stored_tells_version_and_word(mirror: Mirror) -> None:
+    mirror.make(made("1", "2", version="17"))
+    mirror.plan(KEY, ["2"], RESUBMIT)
+    mirror.plan(KEY, ["3"], RUNNING)
+    shown = mirror.shown(KEY, ["1", "2", "3", "never"])
+    assert [(each.state, each.version, each.word, each.live) for each in shown.values()] == [
+        (READY, "17", "", False),
+        (FAILED, "17", RESUBMIT, False),
+        (RUNNING, None, RUNNING, False),
+    ]
+    assert mirror.shown(KEY) == shown
+
+
+def test_a_square_can_be_made_missing_again(mirror: Mirror) -> None:
+    mirror.make(made("1", "2"))
+    mirror.plan(KEY, ["3"], FAILED)
+    assert len(mirror.grid(KEY, PARTS)) == 3
+    mirror.clear(KEY, ["1", "3"])
+    assert mirror.grid(KEY, PARTS) == {"2": READY}
+    assert mirror.shown(KEY).keys() == {"2"}
+
+
+def test_four_runs_stand_in_whatever_happens(mirror: Mirror, instance: dg.DagsterInstance) -> None:
+    for word in (RUNNING, FAILED, RESUBMIT, HOLD):
+        for _ in range(2):
+            mirror.plan(KEY, ["1"], word)
+            Mirror(instance).plan(KEY, ["2"], word)
+    runs = instance.get_runs(dg.RunsFilter())
+    assert {run.tags[SHADOW_TAG]: run.status for run in runs} == {
+        RUNNING: dg.DagsterRunStatus.MANAGED,
+        FAILED: dg.DagsterRunStatus.FAILURE,
+        RESUBMIT: dg.DagsterRunStatus.FAILURE,
+        HOLD: dg.DagsterRunStatus.FAILURE,
+    }
+    assert len(runs) == 4
+    changes = instance.fetch_run_status_changes(dg.DagsterEventType.RUN_FAILURE, limit=10)
+    assert not changes.records, "no sensor on failed runs takes them for real ones"
+
+
+def test_a_real_run_is_live_until_it_ends(mirror: Mirror, instance: dg.DagsterInstance) -> None:
+    @dg.asset(partitions_def=PARTS, key=KEY)
+    def orders() -> None:
+        shown = mirror.shown(KEY, ["1"])["1"]
+        assert (shown.state, shown.live) == (RUNNING, True)
+        raise dg.Failure("as it was told", allow_retries=False)
+
+    done = dg.materialize([orders], instance=instance, partition_key="1", raise_on_error=False)
+    shown = mirror.shown(KEY, ["1"])["1"]
+    assert (shown.state, shown.run_id, shown.word) == (FAILED, done.run_id, "")
+    assert mirror.unfinished({done.run_id}) == set()
+
+
+def test_news_are_what_others_wrote(mirror: Mirror, instance: dg.DagsterInstance) -> None:
+    start = mirror.newest()
+    mirror.make(made("1", "2"))
+    assert mirror.news(start, [KEY]).touched == {}
+    instance.report_runless_asset_event(dg.AssetMaterialization(KEY, partition="2"))
+    instance.report_runless_asset_event(dg.AssetMaterialization("other", partition="2"))
+    assert mirror.news(start, [KEY]).touched == {KEY.to_string(): {"2"}}
+
+
+def test_news_of_the_last_seconds_are_told_again_and_older_ones_are_not(
+    mirror: Mirror, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    instance.report_runless_asset_event(dg.AssetMaterialization(KEY, partition="2"))
+    first = mirror.news(0, [KEY])
+    assert mirror.news(first.cursor, [KEY]).touched == first.touched
+    now = time.time()
+    clock = SimpleNamespace(time=lambda: now + 60)
+    monkeypatch.setattr("opendataflow_dagster.dagster.grid.time", clock)
+    later = mirror.news(first.cursor, [KEY])
+    assert later.touched == first.touched
+    assert mirror.news(later.cursor, [KEY]).touched == {}
+
+
+def test_a_run_that_ended_touches_all_that_it_planned(
+    mirror: Mirror, instance: dg.DagsterInstance
+) -> None:
+    @dg.asset(partitions_def=PARTS, key=KEY)
+    def orders() -> None:
+        raise dg.Failure("as it was told", allow_retries=False)
+
+    dg.materialize([orders], instance=instance, partition_key="3", raise_on_error=False)
+    planned = instance.event_log_storage.get_latest_planned_materialization_info(KEY)
+    assert planned is not None
+    assert mirror.news(planned.storage_id, [KEY]).touched == {KEY.to_string(): {"3"}}
+
+
+def test_marks_tell_of_what_vanished(mirror: Mirror, instance: dg.DagsterInstance) -> None:
+    def marks() -> dict:
+        return mirror.marks([KEY], ["d"])
+
+    mirror.make(made("1"))
+    mirror.plan(KEY, ["2"], FAILED)
+    seen = marks()
+    assert marks() == seen
+    instance.wipe_assets([KEY])
+    assert marks()["assets"] != seen["assets"]
+    instance.delete_dynamic_partition("d", "3")
+    assert marks()["partitions"] != seen["partitions"]
+    instance.add_dynamic_partitions("d", ["4"])
+    assert marks()["partitions"] != seen["partitions"]
+    assert not mirror.runs_were_deleted(*seen["runs"])
+    mirror.plan(KEY, ["2"], RUNNING)
+    assert not mirror.runs_were_deleted(*seen["runs"])
+    instance.delete_run(instance.get_runs()[-1].run_id)
+    assert mirror.runs_were_deleted(*seen["runs"])
+
+
+def test_a_wiped_asset_shows_nothing(mirror: Mirror, instance: dg.DagsterInstance) -> None:
+    mirror.make(made("1"))
+    mirror.plan(KEY, ["2"], FAILED)
+    instance.wipe_assets([KEY])
+    assert mirror.shown(KEY) == {}
+    assert mirror.grid(KEY, PARTS) == {}
+
+
+def test_keys_are_replaced_in_one_piece_and_never_doubled(mirror: Mirror) -> None:
+    mirror.replace_keys("d", ["2", "3"], ["1.5", "2", "3", "1"])
+    assert mirror.keys("d") == ["1", "1.5", "2", "3"]
+    assert mirror.last_keys("d", 2) == ["2", "3"]
+    assert mirror.existing("d", ["1.5", "nope"]) == {"1.5"}
+
+
+def test_thousands_are_written_in_pieces(mirror: Mirror) -> None:
+    many = [str(number) for number in range(2500)]
+    mirror.replace_keys("d", ["1", "2", "3"], many)
+    mirror.make(made(*many))
+    assert len(mirror.grid(KEY, PARTS)) == 2500
+    assert len(mirror.shown(KEY, many)) == 2500
+    mirror.clear(KEY, many)
+    assert mirror.grid(KEY, PARTS) == {}
+
+
+def test_a_storage_that_cannot_be_mirrored_is_refused_in_one_line() -> None:
+    class Other:
+        event_log_storage = run_storage = object()
+
+    with pytest.raises(WrongUse, match=r"in object, which can't mirror .* dagster-postgres"):
+        Mirror(Other())  # type: ignore[arg-type]
+
+
+def test_what_comes_after_a_clearing_is_seen(mirror: Mirror) -> None:
+    mirror.make(made("1", "2"))
+    assert len(mirror.grid(KEY, PARTS)) == 2, "and the cache knows of the newest event"
+    mirror.clear(KEY, ["1", "2"])
+    assert mirror.grid(KEY, PARTS) == {}
+    mirror.make(made("3", version="2"))
+    assert mirror.grid(KEY, PARTS) == {"3": READY}
+    mirror.plan(KEY, ["1"], RUNNING)
+    assert mirror.grid(KEY, PARTS) == {"1": RUNNING, "3": READY}
+
+
+def test_a_cleared_event_stays_in_the_log_of_its_run(
+    mirror: Mirror, instance: dg.DagsterInstance
+) -> None:
+    @dg.asset(partitions_def=PARTS, key=KEY)
+    def orders() -> None: ...
+
+    done = dg.materialize([orders], instance=instance, partition_key="1")
+    kinds = [each.dagster_event_type for each in instance.all_logs(done.run_id)]
+    mirror.clear(KEY, ["1"])
+    assert mirror.grid(KEY, PARTS) == {}
+    assert [each.dagster_event_type for each in instance.all_logs(done.run_id)] == kinds

@@ -1,0 +1,255 @@
+"""What becomes of the chunks of Dagster runs that ended, were canceled, or died."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+import pytest
+
+from opendataflow_dagster.dagster import resources
+from opendataflow_dagster.dagster.resources import DataflowResource
+from opendataflow_dagster.dagster.sensors import (
+    bury_lost_runs,
+    settle_ended_run,
+    settle_ended_runs,
+    settlement_sensors,
+)
+from opendataflow_dagster.model import Recovered
+from opendataflow_dagster.store.runs import begin_work
+from opendataflow_dagster.store.store import Store
+from tests.support.store_fixtures import check, everything, put, register, sql, status, take
+
+RUN = "7c0e2a44-0000-4000-8000-00000000000"
+State = dg.DagsterRunStatus
+
+
+@dg.job
+def anything() -> None:
+    """A job of which only the runs count."""
+
+
+@pytest.fixture(scope="module")
+def instance(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dg.DagsterInstance]:
+    with dg.DagsterInstance.local_temp(str(tmp_path_factory.mktemp("dagster"))) as made:
+        yield made
+
+
+@pytest.fixture
+def job(store: Store) -> Store:
+    """A store with a job that has three chunks to make."""
+    register(store, "job", ["a"], ["b"])
+    for dataid in "123":
+        put(store, "a", dataid)
+    return store
+
+
+def begin(
+    store: Store,
+    instance: dg.DagsterInstance,
+    state: State = State.STARTED,
+    *,
+    owner: str = "w1",
+    worker: bool = True,
+    **tags: str,
+) -> dg.DagsterRun:
+    """A run in some state that has a worker and holds a chunk."""
+    tags = {name.replace("_", "/", 1).replace("_", "-"): value for name, value in tags.items()}
+    run = instance.create_run_for_job(anything, status=state, tags=tags)
+    if worker:
+        begin_work(store, owner, run.run_id, "job", 60)
+        take(store, "job", owner, runid=run.run_id)
+    return run
+
+
+def lose(store: Store, owner: str = "w1") -> None:
+    """Let the lease of a worker, and of its claims, have been over for long."""
+    for table in ("worker", "claim"):
+        sql(
+            store,
+            f"update {table} set lease_end = '2001-01-01 00:00:00' where owner = :owner",
+            owner=owner,
+        )
+
+
+def state(instance: dg.DagsterInstance, run: dg.DagsterRun) -> State:
+    found = instance.get_run_by_id(run.run_id)
+    assert found is not None
+    return found.status
+
+
+def unchanged(store: Store, work: Any) -> bool:
+    """Whether some work settles nothing and writes nothing."""
+    before = everything(store), sql(store, "select * from worker")
+    return work() == [] and (everything(store), sql(store, "select * from worker")) == before
+
+
+@pytest.mark.parametrize(
+    ("ended", "after", "why"),
+    [
+        (State.CANCELED, "HOLD", "terminated by a person in Dagster: run {}"),
+        (State.FAILURE, "RESUBMIT", "run {} failed: w1 lost claim 1 of 5"),
+        (State.SUCCESS, "RESUBMIT", "run {} ended without settling it: w1 lost claim 1 of 5"),
+    ],
+)
+def test_what_an_ended_run_held_is_settled(
+    job: Store, instance: dg.DagsterInstance, ended: State, after: str, why: str
+) -> None:
+    run = begin(job, instance, ended)
+    other = begin(job, instance, owner="w2")
+    assert settle_ended_runs(job, instance) == [
+        Recovered("job", "1", after, why.format(run.run_id))
+    ]
+    assert status(job, "b", "1", "job") == after
+    assert sql(job, "select runid from worker") == [(other.run_id,)]
+    assert unchanged(job, lambda: settle_ended_runs(job, instance))
+    check(job)
+
+
+def test_runs_at_work_and_those_of_another_dagster_are_left_alone(
+    job: Store, instance: dg.DagsterInstance
+) -> None:
+    assert unchanged(job, lambda: settle_ended_runs(job, instance))
+    for number, each in enumerate((State.STARTED, State.STARTING)):
+        begin(job, instance, each, owner=f"w{number}")
+    take(job, "job", "stranger", runid=RUN + "9")
+    assert unchanged(job, lambda: settle_ended_runs(job, instance))
+    assert unchanged(job, lambda: bury_lost_runs(job, instance))
+
+
+def test_a_run_whose_workers_are_gone_is_ended(job: Store, instance: dg.DagsterInstance) -> None:
+    run = begin(job, instance)
+    assert bury_lost_runs(job, instance) == []
+    lose(job)
+    assert bury_lost_runs(job, instance, grace=10**9) == []
+    assert state(instance, run) == State.STARTED
+    why = f"the workers of run {run.run_id} are gone: w1 lost claim 1 of 5"
+    assert bury_lost_runs(job, instance) == [Recovered("job", "1", "RESUBMIT", why)]
+    assert state(instance, run) == State.FAILURE
+    assert unchanged(job, lambda: bury_lost_runs(job, instance))
+    assert unchanged(job, lambda: settle_ended_runs(job, instance))
+    check(job)
+
+
+def test_a_run_that_died_while_it_was_canceled_is_canceled(
+    job: Store, instance: dg.DagsterInstance
+) -> None:
+    run = begin(job, instance, State.CANCELING)
+    lose(job)
+    [settled] = bury_lost_runs(job, instance)
+    assert settled.status == "HOLD"
+    assert settled.reason == f"terminated by a person in Dagster: run {run.run_id}"
+    assert state(instance, run) == State.CANCELED
+
+
+def test_a_run_with_one_worker_alive_goes_on(job: Store, instance: dg.DagsterInstance) -> None:
+    run = begin(job, instance)
+    begin_work(job, "w2", run.run_id, "job", 60)
+    lose(job)
+    assert unchanged(job, lambda: bury_lost_runs(job, instance))
+    assert state(instance, run) == State.STARTED
+
+
+def test_the_lost_worker_of_an_unknown_run_is_settled_by_its_lease(
+    job: Store, instance: dg.DagsterInstance
+) -> None:
+    begin_work(job, "w1", RUN + "8", "job", 60)
+    take(job, "job", "w1", runid=RUN + "8")
+    lose(job)
+    [settled] = bury_lost_runs(job, instance)
+    assert settled.status == "RESUBMIT"
+    assert sql(job, "select * from worker") == []
+
+
+def test_a_run_of_another_dagster_is_left_to_it_for_a_while(
+    job: Store, instance: dg.DagsterInstance
+) -> None:
+    begin_work(job, "w1", RUN + "7", "job", 0)
+    take(job, "job", "w1", runid=RUN + "7")
+    assert unchanged(job, lambda: bury_lost_runs(job, instance))
+    assert [each.status for each in bury_lost_runs(job, instance, silence=-60)] == ["RESUBMIT"]
+
+
+def test_killed_between_the_end_of_the_run_and_its_settlement(
+    job: Store, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = begin(job, instance)
+    lose(job)
+    with monkeypatch.context() as patched:
+        patched.setattr("opendataflow_dagster.dagster.sensors.settle_run", lambda *_, **__: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            bury_lost_runs(job, instance)
+    assert state(instance, run) == State.FAILURE
+    [settled] = settle_ended_runs(job, instance)
+    assert settled.status == "RESUBMIT"
+
+
+def test_a_run_that_died_without_a_worker_is_ended_after_a_while(
+    job: Store, instance: dg.DagsterInstance
+) -> None:
+    ours = {"opendataflow_catch_up": "true"}
+    dead = begin(job, instance, worker=False, **ours)
+    busy = begin(job, instance, **ours)
+    theirs = begin(job, instance, worker=False)
+    assert bury_lost_runs(job, instance) == []
+    assert state(instance, dead) == State.STARTED
+    assert bury_lost_runs(job, instance, silence=-60) == []
+    assert state(instance, dead) == State.FAILURE
+    assert state(instance, busy) == state(instance, theirs) == State.STARTED
+    instance.report_run_canceled(busy)
+
+
+@pytest.mark.parametrize("url", ["postgres"], indirect=True)
+def test_a_claim_that_somebody_keeps_locked_holds_up_no_other(
+    job: Store, instance: dg.DagsterInstance
+) -> None:
+    begin(job, instance, State.FAILURE)
+    begin(job, instance, State.FAILURE, owner="w2")
+    sql(job, "begin")
+    sql(job, "select 1 from claim where dataid = '1' for update")
+    assert [each.dataid for each in settle_ended_runs(job, instance)] == ["2"]
+    sql(job, "rollback")
+    assert [each.dataid for each in settle_ended_runs(job, instance)] == ["1"]
+
+
+def test_one_run_is_settled_at_once_and_no_other(job: Store, instance: dg.DagsterInstance) -> None:
+    one = begin(job, instance, State.FAILURE)
+    begin(job, instance, State.FAILURE, owner="w2")
+    [settled] = settle_ended_run(job, one)
+    assert settled.dataid == "1"
+    assert status(job, "b", "2", "job") == "RUNNING"
+    assert unchanged(job, lambda: settle_ended_run(job, one))
+
+
+def test_the_sensors_settle_at_once_and_say_when_they_cannot(
+    job: Store, url: str, instance: dg.DagsterInstance, tmp_path: Path
+) -> None:
+    failed, canceled = settlement_sensors(DataflowResource(url=url))
+    assert [failed.name, canceled.name] == [
+        "opendataflow_settle_failed_runs",
+        "opendataflow_settle_canceled_runs",
+    ]
+    run = begin(job, instance, State.CANCELED)
+    said: Any = canceled(tell(canceled, instance, run))
+    assert said.skip_message == f"Run {run.run_id} was canceled: 1 chunks settled."
+    assert status(job, "b", "1", "job") == "HOLD"
+
+    away, _ = settlement_sensors(DataflowResource(url=f"sqlite:///{tmp_path / 'away.db'}"))
+    said = away(tell(away, instance, begin(job, instance, State.FAILURE, owner="w2")))
+    assert said.skip_message.startswith("The tables of OpenDataFlow can't be read: There is no dat")
+    assert said.skip_message.endswith("Nothing is settled.")
+    for opened in resources._stores.values():
+        opened.close()
+    resources._stores.clear()
+
+
+def tell(
+    sensor: dg.SensorDefinition, instance: dg.DagsterInstance, run: dg.DagsterRun
+) -> dg.RunStatusSensorContext:
+    """What a status sensor is told of the end of a run."""
+    event = dg.DagsterEvent(
+        event_type_value=dg.DagsterEventType.RUN_CANCELED.value, job_name=run.job_name
+    )
+    return dg.build_run_status_sensor_context(
+        sensor_name=sensor.name, dagster_event=event, dagster_instance=instance, dagster_run=run
+    )

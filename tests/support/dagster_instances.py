@@ -1,0 +1,109 @@
+"""Dagster instances for tests of the grid, and what the grid looks like from outside."""
+
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import dagster as dg
+import pytest
+
+from opendataflow_dagster.dagster.drift import drift
+from opendataflow_dagster.dagster.grid import Mirror
+from opendataflow_dagster.dagster.reconcile import Reconciled, reconcile
+from opendataflow_dagster.dagster.translator import DataflowTranslator
+from opendataflow_dagster.store import registry
+from opendataflow_dagster.store.store import Store, open_store
+from tests.support.postgres import Server
+from tests.support.store_fixtures import close
+
+NAMES = DataflowTranslator()
+
+POSTGRES = """
+storage:
+  postgres:
+    postgres_url: {url}
+telemetry: {{enabled: false}}
+"""
+
+
+@pytest.fixture(scope="session")
+def postgres_instance(postgres_server: Server) -> Iterator[dg.DagsterInstance]:
+    """One instance for the session: making its tables takes seconds."""
+    url = postgres_server.create_database("dagster_grid")
+    with tempfile.TemporaryDirectory() as home:
+        Path(home, "dagster.yaml").write_text(POSTGRES.format(url=url))
+        with dg.DagsterInstance.from_config(home) as instance:
+            yield instance
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def kind(request: pytest.FixtureRequest) -> str:
+    """The kind of database that both the tables and Dagster are kept in."""
+    return request.param
+
+
+@pytest.fixture
+def instance(
+    kind: str, request: pytest.FixtureRequest, tmp_path: Path
+) -> Iterator[dg.DagsterInstance]:
+    """An empty instance on each storage."""
+    if kind == "sqlite":
+        home = tmp_path / "dagster"
+        home.mkdir()
+        (home / "dagster.yaml").write_text("telemetry: {enabled: false}\n")
+        with dg.DagsterInstance.from_config(str(home)) as made:
+            yield made
+    else:
+        server = request.getfixturevalue("postgres_server")
+        if not server.is_running():
+            server.start()
+        made = request.getfixturevalue("postgres_instance")
+        yield made
+        made.wipe()
+        for name in {"dataflow/orders", "dataflow/copies", "dataflow/other", "dataflow/sold", "d"}:
+            Mirror(made).replace_keys(name, made.get_dynamic_partitions(name), [])
+
+
+class Grid:
+    """The tables of a store and the grid of an instance, seen side by side."""
+
+    def __init__(self, store: Store, instance: dg.DagsterInstance) -> None:
+        self.store, self.instance = store, instance
+        self.cursor: str | None = None
+
+    @property
+    def mirror(self) -> Mirror:
+        return Mirror(self.instance)
+
+    def tick(self, **options: object) -> Reconciled:
+        """One tick of the sensor, with the cursor that it would keep."""
+        done = reconcile(self.store, self.mirror, NAMES, self.cursor, **options)  # type: ignore[arg-type]
+        self.cursor = done.cursor
+        return done
+
+    def squares(self, datasetid: str, domain: str = "orders") -> dict[str, str]:
+        """The state of each chunk as the UI gets it, by dataid; without missing ones."""
+        drawn = self.mirror.grid(NAMES.asset_key(datasetid), NAMES.partitions_def(domain))
+        return {NAMES.dataid(part): state for part, state in drawn.items()}
+
+    def keys(self, domain: str = "orders") -> list[str]:
+        keys = self.instance.get_dynamic_partitions(NAMES.partitions_name(domain))
+        return [NAMES.dataid(key) for key in keys]
+
+    def agrees(self) -> None:
+        """Nothing differs, and another tick has nothing to write."""
+        assert drift(self.store, self.mirror) == []
+        again = self.tick()
+        assert (again.writes, again.more) == (0, False)
+
+
+@pytest.fixture
+def grid(kind: str, instance: dg.DagsterInstance, request: pytest.FixtureRequest) -> Iterator[Grid]:
+    """`orders` is read by the job `copy`, which writes `copies`."""
+    store = open_store(request.getfixturevalue(f"{kind}_url"))
+    store.init()
+    registry.add_dataset(store, "orders")
+    registry.add_dataset(store, "copies")
+    registry.add_job(store, "copy", ["orders"], ["copies"])
+    yield Grid(store, instance)
+    close(store)
