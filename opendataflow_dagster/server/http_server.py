@@ -1,4 +1,4 @@
-"""The server that listens: HTTP/1.1, with an end to connections that keep it waiting."""
+"""The HTTP/1.1 server, with a time limit on every wait for a client."""
 
 import asyncio
 import json
@@ -11,16 +11,16 @@ import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from .limits import Limits
-from .request import DRAINED
+from .request import DRAIN_FACTOR
 
-FILES = 4096
-"""Files that the process may have open, if the machine lets it."""
+OPEN_FILES = 4096
+"""Files that the process asks to have open; the machine may allow fewer."""
 
-OTHERS = 100
-"""Of those, what isn't a connection of a client; and connections that are told to come later."""
+RESERVED_FILES = 100
+"""Of those, files that aren't connections; and as many connections to answer 503 on."""
 
-LINGER = 1.0
-"""Seconds in which a client that is one too many may read so."""
+LINGER_SECONDS = 1.0
+"""Seconds in which a client that is one too many may read its 503."""
 
 _FULL = json.dumps({"error": "Too many connections are open. Send it again."}).encode()
 _REFUSAL = (
@@ -30,9 +30,10 @@ _REFUSAL = (
 
 
 def make_server(app: Any, limits: Limits, *, log_level: str = "warning") -> uvicorn.Server:
-    """The server of an application; it keeps to the limits for connections."""
-    most = max(1, min(limits.connections, _files() - 2 * OTHERS))
+    """Create the server of an application, with the limits for connections."""
+    most = max(1, min(limits.connections, _files() - 2 * RESERVED_FILES))
 
+    # uvicorn creates the protocol itself, without arguments of ours: a class carries the limits.
     class Limited(Connection):
         bounds = limits._replace(connections=most)
         waiting: ClassVar[dict[Connection, None]] = {}
@@ -54,16 +55,19 @@ def make_server(app: Any, limits: Limits, *, log_level: str = "warning") -> uvic
 def _files() -> int:
     """How many files may be open, after asking for enough."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = FILES if hard == resource.RLIM_INFINITY else min(hard, FILES)
+    wanted = OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, OPEN_FILES)
     if soft != resource.RLIM_INFINITY and soft < wanted:
         with suppress(OSError, ValueError):
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return FILES if soft == resource.RLIM_INFINITY else soft
+    return OPEN_FILES if soft == resource.RLIM_INFINITY else soft
 
 
 class _Strict(h11.Connection):
-    """Takes no request with two lengths: a proxy may have gone by the other one."""
+    """Refuses a request with two lengths: a proxy may have gone by the other one.
+
+    Then the rest of the body would be read as the next request (request smuggling).
+    """
 
     def next_event(self) -> Any:
         event = super().next_event()
@@ -75,20 +79,22 @@ class _Strict(h11.Connection):
 
 
 class Connection(H11Protocol):
-    """A connection on which a request has to begin in time, and to end once it is answered.
+    """A connection whose client has to send its request in time, and to read the answer in time.
 
-    When there are too many, the one goes for which the server has waited longest: slow clients
-    can't keep out others. One whose request is being worked on stays.
+    When there are too many connections, the server closes the one for whose client it has waited
+    longest, so that slow clients don't keep out others. It never closes one whose request is being
+    handled.
 
-    h11 reads a body whatever the `Upgrade` header offers; httptools takes it for another protocol.
+    It is based on h11, since h11 reads a body whatever the `Upgrade` header offers; httptools would
+    take the body for another protocol.
     """
 
     bounds = Limits()
     waiting: ClassVar[dict["Connection", None]] = {}
-    """The connections of this server on which a client is waited for, the longest first."""
+    """The connections on which the server waits for a client, the longest wait first."""
     _timer: asyncio.TimerHandle | None = None
     _drained: int | None = None
-    """Bytes read of a request that is answered already."""
+    """Bytes read of the body of a request that is answered already."""
     _refused = False
 
     def __init__(self, *given: Any, **more: Any) -> None:
@@ -100,17 +106,17 @@ class Connection(H11Protocol):
         if len(self.connections) > self.bounds.connections:
             self._make_room()
         count = len(self.connections)
-        if count > self.bounds.connections + OTHERS:
+        if count > self.bounds.connections + RESERVED_FILES:
             transport.abort()
         elif count > self.bounds.connections:
             self._refused = True
             transport.write(_REFUSAL)
-            self._close_after(LINGER)
+            self._close_after(LINGER_SECONDS)
         else:
             self._close_after(self.bounds.head)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._stay()
+        self._stop_waiting()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -118,7 +124,7 @@ class Connection(H11Protocol):
             return
         if self._drained is not None:
             self._drained += len(data)
-            if self._drained > DRAINED * self.bounds.body:
+            if self._drained > DRAIN_FACTOR * self.bounds.body:
                 self.transport.close()
                 return
         super().data_received(data)
@@ -126,7 +132,7 @@ class Connection(H11Protocol):
             return
         self._drained = None
         if self.conn.their_state is not h11.IDLE:
-            self._stay()
+            self._stop_waiting()
         elif self._timer is None:  # the next request has begun, and isn't whole
             self._close_after(self.bounds.head)
 
@@ -145,7 +151,7 @@ class Connection(H11Protocol):
     def resume_writing(self) -> None:
         super().resume_writing()
         if self._drained is None:
-            self._stay()
+            self._stop_waiting()
 
     def send_400_response(self, msg: str) -> None:
         try:
@@ -154,14 +160,14 @@ class Connection(H11Protocol):
             self.transport.close()
 
     def _make_room(self) -> None:
-        """End the connection for which was waited longest, if any is waited for."""
+        """Close the connection with the longest wait, if there is one."""
         if slowest := next(iter(self.waiting), None):
-            slowest._stay()
+            slowest._stop_waiting()
             self.connections.discard(slowest)
             slowest.transport.abort()
 
     def _close_after(self, seconds: float) -> None:
-        self._stay()
+        self._stop_waiting()
         self.waiting[self] = None
         self._timer = self.loop.call_later(seconds, self._close)
 
@@ -170,11 +176,11 @@ class Connection(H11Protocol):
             self.transport.abort()  # what is left to write would keep it open
         self.transport.close()
 
-    def _stay(self) -> None:
+    def _stop_waiting(self) -> None:
         self.waiting.pop(self, None)
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
     def _should_upgrade(self) -> bool:
-        return False  # nor does a line of the log tell that
+        return False  # uvicorn would log a warning for each that asks

@@ -1,8 +1,14 @@
-"""How much a client may send, and how fast."""
+"""What a client may send and how fast, and whether a disk has room for it."""
 
+import os
+import tempfile
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import NamedTuple
+
+from ..model import Say
+from ..store.store import Store
 
 
 class Limits(NamedTuple):
@@ -31,9 +37,9 @@ class Limits(NamedTuple):
 
 
 class Rates:
-    """A bucket of tokens per pipeline: it holds a second's worth, and may go into debt once.
+    """A token bucket per pipeline: it holds the tokens of one second, and may go into debt.
 
-    So an array that is larger than the bucket gets through, and what follows it waits.
+    So an array that is larger than the bucket gets through, and posts after it wait for the debt.
     """
 
     def __init__(self, rate: float, clock: Callable[[], float] = time.monotonic) -> None:
@@ -41,7 +47,7 @@ class Rates:
         self._levels: dict[str, tuple[float, float]] = {}
 
     def take(self, slug: str, items: int) -> float:
-        """Take so many tokens, or tell after how many seconds there will be some."""
+        """Take a token per item; return the seconds to wait if there are none, else 0."""
         now = self._clock()
         level, since = self._levels.get(slug, (self._rate, now))
         level = min(self._rate, level + (now - since) * self._rate)
@@ -49,3 +55,38 @@ class Rates:
         wait = (least - level) / self._rate if level < least else 0.0
         self._levels[slug] = (level if wait else level - items, now)
         return wait
+
+
+FULL_BELOW_BYTES = 1024 * 1024
+"""Free bytes under which a disk counts as full."""
+
+DATABASE, PROJECT, TEMPORARY = "database", "project", "temporary files"
+
+
+class Disks:
+    """The disks of the tables, of the project with its results, and of temporary files."""
+
+    def __init__(self, store: Store, root: Path, say: Say) -> None:
+        self._folders = {PROJECT: str(root), TEMPORARY: tempfile.gettempdir()}
+        if file := store.db.path:  # else the database is on a server
+            self._folders = {DATABASE: os.path.dirname(os.path.abspath(file)), **self._folders}
+        self._say, self._reported = say, list[str]()
+
+    def full(self) -> list[str]:
+        """Which of them are full; each is reported once."""
+        found = [name for name, folder in self._folders.items() if _is_full(folder)]
+        for name in found:
+            if name not in self._reported:
+                self._say(f"The disk of {self._folders[name]} is full ({name}): make room there")
+        self._reported = found
+        return found
+
+
+def _is_full(folder: str) -> bool:
+    try:
+        disk = os.statvfs(folder)
+    except OSError:
+        return False
+    no_bytes = disk.f_bavail * disk.f_frsize < FULL_BELOW_BYTES
+    no_inodes = disk.f_files > 0 and disk.f_favail == 0  # some file systems count none
+    return no_bytes or no_inodes

@@ -1,14 +1,22 @@
-"""What tells how to send items: an OpenAPI document for programs, and a page for people."""
+"""The documentation of the endpoints: OpenAPI for programs, and a page for people.
 
-from collections.abc import Collection
+Both come from the routes. The docstring of a handler ends in its OpenAPI operation, as YAML; what
+depends on the project or the limits is in the components, to which the operations refer.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
 from html import escape
 from shlex import quote as shell
 from typing import Any
 from urllib.parse import quote
 
+from starlette.routing import BaseRoute
+from starlette.schemas import SchemaGenerator
+
 from .. import __version__
 from .limits import Limits
-from .responses import REASONS
+
+Paths = Mapping[str, Mapping[str, Any]]
 
 ERRORS = {
     "401": "The token is missing or wrong.",
@@ -24,171 +32,121 @@ ERRORS = {
     "503": "The database doesn't answer. If the line says that it isn't known whether a post was "
     "accepted, send it again with its Idempotency-Key.",
 }
-LATER = {"Retry-After": {"description": "Seconds to wait.", "schema": {"type": "integer"}}}
-CHALLENGE = {"WWW-Authenticate": {"schema": {"type": "string"}}}
+RETRY_AFTER = {"description": "Seconds to wait.", "schema": {"type": "integer"}}
+ERROR_HEADERS = {
+    "401": {"WWW-Authenticate": {"schema": {"type": "string"}}},
+    "429": {"Retry-After": RETRY_AFTER},
+    "503": {"Retry-After": RETRY_AFTER},
+}
 
 
-def openapi(name: str, slugs: Collection[str], limits: Limits) -> dict[str, Any]:
+def read_paths(routes: Sequence[BaseRoute]) -> Paths:
+    """Read the OpenAPI paths from the docstrings of the routes' handlers.
+
+    Parsing YAML takes milliseconds: do it once, since anybody may ask for the document.
+    """
+    return SchemaGenerator({}).get_schema(list(routes))["paths"]
+
+
+def openapi(
+    paths: Paths, name: str, slugs: Collection[str], limits: Limits, reasons: Collection[str]
+) -> dict[str, Any]:
     """The OpenAPI document of a project whose pipelines `slugs` take items."""
-    pipeline = {
-        "name": "slug",
-        "in": "path",
-        "required": True,
-        "description": "The pipeline.",
-        "schema": {"type": "string", "enum": sorted(slugs)} if slugs else {"type": "string"},
-    }
     return {
         "openapi": "3.1.0",
         "info": {"title": f"Items of {name}", "version": __version__},
-        "paths": {
-            "/stream/{slug}": {"post": _post(pipeline, limits)},
-            "/status/{slug}/{dataid}": {"get": _status(pipeline)},
-            "/health": {"get": _health()},
-            "/metrics": {
-                "get": {
-                    "summary": "Numbers for Prometheus",
-                    "responses": {
-                        "200": {
-                            "description": "Prometheus' text format.",
-                            "content": {"text/plain": {"schema": {"type": "string"}}},
-                        }
-                    },
-                }
-            },
-        },
+        "paths": paths,
         "components": {
             "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}},
-            "schemas": {
-                "Item": {"type": "object"},
-                "Accepted": _object(
-                    {
-                        "dataid": {"type": "string"},
-                        "generation": {"type": "integer"},
-                        "status": {"type": "string", "description": "Where its status is."},
-                    }
-                ),
-                "Error": _object({"error": {"type": "string"}}),
+            "parameters": {
+                "slug": {
+                    "name": "slug",
+                    "in": "path",
+                    "required": True,
+                    "description": "The pipeline.",
+                    "schema": {"type": "string"} | ({"enum": sorted(slugs)} if slugs else {}),
+                }
             },
+            "schemas": _schemas(limits, reasons),
+            "responses": {code: _error(code) for code in ERRORS},
         },
     }
 
 
-def _post(pipeline: dict[str, Any], limits: Limits) -> dict[str, Any]:
-    item = {"$ref": "#/components/schemas/Item"}
-    accepted = {"$ref": "#/components/schemas/Accepted"}
-    key = {
-        "name": "Idempotency-Key",
-        "in": "header",
-        "required": False,
-        "description": "A post that is repeated byte for byte with its key is answered as before.",
-        "schema": {
+def _schemas(limits: Limits, reasons: Collection[str]) -> dict[str, Any]:
+    item, accepted = ({"$ref": f"#/components/schemas/{name}"} for name in ("Item", "Accepted"))
+    array = {"type": "array", "items": item, "minItems": 1, "maxItems": limits.items}
+    return {
+        "Item": {"type": "object"},
+        "Items": {"anyOf": [item, array]},
+        "Accepted": _object(
+            {
+                "dataid": {"type": "string"},
+                "generation": {"type": "integer"},
+                "status": {"type": "string", "description": "Where its status is."},
+            }
+        ),
+        "AcceptedItems": {
+            "anyOf": [accepted, _object({"items": {"type": "array", "items": accepted}})]
+        },
+        "IdempotencyKey": {
             "type": "string",
             "minLength": 1,
             "maxLength": limits.key,
             "pattern": "^[!-~]+$",
         },
+        "Reason": {"enum": [*reasons, None]},
+        "Error": _object({"error": {"type": "string"}}),
     }
-    array = {"type": "array", "items": item, "minItems": 1, "maxItems": limits.items}
-    answer = {"anyOf": [accepted, _object({"items": {"type": "array", "items": accepted}})]}
+
+
+def _error(code: str) -> dict[str, Any]:
     return {
-        "summary": "Send one item, or several",
-        "description": "An item is durable when it is acknowledged.",
-        "security": [{"token": []}],
-        "parameters": [pipeline, key],
-        "requestBody": {"required": True, "content": _json({"anyOf": [item, array]})},
-        "responses": {"202": {"description": "Durable.", "content": _json(answer)}} | _errors(),
-    }
-
-
-def _status(pipeline: dict[str, Any]) -> dict[str, Any]:
-    text = {"type": ["string", "null"]}
-    known = {
-        "jobid": {"type": "string"},
-        "dataid": {"type": "string"},
-        "status": {"type": "string"},
-        "generation": {"type": ["integer", "null"]},
-        "received": text,
-        "modified": text,
-        "rows": {"type": ["integer", "null"]},
-        "reason": {"enum": [*REASONS, None]},
-        "transformation": text,
-    }
-    dataid = {"name": "dataid", "in": "path", "required": True, "schema": {"type": "string"}}
-    told = {"200": {"description": "Its status.", "content": _json(_object(known))}}
-    return {
-        "summary": "How an item stands",
-        "security": [{"token": []}],
-        "parameters": [pipeline, dataid],
-        "responses": told | _errors("401", "403", "404", "405", "410", "503"),
-    }
-
-
-def _health() -> dict[str, Any]:
-    schema = _object(
-        {
-            "status": {"type": "string"},
-            "database": {"type": "boolean"},
-            "worker": {"type": "string"},
-        }
-    )
-    schema["properties"]["refused"] = {
-        "type": "string",
-        "description": "The project's files, as they are now, aren't served: the last good ones "
-        "are. The log tells why. Absent if they are.",
-    }
-    schema["properties"]["full"] = {
-        "type": "array",
-        "items": {"type": "string"},
-        "description": "Which disks are full. Absent if none is.",
-    }
-    return {
-        "summary": "Whether items can be taken",
-        "responses": {
-            "200": {"description": "They can.", "content": _json(schema)},
-            "503": {
-                "description": "The database doesn't answer, or its disk is full.",
-                "content": _json(schema),
-                "headers": LATER,
-            },
-        },
-    }
-
-
-def _errors(*codes: str) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for code in codes or tuple(ERRORS):
-        found[code] = {
-            "description": ERRORS[code],
-            "content": _json({"$ref": "#/components/schemas/Error"}),
-        }
-        if code in ("429", "503"):
-            found[code]["headers"] = LATER
-        if code == "401":
-            found[code]["headers"] = CHALLENGE
-    return found
-
-
-def _json(schema: dict[str, Any]) -> dict[str, Any]:
-    return {"application/json": {"schema": schema}}
+        "description": ERRORS[code],
+        "content": {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}},
+    } | ({"headers": ERROR_HEADERS[code]} if code in ERROR_HEADERS else {})
 
 
 def _object(properties: dict[str, Any]) -> dict[str, Any]:
     return {"type": "object", "properties": properties, "required": list(properties)}
 
 
-def page(name: str, slugs: Collection[str], base: str) -> str:
-    """The page for people; it needs nothing from outside."""
-    parts = [_PIPELINE.format(slug=escape(slug), line=escape(_line(base, slug))) for slug in slugs]
+def docs_page(paths: Paths, name: str, slugs: Collection[str], base: str) -> str:
+    """The page for people; it loads nothing from other sites.
+
+    Args:
+        paths: The OpenAPI paths, for the table of addresses.
+        name: The project.
+        slugs: Its pipelines that take items.
+        base: The address of the server, with a slash at the end.
+    """
+    pipelines = [
+        _PIPELINE.format(slug=escape(slug), line=escape(_curl_line(base, slug))) for slug in slugs
+    ]
     none = "<p>No pipeline of this project has a parameter <code>stream</code>.</p>"
-    return _PAGE.format(name=escape(name), pipelines="".join(parts) or none)
+    addresses = [
+        _row(method, path, operation["summary"])
+        for path, operations in paths.items()
+        for method, operation in operations.items()
+    ]
+    return _PAGE.format(
+        name=escape(name), pipelines="".join(pipelines) or none, addresses="\n".join(addresses)
+    )
 
 
-def _line(base: str, slug: str) -> str:
+def _curl_line(base: str, slug: str) -> str:
     address = shell(f"{base}stream/{quote(slug, safe='')}")
     return (
         f'curl {address} -H "Authorization: Bearer $TOKEN" '
         "-H 'Content-Type: application/json' -d '{\"name\": \"value\"}'"
     )
+
+
+def _row(method: str, path: str, summary: str) -> str:
+    address = f"{method.upper()} {escape(path)}"
+    if method == "get" and "{" not in path:
+        address = f'<a href="{escape(path[1:])}">{address}</a>'
+    return f"<tr><th>{address}</th><td>{escape(summary)}</td></tr>"
 
 
 _PIPELINE = "<h2>{slug}</h2><pre>{line}</pre>"
@@ -209,10 +167,6 @@ answered as before: give each post a key, so that after a timeout or 503 you can
 {pipelines}
 <h2>Addresses</h2>
 <table>
-<tr><th>POST /stream/PIPELINE</th><td>an item, or several</td></tr>
-<tr><th>GET /status/PIPELINE/DATAID</th><td>how an item stands</td></tr>
-<tr><th><a href="health">GET /health</a></th><td>whether items can be taken</td></tr>
-<tr><th><a href="metrics">GET /metrics</a></th><td>numbers for Prometheus</td></tr>
-<tr><th><a href="openapi.json">GET /openapi.json</a></th><td>all this for programs</td></tr>
+{addresses}
 </table></body></html>
 """

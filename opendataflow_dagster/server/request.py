@@ -1,22 +1,33 @@
-"""The body of a request, and its headers: refused before anything is parsed."""
+"""Reads a request: its headers, its body, and the items in the body.
+
+Whatever is too large or isn't JSON is refused before it is parsed. The items stay the texts that
+the client sent.
+"""
 
 import asyncio
+import json
+import math
 import re
+from typing import Any
 
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
 from .limits import Limits
 
-DRAINED = 8
-"""How many times a body's limit is read of a larger one, so that its client gets to the answer."""
+DRAIN_FACTOR = 8
+"""How many times the limit is read of a body that is too large.
+
+Many clients send their whole body before they read: without that, they would see a connection that
+breaks, and not the answer.
+"""
 
 _JSON = re.compile(
     r'application/(?:[\w.+-]+\+)?json\s*(?:;\s*charset="?utf-?8"?\s*)?', re.IGNORECASE
 )
 
 
-def key_of(request: Request, limits: Limits) -> str | None:
+def idempotency_key(request: Request, limits: Limits) -> str | None:
     """The Idempotency-Key of a request, if there is one."""
     keys = request.headers.getlist("idempotency-key")
     if not keys:
@@ -31,8 +42,8 @@ def key_of(request: Request, limits: Limits) -> str | None:
     return key
 
 
-async def body_of(request: Request, limits: Limits) -> bytes:
-    """The body of a request, which has to be JSON by its header, and small enough."""
+async def read_body(request: Request, limits: Limits) -> bytes:
+    """Read the body of a request, which has to be JSON by its header, and small enough."""
     kind = request.headers.get("content-type", "")
     if not _JSON.fullmatch(kind.strip()):
         raise HTTPException(415, "Send JSON in UTF-8, with Content-Type: application/json.")
@@ -47,15 +58,15 @@ async def body_of(request: Request, limits: Limits) -> bytes:
 
 
 async def _read(request: Request, most: int) -> bytes:
-    parts, size, told = [], 0, request.headers.get("content-length", "")
-    too_large = told.isascii() and told.isdigit() and (len(told) > 15 or int(told) > most)
-    if too_large and (len(told) > 15 or int(told) > DRAINED * most):
+    parts, size, length = [], 0, request.headers.get("content-length", "")
+    too_large = length.isascii() and length.isdigit() and (len(length) > 15 or int(length) > most)
+    if too_large and (len(length) > 15 or int(length) > DRAIN_FACTOR * most):
         raise _too_large(most)
     async for part in request.stream():
         size += len(part)
         if size > most:
             parts.clear()
-            if size > DRAINED * most:
+            if size > DRAIN_FACTOR * most:
                 raise _too_large(most)
         else:
             parts.append(part)
@@ -70,3 +81,131 @@ def _too_large(most: int) -> HTTPException:
         f"The body has more than {most} bytes. Send less at once.",
         headers={"Connection": "close"},
     )
+
+
+_SPACE = re.compile(r"[ \t\r\n]*")
+_NOT_ASCII = re.compile(r"[^\x00-\x7f]+")
+
+
+class BadBody(Exception):
+    """A body that can't be taken: the message says in a line what is wrong with it."""
+
+
+def parse_items(body: bytes, limits: Limits) -> tuple[list[str], bool]:
+    """The items of a body as ASCII JSON texts, and whether they came as an array.
+
+    An item is the text that the client sent, with `\\u` escapes for what isn't ASCII: no number is
+    rounded, and no database has to keep a NUL or half of a surrogate pair.
+    """
+    try:
+        text = body.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise BadBody(f"The body isn't UTF-8: byte {error.start + 1} is wrong.") from None
+    try:
+        return _split_items(text, limits)
+    except json.JSONDecodeError as error:
+        where = f"line {error.lineno}, column {error.colno}"
+        raise BadBody(f"The body isn't JSON: {error.msg.rstrip(' :')} at {where}.") from None
+    except RecursionError:
+        raise _too_deep(limits) from None
+    except ValueError:  # of int(): the digits of a number
+        raise BadBody("A number of the body has too many digits.") from None
+
+
+def _split_items(text: str, limits: Limits) -> tuple[list[str], bool]:
+    at = _after_space(text, 0)
+    is_array = text.startswith("[", at)
+    items: list[str] = []
+    end = at
+    if is_array:
+        end = _after_space(text, at + 1)
+        if text.startswith("]", end):
+            raise BadBody("The array has no items.")
+        while True:
+            start = end
+            end = _item(text, start, items, limits)
+            if len(items) > limits.items:
+                raise BadBody(f"The array has more than {limits.items} items. Send several.")
+            end = _after_space(text, end)
+            if not text.startswith(",", end):
+                break
+            end = _after_space(text, end + 1)
+        if not text.startswith("]", end):
+            raise json.JSONDecodeError("Expecting ',' delimiter", text, end)
+        end += 1
+    else:
+        end = _item(text, at, items, limits)
+    if (end := _after_space(text, end)) != len(text):
+        raise json.JSONDecodeError("Extra data", text, end)
+    return items, is_array
+
+
+def _item(text: str, start: int, items: list[str], limits: Limits) -> int:
+    """Add the item that begins at `start`, and return where it ends."""
+    value, end = _DECODER.raw_decode(text, start)
+    if not isinstance(value, dict):
+        raise BadBody(f"An item must be a JSON object, not {_KINDS[type(value)]}.")
+    if _is_deeper(value, limits.depth):
+        raise _too_deep(limits)
+    items.append(_NOT_ASCII.sub(_escaped, text[start:end]))
+    return end
+
+
+def _after_space(text: str, at: int) -> int:
+    space = _SPACE.match(text, at)
+    return space.end() if space else at
+
+
+def _escaped(letters: re.Match[str]) -> str:
+    return json.dumps(letters[0])[1:-1]
+
+
+def _is_deeper(value: Any, most: int) -> bool:
+    level = [value]
+    for _ in range(most):
+        level = [
+            inner
+            for outer in level
+            for inner in (outer.values() if isinstance(outer, dict) else outer)
+            if isinstance(inner, dict | list)
+        ]
+        if not level:
+            return False
+    return True
+
+
+def _too_deep(limits: Limits) -> BadBody:
+    return BadBody(f"The item is nested more than {limits.depth} levels deep.")
+
+
+def _unique_names(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    unique = dict(pairs)
+    if len(unique) < len(pairs):
+        known: set[str] = set()
+        twice = next(name for name, _ in pairs if name in known or known.add(name))
+        raise BadBody(f"The name {twice[:40]!a} stands twice in an object.")
+    return unique
+
+
+def _finite(digits: str) -> float:
+    number = float(digits)
+    if math.isinf(number):
+        raise BadBody(f"The number {digits[:40]} is too large.")
+    return number
+
+
+def _constant(word: str) -> Any:
+    raise BadBody(f"The body isn't JSON: {word} is no number of it.")
+
+
+_DECODER = json.JSONDecoder(
+    object_pairs_hook=_unique_names, parse_float=_finite, parse_constant=_constant
+)
+_KINDS = {
+    list: "an array",
+    str: "a text",
+    int: "a number",
+    float: "a number",
+    bool: "a boolean",
+    type(None): "null",
+}

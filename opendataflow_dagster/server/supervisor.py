@@ -1,4 +1,4 @@
-"""The worker beside the server: a process of its own, kept alive, and told of new items."""
+"""The worker process beside the server: starts it, restarts it, notifies it of new items."""
 
 import asyncio
 import json
@@ -15,26 +15,28 @@ from ..util.text import first_line
 
 STARTING, READY, RESTARTING, OFF = "starting", "ready", "restarting", "off"
 
-PATIENCE = 15.0
-"""Seconds that a worker may take for what it has in hand; then it has to give it back."""
+FINISH_SECONDS = 15.0
+"""Seconds that a worker has to finish its items at the end; then it must give them back."""
 
-GRACE = 10.0
-"""Seconds for giving it back."""
+GIVE_BACK_SECONDS = 10.0
+"""Seconds that it has to give them back; then it is killed."""
 
-LASTED = 60.0
-"""Seconds after which a worker that dies is started again at once; else later each time."""
+STABLE_SECONDS = 60.0
+"""A worker that dies after so many seconds is restarted at once; a younger one, ever later."""
 
-LONGEST = 30.0
+MAX_PAUSE_SECONDS = 30.0
+"""Seconds between two starts, at most, however often the worker dies."""
 
-MOST = 65536
-"""Bytes that are read at once, and of a line that may be a state."""
+READ_BYTES = 65536
+"""Bytes that are read at once; a longer line can't be a state."""
 
 
 class WorkerProcess:
-    """Starts the worker, again whenever it ends, and ends it with the server.
+    """Starts the worker, restarts it whenever it ends, and stops it with the server.
 
-    Its standard input tells it of pipelines with new items, and its end tells it to stop, so that
-    it stops too when the server is killed. Each line of its standard output is its state.
+    Each line of its standard input names a pipeline with new items. The end of that input tells it
+    to stop, so that it also stops when the server is killed. Each line of its standard output is
+    its state.
     """
 
     def __init__(self, line: Sequence[str], *, say: Say) -> None:
@@ -50,23 +52,27 @@ class WorkerProcess:
         return self._process.pid if self._process else None
 
     def poke(self, slug: str) -> None:
-        """Tell the worker of new items: a hint, since it looks itself every second."""
+        """Notify the worker of new items: a hint, since it looks itself every second."""
         stdin = self._process.stdin if self._process else None
         if stdin is None or stdin.is_closing() or self.state != READY:
             return
+        # A worker that doesn't read must not fill the memory of the server.
         if stdin.transport.get_write_buffer_size() < 4096:
             stdin.write(slug.encode() + b"\n")
 
     async def start(self) -> None:
-        self._task = asyncio.create_task(self._keep())
+        self._task = asyncio.create_task(self._keep_alive())
 
     async def stop(self) -> None:
-        """Let the worker finish what it has in hand, or give it back."""
+        """Let the worker finish its items, or give them back."""
         self._over.set()
         process = self._process
         if process is not None and process.stdin is not None:
             process.stdin.close()
-        for seconds, number in ((PATIENCE, signal.SIGTERM), (GRACE, signal.SIGKILL)):
+        for seconds, number in (
+            (FINISH_SECONDS, signal.SIGTERM),
+            (GIVE_BACK_SECONDS, signal.SIGKILL),
+        ):
             if self._task is None or self._task.done():
                 break
             await asyncio.wait([self._task], timeout=seconds)
@@ -76,7 +82,7 @@ class WorkerProcess:
         if self._task is not None:
             await self._task
 
-    async def _keep(self) -> None:
+    async def _keep_alive(self) -> None:
         pause = 0.0
         while not self._over.is_set():
             with suppress(TimeoutError):
@@ -85,15 +91,15 @@ class WorkerProcess:
                 break
             began = time.monotonic()
             try:
-                told = f"The worker ended with code {await self._run()}"
-            except Exception as error:  # too many open files, no memory: whatever it is, go on
-                told = f"The worker can't be run: {first_line(error)}"
-                await self._end()
+                ending = f"The worker ended with code {await self._run()}"
+            except Exception as error:  # too many open files, no memory: it may pass
+                ending = f"The worker can't be run: {first_line(error)}"
+                await self._kill()
             if self._over.is_set():
                 break
-            lasted = time.monotonic() - began > LASTED
-            pause = 0.1 if lasted else min(LONGEST, max(0.5, pause * 2))
-            self._say(f"{told}. It is started again in {pause:g} s")
+            stable = time.monotonic() - began > STABLE_SECONDS
+            pause = 0.1 if stable else min(MAX_PAUSE_SECONDS, max(0.5, pause * 2))
+            self._say(f"{ending}. It is started again in {pause:g} s")
             self.state = RESTARTING
         self.state = OFF
 
@@ -115,37 +121,37 @@ class WorkerProcess:
             process.stdin.close()
         assert process.stdout is not None
         rest = b""
-        while data := await process.stdout.read(MOST):
+        while data := await process.stdout.read(READ_BYTES):
             *lines, rest = (rest + data).split(b"\n")
             for line in lines:
-                self._heard(line + b"\n")
-            if len(rest) > MOST:
-                _show(rest)
+                self._read_line(line + b"\n")
+            if len(rest) > READ_BYTES:
+                _pass_on(rest)
                 rest = b""
-        self._heard(rest)
+        self._read_line(rest)
         return await process.wait()
 
-    async def _end(self) -> None:
-        """End a worker that nobody listens to any more."""
+    async def _kill(self) -> None:
+        """Kill a worker that nobody listens to any more."""
         process, self._process = self._process, None
         if process is None or process.returncode is not None:
             return
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         with suppress(TimeoutError):
-            await asyncio.wait_for(process.wait(), GRACE)
+            await asyncio.wait_for(process.wait(), GIVE_BACK_SECONDS)
 
-    def _heard(self, line: bytes) -> None:
+    def _read_line(self, line: bytes) -> None:
         with suppress(ValueError, AttributeError):
-            told = json.loads(line).get("state")
-            if told == READY and self.state != READY:
+            state = json.loads(line).get("state")
+            if state == READY and self.state != READY:
                 self.state = READY
                 return
-        _show(line)
+        _pass_on(line)
 
 
-def _show(printed: bytes) -> None:
-    """Pass on what something else than the worker has printed."""
+def _pass_on(printed: bytes) -> None:
+    """Pass on what code of a user, or a library, has printed."""
     with suppress(OSError, ValueError):  # nobody reads it any more
         sys.stderr.buffer.write(printed)
         sys.stderr.flush()

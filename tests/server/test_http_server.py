@@ -8,7 +8,7 @@ from contextlib import ExitStack, contextmanager, suppress
 
 import pytest
 
-from opendataflow_dagster.server.request import DRAINED
+from opendataflow_dagster.server.request import DRAIN_FACTOR
 from tests.server.test_app import Client, lite, root, wait_until
 
 __all__ = ["lite", "root"]
@@ -152,7 +152,7 @@ def test_who_is_refused_cannot_go_on_sending(
     with connected(client) as raw:
         raw.sendall(begun + chunk)
         assert answer(raw)[0] == code
-        raw.sendall(chunk * (DRAINED - 1) + b"0\r\n\r\n")
+        raw.sendall(chunk * (DRAIN_FACTOR - 1) + b"0\r\n\r\n")
         raw.sendall(head(client, "Content-Length: 2") + b"{}")
         assert answer(raw)[0] == 202
 

@@ -53,7 +53,7 @@ def test_what_keeps_it_from_starting_is_told_and_tried_again(
         return await real(*words, **how)
 
     monkeypatch.setattr(asyncio, "create_subprocess_exec", refused)
-    monkeypatch.setattr("opendataflow_dagster.server.supervisor.LONGEST", 0.5)
+    monkeypatch.setattr("opendataflow_dagster.server.supervisor.MAX_PAUSE_SECONDS", 0.5)
 
     async def run() -> None:
         worker = WorkerProcess([sys.executable, "-c", WORKER], say=said.append)
@@ -73,16 +73,16 @@ def test_a_worker_that_cannot_be_heard_is_ended_and_started_again(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     said: list[str] = []
-    heard = WorkerProcess._heard
+    read_line = WorkerProcess._read_line
     pids: list[Any] = []
 
     def fails_once(worker: WorkerProcess, line: bytes) -> None:
         if not pids:
             pids.append(worker.pid)
             raise RuntimeError("no good")
-        heard(worker, line)
+        read_line(worker, line)
 
-    monkeypatch.setattr(WorkerProcess, "_heard", fails_once)
+    monkeypatch.setattr(WorkerProcess, "_read_line", fails_once)
 
     async def run() -> None:
         worker = WorkerProcess([sys.executable, "-c", WORKER], say=said.append)
