@@ -40,7 +40,7 @@ MODULES = {
     "new_owner": ("dataflow.store", "store.store"),
     "new_token": ("dataflow.tokens", "store.items", "store.item_tokens"),
     "observed": ("spark.evidence",),
-    "open_store": ("dataflow.store", "store.store"),
+    "open_store": ("dataflow.store", "store.store", "store.opening"),
     "read_rows": ("spark.postgres", "spark.postgres_read"),
     "ready": ("dataflow.moves", "store.operations"),
     "reconcile": ("reconcile", "dagster.reconcile"),

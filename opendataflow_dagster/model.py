@@ -1,8 +1,8 @@
 """The words of the product: statuses, their transitions, what they mean for a claim; facts."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from enum import StrEnum
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 Say = Callable[[str], object]
 
@@ -168,6 +168,24 @@ class Plan(NamedTuple):
     rivals: tuple[str, ...]
     limited: bool
     batch_size: int | None = None
+
+    @classmethod
+    def of_rows(cls, jobid: str, rows: Sequence[tuple]) -> Self:
+        """A plan from the rows of a job: (itemtype, datasetid, value), those of now with dials.
+
+        Rows of now also say how many jobs write the dataset, the concurrency, and the batch size.
+        """
+        inputs = tuple(sorted({row[1] for row in rows if row[0] == "IN" and row[1]}))
+        outputs = tuple(sorted({row[1] for row in rows if row[0] == "OUT" and row[1]}))
+        environment = tuple(
+            (row[0], row[2] or "") for row in rows if row[0] and row[0] not in ("IN", "OUT")
+        )
+        if not rows or len(rows[0]) == 3:
+            return cls(jobid, inputs, outputs, environment, (), False)
+        shared = {row[1] for row in rows if row[0] == "OUT" and row[1] and row[3] > 1}
+        limited = any(row[4] is not None for row in rows)
+        rivals = tuple(sorted(shared))
+        return cls(jobid, inputs, outputs, environment, rivals, limited, rows[0][5])
 
     @property
     def reads(self) -> tuple[str, ...]:

@@ -15,8 +15,7 @@ from ..config.settings import BUILT_IN, load_settings
 from ..errors import DataflowError, NoDatabase, Refused, WrongUse
 from ..model import WORDS, Status
 from ..store.opening import open_from
-from ..store.refusals import job_names
-from ..store.store import Store
+from ..store.store import Store, job_names
 from ..util.text import meant, printable, typed
 
 if TYPE_CHECKING:

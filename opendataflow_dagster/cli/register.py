@@ -8,7 +8,7 @@ import click
 
 from ..errors import WrongUse
 from ..store import registry
-from ..store.refusals import refuse_flawed
+from ..store.store import refuse_flawed
 from ..util.text import typed
 from .output import (
     as_json,

@@ -8,7 +8,7 @@ from ..spark.job import SparkJob
 from ..spark.job_function import load_job
 from ..spark.run import run_spark_job
 from ..store.opening import open_from
-from ..store.refusals import refuse_flawed
+from ..store.store import refuse_flawed
 from .fast_run import RunLine, exit_code, narration
 
 if TYPE_CHECKING:

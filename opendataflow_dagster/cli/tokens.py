@@ -3,7 +3,7 @@
 import click
 
 from ..errors import Refused, WrongUse
-from ..store import item_tokens
+from ..store import items
 from ..store.store import Store
 from ..util.text import printable, typed
 from .output import refuse_unknown_pipeline, store_of
@@ -26,7 +26,7 @@ def token(ctx: click.Context, slug: str, drop: bool, project: str | None) -> Non
     """
     store = _store(ctx, slug, project, drop)
     if drop:
-        if not item_tokens.drop_token(store, slug):
+        if not items.drop_token(store, slug):
             raise Refused(
                 f"Pipeline {slug!r} has no token: it takes no items. "
                 f"To let it, run `odf token {typed(slug)}`.",
@@ -34,8 +34,8 @@ def token(ctx: click.Context, slug: str, drop: bool, project: str | None) -> Non
             )
         click.echo(f"Pipeline {slug!r} takes no items any more.", err=True)
         return
-    again = item_tokens.has_token(store, slug)
-    print(item_tokens.new_token(store, slug))
+    again = items.has_token(store, slug)
+    print(items.new_token(store, slug))
     replaced = ", in place of the one before" if again else ""
     click.echo(
         f"That is the token of pipeline {slug!r}{replaced}. Send it as `Authorization: Bearer …`; "

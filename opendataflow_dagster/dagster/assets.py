@@ -10,10 +10,8 @@ import dagster as dg
 
 from ..chunk import ERROR
 from ..errors import SessionError, WrongUse
-from ..runner.maker import Maker
-from ..runner.produce import Chunk, ChunkFailed
-from ..runner.script import CannotStart, check
-from ..runner.script_runner import Scripts
+from ..runner.produce import Chunk, ChunkFailed, Maker
+from ..runner.script import CannotStart, Scripts, check
 from ..spark.expectations import Rule, rules_of
 from ..spark.job import FUNCTION, as_spark_job, is_spark_function
 from ..storage.publish import publishing

@@ -8,7 +8,7 @@ from ..ids import natural_key
 from ..model import FAILED, PENDING, READY, RUNNING
 from ..storage.audit import Drift, drift_of_data, refuse_unknown_dataset, shown_word
 from ..store.catalog import Catalog, read_catalog
-from ..store.current_status import truths
+from ..store.overview import truths
 from ..store.store import Store
 from .grid import Mirror
 from .reconcile import NOTHING, Reconciled, differences, reconcile

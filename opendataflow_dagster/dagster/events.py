@@ -12,7 +12,7 @@ from ..explain.answers import Consumed, answers_of_chunk
 from ..model import Fact
 from ..runner.produce import Produced, Result, five_answers
 from ..spark.schema_text import columns_of
-from ..store.current_status import Truth
+from ..store.overview import Truth
 from ..util.text import typed
 from .translator import DataflowTranslator
 

@@ -18,7 +18,7 @@ from ..pipelines.project import Pipeline, Project, find_project, read_project
 from ..pipelines.project_settings import open_project, project_settings
 from ..store.catalog import Catalog
 from ..store.claimable import Offer
-from ..store.periodic_runs import begin_due_runs, without_items
+from ..store.items import begin_due_runs, without_items
 from ..store.store import Store
 from ..util.text import first_line, printable
 from .assets import SILENT

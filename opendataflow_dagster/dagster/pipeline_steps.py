@@ -36,8 +36,8 @@ from ..runner.produce import Produced, produce
 from ..runner.run import LOST, nothing_to_do
 from ..spark.progress import label, working_on
 from ..storage.read import failing
-from ..store.claim_return import give_back, interrupt, interrupt_soon
-from ..store.periodic_runs import live_generations, next_runs, offer_run
+from ..store.claims import give_back, interrupt, interrupt_soon
+from ..store.items import live_generations, next_runs, offer_run
 from ..store.step_log import excerpt
 from ..store.store import Store
 from ..util.text import printable, typed

@@ -16,9 +16,9 @@ from typing import Any, NamedTuple
 from ..ids import natural_key
 from ..model import FAILED, PENDING, READY, RUNNING
 from ..store.catalog import Catalog, read_catalog
-from ..store.current_status import Truth, facts, holders, known, truths
 from ..store.history import LostCursor, end_of_log, events_after
 from ..store.item_folding import fold_marks
+from ..store.overview import Truth, facts, holders, known, truths
 from ..store.store import Store
 from .events import elsewhere
 from .grid import Mirror, Shown

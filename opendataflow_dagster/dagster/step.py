@@ -11,13 +11,12 @@ import dagster as dg
 from ..errors import DataflowError
 from ..explain.explain import explain
 from ..model import FAILED, PENDING, READY, RESUBMIT, Claim, Stop, read_status
-from ..runner.environment import JobEnvironment, job_environment
+from ..runner.environment import EnvironmentCache, JobEnvironment
 from ..runner.heartbeat import Pulse
-from ..runner.maker import Maker, make
-from ..runner.produce import Produced
+from ..runner.produce import Maker, Produced, make
 from ..runner.run import LOST, nothing_to_do
 from ..runner.waiting_claims import WaitingClaims
-from ..store.claim_return import interrupt_soon
+from ..store.claims import interrupt_soon
 from ..store.database import briefly
 from ..store.job_policy import batch_size
 from ..store.operations import resubmit
@@ -72,19 +71,12 @@ class Claimer:
         self.refused: dict[str, str] = {}
         self.log = dg.MetadataValue.url(f"/runs/{self.runid}")
         self.again = is_on(context, AGAIN)
-        self._environment: tuple[float, JobEnvironment] | None = None
+        self._environment = EnvironmentCache(store, jobid, secrets=secrets)
         self._recovered = 0.0
 
     def environment(self) -> JobEnvironment:
         """What the work is told, as of a second ago at most; raises what forbids to claim."""
-        now = time.monotonic()
-        if self._environment is None or now - self._environment[0] > PLAN_AGE:
-            plan = self.store.plan(self.jobid)
-            made, _ = self.store.db.insist(
-                lambda: job_environment(self.store, plan, secrets=self.secrets)
-            )
-            self._environment = now, made
-        return self._environment[1]
+        return self._environment.read()
 
     def claim(self, dataid: str | None, k: int = 1) -> list[Claim]:
         """Claims; if there are none, lost ones are settled first, which is tried once a second."""

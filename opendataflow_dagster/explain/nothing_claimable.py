@@ -49,8 +49,10 @@ def why_nothing(store: Store, jobid: str) -> str:
 
 def _codes(store: Store, jobid: str) -> tuple[Counter[str], bool]:
     """How many chunks of a job have which code of `odf why`; and whether these are all."""
-    from .explain import explain_chunk  # imported late: who has something to do needs none of it
-    from .explain_job import judge_chunks
+    from .explain import (
+        explain_chunk,  # imported late: who has something to do needs none of it
+        judge_chunks,
+    )
 
     counts: Counter[str] = Counter()
     with store.db.reading():

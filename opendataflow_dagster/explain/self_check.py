@@ -6,13 +6,13 @@ from datetime import datetime
 from typing import NamedTuple
 
 from ..errors import CredentialError, DataflowError
+from ..store.database import Versions
 from ..store.history import unread
-from ..store.schema_version import Versions
 from ..store.store import DRIFT, FAR, Store
 from ..store.upgrade import missing_tables, missing_triggers, triggers
 from ..util.text import printable, typed
 from ..util.times import from_table, shown, to_table
-from .explain_job import judge_chunks
+from .explain import judge_chunks
 
 OLDEST_SERVER = 13
 END_TRANSACTION = (

@@ -4,7 +4,7 @@ from itertools import takewhile
 from typing import Any, NamedTuple
 
 from ..model import Claim
-from ..store.claim_return import give_back
+from ..store.claims import give_back
 from ..store.items import payloads
 from ..store.store import Store
 

@@ -19,7 +19,7 @@ from ..errors import (
 from ..model import Claim, Fact, Say, Stop
 from ..runner.heartbeat import Pulse
 from ..spark.progress import working_on
-from ..store.claim_return import give_back, interrupt, interrupt_soon
+from ..store.claims import give_back, interrupt, interrupt_soon
 from ..store.items import cleaned_away, payloads
 from ..store.precedence import refuse_older
 from ..store.step_log import Step, record

@@ -12,15 +12,13 @@ from ..config.settings import Settings
 from ..errors import DataflowError
 from ..model import Claim, Plan, Say
 from ..runner.environment import JobEnvironment
-from ..runner.maker import Maker
-from ..runner.maker_runner import MakerRunner
+from ..runner.produce import Maker, MakerRunner
 from ..runner.run import Outcome, run_chunks
 from ..spark.progress import working_on
 from ..storage.files import need
 from ..storage.read import failing
 from ..store.claimable import NOTHING, offer
-from ..store.items import new_run
-from ..store.periodic_runs import live_generations
+from ..store.items import live_generations, new_run
 from ..store.store import Store
 from ..util.text import first_line, printable, typed
 from .datasets import registered

@@ -13,7 +13,7 @@ from ..spark.chunk_publish import is_frame
 from ..storage.database_outage import is_outage
 from ..storage.files import need
 from ..storage.table import Rows
-from ..store import sql_files
+from ..store.database import named_statements
 from ..util.text import first_line, typed
 from .csv_on_spark import from_pandas
 from .datasets import REPLACE, is_select
@@ -96,7 +96,7 @@ class WholeTable(Rows):
             )
         super().__init__(table, "", None, password)
         self._may_make, self._of_items = may_make, items
-        self._statements = self._statements | sql_files.statements(table.dialect, "sqltable")
+        self._statements = self._statements | named_statements(table.dialect, "sqltable")
 
     @property
     def password(self) -> Password:

@@ -17,11 +17,11 @@ from ..model import Claim, Fact
 from ..runner.environment import JobEnvironment
 from ..runner.heartbeat import Pulse
 from ..runner.run import Outcome, stop_code
-from ..runner.script_runner import Scripts
+from ..runner.script import Scripts
 from ..spark.progress import working_on
 from ..storage.read import failing
-from ..store.claim_return import interrupt_soon
 from ..store.claimable import NOTHING, offer
+from ..store.claims import interrupt_soon
 from ..store.database import briefly
 from ..store.step_log import Step, record
 from ..store.store import new_owner

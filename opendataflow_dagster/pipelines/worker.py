@@ -19,7 +19,7 @@ from ..config.settings import Settings
 from ..model import HOLD, Say
 from ..runner.heartbeat import Pulse
 from ..store.item_folding import fold_age, fold_items, tidy
-from ..store.item_tokens import has_token
+from ..store.items import has_token
 from ..store.runs import settle_run
 from ..store.store import Store, new_owner
 from ..util.text import first_line, printable, typed

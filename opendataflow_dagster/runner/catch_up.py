@@ -5,13 +5,12 @@ import time
 from contextlib import closing
 
 from ..model import READY, Stop
-from ..store.claim_return import interrupt_soon
+from ..store.claims import interrupt_soon
 from ..store.job_policy import chunks_left, dial_at_zero
 from ..store.store import new_owner
 from ..util.text import typed
-from .run import GIVEN_BACK, LOST, Outcome, Result, Runner, Tell, stop_code
-from .script import NO_START
-from .script_runner import Scripts
+from .run import GIVEN_BACK, LOST, ChunkOutcome, Outcome, Runner, Tell, stop_code
+from .script import NO_START, Scripts
 
 LOOK_AGAIN = 5.0
 """Seconds after which an idle worker looks for new chunks while somebody still works."""
@@ -139,7 +138,7 @@ class _Crew:
             elif not self._wait(ended, self.runner.store.next_change(self.runner.jobid)):
                 return
 
-    def _count(self, dataid: str, result: Result) -> None:
+    def _count(self, dataid: str, result: ChunkOutcome) -> None:
         if result.status == GIVEN_BACK:
             return
         with self._changed:

@@ -1,6 +1,7 @@
 """The environment of a job's script: what it inherits, what the tables say, and its chunk."""
 
 import os
+import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -9,7 +10,7 @@ from ..errors import Refused
 from ..ids import hijacks
 from ..model import Claim, Plan
 from ..place import location
-from ..store.store import Store
+from ..store.store import PLAN_AGE, Store
 
 SECRETS = ("PASSKEY", "PASSKEY_FILE", "DATAFLOW_ENCRYPTED")
 """Ours alone: no script of a job gets them."""
@@ -119,6 +120,36 @@ class JobEnvironment:
                 if value is not None:
                     found[datasetid, column] = _text(value, f"A bound of {datasetid!r}")
         return found
+
+
+class EnvironmentCache:
+    """Reads a job's environment, and keeps it for `PLAN_AGE` seconds.
+
+    A worker asks before each claim; a job of many short chunks would read the same rows each time.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        jobid: str,
+        environ: Mapping[str, str] = os.environ,
+        *,
+        secrets: bool = True,
+    ) -> None:
+        self._store, self._jobid, self._environ, self._secrets = store, jobid, environ, secrets
+        self._read_at = float("-inf")
+        self._environment: JobEnvironment
+
+    def read(self) -> JobEnvironment:
+        """The environment, as of a second ago at most; raises what forbids to claim."""
+        now = time.monotonic()
+        if now - self._read_at > PLAN_AGE:
+            plan = self._store.plan(self._jobid)
+            self._environment, _ = self._store.db.insist(
+                lambda: job_environment(self._store, plan, self._environ, secrets=self._secrets)
+            )
+            self._read_at = now
+        return self._environment
 
 
 def job_environment(

@@ -5,8 +5,7 @@ from collections.abc import Mapping
 
 from ..errors import Refused, StaleClaim, WrongUse
 from ..model import FAILED, READY, RESUBMIT, Claim, Stop
-from ..store.claim_return import interrupt
-from ..store.force import force
+from ..store.claims import force, interrupt
 from ..store.operations import resubmit
 from ..store.refusals import refuse_unknown_job
 from ..store.store import Store, new_owner
@@ -42,9 +41,7 @@ def start(
     if forced is not None:
         claims = [force(store, jobid, forced, owner=owner, lease=lease)]
     else:
-        claims = store.claim(jobid, owner=owner, lease=lease)
-    if not claims and store.recover(jobid):
-        claims = store.claim(jobid, owner=owner, lease=lease)
+        claims = store.claim_or_recover(jobid, owner=owner, lease=lease)
     if not claims:
         return None
     [claim] = claims

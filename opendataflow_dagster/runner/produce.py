@@ -1,10 +1,13 @@
 """One claimed chunk, made by a Python function or a script, checked, published and settled."""
 
+import signal
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+import traceback
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from contextlib import closing, suppress
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Generic, NamedTuple, TypeVar
 
 from ..chunk import (
     ERROR,
@@ -21,12 +24,15 @@ from ..chunk import (
 from ..errors import DataflowError, Overtaken, SessionError, StaleClaim
 from ..explain.answers import Consumed, answers_of_chunk, place_line
 from ..model import READY, Claim, Fact, Stop
-from ..store.claim_return import give_back, interrupt, interrupt_soon
+from ..store.claims import GiveBack, give_back, give_back_soon, interrupt, interrupt_soon
+from ..store.job_policy import batch_size
 from ..store.store import Store, taken_over
-from ..util.text import first_line, tidy
+from ..util.text import first_line, printable, tidy
 from .environment import JobEnvironment
 from .heartbeat import Pulse
-from .run import LOST
+from .run import COMPLETE, FAILED, INTERRUPTED, LOST, ChunkOutcome, Runner
+from .script import Scripts
+from .waiting_claims import WaitingClaims
 
 __all__ = [
     "ERROR",
@@ -264,3 +270,244 @@ def _judged(checks: Sequence[Checked]) -> tuple[bool | None, str | None]:
         for each in checks
     )
     return all(each.passed or each.severity != ERROR for each in checks), tidy(told)
+
+
+# --- a job's chunks: one by one, several at once, or many in one go ---
+
+
+class Maker:
+    """Makes chunks by a function; one that does more overrides what it does otherwise."""
+
+    batch = 1
+    """How many chunks `prepare` wants to see at once, unless the job's dial says otherwise."""
+    threads = 1
+    """How many chunks may be computed at once."""
+
+    def __init__(
+        self, compute: Compute, publish: Publish | None = None, checks: Sequence[Check] = ()
+    ) -> None:
+        self.compute, self.publish, self.checks = compute, publish, checks
+
+    @property
+    def works_together(self) -> bool:
+        """Whether it wants many chunks at once; else they are made one after the other."""
+        return self.batch > 1 or self.threads > 1
+
+    def at_once(self, dial: int | None = None) -> int:
+        """How many claims to take in one go; the job's dial, where it is set, decides."""
+        # Twice the threads, so that none of them waits for the last chunk of a handful.
+        return dial or max(self.batch, 2 * self.threads if self.threads > 1 else 1)
+
+    def prepare(self, chunks: Sequence[Chunk]) -> None:
+        """Do for many chunks what is cheaper at once; `compute` comes for each of them then.
+
+        What goes wrong here is left to `compute`, so that a bad chunk fails alone.
+        """
+
+    def forget(self, claim: Claim) -> None:
+        """Let go of what was kept for a chunk, however it ended."""
+
+    def why_stopping(self) -> str | None:
+        """What forbids to begin with another chunk, if something does."""
+
+    def interrupt(self) -> None:
+        """End the work that other threads are doing; they raise."""
+
+    def close(self) -> None:
+        """Let go of everything: there are no more chunks."""
+
+
+def make(
+    store: Store,
+    claims: Sequence[Claim],
+    environment: JobEnvironment,
+    maker: Maker,
+    *,
+    checks: Sequence[Check] = (),
+    pulse: Pulse,
+    interrupted: Callable[[BaseException], Stop] = by_error,
+    stopping: Callable[[], object] = lambda: None,
+) -> Generator[Produced]:
+    """Make claimed chunks as `produce` does, and settle them one by one.
+
+    An error, a maker that is to stop, and a caller who stops asking for the next one end it: those
+    whose turn didn't come are given back. So they are after a cancellation, or held if a person
+    wanted it.
+    """
+    left = {claim.generation: claim for claim in claims}
+    for claim in claims:
+        pulse.hold(claim)
+
+    def one(claim: Claim) -> Produced:
+        try:
+            return produce(
+                store,
+                claim,
+                environment,
+                maker.compute,
+                checks=[*maker.checks, *checks],
+                publish=maker.publish,
+                pulse=pulse,
+                interrupted=interrupted,
+                stopping=lambda: stopping() or maker.why_stopping(),
+            )
+        finally:
+            left.pop(claim.generation, None)
+            maker.forget(claim)
+
+    try:
+        if len(claims) > 1 and maker.batch > 1:
+            maker.prepare([open_chunk(store, each, environment, pulse) for each in claims])
+        if len(claims) > 1 and maker.threads > 1:
+            yield from _at_once(store, claims, one, maker)
+        else:
+            for claim in claims:
+                if why := maker.why_stopping():
+                    _return(store, left.values(), maker, why)
+                    return
+                yield one(claim)
+    except SessionError as error:
+        _return(store, left.values(), maker, str(error))
+        raise
+    except (Exception, GeneratorExit) as error:
+        why = "the run ended before its turn"
+        if isinstance(error, Exception):
+            why += f": {first_line(error)}"
+        with suppress(Exception):  # what can't be given back now, its lease does
+            _return(store, left.values(), maker, why, give_back_soon)
+        raise
+    except BaseException as error:
+        _give_up(store, list(left.values()), maker, interrupted(error))
+        raise
+    finally:
+        for claim in claims:
+            pulse.let_go(claim)
+
+
+def _at_once(
+    store: Store, claims: Sequence[Claim], one: Callable[[Claim], Produced], maker: Maker
+) -> Generator[Produced]:
+    def work(claim: Claim) -> Produced:
+        try:
+            return one(claim)
+        finally:
+            store.db.drop()  # a thread's own connection ends with its work
+
+    with ThreadPoolExecutor(maker.threads, thread_name_prefix="chunk") as pool:
+        futures: list[Future[Produced]] = [pool.submit(work, claim) for claim in claims]
+        try:
+            for done in as_completed(futures):
+                yield done.result()
+        except BaseException:
+            for each in futures:
+                each.cancel()
+            maker.interrupt()
+            raise
+
+
+def _return(
+    store: Store, claims: Collection[Claim], maker: Maker, why: str, how: GiveBack = give_back
+) -> None:
+    """Give back chunks whose turn didn't come."""
+    for claim in claims:
+        maker.forget(claim)
+    how(store, list(claims), why)
+
+
+def _give_up(store: Store, claims: Sequence[Claim], maker: Maker, stop: Stop) -> None:
+    """Settle chunks that weren't begun; what can't be settled now, its lease does."""
+    with suppress(Exception):
+        if stop.hold:
+            for claim in claims:
+                maker.forget(claim)
+            interrupt_soon(store, claims, stop)
+        else:
+            _return(store, claims, maker, stop.why, give_back_soon)
+
+
+# --- the runner of chunks that this process computes itself ---
+
+
+M = TypeVar("M", bound=Maker)
+
+
+class MakerRunner(Runner, Generic[M]):
+    """Makes the chunks of one job by `work`, and says what is said of a script."""
+
+    secrets = False  # they are decrypted where a place is opened
+    scripts: Scripts | None = None
+    work: M
+
+    def at_once(self) -> int:
+        return self.work.at_once(batch_size(self.store, self.jobid))
+
+    def run(
+        self,
+        claims: Sequence[Claim],
+        environment: JobEnvironment,
+        scripts: Scripts,
+        *,
+        stdin_null: bool = False,
+    ) -> Generator[tuple[Claim, ChunkOutcome]]:
+        """Make each claimed chunk, and settle it; what isn't begun is given back."""
+        self.scripts, scripts.works_here = scripts, True
+        with Pulse(self.store, claims[0].owner, say=self.tell) as pulse:
+            if len(claims) == 1 or self.work.works_together:
+                yield from self._make(claims, environment, pulse)
+                return
+            with WaitingClaims(
+                self.store, claims, stopping=scripts.why_stopping, say=self.tell
+            ) as waiting:
+                while claim := waiting.next():
+                    yield from self._make([claim], self.environment(), pulse)
+
+    def _make(
+        self, claims: Sequence[Claim], environment: JobEnvironment, pulse: Pulse
+    ) -> Generator[tuple[Claim, ChunkOutcome]]:
+        for claim in claims:
+            self.tell(f"Launching {self.argv[0]} with dataid {printable(claim.dataid)}")
+        making = make(
+            self.store,
+            claims,
+            environment,
+            self.work,
+            pulse=pulse,
+            interrupted=self.interruption,
+            stopping=self.stopping,
+        )
+        with closing(making):
+            for produced in making:
+                yield produced.claim, self._told(produced, environment)
+
+    def stopping(self) -> str | None:
+        """The signal that is to end the run, if there was one."""
+        number = self.scripts.stopping if self.scripts else None
+        return None if number is None else signal.Signals(number).name
+
+    def interruption(self, error: BaseException) -> Stop:
+        """Why the work in hand was interrupted: the signal, or else the error."""
+        why = self.scripts.why_stopping() if self.scripts else None
+        return Stop(why or f"interrupted: {first_line(error)}")
+
+    def _check(self) -> None:
+        """What runs was loaded already."""
+
+    def _told(self, produced: Produced, environment: JobEnvironment) -> ChunkOutcome:
+        status, reason = produced.status, produced.reason
+        if status == LOST:
+            self.tell(reason)
+            return ChunkOutcome(1, LOST, None, reason)
+        trace: list[str] = []
+        if produced.error and status != READY and not produced.interrupted:
+            trace = "".join(traceback.format_exception(produced.error)).splitlines()
+        how = COMPLETE if status == READY else INTERRUPTED if produced.interrupted else FAILED
+        self._tell_end(how, reason, trace)
+        for checked in produced.checks:
+            if not checked.passed and checked.severity == WARN:
+                self.tell(f"Warning: {checked.name}: {printable(checked.message)}")
+        code = 0 if status == READY else 1
+        return self._settled(
+            produced.claim,
+            environment,
+            ChunkOutcome(code, status, produced.retry_in, reason, produced.interrupted),
+        )

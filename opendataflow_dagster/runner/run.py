@@ -7,11 +7,10 @@ from typing import NamedTuple
 
 from ..errors import DataflowError, InputsChanged, NoDatabase, StaleClaim, WrongUse
 from ..model import READY, RESUBMIT, Claim, Fact, Plan, Say, Stop
-from ..store.store import PLAN_AGE, Store, new_owner
+from ..store.store import Store, new_owner
 from ..util.text import first_line, printable
-from .environment import JobEnvironment, job_environment
-from .script import CannotStart, check
-from .script_runner import Ended, Scripts
+from .environment import EnvironmentCache, JobEnvironment
+from .script import CannotStart, Ended, Scripts, check
 
 Tell = Callable[[int, int], object]
 
@@ -27,7 +26,7 @@ COMPLETE, FAILED, INTERRUPTED = "is complete", "has failed", "was interrupted"
 NOTHING = "no suitable data available for job. Not running it"
 
 
-class Result(NamedTuple):
+class ChunkOutcome(NamedTuple):
     """How one chunk ended: the script's exit code, and what the chunk is now."""
 
     code: int
@@ -82,7 +81,7 @@ class Runner:
         self.store, self.jobid, self.argv = store, jobid, argv
         self.environ = environ
         self._say = say
-        self._environment: tuple[float, JobEnvironment] | None = None
+        self._environment = EnvironmentCache(store, jobid, environ, secrets=self.secrets)
         self._check()
 
     def _check(self) -> None:
@@ -96,14 +95,7 @@ class Runner:
 
     def environment(self) -> JobEnvironment:
         """What the scripts are told, as of a second ago at most; raises what forbids to claim."""
-        now = time.monotonic()
-        if self._environment is None or now - self._environment[0] > PLAN_AGE:
-            plan = self.store.plan(self.jobid)
-            made, _ = self.store.db.insist(
-                lambda: job_environment(self.store, plan, self.environ, secrets=self.secrets)
-            )
-            self._environment = now, made
-        return self._environment[1]
+        return self._environment.read()
 
     def at_once(self) -> int:
         """How many chunks a worker claims at once: what the job's dial says now."""
@@ -114,9 +106,7 @@ class Runner:
     def claim(self, owner: str, k: int = 1) -> tuple[list[Claim], JobEnvironment] | None:
         """The next chunks, and what they are told; lost claims are looked for when idle."""
         environment = self.environment()
-        claims = self.store.claim(self.jobid, owner=owner, k=k)
-        if not claims and self.store.recover(self.jobid):
-            claims = self.store.claim(self.jobid, owner=owner, k=k)
+        claims = self.store.claim_or_recover(self.jobid, owner=owner, k=k)
         return (claims, environment) if claims else None
 
     def run(
@@ -126,7 +116,7 @@ class Runner:
         scripts: Scripts,
         *,
         stdin_null: bool = False,
-    ) -> Generator[tuple[Claim, Result]]:
+    ) -> Generator[tuple[Claim, ChunkOutcome]]:
         """Run the script for each claimed chunk, and settle it.
 
         Chunks that were claimed with others and not begun, however it ends, are given back.
@@ -151,7 +141,7 @@ class Runner:
         scripts: Scripts,
         *,
         stdin_null: bool = False,
-    ) -> Result:
+    ) -> ChunkOutcome:
         """Run the script for a claimed chunk, and settle it."""
         try:
             env = environment.for_chunk(claim)
@@ -172,26 +162,26 @@ class Runner:
             if isinstance(error, Exception):
                 self.store.fail(claim, why, may_retry=False)
             else:
-                from ..store.claim_return import interrupt_soon
+                from ..store.claims import interrupt_soon
 
                 interrupt_soon(self.store, [claim], Stop(why))
             raise
         stopped = bool(ended.reason) and ended.reason == scripts.why_stopping()
         if stopped and not ended.began:
-            from ..store.claim_return import give_back
+            from ..store.claims import give_back
 
             give_back(self.store, [claim], ended.reason)
-            return Result(ended.code, GIVEN_BACK, None, ended.reason)
+            return ChunkOutcome(ended.code, GIVEN_BACK, None, ended.reason)
         return self.settle(claim, environment, ended, stopped=stopped)
 
     def settle(
         self, claim: Claim, environment: JobEnvironment, ended: Ended, *, stopped: bool = False
-    ) -> Result:
+    ) -> ChunkOutcome:
         """Write how a script ended; a chunk that was taken over meanwhile is left alone."""
         retry_in = None
         try:
             if stopped:
-                from ..store.claim_return import interrupt
+                from ..store.claims import interrupt
 
                 self._tell_end(INTERRUPTED, ended.reason)
                 status = interrupt(self.store, claim, Stop(ended.reason))
@@ -205,9 +195,9 @@ class Runner:
         except StaleClaim as error:
             self.tell(str(error))
             status = RESUBMIT if isinstance(error, InputsChanged) else LOST
-            return Result(ended.code or 1, status, None, ended.reason)
+            return ChunkOutcome(ended.code or 1, status, None, ended.reason)
         return self._settled(
-            claim, environment, Result(ended.code, status, retry_in, ended.reason, stopped)
+            claim, environment, ChunkOutcome(ended.code, status, retry_in, ended.reason, stopped)
         )
 
     def _tell_end(self, how: str, reason: str = "", trace: Sequence[str] = ()) -> None:
@@ -218,7 +208,9 @@ class Runner:
         if reason:
             self.tell(f"Reason: {printable(reason)}")
 
-    def _settled(self, claim: Claim, environment: JobEnvironment, result: Result) -> Result:
+    def _settled(
+        self, claim: Claim, environment: JobEnvironment, result: ChunkOutcome
+    ) -> ChunkOutcome:
         """Say what a chunk has become, and when it is tried again."""
         self._say(settled(claim, environment.plan, result.status))
         if result.retry_in:
@@ -320,7 +312,7 @@ def force_job(
     environ: Mapping[str, str] = os.environ,
 ) -> Outcome:
     """Run a script for one chunk without the checks, unless it is being produced."""
-    from ..store.force import force
+    from ..store.claims import force
 
     runner = Runner(store, jobid, argv, say=say, environ=environ)
     with Scripts() as scripts:
@@ -364,7 +356,7 @@ def date() -> str:
     return time.strftime("%a %b %e %H:%M:%S %Z %Y")
 
 
-def _outcome(result: Result, scripts: Scripts) -> Outcome:
+def _outcome(result: ChunkOutcome, scripts: Scripts) -> Outcome:
     if result.status == READY:
         return Outcome(0, done=1)
     if result.status == GIVEN_BACK or result.interrupted:

@@ -4,13 +4,13 @@ import errno
 import os
 import select
 import signal
+import sys
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import NamedTuple
 
-from .process_tree import send
-
-if TYPE_CHECKING:
-    from .terminal import Terminal
+from . import process_tree
+from .process_tree import Terminal, send
 
 NO_START = "cannot start:"
 NOT_EXECUTABLE, NOT_FOUND = 126, 127  # a shell's exit codes
@@ -39,7 +39,7 @@ class CannotStart(Exception):
 class Script:
     """A started script: waits for its end, at once where the system has pidfds, else in naps."""
 
-    def __init__(self, pid: int, wakeup: int, terminal: "Terminal | None") -> None:
+    def __init__(self, pid: int, wakeup: int, terminal: Terminal | None) -> None:
         self.pid = pid
         self.terminal = terminal
         self.code: int | None = None  # -n for signal n; None while it runs, or if it was lost
@@ -183,3 +183,240 @@ def _first_line(path: str) -> bytes:
             return file.readline(256)
     except OSError:
         return b""
+
+
+# What this can't do: when SIGKILL ends this process, the script runs on without it. Linux's
+# PR_SET_PDEATHSIG would need a fork in place of posix_spawn, fires when the starting *thread* ends,
+# and reaches the shell of a script but not the programs that the shell runs. The claim's lease and
+# generation cover that case: another worker claims the chunk, and the lost script settles nothing.
+
+
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+SAME_STOP = 0.2  # `timeout` and service managers send one stop twice, to us and to our group
+
+
+class Ended(NamedTuple):
+    """How a script ended: `code` as a shell gives it, `reason` empty on success."""
+
+    code: int
+    reason: str
+    seconds: float
+    began: bool = True
+
+
+class Scripts:
+    """The scripts that this process runs, each the leader of its own process group.
+
+    Inside the `with`, TERM, INT and HUP go to every running script's group, and `stopping` is
+    set, so that loops start nothing more; a second one kills. A script that ignores the first
+    is killed after `stop_grace` seconds. Outside of the main thread no handler is installed.
+    With `works_here` the work is Python code of this process: the second signal, or the end of the
+    grace, raises KeyboardInterrupt in the main thread.
+    """
+
+    works_here = False
+
+    def __init__(self, *, stop_grace: float = 10.0) -> None:
+        self.stopping: int | None = None
+        self.stop_grace = stop_grace
+        self._stopped_at = 0.0
+        self._running: dict[int, Script] = {}
+        self._untold: set[int] = set()  # who hasn't been told yet that we stop
+        self._handlers = {}
+        self._wakeup = self._alarm = -1
+
+    def __enter__(self) -> "Scripts":
+        self._wakeup, self._alarm = os.pipe()
+        process_tree.adopting.begin()
+        try:
+            for number in STOP_SIGNALS:
+                # What is ignored stays so: `nohup`, and INT in a shell's background job.
+                if signal.getsignal(number) != signal.SIG_IGN:
+                    self._handlers[number] = signal.signal(number, self._stop)
+            if signal.getsignal(signal.SIGALRM) == signal.SIG_DFL:  # the end of the grace
+                self._handlers[signal.SIGALRM] = signal.signal(signal.SIGALRM, self._end_grace)
+            if signal.getsignal(signal.SIGCHLD) == signal.SIG_IGN:  # it would lose exit codes
+                self._handlers[signal.SIGCHLD] = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        except ValueError:  # not the main thread
+            pass
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._running:  # the caller leaves by an exception while its threads still wait
+            self._stop(signal.SIGTERM)
+        while self._running:
+            time.sleep(0.01)
+        if signal.SIGALRM in self._handlers:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+        for number, handler in self._handlers.items():
+            if handler is not None:  # None: it was installed by C code, which alone can restore it
+                signal.signal(number, handler)
+        process_tree.adopting.end()
+        os.close(self._wakeup)
+        os.close(self._alarm)
+
+    def why_stopping(self) -> str | None:
+        """What ends the work, if something does."""
+        return None if self.stopping is None else _stopped_by(self.stopping)
+
+    def run(
+        self,
+        argv: list[str],
+        env: dict[str, str],
+        *,
+        time_limit: float | None = None,
+        beat: Callable[[], object] | None = None,
+        beat_every: float = 30.0,
+        grace: float = 5.0,
+        stdin_null: bool = False,
+    ) -> Ended:
+        """Run one script to its end, and end what it leaves behind; any thread may call this.
+
+        `beat` is called every `beat_every` seconds, and its False means that the claim is lost.
+        A script past its time limit, or whose claim is lost, has `grace` seconds between TERM and
+        KILL. An exception of `beat` is raised again once the script has ended.
+        """
+        if self.stopping is not None:
+            return Ended(128 + self.stopping, _stopped_by(self.stopping), 0.0, began=False)
+        _flush()
+        terminal = None
+        if not stdin_null and os.isatty(0):
+            terminal = None if self._running else Terminal.to_lend()
+            stdin_null = terminal is None  # in the background, reading would stop it for ever
+        started = time.monotonic()
+        try:
+            pid = spawn(argv, env, stdin_null=stdin_null)
+        except CannotStart as refusal:
+            return Ended(refusal.code, str(refusal), 0.0, began=False)
+        script = Script(pid, self._wakeup, terminal)
+        try:
+            self._untold.add(pid)
+            self._running[pid] = script
+            if terminal:
+                terminal.lend(pid)
+            if self.stopping is not None:  # the signal came while the script was being started
+                self._tell(script)
+            why = self._watch(script, time_limit, beat, beat_every, grace)
+        except BaseException:
+            script.end(grace)
+            raise
+        finally:
+            self._untold.discard(pid)
+            self._running.pop(pid, None)
+            script.close()
+            process_tree.clear(pid, env, self._running)
+        return Ended(*self._verdict(script, why), time.monotonic() - started)
+
+    def _watch(
+        self,
+        script: Script,
+        time_limit: float | None,
+        beat: Callable[[], object] | None,
+        beat_every: float,
+        grace: float,
+    ) -> str:
+        """Wait until the script has ended; return why we had to end it, if we had to."""
+        now = time.monotonic()
+        limit_at = NEVER if time_limit is None else now + time_limit
+        beat_at = NEVER if beat is None else now + beat_every
+        kill_at = NEVER
+        why = ""
+        while not script.has_ended(by=min(limit_at, beat_at, kill_at)):
+            now = time.monotonic()
+            cause = ""
+            if self.stopping is not None and not script.deaf:
+                script.deaf = True
+                limit_at = NEVER
+                kill_at = min(kill_at, self._stopped_at + self.stop_grace)
+            if now >= kill_at:
+                script.send(signal.SIGKILL)
+                kill_at = NEVER
+            if now >= limit_at:
+                limit_at = NEVER
+                cause = f"time limit of {time_limit:g} s"
+            if beat and now >= beat_at:
+                beat_at = now + beat_every  # also while the script is being ended: it still writes
+                if beat() is False:
+                    beat_at = NEVER
+                    cause = "claim lost"
+            if cause and not why and self.stopping is None:
+                why = cause
+                script.send(signal.SIGTERM)
+                kill_at = time.monotonic() + grace  # `beat` may have taken long
+        return why
+
+    def _verdict(self, script: Script, why: str) -> tuple[int, str]:
+        """The code and the reason; a script that we ended never counts as a success."""
+        if script.code is None:
+            return 1, "exit code unknown: something else in this process has waited for it"
+        killed_by = max(-script.code, 0)
+        code = 128 + killed_by if killed_by else script.code
+        if code - 128 in STOP_SIGNALS and not (why or script.terminal):
+            self._await_same_stop()
+        if script.terminal and code == 128 + signal.SIGINT and self.stopping is None:
+            self._stop(signal.SIGINT)
+            script.terminal.pass_on_interrupt()
+            return code, _stopped_by(signal.SIGINT)
+        if why:
+            return 128 + (script.sent or signal.SIGTERM), why
+        if self.stopping is not None and (script.sent or code):
+            return code or 128 + script.sent, _stopped_by(self.stopping)
+        if killed_by:
+            return code, f"killed by {_name(killed_by)}"
+        return code, f"exit code {code}" if code else ""
+
+    def _await_same_stop(self) -> None:
+        """Wait for the stop that ended a script: service managers signal all processes at once."""
+        until = time.monotonic() + SAME_STOP
+        while self.stopping is None and time.monotonic() < until:
+            time.sleep(0.01)
+
+    def _stop(self, number: int, _frame: object = None) -> None:
+        """Take a stop signal: the first is passed on to the scripts, a second kills them."""
+        now = time.monotonic()
+        if self.stopping is None:
+            self._stopped_at = now
+            self.stopping = number
+            os.write(self._alarm, b".")  # never read: it wakes up every thread
+            for script in list(self._running.values()):
+                self._tell(script)
+            if self.works_here and signal.SIGALRM in self._handlers:
+                signal.setitimer(signal.ITIMER_REAL, self.stop_grace)
+        elif now - self._stopped_at > SAME_STOP:
+            for script in list(self._running.values()):
+                script.send(signal.SIGKILL)
+            if self.works_here:
+                raise KeyboardInterrupt
+
+    def _end_grace(self, number: int, _frame: object = None) -> None:
+        if self.stopping is not None:
+            self._stop(number)
+
+    def _tell(self, script: Script) -> None:
+        """Pass the stop signal on, once, whichever thread comes first."""
+        try:
+            self._untold.remove(script.pid)
+        except KeyError:
+            return
+        script.send(self.stopping or signal.SIGTERM)
+
+
+def _stopped_by(number: int) -> str:
+    return f"stopped by {_name(number)}"
+
+
+def _name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:  # a real-time signal
+        return f"signal {number}"
+
+
+def _flush() -> None:
+    """Write our own output before the script's."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            if stream is not None:
+                stream.flush()
+        except (OSError, ValueError):  # closed, or its reader is gone
+            pass

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from threading import Condition, Thread
 
 from ..model import Claim, Say, Stop
-from ..store.claim_return import GiveBack, give_back_soon, interrupt_soon, try_to_give_back
+from ..store.claims import GiveBack, give_back_soon, interrupt_soon, try_to_give_back
 from ..store.database import BRIEFLY
 from ..store.job_policy import held_back
 from ..store.store import Store

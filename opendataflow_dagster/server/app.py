@@ -21,8 +21,7 @@ from ..pipelines.jobs import register
 from ..pipelines.live_project import Current
 from ..pipelines.project import Project
 from ..store.item_folding import Fold, fold_of
-from ..store.item_posts import Accepted, Post
-from ..store.items import backlog, item_status
+from ..store.items import Accepted, Post, backlog, item_status
 from ..store.store import Store
 from ..util.text import first_line, printable, typed
 from .auth import CLOSED, OPEN, Guard, bearer

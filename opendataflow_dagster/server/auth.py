@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable
 from hashlib import sha256
 
-from ..store.item_tokens import check_token, has_token
+from ..store.items import check_token, has_token
 from ..store.store import Store
 
 TOKEN_CACHE_SECONDS = 1.0

@@ -7,7 +7,7 @@ from threading import Barrier
 from typing import TypeAlias, TypeVar
 
 from ..errors import Refused
-from ..store.item_posts import Accepted, Post, accept
+from ..store.items import Accepted, Post, accept
 from ..store.store import Store
 
 T = TypeVar("T")

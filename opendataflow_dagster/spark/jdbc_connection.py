@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from ..errors import DataflowError, Refused
 from ..location import Table
 from ..storage.table import Bounds, not_split, split_command
-from ..store import sql_files
+from ..store.database import named_statements
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -56,7 +56,7 @@ class Place:
         self.is_split = bounds is not None
         self.kind = table.host.removeprefix("jdbc:").partition(":")[0].lower()
         self.table = self.beside(table.name)
-        self._statements = sql_files.statements("jdbc", "spark")
+        self._statements = named_statements("jdbc", "spark")
         way, self._values = "value", [self.lower]
         if self.modulus is not None:
             way, self._values = "remainder", [self.modulus, *self.remainders]

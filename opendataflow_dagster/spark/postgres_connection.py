@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ..errors import DataflowError, Refused
 from ..location import Table
 from ..storage.table import Bounds, Rows
-from ..store import sql_files
+from ..store.database import named_statements
 from .types import Column
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ class PostgresRows(Rows):
         self, table: Table, dataid: str | None, bounds: Bounds | None, password: Password | None
     ) -> None:
         super().__init__(table, dataid or "", bounds, password or (lambda: None))
-        self._statements = self._statements | sql_files.statements(table.dialect, "spark")
+        self._statements = self._statements | named_statements(table.dialect, "spark")
 
     @property
     def is_value(self) -> bool:

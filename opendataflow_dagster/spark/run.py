@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from ..chunk import ChunkFailed
 from ..config.settings import Settings
 from ..model import Say
-from ..runner.maker_runner import MakerRunner
+from ..runner.produce import MakerRunner
 from ..runner.run import Outcome, Tell, run_chunks
 from ..store.store import Store
 from .job import SparkJob

@@ -11,8 +11,7 @@ from ..chunk import Checked, Chunk, ChunkFailed, Place, Result, reason_of
 from ..errors import DataflowError, SessionError, StaleClaim
 from ..location import DEFAULT_FORMAT, Folder, Table, target_of
 from ..model import Claim, Plan
-from ..runner.maker import Maker
-from ..runner.produce import Check
+from ..runner.produce import Check, Maker
 from ..storage.publish import publish
 from ..storage.read import bounds_of, failing, with_code
 from ..store.store import Store

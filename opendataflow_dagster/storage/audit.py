@@ -13,7 +13,7 @@ from ..errors import WrongUse
 from ..model import PENDING, READY
 from ..place import location, path_of
 from ..store.catalog import Catalog
-from ..store.current_status import Truth, facts, is_larger, newest, pages, truths
+from ..store.overview import Truth, facts, is_larger, newest, pages, truths
 from ..store.store import Store
 from ..util.text import typed
 from . import pack

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from ..errors import DataflowError, Refused
 from ..location import Folder, Remote, Table, target_of
 from ..model import READY, RUNNING
-from ..store.current_status import pages
+from ..store.overview import pages
 from ..store.refusals import unknown_dataset
 from ..store.store import Store
 from ..util.text import first_line, typed

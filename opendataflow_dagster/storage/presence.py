@@ -13,7 +13,7 @@ from ..explain.state import Look, State
 from ..location import JDBC, Folder, Table, target_of
 from ..model import READY
 from ..place import is_missing, is_relative, location, path_of, seen
-from ..store.current_status import truths
+from ..store.overview import truths
 from ..store.store import Store
 from ..util.text import first_line
 from . import pack

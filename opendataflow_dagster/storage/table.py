@@ -9,7 +9,7 @@ from typing import Any
 
 from ..errors import DataflowError, Refused, Unreachable
 from ..location import POSTGRES, Table
-from ..store import sql_files
+from ..store.database import named_statements
 from ..util.text import first_line, typed
 from .database_outage import is_outage
 from .files import flat, need
@@ -41,7 +41,7 @@ class Rows:
         self._known = {"lower": lower, "upper": upper, "modulus": modulus}
         if modulus is not None:
             self._known["lower"] = int(lower)
-        self._statements = sql_files.statements(table.dialect, "tables")
+        self._statements = named_statements(table.dialect, "tables")
         self._names = {
             "table": ".".join(self._quoted(each) for each in (table.schema, table.name) if each),
             "column": self._quoted(table.column),

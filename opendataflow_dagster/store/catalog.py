@@ -10,7 +10,6 @@ from ..util.times import from_table
 from .store import Store
 
 SECRET = "encryptedpass"
-LINKS = ("IN", "OUT", None, "")
 TODAY = "today"
 """A date, not data: it links no datasets."""
 
@@ -163,15 +162,10 @@ def _plans(items: Iterable[tuple], policies: Mapping[str, Mapping[str, Any]]) ->
             producers.setdefault(datasetid, set()).add(jobid)
     plans = {}
     for jobid, mine in rows.items():
-        inputs = sorted({each for kind, each, _ in mine if kind == "IN" and each})
-        outputs = sorted({each for kind, each, _ in mine if kind == "OUT" and each})
-        plans[jobid] = Plan(
-            jobid,
-            tuple(inputs),
-            tuple(outputs),
-            tuple((kind, value or "") for kind, _, value in mine if kind not in LINKS),
-            tuple(each for each in outputs if len(producers[each]) > 1),
-            policies.get(jobid, {}).get("concurrency") is not None,
+        plan = Plan.of_rows(jobid, mine)
+        plans[jobid] = plan._replace(
+            rivals=tuple(each for each in plan.outputs if len(producers[each]) > 1),
+            limited=policies.get(jobid, {}).get("concurrency") is not None,
         )
     return plans
 

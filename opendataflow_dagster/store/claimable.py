@@ -1,4 +1,4 @@
-"""What a job could do now, at a price that doesn't grow with the tables."""
+"""What a job could claim now, at a cost that doesn't grow with the tables."""
 
 from typing import NamedTuple
 

@@ -1,16 +1,147 @@
-"""One database seen through its named statements: what the two dialects share."""
+"""One database seen through its named statements, and the version of its tables."""
 
 import os
+import re
 import time
 import weakref
 from _thread import _local
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager, suppress
-from typing import Any, TypeVar
+from functools import cache
+from typing import Any, NamedTuple, Self, TypeVar
 
-from ..errors import LostRace
-from . import sql_files
-from .schema_version import Versions
+from ..errors import DataflowError, LostRace, NoDatabase, Refused
+
+_HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+_INSTALLED = os.path.join(_HERE, "sql")
+SQL_FOLDER = (
+    _INSTALLED if os.path.isdir(_INSTALLED) else os.path.join(os.path.dirname(_HERE), "sql")
+)
+
+
+def schema_script(dialect: str) -> str:
+    """The script that creates the tables of a dialect."""
+    return read_sql(os.path.join(SQL_FOLDER, dialect, "schema.sql"))
+
+
+def trigger_script(dialect: str) -> str:
+    """The script that creates functions, views and triggers of a dialect."""
+    return read_sql(os.path.join(SQL_FOLDER, dialect, "triggers.sql"))
+
+
+@cache
+def created_names(dialect: str) -> frozenset[str]:
+    """The tables, sequences, views and functions that a dialect's scripts create."""
+    created = (
+        r"(?m)^create (?:or replace )?(?:table|sequence|view|function) (?:if not exists )?(\w+)"
+    )
+    return frozenset(re.findall(created, schema_script(dialect) + trigger_script(dialect)))
+
+
+@cache
+def migration_files(dialect: str) -> dict[int, str]:
+    """The migrations of a dialect in order: the version that each makes, and its file."""
+    folder = os.path.join(SQL_FOLDER, dialect, "migrations")
+    created_names = sorted(name for name in os.listdir(folder) if name.endswith(".sql"))
+    return {int(name.partition("_")[0]): os.path.join(folder, name) for name in created_names}
+
+
+def program_version(dialect: str) -> int:
+    """The version of the tables that this program makes: its last migration's."""
+    return max(migration_files(dialect))
+
+
+def named_statements(dialect: str, topic: str) -> dict[str, str]:
+    """The named statements of a topic: the shared ones, overridden by the dialect's own."""
+    found: dict[str, str] = {}
+    for folder in ("shared", dialect):
+        path = os.path.join(SQL_FOLDER, folder, topic + ".sql")
+        if os.path.exists(path):
+            found.update(_split_statements(read_sql(path)))
+    return found
+
+
+def read_sql(path: str) -> str:
+    with open(path, encoding="utf-8") as file:
+        return file.read()
+
+
+def _split_statements(text: str) -> dict[str, str]:
+    found = {}
+    for piece in text.split("-- name: ")[1:]:
+        name, _, body = piece.partition("\n")
+        found[name.strip()] = body.strip().rstrip(";")
+    return found
+
+
+# Which version the tables are of, and what a program of another version may do with them.
+
+
+BASELINE = 3
+"""The last version that didn't number itself reliably: one migration brings all older ones here."""
+
+
+class TooOld(Refused):
+    """This program is too old to claim from these tables."""
+
+    code = "TOO_OLD"
+
+
+class Versions(NamedTuple):
+    """What `dataflow_meta` says of the tables; of version 0 are the original's, and none."""
+
+    version: int = 0
+    oldest_client: int = 0
+    triggers: int = 0
+    """The version of the program whose `odf init` ran last."""
+
+    @classmethod
+    def of(cls, rows: Iterable[tuple[str, str]]) -> Self:
+        """From rows of `dataflow_meta`; before version 4 there was only the row `schema`."""
+        numbers = {name: int(value) for name, value in rows if value.isdigit()}
+        stamped = numbers.get("schema", 0)
+        return cls(numbers.get("version", stamped), numbers.get("oldest_client", 0), stamped)
+
+    def unusable(self, program: int, where: str) -> NoDatabase | None:
+        """What forbids a program any use of the tables: they lack what its statements name."""
+        if self.version >= program:
+            return None
+        if not self.version:
+            return NoDatabase(no_tables(where))
+        return NoDatabase(
+            f"The tables in {where} are of version {self.version}, and this program needs "
+            f"{program}: run `odf init`, which upgrades them and keeps every row."
+        )
+
+    def unclaimable(self, program: int, where: str) -> DataflowError | None:
+        """What forbids a program to take new claims; those that it has it may renew and settle."""
+        if program < self.oldest_client:
+            return TooOld(
+                f"This program is of version {program}, and the tables in {where} need at least "
+                f"{self.oldest_client}: upgrade opendataflow-dagster on this host. Until then it "
+                "settles what it has claimed, and claims nothing more."
+            )
+        if self.triggers != self.version:
+            return NoDatabase(
+                f"The tables in {where} are of version {self.version}, but since then the "
+                f"`odf init` of version {self.triggers} has rewritten their triggers: "
+                f"run {self.repair(program)}."
+            )
+        return None
+
+    def repair(self, program: int) -> str:
+        """Which `odf init` writes the triggers of this version again."""
+        if program >= self.version:
+            return "`odf init`"
+        return f"`odf init` on a host whose program is of version {self.version} or newer"
+
+
+def no_tables(where: str) -> str:
+    return (
+        f"The tables in {where} aren't there, or aren't upgraded yet. "
+        "Run `odf init`: it creates or upgrades them, and keeps every row."
+    )
+
 
 BRIEFLY = 5.0
 """Seconds for which an outage holds up what somebody else would settle anyway."""
@@ -83,7 +214,7 @@ class Database:
     def statement(self, name: str) -> str:
         topic, _, short = name.partition(".")
         if topic not in self._topics:
-            found = sql_files.statements(self.dialect, topic)
+            found = named_statements(self.dialect, topic)
             self._topics[topic] = {each: self.translate(text) for each, text in found.items()}
         return self._topics[topic][short]
 
@@ -222,7 +353,7 @@ class Database:
     def _check(self, rows: list[tuple]) -> None:
         """Refuse tables that are older than this program, as a connection is opened."""
         self.versions = Versions.of(rows)
-        error = self.versions.unusable(sql_files.version(self.dialect), self.where)
+        error = self.versions.unusable(program_version(self.dialect), self.where)
         if error and not self._unchecked:
             raise error
 

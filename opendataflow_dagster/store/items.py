@@ -1,14 +1,20 @@
 """Chunks of pipelines that wait for no other: items that came over HTTP, and runs begun by hand."""
 
+import hmac
 import json
-from collections.abc import Sequence
+import secrets
+from collections.abc import Collection, Sequence
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from hashlib import sha256
+from typing import Any, NamedTuple
 
+from ..errors import LostRace, Refused
+from ..ids import check_id
 from ..model import PENDING
+from ..util.text import typed
 from ..util.times import from_table
-from .item_posts import ACCEPT, Accepted, Post, accept, links, unregistered
-from .output_rows import Move, add_rows
+from .claimable import MOST, Offer, newest
+from .output_rows import Move, add_rows, generations
 from .store import Store
 
 __all__ = [
@@ -112,3 +118,329 @@ def _items(store: Store, jobid: str, dataids: Sequence[str]) -> list[tuple[str, 
 
 def _named(moment: datetime) -> str:
     return f"{moment:%Y-%m-%dT%H%M%S}.{moment.microsecond // 1000:03d}Z"
+
+
+# --- posts: items become chunks, on disk before the client gets its answer, and never twice ---
+
+
+ACCEPT = "accept"
+"""The act of our own transactions that bring chunks: the triggers look for nobody to interrupt."""
+
+
+MOST_PASSED = 10_000
+"""Numbers in a row that chunks may have already; more than that is no accident."""
+
+
+class Post(NamedTuple):
+    """What a client sent at once: JSON texts in ASCII, and the key by which it repeats itself."""
+
+    jobid: str
+    payloads: tuple[str, ...]
+    key: str | None = None
+
+
+class Accepted(NamedTuple):
+    """The items that a post became, in its order; `again` if an earlier one had brought them."""
+
+    dataids: tuple[str, ...]
+    generations: tuple[int, ...]
+    again: bool
+
+
+def accept(store: Store, posts: Sequence[Post]) -> list[Accepted | Refused]:
+    """Keep the items of some posts and offer them to workers: one answer for each post, in order.
+
+    It is one transaction, on disk when this returns. A post with a key that was given before is
+    answered as then, if it brings the same payloads, and else refused.
+    """
+    attempt = _Attempt(store, posts)
+
+    def work() -> list[Accepted | Refused]:
+        with store.db.transaction(who="odf serve", act=ACCEPT):
+            store.db.run("items.durable")
+            return attempt.answers()
+
+    return store.db.insist(work)[0]
+
+
+def unregistered(jobid: str) -> Refused:
+    """The refusal of a job that writes nothing, as far as the tables know."""
+    return Refused(
+        f"Pipeline {jobid!r} isn't registered, so nothing can be kept for it. "
+        f"Run `odf pipeline list`, then `odf pipeline run {typed(jobid)}`.",
+        code="NOT_REGISTERED",
+    )
+
+
+def links(store: Store, jobids: Collection[str]) -> list[tuple[str, str]]:
+    """What jobs write: pairs of a job and a dataset, in order."""
+    return store.db.run("items.links", jobids=json.dumps(sorted(jobids)))
+
+
+class _Attempt:
+    """The posts of one call, and the numbers drawn for them: another attempt uses those again."""
+
+    def __init__(self, store: Store, posts: Sequence[Post]) -> None:
+        self.store, self.posts = store, posts
+        self.digests = [_digest(post) if post.key is not None else "" for post in posts]
+        self.numbers: list[int] = []
+        self.beyond = 0  # how many numbers to pass over, since chunks have them already
+        self.last: tuple[Post, list[Accepted | Refused]] | None = None
+
+    def answers(self) -> list[Accepted | Refused]:
+        db = self.store.db
+        if self.last is not None:
+            post, answered = self.last
+            first = str(self.numbers[0])
+            if db.run("items.is_accepted", jobid=post.jobid, dataid=first):
+                return answered  # the connection was lost after the commit
+
+        outputs: dict[str, list[str]] = {}
+        for jobid, datasetid in links(self.store, {post.jobid for post in self.posts}):
+            outputs.setdefault(jobid, []).append(datasetid)
+        known = self._known()
+        news = [
+            at
+            for at, post in enumerate(self.posts)
+            if post.jobid in outputs and (post.key is None or (post.jobid, post.key) not in known)
+        ]
+        news = self._firsts(news)
+        count = sum(len(self.posts[at].payloads) for at in news)
+        if len(self.numbers) < count:
+            self.numbers = generations(self.store, self.beyond + count)[self.beyond :]
+        numbers = iter(self.numbers)
+        made: dict[int, Accepted] = {}
+        for at in news:
+            mine = tuple(next(numbers) for _ in self.posts[at].payloads)
+            made[at] = Accepted(tuple(map(str, mine)), mine, False)
+            if (key := self.posts[at].key) is not None:
+                known[self.posts[at].jobid, key] = (self.digests[at], made[at].dataids)
+        answered = [
+            made.get(at) or self._answer(at, outputs, known) for at in range(len(self.posts))
+        ]
+        if made:
+            self.last = next(
+                ((self.posts[at], answered) for at in news if self.posts[at].payloads), None
+            )
+            self._write(made, outputs)
+        return answered
+
+    def _known(self) -> dict[tuple[str, str], tuple[str, tuple[str, ...]]]:
+        """What the keys of these posts were answered before: digest and dataids."""
+        keys = [
+            {"jobid": post.jobid, "idempotency": post.key}
+            for post in self.posts
+            if post.key is not None
+        ]
+        if not keys:
+            return {}
+        rows = self.store.db.run("items.keys", keys=json.dumps(keys))
+        return {(row[0], row[1]): (row[2], tuple(json.loads(row[3]))) for row in rows}
+
+    def _firsts(self, news: list[int]) -> list[int]:
+        """Of posts with one key, the first."""
+        seen: set[tuple[str, str]] = set()
+        firsts = []
+        for at in news:
+            post = self.posts[at]
+            if post.key is None or (post.jobid, post.key) not in seen:
+                firsts.append(at)
+            if post.key is not None:
+                seen.add((post.jobid, post.key))
+        return firsts
+
+    def _answer(
+        self,
+        at: int,
+        outputs: dict[str, list[str]],
+        known: dict[tuple[str, str], tuple[str, tuple[str, ...]]],
+    ) -> Accepted | Refused:
+        """The answer to a post that brings nothing new."""
+        post = self.posts[at]
+        if post.jobid not in outputs or post.key is None:
+            return unregistered(post.jobid)
+        digest, dataids = known[post.jobid, post.key]
+        if digest != self.digests[at]:
+            return Refused(
+                f"The Idempotency-Key {post.key!r} came before with other items: nothing was "
+                "accepted. Send them with a key of their own.",
+                code="KEY_REUSED",
+            )
+        return Accepted(dataids, tuple(map(int, dataids)), True)
+
+    def _write(self, made: dict[int, Accepted], outputs: dict[str, list[str]]) -> None:
+        db, items, rows, keys = self.store.db, [], [], []
+        for at, accepted in made.items():
+            post = self.posts[at]
+            for dataid, payload in zip(accepted.dataids, post.payloads, strict=True):
+                items.append(
+                    {
+                        "jobid": post.jobid,
+                        "dataid": dataid,
+                        "payload": payload,
+                        "idempotency": post.key,
+                    }
+                )
+                rows += [
+                    Move(post.jobid, each, dataid, None, PENDING) for each in outputs[post.jobid]
+                ]
+            if post.key is not None:
+                keys.append(
+                    {
+                        "jobid": post.jobid,
+                        "idempotency": post.key,
+                        "digest": self.digests[at],
+                        "dataids": json.dumps(accepted.dataids),
+                    }
+                )
+        keys.sort(key=lambda key: (key["jobid"], key["idempotency"]))
+        if keys and db.change("items.remember", keys=json.dumps(keys)) < len(keys):
+            raise LostRace("Another server was just given the same Idempotency-Key.")
+        if db.change("items.add", items=json.dumps(items)) < len(items):
+            raise LostRace("These items are being accepted by a connection that was lost.")
+        numbers = {str(number): number for number in self.numbers}
+        if add_rows(self.store, rows, numbers) < len(rows):
+            self.beyond = min(2 * self.beyond + len(self.numbers), MOST_PASSED)
+            self.numbers, self.last = [], None
+            raise LostRace("A chunk has the number that an item was to get.")
+
+
+def _digest(post: Post) -> str:
+    return sha256(json.dumps(post.payloads).encode()).hexdigest()
+
+
+# --- tokens: who may send items to a pipeline; only their hashes are kept ---
+
+
+BYTES = 32
+"""Random bytes of a token: too many to be guessed, so that a plain hash is enough."""
+
+
+def new_token(store: Store, jobid: str) -> str:
+    """Make the token of a pipeline, in place of the one that it may have had."""
+    check_id("pipeline", jobid)
+    token = secrets.token_urlsafe(BYTES)
+    store.db.insist(lambda: store.db.change("tokens.put", jobid=jobid, hash=_hash(token)))
+    return token
+
+
+def check_token(store: Store, jobid: str, given: str) -> bool:
+    """Whether this is the pipeline's token; it takes as long whether or not there is one."""
+    kept = _kept(store, jobid)
+    same = hmac.compare_digest(_hash(given), kept or _hash(""))
+    return same and kept is not None
+
+
+def has_token(store: Store, jobid: str) -> bool:
+    """Whether a pipeline takes items at all."""
+    return _kept(store, jobid) is not None
+
+
+def drop_token(store: Store, jobid: str) -> bool:
+    """Let nobody send items to a pipeline any more; whether anybody could."""
+    changed, lost = store.db.insist(lambda: store.db.change("tokens.drop", jobid=jobid))
+    return changed > 0 or lost
+
+
+def _kept(store: Store, jobid: str) -> str | None:
+    rows, _ = store.db.insist(lambda: store.db.run("tokens.hash", jobid=jobid))
+    return rows[0][0] if rows else None
+
+
+def _hash(token: str) -> str:
+    return sha256(token.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+# --- runs of pipelines without upstream inputs: started every so many minutes, or by name ---
+
+
+MOMENT = "%Y-%m-%dT%H%M%S.%fZ"
+"""How the dataid of a run tells when it began."""
+
+ITEMS_ONLY = "nothing claimable but items, which `odf serve` runs"
+
+
+def begin_due_runs(
+    store: Store, jobids: Collection[str], *, who: str = "every_minutes"
+) -> list[tuple[str, str]]:
+    """Begin a run of each job whose last one is older than its `every_minutes`: (jobid, dataid).
+
+    A job without that dial, one that is paused, and one of which a run waits or is at work, begins
+    none. Of several processes that ask at once, one begins it.
+    """
+    db = store.db
+    dials, _ = db.insist(lambda: db.run("periodic.dials"))
+    asked = [row for row in dials if row[0] in jobids]
+    if not asked:
+        return []
+    now = datetime.fromtimestamp(store.now(), UTC)
+    begun = []
+    for jobid, every_minutes, paused_until in asked:
+        until = from_table(store, paused_until)
+        if until is None or until <= now:
+            dataid, _ = db.insist(lambda job=jobid, n=every_minutes: _begin(store, job, n, who))
+            begun += [(jobid, dataid)] if dataid else []
+    return begun
+
+
+def offer_run(store: Store, jobid: str, dataid: str, *, who: str) -> bool:
+    """Offer one chunk of a job, unless it is there: what a job that waits for nothing may claim."""
+
+    def work() -> bool:
+        with store.db.transaction(who=who, act=ACCEPT):
+            outputs = store.read_plan(jobid).outputs
+            for each in outputs:
+                store.db.run("items.turn", datasetid=each)
+            if store.db.run("items.taken", dataid=dataid, datasetids=json.dumps(outputs)):
+                return False
+            rows = [Move(jobid, each, dataid, None, PENDING) for each in outputs]
+            return add_rows(store, rows) > 0
+
+    return store.db.insist(work)[0]
+
+
+def next_runs(store: Store, jobid: str, most: int = MOST) -> list[str]:
+    """The chunks of a job that may be claimed and are no items, the first ones first."""
+    rows, _ = store.db.insist(lambda: store.db.run("periodic.next", jobid=jobid, most=most))
+    return [dataid for (dataid,) in rows]
+
+
+def without_items(store: Store, found: Offer) -> Offer:
+    """What a job offers beside its items."""
+    if found.first is None:
+        return found
+    runs = next_runs(store, found.jobid)
+    if not runs:
+        return found._replace(claimable=0, first=None, event=0, obstacle=ITEMS_ONLY)
+    if runs[0] == found.first:
+        return found._replace(claimable=len(runs))
+    return found._replace(
+        claimable=len(runs), first=runs[0], event=newest(store, found.jobid, runs[0])
+    )
+
+
+def _begin(store: Store, jobid: str, every_minutes: int, who: str) -> str | None:
+    """Begin a run if it is time, by what is there now that it is our turn."""
+    db = store.db
+    with db.transaction(who=who, act=ACCEPT):
+        outputs = store.read_plan(jobid).outputs
+        for each in outputs:
+            db.run("items.turn", datasetid=each)
+        if not outputs or db.run("periodic.unfinished", jobid=jobid):
+            return None
+        last = [
+            dataid
+            for each in outputs
+            for (dataid,) in db.run("periodic.newest", jobid=jobid, datasetid=each)
+        ]
+        if last:
+            began = datetime.strptime(max(last), MOMENT).replace(tzinfo=UTC)
+            if store.now() - began.timestamp() < every_minutes * 60:
+                return None
+        return begin_run(store, jobid)
+
+
+def live_generations(store: Store, jobid: str) -> set[int]:
+    """The generations of a job that somebody has in hand."""
+    rows, _ = store.db.insist(lambda: store.db.run("periodic.live", jobid=jobid))
+    return {generation for (generation,) in rows}

@@ -1,9 +1,9 @@
-"""From configuration to an open store."""
+"""From an address or the configuration to an open store."""
 
 import os
 
 from ..config.settings import Settings, load_settings
-from .store import Store, open_store
+from .store import Store
 
 
 def open_configured(
@@ -27,4 +27,24 @@ def open_from(settings: Settings, environ: os._Environ[str] | dict[str, str] = o
         user=settings.user,
         password=password,
         timezone=settings.timezone,
+    )
+
+
+def open_store(
+    url: str,
+    *,
+    schema: str = "dataflow",
+    user: str | None = None,
+    password: str | None = None,
+    timezone: str | None = None,
+) -> Store:
+    """The store at a `postgresql://` or `sqlite:///` address; it connects on first use."""
+    if url.startswith("sqlite:///"):
+        from .sqlite import SqliteDatabase, SqliteStore
+
+        return SqliteStore(SqliteDatabase(url.removeprefix("sqlite:///")), timezone=timezone)
+    from .postgres import PostgresDatabase, PostgresStore
+
+    return PostgresStore(
+        PostgresDatabase(url, schema, user=user, password=password), timezone=timezone
     )

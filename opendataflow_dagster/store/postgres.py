@@ -15,9 +15,7 @@ from ..config.settings import check_postgres_url, redact
 from ..errors import NoDatabase
 from ..ids import natural_key
 from ..model import Claim, Fact, Failure
-from . import sql_files
-from .database import Database
-from .schema_version import no_tables
+from .database import SQL_FOLDER, Database, created_names, no_tables
 from .store import Changed, Settled, Store
 
 _PARAMETER = re.compile(r"(?<![:\w]):([a-z_]+)")
@@ -72,7 +70,7 @@ DEFAULTS = {
 }
 """Unless the url says otherwise. A network that is silently dead is noticed in a minute."""
 
-ROLES = os.path.join(sql_files.ROOT, "postgres", "roles.sql")
+ROLES = os.path.join(SQL_FOLDER, "postgres", "roles.sql")
 
 _DENIED = re.compile(r"permission denied for (?P<kind>\w+) (?P<name>\w+)$")
 
@@ -401,7 +399,7 @@ class PostgresStore(Store):
 @lru_cache(maxsize=1024)
 def _qualified(text: str, schema: str) -> str:
     """A statement with the schema before each name of ours: whatever the search_path is."""
-    ours = sql_files.names("postgres")
+    ours = created_names("postgres")
     prefix = _quoted(schema) + "."
 
     def spelled(found: re.Match[str]) -> str:

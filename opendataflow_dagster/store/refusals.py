@@ -7,23 +7,7 @@ from ..model import HOLD, RUNNING, Plan
 from ..util.text import meant, typed
 from .item_folding import fold_of
 from .output_rows import Move, status
-from .store import Store
-
-
-def refuse_flawed(store: Store, plan: Plan) -> None:
-    """Refuse a job that can't run at all, such as one that isn't registered."""
-    if plan.flaw:
-        raise Refused(
-            f"{flaw_of(store, plan)} See `odf job list`, or run: "
-            f"odf job add {typed(plan.jobid)} --in DATASET --out DATASET",
-            code="NOT_REGISTERED",
-        )
-
-
-def flaw_of(store: Store, plan: Plan) -> str:
-    """Why a job can't run at all, as a sentence; of a name misspelled, which one is like it."""
-    known = plan.inputs or plan.outputs
-    return plan.flaw + ((not known and meant(plan.jobid, job_names(store))) or ".")
+from .store import Store, job_names, refuse_flawed
 
 
 def refuse_unknown_job(store: Store, jobid: str) -> None:
@@ -47,10 +31,6 @@ def unknown_dataset(store: Store, datasetid: str, todo: str) -> Refused:
     """The refusal of a dataset that isn't registered; `todo` says what to run."""
     like = meant(datasetid, dataset_names(store)) or "."
     return Refused(f"Dataset {datasetid!r} isn't registered{like} {todo}", code="NOT_REGISTERED")
-
-
-def job_names(store: Store) -> list[str]:
-    return [name for (name,) in store.db.run("moves.job_names")]
 
 
 def dataset_names(store: Store) -> list[str]:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from ..model import Plan
 from ..util.times import from_table, to_table
 from .history import Event
-from .store import Store, plan_of
+from .store import Store
 
 REGISTERED = "registered"
 """What history says of a dataset that a job reads or writes."""
@@ -44,7 +44,7 @@ class Past:
     def plan(self, jobid: str) -> Plan:
         """What a job read, wrote and set; not who else wrote the same."""
         rows = self._rows("job", jobid=jobid)
-        return plan_of(
+        return Plan.of_rows(
             jobid, [(row.itemtype, row.datasetid, row.columns.get("itemvalue")) for row in rows]
         )
 

@@ -18,8 +18,8 @@ from .csv_options import csv_options
 from .item_folding import FOLD_AFTER
 from .operations import EXTERNAL, is_registered
 from .output_rows import person
-from .refusals import refuse_flawed, unknown_dataset
-from .store import LEASE, MAX_LOSSES, Store
+from .refusals import unknown_dataset
+from .store import LEASE, MAX_LOSSES, Store, refuse_flawed
 
 SPLIT = "split"
 """The job id of chunks that `odf split` registered."""

@@ -11,10 +11,10 @@ from ..errors import LostRace, Refused, WrongUse
 from ..ids import check_id, check_text
 from ..model import PENDING, READY
 from ..util.text import typed
-from .current_status import known
-from .item_posts import ACCEPT
+from .items import ACCEPT
 from .operations import is_registered
 from .output_rows import Move, add_rows, as_json, generations, person
+from .overview import known
 from .refusals import refuse_unknown_job, unknown_dataset
 from .registry import SPLIT
 from .store import Store

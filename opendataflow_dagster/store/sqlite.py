@@ -12,8 +12,7 @@ from ..errors import DataflowError, LostRace, NoDatabase
 from ..ids import natural_key
 from ..model import FAILED, RESUBMIT, Claim, Fact, Failure, Plan, effect
 from ..util.directory_lock import had
-from .database import Database
-from .schema_version import no_tables
+from .database import Database, no_tables
 from .store import Changed, Settled, Store
 
 BUSY = 60.0

@@ -18,10 +18,8 @@ from ..model import (
     Recovered,
     Status,
 )
-from ..util.text import typed
-from . import sql_files
-from .database import Database
-from .schema_version import Versions
+from ..util.text import meant, typed
+from .database import Database, Versions, program_version
 
 LEASE = 120.0
 """Seconds that a claim lasts without a heartbeat, unless the job's policy says otherwise."""
@@ -69,7 +67,7 @@ class Store:
     @property
     def version(self) -> int:
         """The version of the tables that this program makes."""
-        return sql_files.version(self.db.dialect)
+        return program_version(self.db.dialect)
 
     @property
     def id(self) -> str:
@@ -179,7 +177,7 @@ class Store:
 
     def read_plan(self, jobid: str) -> Plan:
         """What a job reads and writes now."""
-        return plan_of(jobid, self.db.run("claims.plan", jobid=jobid))
+        return Plan.of_rows(jobid, self.db.run("claims.plan", jobid=jobid))
 
     def claim(
         self,
@@ -197,10 +195,7 @@ class Store:
         an owner's name belongs to one worker, which holds no other claim when it asks.
         """
         plan = self.plan(jobid)
-        if plan.flaw:
-            from .refusals import refuse_flawed
-
-            refuse_flawed(self, plan)
+        refuse_flawed(self, plan)
         if plan.today:
             today = self.today()
             if only not in (None, today):
@@ -284,6 +279,19 @@ class Store:
             self.db.insist(lambda: self.refuse_unclaimable(now=True))
         return claims, asked
 
+    def claim_or_recover(
+        self, jobid: str, *, owner: str, k: int = 1, lease: float = LEASE
+    ) -> list[Claim]:
+        """Claim as `claim` does; if nothing is left, settle lost claims first and claim again.
+
+        Recovering looks at all claims of the job, so that it comes second: a job that has work
+        never pays for it, and a lost chunk is found by the first worker that would be idle.
+        """
+        claims = self.claim(jobid, owner=owner, k=k, lease=lease)
+        if not claims and self.recover(jobid):
+            claims = self.claim(jobid, owner=owner, k=k, lease=lease)
+        return claims
+
     def finish(self, claims: Claim | Sequence[Claim], facts: Sequence[Fact] = ()) -> None:
         """Make the outputs of claims READY; all must be one owner's, of one job.
 
@@ -363,7 +371,7 @@ class Store:
             return time.strftime("%Y-%m-%d", time.localtime(self.now()))
         from datetime import datetime
 
-        from ..util.times import zone_called  # imported late: it needs this module
+        from ..util.times import zone_called  # imported late: few jobs read `today`
 
         return datetime.fromtimestamp(self.now(), zone_called(self.timezone)).strftime("%Y-%m-%d")
 
@@ -492,44 +500,31 @@ class Store:
         raise NotImplementedError
 
 
-def open_store(
-    url: str,
-    *,
-    schema: str = "dataflow",
-    user: str | None = None,
-    password: str | None = None,
-    timezone: str | None = None,
-) -> Store:
-    """The store at a `postgresql://` or `sqlite:///` address; it connects on first use."""
-    if url.startswith("sqlite:///"):
-        from .sqlite import SqliteDatabase, SqliteStore
-
-        return SqliteStore(SqliteDatabase(url.removeprefix("sqlite:///")), timezone=timezone)
-    from .postgres import PostgresDatabase, PostgresStore
-
-    return PostgresStore(
-        PostgresDatabase(url, schema, user=user, password=password), timezone=timezone
-    )
-
-
 def new_owner() -> str:
     """A name for one worker that no other has had: where it runs, and a random part."""
     user = os.environ.get("USER") or os.getuid()
     return f"{user}@{os.uname().nodename}:{os.getpid()}:{os.urandom(4).hex()}"
 
 
-def plan_of(jobid: str, rows: Sequence[tuple]) -> Plan:
-    """A plan from the rows of a job; those of now tell its rivals and dials, too."""
-    inputs = tuple(sorted({row[1] for row in rows if row[0] == "IN" and row[1]}))
-    outputs = tuple(sorted({row[1] for row in rows if row[0] == "OUT" and row[1]}))
-    environment = tuple(
-        (row[0], row[2] or "") for row in rows if row[0] and row[0] not in ("IN", "OUT")
-    )
-    if not rows or len(rows[0]) == 3:
-        return Plan(jobid, inputs, outputs, environment, (), False)
-    rivals = tuple(sorted({row[1] for row in rows if row[0] == "OUT" and row[1] and row[3] > 1}))
-    limited = any(row[4] is not None for row in rows)
-    return Plan(jobid, inputs, outputs, environment, rivals, limited, rows[0][5])
+def refuse_flawed(store: Store, plan: Plan) -> None:
+    """Refuse a job that can't run at all, such as one that isn't registered."""
+    if plan.flaw:
+        raise Refused(
+            f"{flaw_of(store, plan)} See `odf job list`, or run: "
+            f"odf job add {typed(plan.jobid)} --in DATASET --out DATASET",
+            code="NOT_REGISTERED",
+        )
+
+
+def flaw_of(store: Store, plan: Plan) -> str:
+    """Why a job can't run at all, as a sentence; for a misspelled name, which one is similar."""
+    known = plan.inputs or plan.outputs
+    return plan.flaw + ((not known and meant(plan.jobid, job_names(store))) or ".")
+
+
+def job_names(store: Store) -> list[str]:
+    """The jobs that are registered."""
+    return [name for (name,) in store.db.run("moves.job_names")]
 
 
 def taken_over(claims: Sequence[Claim]) -> StaleClaim:

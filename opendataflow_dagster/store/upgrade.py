@@ -6,9 +6,17 @@ from collections.abc import Iterator
 
 from ..errors import NoDatabase
 from ..util.text import printable
-from . import sql_files
-from .database import Database
-from .schema_version import BASELINE, Versions
+from .database import (
+    BASELINE,
+    Database,
+    Versions,
+    migration_files,
+    named_statements,
+    program_version,
+    read_sql,
+    schema_script,
+    trigger_script,
+)
 
 PAUSE = 1.0
 """Seconds until an upgrade that met locked tables is tried again."""
@@ -60,7 +68,7 @@ def upgrade(db: Database) -> Versions:
                 "`odf doctor` tells whose; end it, then run `odf init` again."
             ) from error
         db.insist(db.read_versions)
-        if found.version <= sql_files.version(db.dialect):
+        if found.version <= program_version(db.dialect):
             db.insist(remember)
     return found
 
@@ -69,7 +77,7 @@ def plan(db: Database) -> tuple[Versions, str]:
     """What the tables are, and the script that `upgrade` would run; none if there is no need."""
     with db.of_any_version():
         found, _ = db.insist(lambda: _look(db))
-        version = sql_files.version(db.dialect)
+        version = program_version(db.dialect)
         if not _may_write(db, found):
             return found, ""
         if found.version == found.triggers == version and not (
@@ -98,11 +106,11 @@ def missing_triggers(db: Database) -> list[str]:
 
 def triggers(db: Database) -> set[str]:
     """The triggers that this program makes."""
-    return set(_CREATES_TRIGGER.findall(sql_files.triggers(db.dialect)))
+    return set(_CREATES_TRIGGER.findall(trigger_script(db.dialect)))
 
 
 def _tables(db: Database) -> set[str]:
-    return set(_CREATES_TABLE.findall(sql_files.schema(db.dialect)))
+    return set(_CREATES_TABLE.findall(schema_script(db.dialect)))
 
 
 def _look(db: Database) -> Versions:
@@ -111,7 +119,7 @@ def _look(db: Database) -> Versions:
 
 def _may_write(db: Database, found: Versions) -> bool:
     """Whether the tables are no newer than this program; raises what forbids it their use."""
-    version = sql_files.version(db.dialect)
+    version = program_version(db.dialect)
     if found.version <= version:
         return True
     if error := found.unclaimable(version, db.where):
@@ -126,9 +134,9 @@ def _steps(db: Database, found: Versions) -> Iterator[str]:
     indexes = db.indexes()
     # `if not exists` would lock the table also for an index that is there.
     yield _CREATES_INDEX.sub(
-        lambda found: "" if found[1] in indexes else found[0], sql_files.schema(db.dialect)
+        lambda found: "" if found[1] in indexes else found[0], schema_script(db.dialect)
     )
-    yield sql_files.triggers(db.dialect)
+    yield trigger_script(db.dialect)
     # Older tables have no history yet, and nobody works with them: it begins before workers come.
     begins = ("remember",) if found.version < BASELINE else ()
     yield from _named(db, "sign", "rebase", *begins, "record", "rebuild", "stamp", "clear")
@@ -141,18 +149,18 @@ def _remembering(db: Database) -> Iterator[str]:
 
 def _named(db: Database, *names: str) -> Iterator[str]:
     """Statements of upgrade.sql, those that this dialect has."""
-    named = sql_files.statements(db.dialect, "upgrade")
+    named = named_statements(db.dialect, "upgrade")
     for name in names:
         if name in named:
-            text = named[name].replace(":version", str(sql_files.version(db.dialect)))
+            text = named[name].replace(":version", str(program_version(db.dialect)))
             yield f"{text};"
 
 
 def missing_migrations(db: Database, found: Versions, there: set[str]) -> Iterator[str]:
     """What brings tables of an older version here; `there` are those of our tables that exist."""
-    for version, path in sql_files.migrations(db.dialect).items():
+    for version, path in migration_files(db.dialect).items():
         if version > found.version:
-            text = sql_files.read(path)
+            text = read_sql(path)
             is_baseline = version <= BASELINE and db.dialect == "sqlite"
             yield _without_known_columns(db, text, there) if is_baseline else text
 

@@ -20,8 +20,7 @@ from opendataflow_dagster.server.limits import Limits
 from opendataflow_dagster.spark.settings import MASTER, spark_conf
 from opendataflow_dagster.store import registry
 from opendataflow_dagster.store.item_folding import fold_items
-from opendataflow_dagster.store.items import Post, accept
-from opendataflow_dagster.store.periodic_runs import begin_due_runs
+from opendataflow_dagster.store.items import Post, accept, begin_due_runs
 from opendataflow_dagster.store.store import Store
 from opendataflow_dagster.util.times import to_table
 from tests.support.store_fixtures import expire, put, register, sql, take

@@ -14,7 +14,7 @@ from opendataflow_dagster.dagster.drift import drift, repair
 from opendataflow_dagster.model import FAILED, READY, Fact
 from opendataflow_dagster.storage import audit
 from opendataflow_dagster.storage.audit import Drift, drift_of_data
-from opendataflow_dagster.store import current_status, operations, registry
+from opendataflow_dagster.store import operations, overview, registry
 from opendataflow_dagster.store.catalog import read_catalog
 from opendataflow_dagster.store.database import Database
 from opendataflow_dagster.store.store import Store, new_owner
@@ -144,7 +144,7 @@ def test_of_a_large_dataset_the_chunks_that_changed_last_are_compared(
 def test_all_chunks_are_compared_some_at_a_time(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(current_status, "PAGE", 2)
+    monkeypatch.setattr(overview, "PAGE", 2)
     monkeypatch.setattr(audit, "_PIECE", 2)
     sizes = []
     whole = audit.truths

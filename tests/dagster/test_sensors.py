@@ -13,8 +13,8 @@ from opendataflow_dagster.dagster.resources import DataflowResource
 from opendataflow_dagster.dagster.sensors import reconcile_sensor
 from opendataflow_dagster.model import READY, RESUBMIT, RUNNING
 from opendataflow_dagster.store import operations
-from opendataflow_dagster.store.current_status import truths
 from opendataflow_dagster.store.history import unread
+from opendataflow_dagster.store.overview import truths
 from opendataflow_dagster.store.store import new_owner
 from tests.support.dagster_instances import NAMES, Grid
 from tests.support.postgres import Server
@@ -88,7 +88,7 @@ def test_an_outage_settles_nothing_and_gives_workers_time(
     postgres_instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from opendataflow_dagster.store import registry
-    from opendataflow_dagster.store.store import open_store
+    from opendataflow_dagster.store.opening import open_store
 
     monkeypatch.setattr("opendataflow_dagster.dagster.sensors.PATIENCE", 0.3)
     with Server() as server, dg.DagsterInstance.ephemeral() as instance:

@@ -33,7 +33,7 @@ from opendataflow_dagster.errors import WrongUse
 from opendataflow_dagster.spark import interruption
 from opendataflow_dagster.spark.schema_text import columns_of
 from opendataflow_dagster.storage.folder import chunk_path
-from opendataflow_dagster.store.current_status import facts, truths
+from opendataflow_dagster.store.overview import facts, truths
 from tests.dagster.test_assets import RANGE, Ran, metadata
 from tests.support.spark_line import Line
 from tests.support.store_fixtures import connect, policy, put, sql, status

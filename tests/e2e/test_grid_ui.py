@@ -10,7 +10,8 @@ from playwright.sync_api import expect
 
 from opendataflow_dagster.model import Fact
 from opendataflow_dagster.store import operations, registry
-from opendataflow_dagster.store.store import Store, open_store
+from opendataflow_dagster.store.opening import open_store
+from opendataflow_dagster.store.store import Store
 from tests.support.browser import UI
 from tests.support.dagster_servers import Dagster
 from tests.support.graphql_client import wait_for

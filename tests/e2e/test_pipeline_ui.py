@@ -5,9 +5,10 @@ from typing import Any
 
 import pytest
 
+from opendataflow_dagster.store.opening import open_store
 from opendataflow_dagster.store.sqlite import SqliteStore
 from opendataflow_dagster.store.step_log import steps
-from opendataflow_dagster.store.store import Store, open_store
+from opendataflow_dagster.store.store import Store
 from tests.pipelines.test_pipeline_run import Shop
 from tests.support.browser import UI
 from tests.support.dagster_servers import Dagster

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from opendataflow_dagster.store.store import open_store
+from opendataflow_dagster.store.opening import open_store
 from tests.support.store_fixtures import close, put, register, sql
 
 JOBS = """

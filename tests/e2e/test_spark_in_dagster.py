@@ -12,7 +12,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from opendataflow_dagster.store import operations, registry
-from opendataflow_dagster.store.store import Store, open_store
+from opendataflow_dagster.store.opening import open_store
+from opendataflow_dagster.store.store import Store
 from tests.support.dagster_project import ODF
 from tests.support.dagster_servers import ROOT, Dagster
 from tests.support.graphql_client import Client, wait_for

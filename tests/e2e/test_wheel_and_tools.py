@@ -15,7 +15,7 @@ import psycopg
 import pytest
 
 import opendataflow_dagster
-from opendataflow_dagster.store import sql_files
+from opendataflow_dagster.store.database import named_statements
 from tests.support.postgres import Server
 
 ROOT = Path(__file__).parents[2]
@@ -177,7 +177,10 @@ def test_every_statement_that_the_code_names_is_there() -> None:
         found for file in package.rglob("*.py") for found in re.findall(run_by, file.read_text())
     }
     known = {
-        topic: {**sql_files.statements("sqlite", topic), **sql_files.statements("postgres", topic)}
+        topic: {
+            **named_statements("sqlite", topic),
+            **named_statements("postgres", topic),
+        }
         for topic, _ in named
     }
     assert len(named) > 200

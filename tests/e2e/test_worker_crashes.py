@@ -18,7 +18,8 @@ import psycopg
 import pytest
 
 from opendataflow_dagster.errors import LostRace, StaleClaim
-from opendataflow_dagster.store.store import Store, new_owner, open_store
+from opendataflow_dagster.store.opening import open_store
+from opendataflow_dagster.store.store import Store, new_owner
 from tests.support.crash_worker import POINTS
 from tests.support.postgres import Server
 from tests.support.store_fixtures import (

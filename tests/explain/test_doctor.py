@@ -357,7 +357,7 @@ def test_wrong_settings_end_the_list(tmp_path: Path) -> None:
 def test_a_transaction_that_holds_back_the_log(
     postgres_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from opendataflow_dagster.store.store import open_store
+    from opendataflow_dagster.store.opening import open_store
 
     store = open_store(postgres_url)
     store.init()
@@ -374,7 +374,7 @@ def test_a_transaction_that_holds_back_the_log(
 
 
 def test_a_user_who_may_only_read(postgres_url: str) -> None:
-    from opendataflow_dagster.store.store import open_store
+    from opendataflow_dagster.store.opening import open_store
 
     store = open_store(postgres_url)
     store.init()

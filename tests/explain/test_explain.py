@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from psycopg.conninfo import conninfo_to_dict
 
 from opendataflow_dagster.errors import LostRace, WrongUse
-from opendataflow_dagster.explain import explain_job
+from opendataflow_dagster.explain import explain as explain_module
 from opendataflow_dagster.explain.explain import ADVICE, Explanation, explain
 from opendataflow_dagster.explain.state import Reason
 from opendataflow_dagster.model import Fact
@@ -478,7 +478,7 @@ def test_a_job_with_something_to_do_tells_what_keeps_the_rest_back(
     assert found.reasons[0].text.startswith("9 chunks ('0', '1', '2', …): 'b' is FAILED")
     assert (found.code, found.action) == ("HELD", "odf resubmit load 0")
 
-    monkeypatch.setattr(explain_job, "MANY", 1)
+    monkeypatch.setattr(explain_module, "MANY", 1)
     found = explain(line, "load")
     assert found.may_run
     assert "HELD" in {reason.code for reason in found.reasons}
@@ -487,7 +487,7 @@ def test_a_job_with_something_to_do_tells_what_keeps_the_rest_back(
 def test_of_a_job_of_many_chunks_the_queue_and_examples_are_looked_at(
     line: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(explain_job, "MANY", 1)
+    monkeypatch.setattr(explain_module, "MANY", 1)
     for dataid in ("1", "2"):
         put(line, "a", "READY", dataid=dataid)
     found = explain(line, "load")

@@ -19,8 +19,9 @@ from opendataflow_dagster.spark.read import read_files
 from opendataflow_dagster.storage import files
 from opendataflow_dagster.storage import folder as folders
 from opendataflow_dagster.storage.compact import compact
+from opendataflow_dagster.store.opening import open_store
 from opendataflow_dagster.store.registry import add_dataset
-from opendataflow_dagster.store.store import Store, open_store
+from opendataflow_dagster.store.store import Store
 from tests.support.store_fixtures import check, close, sql
 
 PROJECT = """

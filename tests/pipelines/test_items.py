@@ -155,7 +155,7 @@ def shop(store: Store, spark: "SparkSession", tmp_path: Path) -> Iterator[Shop]:
 @pytest.fixture
 def lite(sqlite_url: str, spark: "SparkSession", tmp_path: Path) -> Iterator[Shop]:
     """The same on SQLite alone."""
-    from opendataflow_dagster.store.store import open_store
+    from opendataflow_dagster.store.opening import open_store
     from tests.support.store_fixtures import close
 
     store = open_store(sqlite_url)

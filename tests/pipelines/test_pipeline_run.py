@@ -35,10 +35,11 @@ from opendataflow_dagster.pipelines.stream_file import claim_items
 from opendataflow_dagster.pipelines.transformation import TransformationError
 from opendataflow_dagster.runner.run import Outcome
 from opendataflow_dagster.store.items import Post, accept
+from opendataflow_dagster.store.opening import open_store
 from opendataflow_dagster.store.operations import hold, resubmit
 from opendataflow_dagster.store.registry import add_dataset
 from opendataflow_dagster.store.step_log import clean, steps
-from opendataflow_dagster.store.store import Store, open_store
+from opendataflow_dagster.store.store import Store
 from tests.support.spark_line import labels_of_jobs
 from tests.support.store_fixtures import check, close, expire, policy, register, sql, statuses, take
 

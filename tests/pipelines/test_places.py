@@ -42,8 +42,9 @@ from opendataflow_dagster.pipelines.sources import CsvSource, registered, source
 from opendataflow_dagster.pipelines.sql_types import columns_for
 from opendataflow_dagster.place import location
 from opendataflow_dagster.runner.environment import job_environment
+from opendataflow_dagster.store.opening import open_store
 from opendataflow_dagster.store.registry import add_dataset
-from opendataflow_dagster.store.store import Store, open_store
+from opendataflow_dagster.store.store import Store
 from tests.support.store_fixtures import close, put, register, sql, take
 
 if TYPE_CHECKING:

@@ -15,8 +15,8 @@ from pyspark.sql import SparkSession
 
 from opendataflow_dagster.pipelines import spill
 from opendataflow_dagster.runner.run import Outcome
+from opendataflow_dagster.store.opening import open_store
 from opendataflow_dagster.store.registry import add_dataset
-from opendataflow_dagster.store.store import open_store
 from tests.pipelines.test_pipeline_run import Shop
 from tests.support.store_fixtures import close, sql
 

@@ -26,7 +26,7 @@ from opendataflow_dagster.pipelines.project import ProjectError, find_project, r
 from opendataflow_dagster.pipelines.transformation import load
 from opendataflow_dagster.pipelines.validate import Verdict, validate
 from opendataflow_dagster.store import registry
-from opendataflow_dagster.store.store import open_store
+from opendataflow_dagster.store.opening import open_store
 
 EXPECTS = 'expected_inputs = [{"a": 1}]\nexpected_output = [{"a": 1, "b": 2}]\n'
 GOOD = EXPECTS + "def run(df):\n    df['b'] = 2\n    return df\n"

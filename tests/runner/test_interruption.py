@@ -13,7 +13,7 @@ import pytest
 
 from opendataflow_dagster.errors import StaleClaim
 from opendataflow_dagster.model import Stop
-from opendataflow_dagster.store.claim_return import MAX_INTERRUPTIONS, interrupt
+from opendataflow_dagster.store.claims import MAX_INTERRUPTIONS, interrupt
 from opendataflow_dagster.store.operations import release
 from opendataflow_dagster.store.store import Store
 from tests.support.store_fixtures import check, expire, policy, put, register, sql, status, take

@@ -12,8 +12,7 @@ from opendataflow_dagster.errors import SessionError
 from opendataflow_dagster.model import FAILED, READY, RESUBMIT, Claim, Stop
 from opendataflow_dagster.runner.environment import job_environment
 from opendataflow_dagster.runner.heartbeat import Pulse
-from opendataflow_dagster.runner.maker import Maker, make
-from opendataflow_dagster.runner.produce import Produced
+from opendataflow_dagster.runner.produce import Maker, Produced, make
 from opendataflow_dagster.runner.run import LOST
 from opendataflow_dagster.store.operations import release
 from opendataflow_dagster.store.store import Store

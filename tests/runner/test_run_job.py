@@ -15,7 +15,7 @@ from opendataflow_dagster.errors import DataflowError, Refused, StaleClaim, Wron
 from opendataflow_dagster.explain import nothing_claimable
 from opendataflow_dagster.runner.external import end, start
 from opendataflow_dagster.runner.run import Outcome, force_job, run_job
-from opendataflow_dagster.store.force import force
+from opendataflow_dagster.store.claims import force
 from opendataflow_dagster.store.store import Store
 from tests.support.store_fixtures import (
     check,

@@ -18,14 +18,14 @@ import pytest
 
 from opendataflow_dagster.runner import process_tree
 from opendataflow_dagster.runner.process_tree import adopt_orphans
-from opendataflow_dagster.runner.script_runner import Ended, Scripts
+from opendataflow_dagster.runner.script import Ended, Scripts
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="needs /proc and a child subreaper")
 
 # What `odf run` is in these tests: one process that runs one script and tells how it ended.
 RUNNER = """
 import json, os, signal, sys
-from opendataflow_dagster.runner.script_runner import Scripts
+from opendataflow_dagster.runner.script import Scripts
 
 signal.signal(signal.SIGINT, signal.default_int_handler)
 print("before")

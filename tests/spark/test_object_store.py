@@ -28,8 +28,9 @@ from opendataflow_dagster.storage import cleanup
 from opendataflow_dagster.storage import folder as folders
 from opendataflow_dagster.storage import pack as packs
 from opendataflow_dagster.store import operations
+from opendataflow_dagster.store.opening import open_store
 from opendataflow_dagster.store.registry import add_dataset
-from opendataflow_dagster.store.store import Store, open_store, taken_over
+from opendataflow_dagster.store.store import Store, taken_over
 from tests.support.store_fixtures import close, expire, register, sql, take
 
 
@@ -254,7 +255,7 @@ def test_what_spark_hasnt_committed_isnt_shown(line: Store) -> None:
 KILLED = """
 import os, signal, sys
 from opendataflow_dagster.model import Fact
-from opendataflow_dagster.store.store import open_store
+from opendataflow_dagster.store.opening import open_store
 from opendataflow_dagster.spark import object_store as remote, hadoop_files as stores
 from tests.support.store_fixtures import take
 from tests.spark.test_object_store import ours, written

@@ -28,9 +28,10 @@ from opendataflow_dagster.storage import pack as packs
 from opendataflow_dagster.storage.compact import compact
 from opendataflow_dagster.storage.compact_pack import pack
 from opendataflow_dagster.storage.merge_files import same
-from opendataflow_dagster.store import current_status, operations
+from opendataflow_dagster.store import operations, overview
+from opendataflow_dagster.store.opening import open_store
 from opendataflow_dagster.store.registry import add_dataset
-from opendataflow_dagster.store.store import Store, open_store
+from opendataflow_dagster.store.store import Store
 from tests.support.store_fixtures import close, register, sql, take
 
 ODD = ["1", "2", "10", "a/b", "a b", "a%2Fb", "日本", "x#y", '"']
@@ -215,7 +216,7 @@ def test_a_plan_looks_at_the_chunks_of_a_large_dataset_that_changed_last(
 
 
 def test_chunks_are_looked_at_some_at_a_time(line: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(current_status, "PAGE", 2)
+    monkeypatch.setattr(overview, "PAGE", 2)
     asked = []
     some = compacting.standing
 
@@ -536,7 +537,7 @@ from opendataflow_dagster.storage import compact as compacting
 from opendataflow_dagster.storage import folder as folders
 from opendataflow_dagster.storage import merge_files as merging
 from opendataflow_dagster.storage import compact_pack as packing
-from opendataflow_dagster.store.store import open_store
+from opendataflow_dagster.store.opening import open_store
 
 def die(*more): os.kill(os.getpid(), signal.SIGKILL)
 

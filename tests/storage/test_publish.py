@@ -33,10 +33,11 @@ from opendataflow_dagster.storage import folder as folders
 from opendataflow_dagster.storage.compact import compact
 from opendataflow_dagster.storage.publish import publish, read
 from opendataflow_dagster.storage.read import ask, read_chunk
+from opendataflow_dagster.store.opening import open_store
 from opendataflow_dagster.store.operations import ready
 from opendataflow_dagster.store.registry import add_dataset
 from opendataflow_dagster.store.split import by_number, by_shards, split
-from opendataflow_dagster.store.store import Store, open_store
+from opendataflow_dagster.store.store import Store
 from opendataflow_dagster.util import directory_lock
 from tests.support.store_fixtures import close, expire, put, register, sql, take
 

@@ -17,7 +17,8 @@ from opendataflow_dagster.errors import DataflowError, Refused, StaleClaim
 from opendataflow_dagster.ids import LONGEST, natural_key
 from opendataflow_dagster.model import Claim, Fact
 from opendataflow_dagster.store import store as store_module
-from opendataflow_dagster.store.store import Store, new_owner, open_store
+from opendataflow_dagster.store.opening import open_store
+from opendataflow_dagster.store.store import Store, new_owner
 from tests.support.store_fixtures import (
     check,
     claimable,

@@ -15,8 +15,9 @@ from click.testing import CliRunner
 from opendataflow_dagster.cli.app import app
 from opendataflow_dagster.errors import Refused
 from opendataflow_dagster.store import store as stores
+from opendataflow_dagster.store.opening import open_store
 from opendataflow_dagster.store.registry import add_job
-from opendataflow_dagster.store.store import Store, open_store
+from opendataflow_dagster.store.store import Store
 from tests.support.store_fixtures import (
     check,
     close,

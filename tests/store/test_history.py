@@ -20,7 +20,8 @@ from opendataflow_dagster.store.history import (
     runs,
     unread,
 )
-from opendataflow_dagster.store.store import Store, open_store
+from opendataflow_dagster.store.opening import open_store
+from opendataflow_dagster.store.store import Store
 from tests.support.postgres import Server
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from opendataflow_dagster.errors import LostRace, Refused
 from opendataflow_dagster.model import Fact
-from opendataflow_dagster.store import item_posts
+from opendataflow_dagster.store import items
 from opendataflow_dagster.store.items import (
     Accepted,
     Post,
@@ -23,9 +23,10 @@ from opendataflow_dagster.store.items import (
     new_run,
     payloads,
 )
+from opendataflow_dagster.store.opening import open_store
 from opendataflow_dagster.store.operations import resubmit
 from opendataflow_dagster.store.step_log import Step, clean, record
-from opendataflow_dagster.store.store import Store, open_store
+from opendataflow_dagster.store.store import Store
 from tests.support.store_fixtures import check, close, pending, put, register, sql, take
 
 
@@ -225,7 +226,7 @@ def test_all_or_nothing(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object) -> int:
         raise OSError("the disk is full")
 
-    monkeypatch.setattr(item_posts, "add_rows", full)
+    monkeypatch.setattr(items, "add_rows", full)
     with pytest.raises(OSError, match="full"):
         accept(store, [Post("orders", ("1",), "k")])
     monkeypatch.undo()
@@ -346,7 +347,7 @@ def test_a_run_of_a_pipeline_that_is_not_registered_is_refused(store: Store) -> 
 
 
 def test_a_race_that_never_ends_is_an_error(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(item_posts, "add_rows", lambda *_: 0)
+    monkeypatch.setattr(items, "add_rows", lambda *_: 0)
     with pytest.raises(LostRace):
         accept(store, [Post("orders", ("1",), None)])
     assert sql(store, "select count(*) from streamitem") == [(0,)]

@@ -7,7 +7,7 @@ from click.testing import CliRunner
 
 from opendataflow_dagster.cli.app import app
 from opendataflow_dagster.errors import WrongUse
-from opendataflow_dagster.store.item_tokens import check_token, drop_token, has_token, new_token
+from opendataflow_dagster.store.items import check_token, drop_token, has_token, new_token
 from opendataflow_dagster.store.store import Store
 from tests.server.test_app import make_project
 from tests.support.store_fixtures import everything, register

@@ -9,7 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from opendataflow_dagster.errors import StaleClaim
-from opendataflow_dagster.store.store import Store, new_owner, open_store
+from opendataflow_dagster.store.opening import open_store
+from opendataflow_dagster.store.store import Store, new_owner
 from tests.support.original_program import DDL, Java
 from tests.support.store_fixtures import (
     check,

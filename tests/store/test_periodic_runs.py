@@ -9,16 +9,19 @@ import pytest
 from opendataflow_dagster.model import Plan
 from opendataflow_dagster.store.catalog import read_catalog
 from opendataflow_dagster.store.claimable import offer
-from opendataflow_dagster.store.items import Post, accept, new_run
-from opendataflow_dagster.store.periodic_runs import (
+from opendataflow_dagster.store.items import (
     ITEMS_ONLY,
     MOMENT,
+    Post,
+    accept,
     begin_due_runs,
+    new_run,
     offer_run,
     without_items,
 )
+from opendataflow_dagster.store.opening import open_store
 from opendataflow_dagster.store.registry import add_dataset, set_policy
-from opendataflow_dagster.store.store import Store, open_store
+from opendataflow_dagster.store.store import Store
 from tests.support.store_fixtures import (
     check,
     close,

@@ -21,9 +21,10 @@ from opendataflow_dagster.location import Table
 from opendataflow_dagster.pipelines.sql_table import TableSource
 from opendataflow_dagster.spark.postgres import StagedRows, leftovers, looking, read_rows
 from opendataflow_dagster.storage.table import Rows
-from opendataflow_dagster.store import sql_files
 from opendataflow_dagster.store.adhoc_sql import change, select
-from opendataflow_dagster.store.store import Store, open_store
+from opendataflow_dagster.store.database import SQL_FOLDER, named_statements
+from opendataflow_dagster.store.opening import open_store
+from opendataflow_dagster.store.store import Store
 from tests.support.pooler import Pooler, needs_pgbouncer
 from tests.support.store_fixtures import close
 
@@ -173,13 +174,13 @@ def test_sessions_that_are_killed_are_waited_for(pool: Pool, postgres_url: str, 
 def test_no_statement_needs_a_search_path(postgres_url: str) -> None:
     store = open_store(postgres_url)
     store.init()
-    files = [*Path(sql_files.ROOT, "shared").glob("*.sql")]
-    files += Path(sql_files.ROOT, "postgres").glob("*.sql")
+    files = [*Path(SQL_FOLDER, "shared").glob("*.sql")]
+    files += Path(SQL_FOLDER, "postgres").glob("*.sql")
     scripts, of_other_tables = {"schema", "triggers", "upgrade"}, {"tables", "sqltable", "spark"}
     topics = {file.stem for file in files} - scripts - of_other_tables
     asked = 0
     for topic in sorted(topics):
-        for text in sql_files.statements("postgres", topic).values():
+        for text in named_statements("postgres", topic).values():
             first = re.sub(r"(?m)^--.*\n", "", text).split()[0]
             if first not in ("select", "insert", "update", "delete", "with"):
                 continue

@@ -7,8 +7,7 @@ from opendataflow_dagster.errors import InputsChanged, Refused
 from opendataflow_dagster.explain.explain import explain
 from opendataflow_dagster.model import FAILED, HOLD, READY, RESUBMIT, RUNNING, Claim, Fact
 from opendataflow_dagster.store import operations
-from opendataflow_dagster.store.claim_return import give_back
-from opendataflow_dagster.store.force import force
+from opendataflow_dagster.store.claims import force, give_back
 from opendataflow_dagster.store.store import MAX_LOSSES, Store
 from tests.support.store_fixtures import (
     check,

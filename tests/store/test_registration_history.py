@@ -11,6 +11,7 @@ from click.testing import CliRunner, Result
 
 from opendataflow_dagster.cli.app import app
 from opendataflow_dagster.explain.explain import explain
+from opendataflow_dagster.store.opening import open_store
 from opendataflow_dagster.store.registration_history import Past, registrations
 from opendataflow_dagster.store.registry import (
     add_dataset,
@@ -19,7 +20,7 @@ from opendataflow_dagster.store.registry import (
     remove_job,
     set_policy,
 )
-from opendataflow_dagster.store.store import Store, open_store
+from opendataflow_dagster.store.store import Store
 from tests.support.store_fixtures import check, close, connect, put, register, sql, take
 from tests.support.table_dump import restore
 

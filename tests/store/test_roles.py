@@ -17,15 +17,16 @@ from opendataflow_dagster.cli.app import app
 from opendataflow_dagster.errors import NoDatabase, Refused
 from opendataflow_dagster.model import Fact
 from opendataflow_dagster.pipelines.scaffold import make
-from opendataflow_dagster.store import sql_files
+from opendataflow_dagster.store.database import SQL_FOLDER
+from opendataflow_dagster.store.opening import open_store
 from opendataflow_dagster.store.registry import set_policy
-from opendataflow_dagster.store.store import Store, open_store
+from opendataflow_dagster.store.store import Store
 from tests.support.postgres import Server
 from tests.support.store_fixtures import check, close, policy, put, register, sql, status, take
 
 T = TypeVar("T")
 
-ROLES = Path(sql_files.ROOT, "postgres", "roles.sql")
+ROLES = Path(SQL_FOLDER, "postgres", "roles.sql")
 OWNER, WORKER, READER = NAMES = ("odf_test_owner", "odf_test_worker", "odf_test_reader")
 
 OURS = """

@@ -23,20 +23,26 @@ from psycopg.sql import Identifier
 from opendataflow_dagster.cli.app import app
 from opendataflow_dagster.errors import NoDatabase
 from opendataflow_dagster.model import Claim
-from opendataflow_dagster.store import history, sql_files, upgrade
+from opendataflow_dagster.store import history, upgrade
 from opendataflow_dagster.store.claimable import offer
-from opendataflow_dagster.store.force import force
-from opendataflow_dagster.store.item_tokens import has_token
-from opendataflow_dagster.store.items import backlog, new_run
-from opendataflow_dagster.store.schema_version import TooOld, Versions
-from opendataflow_dagster.store.store import Store, open_store
+from opendataflow_dagster.store.claims import force
+from opendataflow_dagster.store.database import (
+    TooOld,
+    Versions,
+    migration_files,
+    program_version,
+    trigger_script,
+)
+from opendataflow_dagster.store.items import backlog, has_token, new_run
+from opendataflow_dagster.store.opening import open_store
+from opendataflow_dagster.store.store import Store
 from tests.store.test_upgrade import ROWS
 from tests.support.original_program import DDL
 from tests.support.postgres import Server
 from tests.support.store_fixtures import check, close, pending, put, register, sql, status, take
 from tests.support.table_dump import catalog, restore, rows, run_script
 
-NOW = sql_files.version("sqlite")
+NOW = program_version("sqlite")
 ODD = 'My "odd" schema, 100% o\'clock :x'
 
 
@@ -94,7 +100,7 @@ def test_the_migrations_give_the_tables_of_the_schema(urls: tuple[str, str]) -> 
     with db.of_any_version(), db.upgrading():
         for text in upgrade.missing_migrations(db, Versions(), set()):
             db.script(text)
-        db.script(sql_files.triggers(db.dialect))
+        db.script(trigger_script(db.dialect))
     assert catalog(summed) == catalog(whole)
     found, wanted = rows(summed), rows(whole)
     for seeded in ("generation", "dataflow_context"):
@@ -108,8 +114,7 @@ def test_the_migrations_give_the_tables_of_the_schema(urls: tuple[str, str]) -> 
 def test_both_databases_have_the_same_migrations() -> None:
     found = {
         dialect: [
-            (number, os.path.basename(path))
-            for number, path in sql_files.migrations(dialect).items()
+            (number, os.path.basename(path)) for number, path in migration_files(dialect).items()
         ]
         for dialect in ("sqlite", "postgres")
     }
@@ -194,7 +199,7 @@ def test_two_upgrades_at_once_take_turns(url: str) -> None:
 
 INIT = """
 import os, signal, sys
-from opendataflow_dagster.store.store import open_store
+from opendataflow_dagster.store.opening import open_store
 from opendataflow_dagster.store.upgrade import upgrade
 
 store, deadly = open_store(sys.argv[1]), int(sys.argv[2])
@@ -512,7 +517,8 @@ def test_history_is_listed_of_newer_tables(busy: Store) -> None:
 
 WORKER = """
 import json, sys
-from opendataflow_dagster.store.store import new_owner, open_store
+from opendataflow_dagster.store.store import new_owner
+from opendataflow_dagster.store.opening import open_store
 
 store, owner, held = open_store(sys.argv[1]), new_owner(), []
 for line in sys.stdin:

@@ -25,9 +25,8 @@ from opendataflow_dagster.model import (
     read_status,
 )
 from opendataflow_dagster.store import operations
-from opendataflow_dagster.store.claim_return import MAX_INTERRUPTIONS, give_back, interrupt
-from opendataflow_dagster.store.force import force
-from opendataflow_dagster.store.periodic_runs import offer_run
+from opendataflow_dagster.store.claims import MAX_INTERRUPTIONS, force, give_back, interrupt
+from opendataflow_dagster.store.items import offer_run
 from opendataflow_dagster.store.split import by_date
 from opendataflow_dagster.store.split import split as split_table
 from opendataflow_dagster.store.store import MAX_LOSSES, Store

@@ -12,7 +12,8 @@ from opendataflow_dagster.dagster.grid import Mirror
 from opendataflow_dagster.dagster.reconcile import Reconciled, reconcile
 from opendataflow_dagster.dagster.translator import DataflowTranslator
 from opendataflow_dagster.store import registry
-from opendataflow_dagster.store.store import Store, open_store
+from opendataflow_dagster.store.opening import open_store
+from opendataflow_dagster.store.store import Store
 from tests.support.postgres import Server
 from tests.support.store_fixtures import close
 

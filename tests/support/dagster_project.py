@@ -11,7 +11,8 @@ from typing import Any
 from opendataflow_dagster.dagster.drift import Drift, drift
 from opendataflow_dagster.dagster.grid import Mirror
 from opendataflow_dagster.store import operations, registry
-from opendataflow_dagster.store.store import Store, open_store
+from opendataflow_dagster.store.opening import open_store
+from opendataflow_dagster.store.store import Store
 from tests.support.dagster_servers import Dagster
 from tests.support.graphql_client import Client, wait_for
 from tests.support.store_fixtures import close, statuses

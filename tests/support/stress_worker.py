@@ -17,8 +17,9 @@ from pathlib import Path
 from types import SimpleNamespace
 
 from opendataflow_dagster.errors import InputsChanged, Refused, StaleClaim
-from opendataflow_dagster.store.force import force
-from opendataflow_dagster.store.store import Store, new_owner, open_store
+from opendataflow_dagster.store.claims import force
+from opendataflow_dagster.store.opening import open_store
+from opendataflow_dagster.store.store import Store, new_owner
 from tests.support.original_program import Java
 from tests.support.store_fixtures import connect
 

@@ -7,7 +7,8 @@ from typing import Any
 
 import psycopg
 
-from opendataflow_dagster.store.store import Store, open_store
+from opendataflow_dagster.store.opening import open_store
+from opendataflow_dagster.store.store import Store
 from tests.support.store_fixtures import sql
 
 FROZEN = Path(__file__).parents[1] / "frozen"
