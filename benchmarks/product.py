@@ -22,7 +22,7 @@ MODULES = {
     "RunLine": ("cli.runline", "cli.fast_run"),
     "Settings": ("dataflow.config", "config.settings"),
     "Scripts": ("dataflow.process", "runner.script", "runner.script_runner"),
-    "SparkRunner": ("spark.runs", "spark.worker", "spark.run"),
+    "SparkRunner": ("spark.runs", "spark.run", "spark.worker"),
     "StagedRows": ("spark.postgres", "spark.write_table", "spark.postgres_write"),
     "Store": ("dataflow.store", "store.store"),
     "Table": ("dataflow.targets", "location"),

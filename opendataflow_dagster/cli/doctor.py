@@ -38,7 +38,7 @@ def doctor(ctx: click.Context, deep: bool, as_json: bool) -> None:
 
 def _examine(config: str | None, deep: bool) -> Iterator[Check]:
     """The machine first, then what is configured on it."""
-    from ..spark.java_check import examine_spark
+    from ..spark.java import examine_spark
 
     checks = examine(config, deep=deep)
     yield next(checks)

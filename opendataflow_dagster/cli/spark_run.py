@@ -4,9 +4,8 @@ import os
 from typing import TYPE_CHECKING
 
 from ..config.settings import Settings, load_settings
-from ..spark.job import SparkJob
-from ..spark.job_function import load_job
-from ..spark.run import run_spark_job
+from ..spark.job import SparkJob, load_job
+from ..spark.worker import run_spark_job
 from ..store.opening import open_from
 from ..store.store import refuse_flawed
 from .fast_run import RunLine, exit_code, narration
@@ -30,7 +29,7 @@ def execute_spark(line: RunLine, batch: int | None) -> int:
         return _execute(line, batch, settings, job, line.job or function)
     finally:
         for each in started:
-            from ..spark.session_health import let_go
+            from ..spark.session import let_go
 
             let_go(each)
 

@@ -380,7 +380,7 @@ def assets_of_function(
         options["required_resource_keys"] = {*options.get("required_resource_keys", ()), PYSPARK}
 
     def prepare(context: dg.AssetExecutionContext) -> Any:
-        from ..spark.session_health import has_ended
+        from ..spark.session import has_ended
         from ..spark.worker import SparkWork
 
         resource = getattr(context.resources, RESOURCE)

@@ -11,7 +11,7 @@ from ..errors import DataflowError
 from ..explain.answers import Consumed, answers_of_chunk
 from ..model import Fact
 from ..runner.produce import Produced, Result, five_answers
-from ..spark.schema_text import columns_of
+from ..spark.schema import columns_of
 from ..store.overview import Truth
 from ..util.text import typed
 from .translator import DataflowTranslator

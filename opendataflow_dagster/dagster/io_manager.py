@@ -17,7 +17,8 @@ from ..model import FAILED, READY, RESUBMIT, Claim, read_status
 from ..runner.environment import job_environment
 from ..runner.heartbeat import Pulse
 from ..runner.produce import Produced, produce
-from ..spark.chunk_publish import is_frame, publish_frame
+from ..spark.session import is_spark_frame
+from ..spark.write import publish_frame
 from ..storage.publish import publish, read
 from ..storage.read import Reading, ask, producers, read_chunk, refusal, with_code
 from ..store.operations import resubmit
@@ -204,7 +205,7 @@ class _Output:
     def _write(self, chunk: Chunk, obj: Any) -> dict[str, Result]:
         place = chunk.outputs[self.datasetid]
         store, format = self.store, self.manager.format
-        if is_frame(obj):
+        if is_spark_frame(obj):
             obj = self._fit(obj, chunk.dataid)
             say = self.context.log.info
             return {self.datasetid: publish_frame(store, place, chunk, obj, format=format, say=say)}
@@ -213,8 +214,7 @@ class _Output:
     def _fit(self, df: Any, dataid: str) -> Any:
         """A frame of Spark in the schema of the dataset's last chunk, as the asset declares."""
         from ..spark.job import SAME, SCHEMAS
-        from ..spark.last_chunk import Last
-        from ..spark.schema_fit import fit
+        from ..spark.last_chunk import Last, fit
 
         told = (self.context.definition_metadata or {}).get(SCHEMA, SAME)
         rule = str(getattr(told, "value", told))

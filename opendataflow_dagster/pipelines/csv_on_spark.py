@@ -5,8 +5,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from ..spark.foreign_files import declared
-from ..spark.multiline_csv import WHOLE
 from ..spark.read import CSV, NO_VALUE, literal
+from ..spark.text_formats import WHOLE_FILE_BYTES
 from ..store.csv_options import CsvOptions
 from .convert import arrow, sent
 
@@ -21,7 +21,7 @@ def read_csv(
     spark: "SparkSession", path: str, by_pandas: Callable[[], Any], options: CsvOptions
 ) -> "DataFrame":
     """The frame that pandas reads, as one of Spark; a large file is read by Spark's own tasks."""
-    if os.path.getsize(path) <= WHOLE:
+    if os.path.getsize(path) <= WHOLE_FILE_BYTES:
         return from_pandas(spark, by_pandas())
     types = _types(path, options)
     if types is None:

@@ -9,7 +9,8 @@ from ..chunk import Chunk, Place, Result, reason_of
 from ..errors import DataflowError, Refused
 from ..location import JDBC, Folder, Table
 from ..model import Claim, Plan, Say
-from ..spark.chunk_publish import is_frame, publish_frame
+from ..spark.session import is_spark_frame
+from ..spark.write import publish_frame
 from ..storage import files
 from ..storage.csv_types import headed
 from ..storage.folder import put
@@ -53,7 +54,7 @@ class Destination:
     @contextmanager
     def rows(self, frame: Any, chunk: Chunk, moments: Container[str] = ()) -> Iterator[Any]:
         """A frame in memory, as one of pandas; a large one of Spark as a `Spill`."""
-        if not is_frame(frame):
+        if not is_spark_frame(frame):
             yield as_pandas(frame)
         elif spill.is_large(frame):
             folder = os.path.join(self.work, str(chunk.generation), "publish.parquet")
@@ -305,7 +306,7 @@ class ChunkDestination(Destination):
 
     def publish(self, frame: Any, chunk: Chunk, confirm: Confirm) -> Result:
         confirm()
-        if is_frame(frame) and not self._would_lose_rows(frame):
+        if is_spark_frame(frame) and not self._would_lose_rows(frame):
             return publish_frame(self._store, self._place, chunk, frame)
         return publish(self._store, self._place, chunk, self._plain(frame))
 
@@ -357,7 +358,7 @@ class ChunkDestination(Destination):
 
 def as_pandas(frame: Any) -> Any:
     """A frame of pandas, a frame of Spark, or a source, as a frame of pandas."""
-    return from_spark(frame) if is_frame(frame) else convert.as_pandas(frame)
+    return from_spark(frame) if is_spark_frame(frame) else convert.as_pandas(frame)
 
 
 def from_spark(frame: Any, moments: Container[str] = ()) -> Any:

@@ -8,9 +8,8 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from ..errors import DataflowError
-from ..spark.error_text import in_a_line
-from ..spark.interruption import Watch
-from ..spark.session_health import has_ended, how_ended
+from ..spark.progress import Watch
+from ..spark.session import has_ended, how_ended, in_a_line
 from .annotation import PANDAS
 from .convert import as_pandas
 from .driver_engine import on_driver

@@ -309,8 +309,7 @@ def refuse_impossible(settings: Settings) -> None:
 @contextmanager
 def session_when_needed(settings: Settings, name: str) -> Iterator[Callable[[], "SparkSession"]]:
     """A function that starts a session of Spark when it is first called; it is ended after use."""
-    from ..spark.session import spark_session
-    from ..spark.session_health import let_go
+    from ..spark.session import let_go, spark_session
 
     started: list[SparkSession] = []
 

@@ -8,8 +8,8 @@ from ..chunk import Place
 from ..errors import Refused
 from ..location import Folder, Remote, Table, target_of
 from ..place import is_relative
-from ..spark.multiline_csv import WHOLE
 from ..spark.read import read_chunk_frame
+from ..spark.text_formats import WHOLE_FILE_BYTES
 from ..storage import files
 from ..storage.publish import read
 from ..storage.read import Reading, bounds_of
@@ -157,7 +157,7 @@ class CsvSource(Source):
         return f"{told.st_ino}-{told.st_size}-{told.st_mtime_ns}"
 
     def by_pandas(self) -> bool:
-        return os.path.isfile(self.location) and os.path.getsize(self.location) <= WHOLE
+        return os.path.isfile(self.location) and os.path.getsize(self.location) <= WHOLE_FILE_BYTES
 
     def _missing(self) -> Refused:
         if self._maker:

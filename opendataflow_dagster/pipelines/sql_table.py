@@ -9,7 +9,7 @@ from ..chunk import Chunk, Result
 from ..errors import DataflowError, Refused
 from ..location import JDBC, POSTGRES, SQLITE, Table
 from ..model import Claim
-from ..spark.chunk_publish import is_frame
+from ..spark.session import is_spark_frame
 from ..storage.database_outage import is_outage
 from ..storage.files import need
 from ..storage.table import Rows
@@ -48,7 +48,7 @@ class TableSource(Source):
     def spark(self, spark: "SparkSession") -> "DataFrame":
         if self.by_pandas():
             return from_pandas(spark, self.pandas())
-        from ..spark.postgres import read_rows
+        from ..spark.postgres_read import read_rows
 
         return read_rows(spark, self._rows.table, password=self._rows.password)
 
@@ -70,7 +70,7 @@ class TableDestination(Destination):
 
     def publish(self, frame: Any, chunk: Chunk, confirm: Confirm) -> Result:
         # The moments of Spark stay moments where the table has a place.
-        moments = self._rows.moments() if is_frame(frame) else ()
+        moments = self._rows.moments() if is_spark_frame(frame) else ()
         with self.rows(frame, chunk, moments) as rows:
             return one(self._write(self._rows, [(chunk.claim, rows)], confirm))
 

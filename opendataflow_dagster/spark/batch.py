@@ -14,13 +14,12 @@ from ..storage.pack import COLUMN, is_packed
 from ..storage.read import located
 from ..storage.table import Bounds
 from ..store.store import Store
-from . import format_loss
+from . import text_formats
 from .evidence import ROWS, observed, of_groups
 from .input_change import unchanged
 from .job import ANY, CHUNK
 from .read import TABLE_FORMATS, literal, schema_of
-from .row_hash import quoted
-from .schema import compare, schema_text
+from .schema import compare, quoted, schema_text
 from .write import StagedFolder, write_files
 
 if TYPE_CHECKING:
@@ -207,13 +206,13 @@ class Holdable:
 
     def __init__(self, df: "DataFrame", format: str) -> None:
         self.frame, self._taken = df, None
-        if asked := format_loss.asked(df.schema, format):
+        if asked := text_formats.loss_aggregates(df.schema, format):
             self.frame, self._taken = observed(df, asked)
 
     def check(self, rows: int) -> None:
         """Raise if there is such a value, or if Spark can't tell of so many rows."""
         told = self._taken.told() if self._taken else {}
-        if self._taken and (told.get(ROWS) != rows or told.get(format_loss.BROKEN)):
+        if self._taken and (told.get(ROWS) != rows or told.get(text_formats.BROKEN)):
             raise ChunkFailed("a value may be one that its format can't hold")
 
 

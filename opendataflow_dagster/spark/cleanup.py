@@ -85,7 +85,7 @@ def in_table(
         found = jdbc.leftovers(table, password, session())
         drop = partial(jdbc.drop, spark=session())
     else:
-        from .postgres import drop, leftovers
+        from .postgres_write import drop, leftovers
 
         found = leftovers(table, password)
     alive = live(store, table.datasetid)

@@ -10,10 +10,18 @@ from typing import Any
 from ..chunk import ERROR, WARN
 from ..errors import WrongUse
 from ..util.text import meant
-from .chunk_rules import FunctionRule, RowsRule, UniqueRule
-from .row_hash import literal, quoted
-from .row_rules import RangeRule, RowRule, Rule, SqlRule, anyway, shown
-from .schema import MOST_DIGITS
+from .rules import (
+    FunctionRule,
+    RangeRule,
+    RowRule,
+    RowsRule,
+    Rule,
+    SqlRule,
+    UniqueRule,
+    anyway,
+    shown,
+)
+from .schema import MOST_DIGITS, literal, quoted
 
 __all__ = ["Rule", "rules_of"]
 

@@ -7,9 +7,7 @@ from ..storage import files
 from ..store.csv_options import CsvOptions, refuse_undecodable
 from ..store.store import Store
 from ..util.text import printable
-from .row_hash import quoted
-from .schema import compare, merged, schema_of, schema_text
-from .schema_text import type_text
+from .schema import compare, merged, quoted, schema_of, schema_text, type_text
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

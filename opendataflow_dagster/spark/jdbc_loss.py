@@ -6,8 +6,7 @@ What a database makes of a number is its own; whether the column's type has it, 
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from .row_hash import quoted
-from .schema import EXACT, WHOLE
+from .schema import EXACT, WHOLE, quoted
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

@@ -14,11 +14,11 @@ from ..chunk import Chunk
 from ..errors import DataflowError, Refused
 from ..location import Remote, address
 from ..storage.folder import NOTE, directory, is_foreign, unescaped
-from . import format_loss
+from . import text_formats
 from .evidence import Evidence, observed
 from .hadoop_files import File, Files, files_of, loads, text_of
-from .multiline_csv import answered, asked
 from .read import read_files, schema_of
+from .text_formats import line_aggregates, line_note
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -79,11 +79,13 @@ class StagedRemote:
 
         staged = cls(spark, target, chunk.dataid, chunk.generation, store=store)
         try:
-            texts = format_loss.asked(df.schema, target.format)
-            frame, taken = observed(df, [*extra, *asked(df.schema, target.format), *texts])
+            texts = text_formats.loss_aggregates(df.schema, target.format)
+            frame, taken = observed(
+                df, [*extra, *line_aggregates(df.schema, target.format), *texts]
+            )
             write_files(frame, staged.path, target.format)
             staged.evidence = taken()
-            format_loss.refuse(staged.evidence, df, target.format)
+            text_formats.refuse_lossy(staged.evidence, df, target.format)
             staged.tell(
                 {
                     "jobid": chunk.jobid,
@@ -91,7 +93,7 @@ class StagedRemote:
                     "rows": staged.evidence.rows,
                     "fingerprint": staged.evidence.fingerprint,
                     "schema": df.schema.jsonValue(),
-                    **answered(staged.evidence, df.schema, target.format),
+                    **line_note(staged.evidence, df.schema, target.format),
                 }
             )
             staged.verify(staged.evidence.rows)

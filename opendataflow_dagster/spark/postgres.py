@@ -1,6 +1,273 @@
-"""Tables of PostgreSQL: a chunk of one as a DataFrame, and a DataFrame as a chunk of one."""
+"""Connections to PostgreSQL: the driver's for questions, and those of tasks, for bulks of Arrow."""
 
-from .postgres_read import looking, read_rows
-from .postgres_write import StagedRows, drop, leftovers
+import re
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-__all__ = ["StagedRows", "drop", "leftovers", "looking", "read_rows"]
+from ..errors import DataflowError, Refused
+from ..location import Table
+from ..storage.table import Bounds, Rows
+from ..store.database import named_statements
+from .types import Column
+
+if TYPE_CHECKING:
+    import pyarrow
+
+Password = Callable[[], str | None]
+
+
+class Login:
+    """What opens a database: tasks get it pickled, and nothing prints it."""
+
+    __slots__ = ("_told",)
+
+    def __init__(self, told: str) -> None:
+        self._told = told
+
+    def __repr__(self) -> str:
+        return "Login(…)"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Login) and other._told == self._told
+
+    def __hash__(self) -> int:
+        return hash(self._told)
+
+    def reveal(self) -> str:
+        """The connection string, password included."""
+        return self._told
+
+
+class Layout(NamedTuple):
+    """How a table lies in its database."""
+
+    kind: str
+    schema: str
+    blocks: int
+    indexed: bool
+    foreign: bool
+
+
+class PostgresRows(Rows):
+    """The rows of a table that are one chunk, or all of them."""
+
+    def __init__(
+        self, table: Table, dataid: str | None, bounds: Bounds | None, password: Password | None
+    ) -> None:
+        super().__init__(table, dataid or "", bounds, password or (lambda: None))
+        self._statements = self._statements | named_statements(table.dialect, "spark")
+
+    @property
+    def is_value(self) -> bool:
+        return self._is_value
+
+    @property
+    def is_range(self) -> bool:
+        return not self._is_value and self._known["modulus"] is None
+
+    @property
+    def name(self) -> str:
+        """The table's name, quoted."""
+        return self._names["table"].replace("%%", "%")
+
+    def columns(self, connection: Any) -> list[Column]:
+        """The columns of the table; a refusal if there is none."""
+        found = self.run(connection, "columns", name=self.name)
+        if not found:
+            raise Refused(
+                f"There is no table {self.table.location}. Create it, or see what is registered: "
+                "odf dataset list",
+                code="INVALID_LOCATION",
+            )
+        return [Column(*row) for row in found]
+
+    def layout(self, connection: Any) -> Layout:
+        told = self.run(connection, "layout", name=self.name, column=self.table.column)
+        return Layout(*told[0])
+
+    def run(
+        self, connection: Any, statement: str, names: dict[str, str] | None = None, **params: Any
+    ) -> list[tuple]:
+        """Run a statement; its rows, if it has any."""
+        text = self._statement(statement, **(names or {}))
+        cursor = connection.execute(text, self._known | params)
+        return cursor.fetchall() if cursor.description else []
+
+    def find(self, connection: Any) -> int:
+        """How many rows the planner expects of the chunk; refuse one that no row can be in."""
+        with self._finding():
+            [(plan,)] = self.run(connection, "expected_of_chunk")
+        return plan[0]["Plan"]["Plan Rows"]
+
+    def spelled(self, connection: Any, statement: str, names: dict[str, str], **params: Any) -> str:
+        """A statement with its values quoted in it, for a way that takes no parameters."""
+        from psycopg import ClientCursor
+
+        text = self._statement(statement, **names)
+        return ClientCursor(connection).mogrify(text.encode(), self._known | params)
+
+    def spell(self, statement: str, **names: Any) -> str:
+        """A piece of a statement with these names in it."""
+        return self._statement(statement, **names)
+
+    def plain(self, statement: str, **names: Any) -> str:
+        """The same for a way without parameters; `{part}` and `{rows}` are left for the task."""
+        left = {"part": "{part}", "rows": "{rows}"}
+        escaped = {
+            name: value.replace("{", "{{").replace("}", "}}") for name, value in names.items()
+        }
+        return self._statement(statement, **(escaped | left)).replace("%%", "%")
+
+    def change(self, connection: Any, statement: str, names: dict[str, str]) -> int:
+        """Run a statement that writes; how many rows it wrote."""
+        return connection.execute(self._statement(statement, **names), self._known).rowcount
+
+    def quoted(self, name: str) -> str:
+        """A name as a statement takes it."""
+        return self._quoted(name)
+
+    @property
+    def password(self) -> Password:
+        return self._password
+
+    @property
+    def edges(self) -> tuple[Any, Any]:
+        """The bounds of a range."""
+        return self._known["lower"], self._known["upper"]
+
+    def connected(self) -> Any:
+        """A connection for one transaction, which is rolled back unless it is committed."""
+        return self._connected()
+
+    def open(self) -> Any:
+        """A connection that its caller closes."""
+        return self._postgres()
+
+    def telling(self) -> AbstractContextManager[None]:
+        """What says in a line what the database refuses."""
+        return self._telling()
+
+    def take_turn(self, connection: Any) -> None:
+        self._take_turn(connection)
+
+    def login(self) -> Login:
+        """What a task needs to connect, the password included."""
+        from psycopg.conninfo import make_conninfo
+
+        from .session import mask_logs
+
+        mask_logs()  # it goes into the function that the tasks run
+        host, _, port = self.table.host.partition(":")
+        table = self.table
+        told = {"host": host, "port": port, "dbname": table.database, "user": table.user}
+        given: Any = {name: value for name, value in told.items() if value}
+        return Login(
+            make_conninfo(
+                **given,
+                password=self._password(),
+                connect_timeout=10,
+                client_encoding="UTF8",
+                application_name="odf",
+            )
+        )
+
+
+@contextmanager
+def linked(login: Login) -> Iterator["Link"]:
+    """A connection of a task, in a transaction that is rolled back unless it is committed."""
+    import adbc_driver_manager
+
+    try:
+        try:
+            connection = adbc_driver_manager.AdbcConnection(_database(login))
+        except adbc_driver_manager.Error:
+            _database.cache_clear()  # the server may have been started anew since
+            connection = adbc_driver_manager.AdbcConnection(_database(login))
+        with connection:
+            connection.set_autocommit(False)
+            yield Link(connection)
+    except adbc_driver_manager.Error as error:
+        raise DataflowError(_tidy(error)) from None
+
+
+class Link:
+    """What tasks ask of a connection."""
+
+    def __init__(self, connection: Any) -> None:
+        self._connection = connection
+
+    def batches(self, query: str) -> Iterator["pyarrow.RecordBatch"]:
+        """The rows of a query, by COPY, a bulk at a time."""
+        import adbc_driver_manager
+        import pyarrow
+
+        with adbc_driver_manager.AdbcStatement(self._connection) as statement:
+            statement.set_sql_query(query)
+            stream, _ = statement.execute_query()
+            with pyarrow.RecordBatchReader._import_from_c(stream.address) as reader:
+                yield from reader
+
+    def run(self, statement: str) -> None:
+        import adbc_driver_manager
+
+        with adbc_driver_manager.AdbcStatement(self._connection) as made:
+            made.set_sql_query(statement)
+            made.execute_update()
+
+    def load(self, schema: str, table: str, reader: "pyarrow.RecordBatchReader") -> int:
+        """Append what a reader has to a table, by COPY; how many rows that were."""
+        import adbc_driver_manager
+
+        with adbc_driver_manager.AdbcStatement(self._connection) as statement:
+            statement.set_options(
+                **{
+                    "adbc.ingest.target_table": table,
+                    "adbc.ingest.target_db_schema": schema,
+                    "adbc.ingest.mode": "adbc.ingest.mode.append",
+                }
+            )
+            handle = adbc_driver_manager.ArrowArrayStreamHandle()
+            reader._export_to_c(handle.address)
+            statement.bind_stream(handle)
+            return statement.execute_update()
+
+    def settle(self, done: str, known: str, rows: int) -> int:
+        """Commit with the word that a part is whole; if another try said it before, its rows."""
+        import adbc_driver_manager
+
+        try:
+            self.run(done)
+            self._connection.commit()
+        except adbc_driver_manager.IntegrityError:
+            self._connection.rollback()
+            [batch] = self.batches(known)
+            [rows] = batch.column(0).to_pylist()
+        return rows
+
+
+@lru_cache(maxsize=4)
+def _database(login: Login) -> Any:
+    """What the driver learns of a database once: its types. No connection stays open."""
+    import adbc_driver_postgresql
+
+    return adbc_driver_postgresql.connect(login.reveal())
+
+
+def _tidy(error: BaseException) -> str:
+    """What the driver says, in a line, without what it was doing."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    told = next((line for line in lines if "ERROR:" in line or "FATAL:" in line), lines[0])
+    told = re.sub(r"^.*?(?:ERROR|FATAL):\s*", "", told)
+    more = [line for line in lines if line.startswith(("CONTEXT:", "DETAIL:"))]
+    return "; ".join([told, *more[:1]])
+
+
+def snapshot_statements(rows: PostgresRows, snapshot: str | None) -> list[str]:
+    """What a task says first, so that it looks at what the others look at."""
+    if snapshot is None:
+        return []
+    if not re.fullmatch(r"[0-9A-Fa-f-]+", snapshot):
+        raise DataflowError(f"PostgreSQL named a snapshot {snapshot!r}.")
+    return [rows.spell("look_begin"), rows.spell("look_as", snapshot=snapshot)]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from ..errors import WrongUse
 from ..location import Table
 from ..storage.table import Bounds
-from .postgres_connection import Login, Password, PostgresRows, linked, snapshot_statements
+from .postgres import Login, Password, PostgresRows, linked, snapshot_statements
 from .types import Column, fitted, schema_of
 
 if TYPE_CHECKING:

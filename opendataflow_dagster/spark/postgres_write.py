@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from ..errors import DataflowError, Refused
 from ..location import Table
 from ..storage.table import Bounds, strangers
-from .postgres_connection import Login, Password, PostgresRows, linked
+from .postgres import Login, Password, PostgresRows, linked
 from .postgres_read import ROWS_OF_A_PART, read_rows
 from .table_loss import refuse_losses
 from .types import Column, Loaded, loaded

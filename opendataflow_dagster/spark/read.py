@@ -14,9 +14,8 @@ from ..storage.read import located
 from ..storage.table import Bounds, Rows
 from ..store.csv_options import UNDECLARED, CsvOptions, csv_options
 from .foreign_files import Known, of_others
-from .multiline_csv import in_one_piece
-from .row_hash import quoted
-from .text_formats import plain, restored
+from .schema import quoted
+from .text_formats import is_read_whole, restored, without_collations
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -70,7 +69,7 @@ def read_table(
     if table.dialect == JDBC:
         from .jdbc import read_rows
     else:
-        from .postgres import read_rows
+        from .postgres_read import read_rows
     return read_rows(spark, table, dataid, bounds, password)
 
 
@@ -86,7 +85,7 @@ def read_files(
     kind = note.get("format") or files.SUFFIXES.get(os.path.splitext(path)[1].lower(), format)
     reader = spark.read.format(kind).options(**_options(kind, path, note))
     if schema := schema_of(note):
-        reader = reader.schema(plain(schema) if kind == "orc" else schema)
+        reader = reader.schema(without_collations(schema) if kind == "orc" else schema)
         return restored(reader.load(literal(path)), schema, kind)
     if os.path.isdir(path) and not files.data_files(path):
         raise Refused(
@@ -180,7 +179,7 @@ def _options(kind: str, path: str, note: Mapping[str, Any]) -> dict[str, str]:
     told = dict(CSV) if kind == "csv" else {}
     if kind == "csv":
         told["nullValue"] = NO_VALUE
-        told["multiLine"] = str(in_one_piece(path, note)).lower()
+        told["multiLine"] = str(is_read_whole(path, note)).lower()
     if schema_of(note) is None and kind == "csv":
         told["inferSchema"] = "true"
     return told

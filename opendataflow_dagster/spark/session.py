@@ -5,17 +5,28 @@ import os
 import re
 import signal
 import sys
+import threading
+import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
 from ..config.settings import Settings
 from ..errors import DataflowError, SessionError, WrongUse
-from .java import java_home, needed_java
-from .java_options import driver_options, surroundings, warehouse
-from .master import listens, public
-from .session_health import has_ended, is_remote, let_go, starting
-from .settings import LEVEL, MASTER, OPTIONS, REMOTE, WAREHOUSE, given_conf, spark_conf
+from ..util.text import in_one
+from .java import driver_options, java_environment, java_home, needed_java, warehouse
+from .settings import (
+    LEVEL,
+    MASTER,
+    OPTIONS,
+    REMOTE,
+    WAREHOUSE,
+    given_conf,
+    listens,
+    public,
+    spark_conf,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -275,7 +286,7 @@ def _launched(wanted: dict[str, str], short: bool) -> "SparkSession":
     if wanted.get("spark.sql.catalogImplementation") != "hive":
         wanted.setdefault(WAREHOUSE, warehouse())
     try:
-        with surroundings(wanted), _own_interrupt():
+        with java_environment(wanted), _own_interrupt():
             builder: Any = SparkSession.builder
             if SparkContext._gateway is not None:  # its Java runs since an earlier session
                 builder = builder.config(map=wanted)
@@ -344,3 +355,168 @@ def _submitted(wanted: Mapping[str, str], given: Mapping[str, str]) -> "SparkSes
     ours = {key: value for key, value in wanted.items() if key in given or key not in submitted}
     builder: Any = SparkSession.builder
     return builder.config(map=ours).getOrCreate()
+
+
+# Whether a session of Spark still lives, and letting go of one that doesn't.
+
+
+starting = threading.RLock()
+"""Held by whoever makes the session of this process, or lets go of it."""
+
+ENDED = "Spark has ended in mid-work"
+
+
+MEMORY = (
+    "Give it more: spark.driver.memory in dataflow.properties (on a cluster spark.executor.memory, "
+    "too), such as 4g; or collect fewer rows at once"
+)
+
+_OUT_OF_MEMORY = 52
+"""The exit code by which Spark ends Java then."""
+
+
+def how_ended(session: Any) -> str:
+    """In a line, what ended the Java of a session, and what helps."""
+    from pyspark import SparkContext
+
+    gateway: Any = SparkContext._gateway
+    java = None if is_remote(session) else getattr(gateway, "proc", None)
+    code = None
+    if java is not None:
+        with suppress(Exception):  # it ends a moment after it stops to answer
+            code = java.wait(5)
+    if code == _OUT_OF_MEMORY:
+        return f"{ENDED}: Java ran out of memory. {MEMORY}"
+    if code == -signal.SIGKILL:
+        return (
+            f"{ENDED}: Java was killed, as the system does when memory is short. Give the machine "
+            "more, or Java less: spark.driver.memory in dataflow.properties"
+        )
+    why = (
+        f"Java ended with exit code {code}"
+        if code
+        else ("Java was killed or out of memory, or its server is away")
+    )
+    return f"{ENDED}: {why}. If it lacked memory, raise spark.driver.memory in dataflow.properties"
+
+
+def is_remote(session: "SparkSession") -> bool:
+    """Whether a session is one of Spark Connect, without a context and a Java of its own."""
+    return type(session).__module__.startswith("pyspark.sql.connect")
+
+
+def is_spark_frame(obj: Any) -> bool:
+    """Whether an object is a frame of Spark, which isn't imported to find out."""
+    module = sys.modules.get("pyspark.sql")
+    return module is not None and isinstance(obj, module.DataFrame)
+
+
+def has_ended(session: Any) -> bool:
+    """Whether a session is over; of a server of Spark Connect, only what is known here."""
+    if is_remote(session):
+        return bool(session.is_stopped)
+    try:
+        # Java may live on, and its context have stopped: a master that went takes it along.
+        return session._sc._jsc is None or bool(session._sc._jsc.sc().isStopped())
+    except Exception:  # Java isn't there
+        return True
+
+
+def ended_meanwhile(session: Any) -> str:
+    """How the session has ended, if that made a call fail; then it is let go of."""
+    if not (has_ended(session) or (is_remote(session) and _is_gone(session))):
+        return ""
+    told = how_ended(session)
+    let_go(session)
+    return told
+
+
+def let_go(session: Any) -> None:
+    """End a session, also one whose Java is gone, so that this process can start another."""
+    with starting, warnings.catch_warnings(), suppress(Exception):
+        warnings.simplefilter("ignore")
+        if is_remote(session):
+            session.stop()
+            return
+        from pyspark import SparkContext
+
+        if SparkContext._active_spark_context not in (None, session._sc):
+            return  # another one has taken its place
+        try:
+            session.stop()
+        finally:
+            session._sc.stop()  # once more: where Java is gone, the first may have stopped halfway
+            _forget()
+
+
+def _forget() -> None:
+    """Clear what pyspark keeps of a session, and of a Java that is gone."""
+    from pyspark import SparkContext
+    from pyspark.sql import SparkSession, SQLContext
+
+    SparkSession._instantiatedSession = SparkSession._activeSession = None
+    SQLContext._instantiatedContext = None
+    gateway: Any = SparkContext._gateway
+    if gateway is None:
+        return
+    try:
+        gateway.jvm.System.nanoTime()
+    except Exception:
+        SparkContext._gateway = SparkContext._jvm = None
+        with suppress(Exception):
+            gateway.shutdown()
+        if java := getattr(gateway, "proc", None):
+            with suppress(Exception):
+                java.stdin.close()
+                java.wait(5)
+
+
+def _is_gone(session: Any) -> bool:
+    """Whether a server of Spark Connect has ended, or has forgotten this session."""
+    try:
+        client = session.client
+        if not listens(f"sc://{client._builder.endpoint}"):
+            return True
+        session.conf.get("spark.app.name", None)
+    except Exception:
+        return True
+    return False
+
+
+# What Spark says of an error, in a line: its messages are pages with the reason somewhere.
+
+
+_TRACE = "Traceback (most recent call last):"
+_RAISED = re.compile(r"^[A-Za-z_][\w.]*(?::|$)")
+_RAGGED = re.compile(r"\[MALFORMED_CSV_RECORD\] Malformed CSV record: (.*?)(?: SQLSTATE|\n|$)")
+_READ = re.compile(r"error while reading file (?:file:/*(?=/))?(.+?)\. +SQLSTATE")
+_NOISE = ("Job aborted due to stage failure", "An error occurred while calling", "== SQL", "at ")
+
+
+def in_a_line(error: BaseException) -> str | None:
+    """The reason of an error that Spark raised; None if it is no such error."""
+    package = type(error).__module__.partition(".")[0]
+    if package not in ("pyspark", "py4j", "grpc"):
+        return None
+    text = str(error).strip()
+    if "java.lang.OutOfMemoryError" in text:
+        return f"Java ran out of memory. {MEMORY}"
+    if _TRACE in text:  # of a function of the user's, in a worker: what it raised comes last
+        lines = text.rpartition(_TRACE)[2].splitlines()
+        raised = next((at for at, line in enumerate(lines) if _RAISED.match(line)), None)
+        if raised is not None:
+            return in_one("\n".join(takewhile(_is_message, lines[raised:])))
+    if (row := _RAGGED.search(text)) and (file := _READ.search(text)):
+        return (
+            f"{file[1]} has a row with more or fewer values than its first line has names: "
+            f"{row[1]}. Correct the file."
+        )
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    causes = [line.removeprefix("Caused by: ") for line in lines if line.startswith("Caused by:")]
+    told = [line for line in lines if not line.startswith(_NOISE)]
+    return (causes or told or [type(error).__name__])[-1 if causes else 0]
+
+
+def _is_message(line: str) -> bool:
+    """Whether a line is of what was raised; Java's own follows after an empty one."""
+    return bool(line.strip()) and not line.startswith("\tat ")

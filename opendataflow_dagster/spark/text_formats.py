@@ -1,18 +1,22 @@
 """What a format of files can't hold: refused when it is written, or put in another way."""
 
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+import csv
+import os
+from collections.abc import Callable, Iterator, Mapping
+from itertools import count
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..errors import WrongUse
-from .row_hash import quoted
-from .schema_text import schema_of, schema_text
+from ..storage import files
+from .evidence import Evidence
+from .schema import literal, quoted, schema_of, schema_text
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
-    from pyspark.sql.types import StructType
+    from pyspark.sql.types import DataType, StructType
 
 
-def check(schema: "StructType", format: str) -> None:
+def refuse_unwritable(schema: "StructType", format: str) -> None:
     """Refuse a frame that Spark would write, and whose values would come back as others."""
     from pyspark.sql.types import BinaryType, MapType, StringType
 
@@ -39,7 +43,7 @@ def check(schema: "StructType", format: str) -> None:
 
 def storable(df: "DataFrame", format: str) -> "DataFrame":
     """The frame as a format holds it: ORC knows no collations."""
-    return _cast(df, plain(df.schema)) if format == "orc" else df
+    return _cast(df, without_collations(df.schema)) if format == "orc" else df
 
 
 def restored(df: "DataFrame", schema: "StructType", format: str) -> "DataFrame":
@@ -47,7 +51,7 @@ def restored(df: "DataFrame", schema: "StructType", format: str) -> "DataFrame":
     return _cast(df, schema) if format == "orc" else df
 
 
-def plain(kind: Any) -> Any:
+def without_collations(kind: Any) -> Any:
     """A type whose texts have no collation."""
     from pyspark.sql import types
 
@@ -82,7 +86,7 @@ def retyped(kind: Any, change: Callable[[Any], Any]) -> Any:
 def _cast(df: "DataFrame", schema: "StructType") -> "DataFrame":
     from pyspark.sql import functions as F
 
-    if plain(schema) == schema and plain(df.schema) == df.schema:
+    if without_collations(schema) == schema and without_collations(df.schema) == df.schema:
         return df
     wanted = schema_of(schema_text(schema))  # whose parts may be NULL: of a file, all may be
     return df.select(
@@ -108,3 +112,201 @@ def _within(kind: Any) -> Iterator[Any]:
             if hasattr(kind, each)
         ]
         kinds += [each.dataType for each in getattr(kind, "fields", ())]
+
+
+# Rows of CSV that have several lines: a file that has one is read by one task, not in parts.
+
+
+WHOLE_FILE_BYTES = 64 * 2**20
+"""Bytes of a text file that one task may read, so that a value may have several lines."""
+
+LINES, NULLS = "odf_lines", "odf_nothing"
+_BLOCK_BYTES = 2**20
+
+
+def line_aggregates(schema: "StructType", format: str) -> list[str]:
+    """The aggregates that tell, while a frame is written, how its files are to be read."""
+    from pyspark.sql import types
+
+    if format != "csv":
+        return []
+    kinds = (types.StringType, types.CharType, types.VarcharType)
+    texts = [
+        f"({quoted(each.name)} collate UTF8_BINARY)"
+        for each in schema.fields
+        if isinstance(each.dataType, kinds)
+    ]
+    found = []
+    if texts:
+        text = f"concat_ws('', {', '.join(texts)})"
+        breaks = " or ".join(f"contains({text}, chr({each}))" for each in (10, 13))
+        found.append(f"count_if({breaks}) as {LINES}")
+    if len(schema.fields) == 1:
+        found.append(f"count_if({quoted(schema.fields[0].name)} is null) as {NULLS}")
+    return found
+
+
+def line_note(evidence: Evidence, schema: "StructType", format: str) -> dict[str, Any]:
+    """What a chunk's note tells of it; a frame whose rows CSV would lose is refused."""
+    if format != "csv":
+        return {}
+    if evidence.told.get(NULLS):
+        raise WrongUse(
+            f"In CSV, a row without a value is an empty line, which Spark passes over: of the only "
+            f"column {schema.names[0]!r}, {evidence.told[NULLS]:,} values are NULL. Return "
+            "another column beside it, or register the dataset with --format parquet."
+        )
+    if len(schema.fields) == 1:  # a blank text would be a blank line, which tasks pass over
+        return {"lines": True}
+    named = any(each in name for name in schema.names for each in "\r\n")
+    return {"lines": named or bool(evidence.told.get(LINES))}
+
+
+def is_read_whole(path: str, note: Mapping[str, Any]) -> bool:
+    """Whether each file of CSV is to be read by one task: always right, but slow for a large one.
+
+    A file of somebody else's is asked: Spark's tasks would take a line within quotes for a row.
+    """
+    if (note.get("bytes") or WHOLE_FILE_BYTES + 1) <= WHOLE_FILE_BYTES:
+        return True
+    if isinstance(lines := note.get("lines"), bool):
+        return lines
+    if not os.path.exists(path):  # it isn't on this machine
+        return True
+    found = files.data_files(path)
+    return all(os.path.getsize(each) <= WHOLE_FILE_BYTES for each in found) or any(
+        map(_has_lines, found)
+    )
+
+
+def _has_lines(path: str) -> bool:
+    """Whether a row may have several lines, or its lines aren't those that Spark's tasks see."""
+    quotes, ends = _marks(path)
+    if not ends:
+        return True
+    with open(path, encoding="latin-1", newline="") as file:  # bytes as they are
+        rows = csv.reader(file, strict=True)
+        try:
+            if len(next(rows, [])) < 2:  # a blank text of an only column is a blank line
+                return True
+            return quotes and any(rows.line_num != at for at, _ in enumerate(rows, 2))
+        except csv.Error:  # quotes that aren't as they should be: or one that doesn't end
+            return True
+
+
+def _marks(path: str) -> tuple[bool, bool]:
+    """Whether a file has quotes, and whether all its lines end alike, by `\\n` or by `\\r\\n`."""
+    quotes, lines, returns, both, last = False, 0, 0, 0, b""
+    with open(path, "rb") as file:
+        while block := file.read(_BLOCK_BYTES):
+            quotes = quotes or b'"' in block
+            lines += block.count(b"\n")
+            returns += block.count(b"\r")
+            both += block.count(b"\r\n") + (last == b"\r" and block[:1] == b"\n")
+            last = block[-1:]
+    return quotes, not returns or returns == lines == both
+
+
+# Values that a format of files would change: seen while a frame is written, and refused.
+
+
+BROKEN = "odf_broken"
+
+
+class FormatRule(NamedTuple):
+    """Values of some types that come back as others; `{}` stands for the value, or the column."""
+
+    kinds: tuple[str, ...]
+    wrong: str
+    what: str
+    cure: str
+
+
+_TEXTS = ("string", "char", "varchar")
+_NOT_UTF8 = FormatRule(
+    _TEXTS,
+    "not is_valid_utf8({})",
+    "a text that isn't UTF-8",
+    "Return it as binary by base64({}), decode it as what it is",
+)
+_NUL = FormatRule(
+    _TEXTS,
+    "contains({} collate UTF8_BINARY, chr(0))",
+    "a NUL character",
+    "Remove it by replace({}, chr(0))",
+)
+_SECOND = "a time within the last second before 1970"
+_ROUND = "Round it by date_trunc('second', {})"
+FORMAT_RULES = {
+    "csv": (_NOT_UTF8, _NUL),
+    "json": (_NOT_UTF8,),
+    "orc": (
+        FormatRule(("timestamp",), "unix_micros({}) between -999999 and -1", _SECOND, _ROUND),
+        FormatRule(
+            ("timestamp_ntz",),
+            "{0} > timestamp_ntz'1969-12-31 23:59:59' and {0} < timestamp_ntz'1970-01-01 00:00:00'",
+            _SECOND,
+            _ROUND,
+        ),
+    ),
+}
+"""Of each format, the values that it can't hold."""
+
+
+def loss_aggregates(schema: "StructType", format: str) -> list[str]:
+    """The aggregate that counts, while a frame is written, its rows with such a value."""
+    broken = [sql for _, _, sql in _broken_of(schema, format)]
+    return [f"count_if({' or '.join(broken)}) as {BROKEN}"] if broken else []
+
+
+def refuse_lossy(evidence: Evidence, df: "DataFrame", format: str) -> None:
+    """Refuse a frame that has such a value."""
+    if not evidence.told.get(BROKEN):
+        return
+    loss_aggregates = _broken_of(df.schema, format)
+    counts = df.selectExpr(*(f"count_if({sql})" for _, _, sql in loss_aggregates)).collect()[0]
+    found = (
+        (name, rule, rows) for (name, rule, _), rows in zip(loss_aggregates, counts, strict=True)
+    )
+    name, rule, rows = next((each for each in found if each[2]), (*loss_aggregates[0][:2], 0))
+    raise WrongUse(
+        f"Column {name!r} has {rows:,} {'row' if rows == 1 else 'rows'} with {rule.what}, which "
+        f"{format.upper()} can't hold. {rule.cure.format(quoted(name))}, or register the dataset "
+        "with --format parquet."
+    )
+
+
+def _broken_of(schema: "StructType", format: str) -> list[tuple[str, FormatRule, str]]:
+    """Column, rule, and what is true of a row that breaks it."""
+    names = count()
+    found = [
+        (each.name, rule, _broken(quoted(each.name), each.dataType, rule, names))
+        for each in schema.fields
+        for rule in FORMAT_RULES.get(format, ())
+    ]
+    return [each for each in found if each[2]]
+
+
+def _broken(sql: str, kind: "DataType", rule: FormatRule, names: Iterator[int]) -> str:
+    from pyspark.sql import types
+
+    match kind:
+        case types.StructType():
+            fields = (
+                _broken(f"{sql}[{literal(each.name)}]", each.dataType, rule, names)
+                for each in kind.fields
+            )
+            return " or ".join(filter(None, fields))
+        case types.ArrayType():
+            element = f"t{next(names)}"
+            inner = _broken(element, kind.elementType, rule, names)
+            return inner and f"exists({sql}, {element} -> {inner})"
+        case types.MapType():
+            parts = {f"map_keys({sql})": kind.keyType, f"map_values({sql})": kind.valueType}
+            found = (
+                _broken(each, types.ArrayType(part), rule, names) for each, part in parts.items()
+            )
+            return " or ".join(filter(None, found))
+        case _:
+            is_of = kind.typeName().partition("(")[0] in rule.kinds
+            return f"({rule.wrong.format(sql)})" if is_of else ""

@@ -5,33 +5,42 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..chunk import Checked, Chunk, ChunkFailed, Place, Result, reason_of
+from ..config.settings import Settings
 from ..errors import DataflowError, SessionError, StaleClaim
 from ..location import DEFAULT_FORMAT, Folder, Table, target_of
-from ..model import Claim, Plan
-from ..runner.produce import Check, Maker
+from ..model import Claim, Plan, Say
+from ..runner.produce import Check, Maker, MakerRunner
+from ..runner.run import Outcome, Tell, run_chunks
 from ..storage.publish import publish
 from ..storage.read import bounds_of, failing, with_code
 from ..store.store import Store
 from .batch import Batch, keyed, sweep
-from .chunk_publish import is_frame
-from .error_text import in_a_line
 from .evidence import Evidence
 from .expectations import Rule, rules_of
 from .foreign_files import Known
 from .input_change import unchanged
-from .interruption import Watch
-from .job import ANY, CHUNK, CONTEXT, FRAME, INPUTS, MERGE, SESSION, SparkJob
-from .job_function import send_modules
-from .job_result import Unmixed, outputs_of
-from .last_chunk import Last
+from .job import (
+    ANY,
+    CHUNK,
+    CONTEXT,
+    FRAME,
+    INPUTS,
+    MERGE,
+    SESSION,
+    SparkJob,
+    Unmixed,
+    outputs_of,
+    send_modules,
+)
+from .last_chunk import Last, confirm, fit
 from .postgres_read import looking
-from .progress import which_of, working_on
+from .progress import Watch, which_of, working_on
 from .read import TABLE_FORMATS, read_chunk_frame
-from .schema_fit import confirm, fit
-from .session_health import ended_meanwhile
+from .session import ended_meanwhile, in_a_line, is_spark_frame
 from .write import StagedFrame, result_of, stage
 
 if TYPE_CHECKING:
@@ -303,7 +312,7 @@ class SparkWork(Maker):
         rest = self._rest.setdefault(chunk.generation, {})
         self._made.setdefault(chunk.generation, {})
         for datasetid, obj in returned.items():
-            if not is_frame(obj):
+            if not is_spark_frame(obj):
                 rest[datasetid] = obj
                 continue
             mine = Unmixed(self.job, datasetid, chunk.dataid, obj) if self.keyed else None
@@ -361,3 +370,85 @@ class SparkWork(Maker):
     def _last_of(self, datasetid: str) -> Last:
         with self._lock:
             return self._last.setdefault(datasetid, Last(self.store, datasetid))
+
+
+# `odf run --spark`: the next chunks of a job, made by a function of DataFrames.
+
+
+class SparkRunner(MakerRunner[SparkWork]):
+    """Runs one function for chunks of one job, with one session for all of them."""
+
+    def __init__(
+        self,
+        store: Store,
+        jobid: str,
+        named: str,
+        job: SparkJob,
+        session: Callable[[], "SparkSession"],
+        *,
+        say: Say,
+        environ: Mapping[str, str],
+        batch: int | None = None,
+    ) -> None:
+        self._batch = batch
+        super().__init__(store, jobid, [named], say=say, environ=environ)
+        self.work = SparkWork(
+            store, store.plan(jobid), job, session, say=self.tell, stopping=self.stopping
+        )
+
+    def at_once(self) -> int:
+        return self._batch or super().at_once()
+
+
+def run_spark_job(
+    store: Store,
+    jobid: str,
+    named: str,
+    job: SparkJob,
+    settings: Settings,
+    *,
+    say: Say,
+    environ: Mapping[str, str],
+    all_chunks: bool = False,
+    workers: int = 1,
+    batch: int | None = None,
+    wait: bool = False,
+    progress: Tell | None = None,
+    session: Callable[[], "SparkSession"] | None = None,
+) -> Outcome:
+    """Run a function for the next chunk of a job, or with `all_chunks` until nothing is left.
+
+    `batch` and `workers` beat what the job says of batches and threads, and `batch` the job's dial
+    too. Without a `session`, one is
+    started with the first chunk, and ended; another one, if it ends before.
+    """
+    from .session import has_ended, let_go, spark_session
+
+    if batch is not None:
+        job = replace(job, batch=batch, threads=1)
+    workers = workers if workers > 1 else job.threads
+    job = replace(job, threads=1)  # the workers are the threads
+    started: list[SparkSession] = []
+
+    def own_session() -> "SparkSession":
+        if started and has_ended(started[-1]):
+            let_go(started.pop())
+            if name := runner.stopping():
+                raise ChunkFailed(f"stopped by {name}")
+            runner.tell("Spark has ended: another session is started for the next chunk")
+        if not started:
+            started.append(spark_session(app=f"odf {jobid}", settings=settings))
+        return started[0]
+
+    runner = SparkRunner(
+        store, jobid, named, job, session or own_session, say=say, environ=environ, batch=batch
+    )
+    runner.waits = wait
+    try:
+        return run_chunks(
+            runner, all_chunks=all_chunks, workers=workers if all_chunks else 1, progress=progress
+        )
+    finally:
+        runner.work.close()
+        for each in started:
+            let_go(each)

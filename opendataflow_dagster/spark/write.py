@@ -5,22 +5,24 @@ import shutil
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
-from ..chunk import Chunk, Place, Result
+from ..chunk import Chunk, ChunkFailed, Place, Result
 from ..errors import DataflowError
 from ..location import DEFAULT_FORMAT, Folder, Table, target_of
 from ..storage import files
 from ..storage.folder import Staged
+from ..storage.read import failing
 from ..store.store import Store
-from . import format_loss
+from . import text_formats
 from .evidence import Evidence, Unseen, observed, of_frame
-from .multiline_csv import WHOLE, answered, asked
-from .progress import ending
+from .progress import PROGRESS_SECONDS, Progress, ending, interrupting, working_on
 from .read import CSV, TABLE_FORMATS, read_files
-from .text_formats import check, storable
+from .session import in_a_line
+from .text_formats import WHOLE_FILE_BYTES, line_aggregates, line_note, refuse_unwritable, storable
 from .write_table import StagedLake, staged_rows
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+
 
 Confirm = Callable[[], None]
 
@@ -107,8 +109,8 @@ class StagedFolder:
 
     def _write(self, df: "DataFrame", extra: Sequence[str]) -> None:
         format = self._target.format
-        texts = format_loss.asked(df.schema, format)
-        extra = [*extra, *asked(df.schema, format), *texts]
+        texts = text_formats.loss_aggregates(df.schema, format)
+        extra = [*extra, *line_aggregates(df.schema, format), *texts]
         frame, taken = observed(df, extra)
         write_files(frame, self.path, format)
         schema, rows = df.schema.jsonValue(), rows_of(self.path, format)
@@ -117,14 +119,14 @@ class StagedFolder:
         except Unseen:  # tasks were done again: what is there tells
             if texts or (format == "csv" and len(df.columns) == 1):  # or the format has lost some
                 seen = of_frame(df, extra)
-                format_loss.refuse(seen, df, format)
-                answered(seen, df.schema, format)
+                text_formats.refuse_lossy(seen, df, format)
+                line_note(seen, df.schema, format)
             note = {"format": format, "schema": schema}
             evidence = of_frame(read_files(self._spark, self.path, note, ""), extra)
             if rows not in (None, evidence.rows):
                 raise _short(self.path, evidence.rows, rows) from None
-        format_loss.refuse(evidence, df, format)
-        self._lines = answered(evidence, df.schema, format)
+        text_formats.refuse_lossy(evidence, df, format)
+        self._lines = line_note(evidence, df.schema, format)
         self._tell(evidence, schema)
 
     def take(self, evidence: Evidence, schema: Mapping[str, Any]) -> None:
@@ -162,7 +164,7 @@ class StagedFolder:
 
 def write_files(df: "DataFrame", path: str, format: str, by: str | None = None) -> None:
     """Write a frame's files into an empty directory; of many chunks, by their column."""
-    check(df.schema, format)
+    refuse_unwritable(df.schema, format)
     writer = storable(df, format).write.format(format).mode("append")
     if format == "csv":
         # An empty text is quoted, so that it isn't taken for NULL; spaces belong to a text.
@@ -200,7 +202,7 @@ def rows_of(path: str, format: str) -> int | None:
             from pyarrow import orc
 
             found += orc.ORCFile(each).nrows
-        elif format == "parquet" or os.path.getsize(each) <= WHOLE:
+        elif format == "parquet" or os.path.getsize(each) <= WHOLE_FILE_BYTES:
             found += files.count(each, format)
         else:
             return None
@@ -209,3 +211,35 @@ def rows_of(path: str, format: str) -> int | None:
 
 def _short(where: str, found: int | None, rows: int | None) -> DataflowError:
     return DataflowError(f"Of {rows} rows that were written to {where}, {found} are there.")
+
+
+# One frame as one chunk: staged with its evidence, and published for the claim in hand.
+
+
+def publish_frame(
+    store: Store,
+    place: Place,
+    chunk: Chunk,
+    df: "DataFrame",
+    *,
+    format: str = DEFAULT_FORMAT,
+    say: Callable[[str], object] = lambda line: None,
+) -> Result:
+    """Publish a frame of Spark as the chunk of a dataset, as `publish` does other objects.
+
+    `say` is given how far a job is that takes long.
+    """
+    try:
+        with failing():
+            spark = df.sparkSession
+            with working_on([chunk.claim]):
+                with interrupting(spark), Progress(spark, say, every=PROGRESS_SECONDS):
+                    staged = stage(spark, store, chunk, place, df, (), format)
+                try:
+                    return result_of(staged, staged.show(lambda: store.confirm(chunk.claim)))
+                finally:
+                    staged.discard()
+    except Exception as error:
+        if (reason := in_a_line(error)) is None:
+            raise
+        raise ChunkFailed(reason) from error

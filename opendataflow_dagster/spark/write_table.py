@@ -11,7 +11,7 @@ from ..storage.table import Rows, strangers
 from ..store.store import Store
 from .evidence import observed
 from .read import Password, lake_name, lake_trouble
-from .row_hash import literal, quoted
+from .schema import literal, quoted
 from .sqlite_types import refuse_changes
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ def staged_rows(
     if table.dialect == JDBC:
         from .jdbc import StagedRows
     else:
-        from .postgres import StagedRows
+        from .postgres_write import StagedRows
     frame, taken = observed(df, extra)
     staged = StagedRows.write(frame, table, chunk.dataid, bounds, password, chunk.generation)
     return StagedRowsOf(spark, table, staged, taken)

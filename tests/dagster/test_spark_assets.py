@@ -30,8 +30,8 @@ from opendataflow_dagster import (
 from opendataflow_dagster.dagster.events import elsewhere
 from opendataflow_dagster.dagster.translator import DataflowTranslator
 from opendataflow_dagster.errors import WrongUse
-from opendataflow_dagster.spark import interruption
-from opendataflow_dagster.spark.schema_text import columns_of
+from opendataflow_dagster.spark import progress
+from opendataflow_dagster.spark.schema import columns_of
 from opendataflow_dagster.storage.folder import chunk_path
 from opendataflow_dagster.store.overview import facts, truths
 from tests.dagster.test_assets import RANGE, Ran, metadata
@@ -483,7 +483,7 @@ def test_an_attempt_that_is_granted_at_once_is_made_in_the_same_run(line: Line, 
 def test_long_jobs_tell_quietly_how_far_they_are(
     run: Run, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(interruption, "PROGRESS", 0.3)
+    monkeypatch.setattr(progress, "PROGRESS_SECONDS", 0.3)
 
     @F.udf("long", useArrow=False)
     def slow(n: int) -> int:

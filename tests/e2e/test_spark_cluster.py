@@ -14,8 +14,8 @@ from urllib.parse import urlsplit
 import pytest
 
 from opendataflow_dagster.config.settings import load_settings
-from opendataflow_dagster.spark.job_function import load_job
-from opendataflow_dagster.spark.run import run_spark_job
+from opendataflow_dagster.spark.job import load_job
+from opendataflow_dagster.spark.worker import run_spark_job
 from opendataflow_dagster.store.opening import open_store
 from opendataflow_dagster.store.store import Store
 from tests.e2e.test_examples import EXAMPLES

@@ -57,8 +57,8 @@ RUN = """
 import sys
 from opendataflow_dagster.config.settings import load_settings
 from opendataflow_dagster.store.opening import open_from
-from opendataflow_dagster.spark.job_function import load_job
-from opendataflow_dagster.spark.run import run_spark_job
+from opendataflow_dagster.spark.job import load_job
+from opendataflow_dagster.spark.worker import run_spark_job
 from opendataflow_dagster.spark.session import is_remote, spark_session
 
 settings = load_settings()

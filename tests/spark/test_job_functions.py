@@ -9,8 +9,14 @@ from pyspark.sql import DataFrame, SparkSession
 from opendataflow_dagster.chunk import Chunk
 from opendataflow_dagster.errors import WrongUse
 from opendataflow_dagster.model import Plan
-from opendataflow_dagster.spark.job import Given, SparkJob, arguments, is_spark_function, spark_job
-from opendataflow_dagster.spark.job_function import load_job
+from opendataflow_dagster.spark.job import (
+    Given,
+    SparkJob,
+    arguments,
+    is_spark_function,
+    load_job,
+    spark_job,
+)
 
 
 def plan(*inputs: str) -> Plan:

@@ -532,7 +532,7 @@ def test_staging_tables_of_claims_that_are_over_go(
 ) -> None:
     import psycopg
 
-    from opendataflow_dagster.spark.postgres import StagedRows, leftovers
+    from opendataflow_dagster.spark.postgres_write import StagedRows, leftovers
 
     store = open_store(postgres_url)
     store.init()

@@ -462,7 +462,7 @@ def test_what_spark_submit_was_told_beats_our_defaults(tmp_path: Path) -> None:
 
 def test_after_its_java_was_killed_a_process_gets_another_session() -> None:
     done = python(
-        "from opendataflow_dagster.spark.session_health import has_ended\n"
+        "from opendataflow_dagster.spark.session import has_ended\n"
         "from opendataflow_dagster.spark.session import spark_session\n"
         "conf = {'spark.master': 'local[1]'}\n"
         "first = spark_session(conf, short=True)\n"

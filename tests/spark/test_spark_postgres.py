@@ -20,14 +20,9 @@ from psycopg import sql
 
 from opendataflow_dagster.errors import DataflowError, Refused, StaleClaim, WrongUse
 from opendataflow_dagster.location import Table
-from opendataflow_dagster.spark.error_text import in_a_line
-from opendataflow_dagster.spark.postgres import (
-    StagedRows,
-    drop,
-    leftovers,
-    looking,
-    read_rows,
-)
+from opendataflow_dagster.spark.postgres_read import looking, read_rows
+from opendataflow_dagster.spark.postgres_write import StagedRows, drop, leftovers
+from opendataflow_dagster.spark.session import in_a_line
 from opendataflow_dagster.storage.table import Rows
 
 if TYPE_CHECKING:
@@ -869,7 +864,7 @@ def test_generated_identity_and_default_columns_stay_the_tables_own(
 def test_a_part_that_is_tried_again_is_loaded_once(base: psycopg.Connection, at: "Target") -> None:
     import pyarrow
 
-    from opendataflow_dagster.spark.postgres_connection import PostgresRows
+    from opendataflow_dagster.spark.postgres import PostgresRows
     from opendataflow_dagster.spark.postgres_write import _loader, _names
 
     base.execute("create table n (id int, c text)")
@@ -897,7 +892,7 @@ def test_a_part_that_is_tried_again_is_loaded_once(base: psycopg.Connection, at:
 DOOMED = """
 import os, sys, threading, time
 from opendataflow_dagster.location import Table
-from opendataflow_dagster.spark.postgres import StagedRows
+from opendataflow_dagster.spark.postgres_write import StagedRows
 from opendataflow_dagster.spark.session import spark_session
 point, table = sys.argv[1], Table(*eval(sys.argv[2]))
 spark = spark_session({"spark.master": "local[2]"}, short=True)
@@ -1011,7 +1006,8 @@ def test_a_table_or_a_database_that_isnt_there_says_so(
 TELLTALE = """
 import sys
 from opendataflow_dagster.location import Table
-from opendataflow_dagster.spark.postgres import StagedRows, read_rows
+from opendataflow_dagster.spark.postgres_read import read_rows
+from opendataflow_dagster.spark.postgres_write import StagedRows
 from opendataflow_dagster.spark.session import spark_session
 folder, table, secret = sys.argv[1], Table(*eval(sys.argv[2])), sys.stdin.read()
 spark = spark_session({"spark.master": "local[1]", "spark.eventLog.enabled": "true",
@@ -1028,7 +1024,7 @@ try:
 except Exception as error:
     print("refused", error)
 try:
-    from opendataflow_dagster.spark import postgres_connection as postgres_link
+    from opendataflow_dagster.spark import postgres as postgres_link
     login = postgres_link.PostgresRows(
         table._replace(database="nothing"), "A", None, lambda: secret).login()
     spark.range(1).mapInArrow(lambda b: postgres_link.linked(login).__enter__(), "id long").show()

@@ -25,8 +25,8 @@ from opendataflow_dagster.runner.run import Outcome
 from opendataflow_dagster.spark.evidence import HIGH, LOW, ROWS, Evidence, Observed
 from opendataflow_dagster.spark.job import spark_job
 from opendataflow_dagster.spark.last_chunk import Last
-from opendataflow_dagster.spark.multiline_csv import in_one_piece
 from opendataflow_dagster.spark.read import lake_name
+from opendataflow_dagster.spark.text_formats import is_read_whole
 from opendataflow_dagster.storage import folder as folders
 from opendataflow_dagster.storage.folder import NOTE, read_note
 from tests.storage.test_publish import ODD
@@ -1252,7 +1252,7 @@ def copied_as(through: Line, format: str, df: DataFrame) -> None:
 def test_a_large_csv_with_line_breaks_has_as_many_rows_as_were_written(
     through: Line, spark: SparkSession, monkeypatch: pytest.MonkeyPatch, lines: bool, told: bool
 ) -> None:
-    monkeypatch.setattr("opendataflow_dagster.spark.multiline_csv.WHOLE", 10_000)
+    monkeypatch.setattr("opendataflow_dagster.spark.text_formats.WHOLE_FILE_BYTES", 10_000)
     breaks = "case id % 1000 when 0 then '\\nnew, ' when 1 then 'a\\rb' else ',' end"
     df = spark.range(0, 3000, 1, 2).selectExpr("id", f"repeat('x', 20) || {breaks} as t")
     if not lines:
@@ -1307,11 +1307,11 @@ def spied(parts: list) -> Any:
 def test_a_large_csv_is_read_in_parts_only_if_each_line_is_a_row(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, whole: bool
 ) -> None:
-    monkeypatch.setattr("opendataflow_dagster.spark.multiline_csv.WHOLE", -1)
-    monkeypatch.setattr("opendataflow_dagster.spark.multiline_csv._BLOCK", 1)
+    monkeypatch.setattr("opendataflow_dagster.spark.text_formats.WHOLE_FILE_BYTES", -1)
+    monkeypatch.setattr("opendataflow_dagster.spark.text_formats._BLOCK_BYTES", 1)
     (tmp_path / "1.csv").write_bytes(text.encode())
 
-    assert in_one_piece(str(tmp_path / "1.csv"), {}) is whole
+    assert is_read_whole(str(tmp_path / "1.csv"), {}) is whole
 
 
 @pytest.mark.parametrize(

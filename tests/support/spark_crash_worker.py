@@ -225,7 +225,7 @@ def run(
 ) -> int:
     """Run a job; at `point` it is killed (with `group`, its Java too), or stopped if `stop`."""
     from opendataflow_dagster.config.settings import load_settings
-    from opendataflow_dagster.spark.run import run_spark_job
+    from opendataflow_dagster.spark.worker import run_spark_job
     from opendataflow_dagster.store.opening import open_store
 
     number = signal.SIGSTOP if stop else signal.SIGKILL
@@ -260,7 +260,7 @@ class _Server:
         import pyarrow.parquet  # noqa: F401
 
         from opendataflow_dagster.config import settings  # noqa: F401
-        from opendataflow_dagster.spark import run as runs  # noqa: F401
+        from opendataflow_dagster.spark import worker as runs  # noqa: F401
         from opendataflow_dagster.spark.session import spark_session
         from opendataflow_dagster.store import store  # noqa: F401
 

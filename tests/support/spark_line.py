@@ -80,7 +80,7 @@ class Line:
         self, jobid: str, fn: Callable[..., Any], all_chunks: bool = True, **more: Any
     ) -> Outcome:
         from opendataflow_dagster.spark.job import as_spark_job
-        from opendataflow_dagster.spark.run import run_spark_job
+        from opendataflow_dagster.spark.worker import run_spark_job
 
         self.store._plans.clear()
         return run_spark_job(

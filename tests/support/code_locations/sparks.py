@@ -9,11 +9,11 @@ from opendataflow_dagster import (
     SparkResource,
     build_definitions,
 )
-from opendataflow_dagster.spark import interruption
+from opendataflow_dagster.spark import progress
 from tests.support.code_locations.spark_jobs import batched, checked, enrich, threaded
 
 dataflow = DataflowResource()
-interruption.PROGRESS = 1.0  # what a test can't wait for
+progress.PROGRESS_SECONDS = 1.0  # what a test can't wait for
 
 
 @dg.asset(
