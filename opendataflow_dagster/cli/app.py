@@ -16,7 +16,7 @@ COMMANDS = {
     "load": "setup:load",
     "dump": "setup:dump",
     "demo": "demo.command:demo",
-    "doctor": "doctor:doctor",
+    "doctor": "setup:doctor",
     "dataset": "register:dataset",
     "job": "register:job",
     "split": "register:split",
@@ -34,8 +34,8 @@ COMMANDS = {
     "status": "status:status",
     "runs": "status:runs",
     "history": "history:history",
-    "why": "why:why",
-    "drift": "drift:drift",
+    "why": "status:why",
+    "drift": "status:drift",
     "clean": "storage:clean",
     "compact": "storage:compact",
     "new": "pipelines:new",
@@ -46,9 +46,9 @@ COMMANDS = {
     "decrypt": "credentials:decrypt",
     "key": "credentials:key",
     "rotate": "credentials:rotate",
-    "token": "tokens:token",
-    "sql": "sql:sql",
-    "dml": "sql:dml",
+    "token": "serve:token",
+    "sql": "status:sql",
+    "dml": "status:dml",
 }
 """Name → where its click command is, in the order in which `odf --help` lists them."""
 

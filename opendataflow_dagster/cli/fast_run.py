@@ -16,7 +16,7 @@ from ..util.text import first_line, printable, typed
 
 TYPE_CHECKING = False  # type checkers take it for true; a cron line doesn't pay for `typing`
 if TYPE_CHECKING:
-    from .progress import Progress
+    from .progress import RunProgress
 
 IDLE = 3
 """The exit code of `--strict` when there was nothing to do."""
@@ -130,12 +130,12 @@ def _refuse_own_options(line: RunLine) -> None:
             )
 
 
-def narration(store: Store, jobid: str, many: bool) -> tuple["Progress | None", Say]:
+def narration(store: Store, jobid: str, many: bool) -> tuple["RunProgress | None", Say]:
     """What says how a run goes; on a terminal, with a line below of how far many chunks are."""
     if many and sys.stderr is not None and sys.stderr.isatty() and os.environ.get("TERM") != "dumb":
-        from .progress import Progress
+        from .progress import RunProgress
 
-        progress = Progress(sys.stderr, store, jobid)
+        progress = RunProgress(sys.stderr, store, jobid)
         return progress, progress.say
     return None, narrator(sys.stderr)
 

@@ -1,4 +1,8 @@
-"""How far a run is, in one line of the terminal that is drawn over and over."""
+"""The progress of a run, in one line of the terminal.
+
+Drawn by hand: `odf run --all` starts without click and rich, which take longer to load than many a
+job to run.
+"""
 
 import os
 import sys
@@ -10,21 +14,28 @@ from ..store.job_policy import chunks_left
 from ..store.store import Store
 from ..util.text import printable
 
-REDRAW, RECOUNT, RELINE = 0.1, 5.0, 10.0
+REDRAW_SECONDS = 0.1
+
+RECOUNT_SECONDS = 5.0
+"""Seconds between two queries of what is left."""
+
+REPRINT_SECONDS = 10.0
+"""Seconds between two lines where there is no terminal."""
+
 ROUTINE = ("Launching ", "is complete. Updating status", "rows updated to READY for ")
-"""What needn't be said of each chunk where the line shows it."""
+"""Messages of each chunk that the line replaces."""
 
 
-class Line:
-    """Draws what is told on one line of the terminal; told elsewhere, it is a line now and then."""
+class StatusLine:
+    """Shows the latest message on one line of a terminal; elsewhere, prints one now and then."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream, self._terminal = stream, stream.isatty()
-        self._due = time.monotonic() + (0.0 if self._terminal else RELINE)
+        self._due = time.monotonic() + (0.0 if self._terminal else REPRINT_SECONDS)
 
     def __call__(self, line: str) -> None:
         if time.monotonic() >= self._due:
-            self._due = time.monotonic() + (REDRAW if self._terminal else RELINE)
+            self._due = time.monotonic() + (REDRAW_SECONDS if self._terminal else REPRINT_SECONDS)
             self._stream.write(
                 f"\r\x1b[K{printable(line)[:119]}" if self._terminal else f"{line}\n"
             )
@@ -37,7 +48,7 @@ class Line:
             self._stream.flush()
 
 
-class Progress:
+class RunProgress:
     """Draws done, failed, left and the rate; the threads of a run share it."""
 
     def __init__(self, stream: TextIO, store: Store, jobid: str) -> None:
@@ -52,10 +63,10 @@ class Progress:
     def __call__(self, done: int, failed: int) -> None:
         with self._lock:
             now = time.monotonic()
-            if now - self._drawn < REDRAW:
+            if now - self._drawn < REDRAW_SECONDS:
                 return
             self._drawn = now
-            if now - self._counted > RECOUNT:
+            if now - self._counted > RECOUNT_SECONDS:
                 self._counted = now
                 self._count(done + failed)
             left = max(0, self._left - (done + failed - self._ended))
@@ -75,7 +86,7 @@ class Progress:
         try:
             self._left = chunks_left(self._store, self._jobid)
             self._ended = ended
-        except Exception:  # the run itself waits for the database to come back, not its picture
+        except Exception:  # the run itself waits for the database; its picture doesn't
             return
 
     def end(self) -> None:
@@ -100,7 +111,7 @@ class Progress:
 
 def fill_queues(store: Store, jobid: str | None = None) -> None:
     """Judge what jobs may claim and show how far it is; if it can't end now, workers go on."""
-    line = Line(sys.stderr)
+    line = StatusLine(sys.stderr)
     try:
         queued = store.fill(jobid, narrate=line)
     finally:

@@ -1,15 +1,28 @@
-"""`odf run`, `force`, `start` and `end`: running a job's script, or another language's program."""
+"""`odf run`, `force`, `start` and `end`: run a script, a Spark function, or any program."""
 
+import os
 import sys
+from typing import TYPE_CHECKING
 
 import click
 
+from ..config.settings import Settings, load_settings
 from ..runner.run import force_job, nothing_to_do
-from .fast_run import IDLE, RunLine, execute, exit_code, narrator
+from ..store.opening import open_from
+from ..store.store import refuse_flawed
+from .fast_run import IDLE, RunLine, execute, exit_code, narration, narrator
 from .output import json_text, store_of
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from ..spark.job import SparkJob
 
 SCRIPT_LINE = {"allow_interspersed_args": False, "ignore_unknown_options": False}
 """Everything after the script belongs to the script."""
+
+CLAIM_SECONDS = 24 * 3600.0
+"""How long a claim of `odf start` lasts: nobody renews it while the program runs."""
 
 EXACT = "opendataflow_dagster.exact"
 """In the context: whether `--` stood before the script."""
@@ -83,10 +96,60 @@ def run(
         )
     if script is not None:
         raise click.UsageError(f"Give either --spark or the script {script!r}, not both.")
-    from .spark_run import execute_spark
-
     line = RunLine(spark, (), job, all_chunks or workers > 1, workers, strict, config, wait)
     ctx.exit(execute_spark(line, batch))
+
+
+def execute_spark(line: RunLine, batch: int | None) -> int:
+    """Run a function of DataFrames instead of a script, and return the exit code."""
+    from ..spark.job import load_job
+
+    settings = load_settings(line.config)
+    started: list[SparkSession] = []
+
+    def begin() -> None:
+        from ..spark.session import spark_session
+
+        started.append(spark_session(app=f"odf {line.script}", settings=settings))
+
+    try:
+        job, function = load_job(line.script, begin)
+        return _run_spark(line, batch, settings, job, line.job or function)
+    finally:
+        for session in started:
+            from ..spark.session import let_go
+
+            let_go(session)
+
+
+def _run_spark(
+    line: RunLine, batch: int | None, settings: Settings, job: "SparkJob", jobid: str
+) -> int:
+    from ..spark.worker import run_spark_job
+
+    store = open_from(settings)
+    try:
+        refuse_flawed(store, store.plan(jobid))  # before its function is asked what it takes
+        progress, say = narration(store, jobid, line.all_chunks)
+        outcome = run_spark_job(
+            store,
+            jobid,
+            line.script,
+            job,
+            settings,
+            say=say,
+            environ=os.environ,
+            all_chunks=line.all_chunks,
+            workers=line.workers,
+            batch=batch,
+            wait=line.wait,
+            progress=progress,
+        )
+        if progress:
+            progress.end()
+    finally:
+        store.close()
+    return exit_code(outcome, strict=line.strict)
 
 
 @click.command(context_settings=SCRIPT_LINE)
@@ -112,7 +175,7 @@ def force(
 @click.option(
     "--lease",
     type=click.FloatRange(min=1),
-    default=24 * 3600.0,
+    default=CLAIM_SECONDS,
     show_default=True,
     metavar="SECONDS",
     help="How long the claim lasts if nobody ends it.",

@@ -1,32 +1,53 @@
-"""`odf status` and `odf runs`: how things stand."""
+"""`odf status`, `runs`, `why`, `drift`, `sql` and `dml`: the state of chunks, and its reasons."""
 
+import os
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from datetime import datetime
+from importlib import import_module
 from itertools import chain
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from ..errors import WrongUse
+from ..errors import Refused, WrongUse
+from ..explain.explain import ADVICE, Explanation, explain
+from ..explain.state import Reason
 from ..model import ABSENT, FAILED, HOLD, PENDING, READY, RESUBMIT, RUNNING
+from ..storage.audit import Drift, drift_of_data, shown_word
+from ..store.adhoc_sql import change, select
+from ..store.catalog import Catalog, read_catalog
 from ..store.history import NEWEST, whole_runs
 from ..store.item_folding import folds
+from ..store.operations import person
 from ..store.overview import MANY, Strip, running, summary
 from ..store.overview import grid as squares
-from ..store.overview import status as rows_of
+from ..store.overview import status as chunk_rows
 from ..store.refusals import refuse_unknown_job, refuse_unknown_name
-from ..util.times import parse_time
+from ..util.text import printable, typed
+from ..util.times import parse_time, shown
 from .output import (
+    SCREEN,
     as_json,
+    count_of,
     in_colour,
     knowing_pipelines,
     limits,
     most_of,
+    pipeline_here,
     read_word,
     show,
     show_first,
+    shown_rows,
+    some_of,
     store_of,
 )
+
+if TYPE_CHECKING:
+    from ..dagster.translator import DataflowTranslator
+    from ..store.store import Store
+
 
 MORE = "--limit or --all shows more, --status FAILED and --since fewer"
 
@@ -93,7 +114,7 @@ def status(
         show_first(running(store, name), most, as_json=as_json, empty="Nothing is running.")
         return
     if lists:
-        rows = rows_of(
+        rows = chunk_rows(
             store,
             name,
             statuses=[read_word(word) for word in words],
@@ -199,3 +220,275 @@ def _square(word: str | None, colours: bool) -> str:
         return " "
     square, colour, letter, _ = LOOKS[word]
     return click.style(square, fg=colour) if colours else letter
+
+
+WORDS = {True: "yes", False: "no", None: "unknown"}
+
+
+@click.command(epilog="Example: odf why loadbob 2026-03-01 --at 2026-03-02T09:00")
+@click.argument("job")
+@click.argument("dataid", required=False)
+@click.option(
+    "--at", metavar="TIME", help="Answer for a moment in the past, like 2026-03-01T14:30."
+)
+@click.option(
+    "--all", "everything", is_flag=True, help="Judge all chunks of the job, also above 100,000."
+)
+@as_json
+@click.pass_context
+def why(
+    ctx: click.Context,
+    job: str,
+    dataid: str | None,
+    at: str | None,
+    everything: bool,
+    as_json: bool,
+) -> None:
+    """Tell why a chunk may run or not, and what to do; without DATAID, of the job as a whole.
+
+    Is the data ready, is it the right data, is it where it should be, is it validated, is it safe
+    to run?
+    """
+    store = store_of(ctx)
+    moment = parse_time(store, at) if at else None
+    found = explain(store, job, dataid, moment, everything=everything, look=True)
+    if found.code == "NOT_REGISTERED" and pipeline_here(store, job):
+        reason = Reason(
+            found.code, f"Pipeline {job!r} hasn't run yet", f"odf pipeline run {typed(job)}"
+        )
+        found = found._replace(reasons=[reason])
+    if as_json:
+        show([as_object(found)], as_json=True)
+    else:
+        tell(found)
+    if found.code == "NOT_REGISTERED":
+        ctx.exit(Refused.exit_code)
+
+
+def tell(found: Explanation) -> None:
+    """Print an explanation for a person."""
+    name = printable(found.jobid if found.dataid is None else f"{found.jobid} {found.dataid}")
+    verb, be = ("could", "had been") if found.at else ("may", "is")
+    when = f" at {shown(found.at)}" if found.at else ""
+    blocks = [reason for reason in found.reasons if reason.code not in ADVICE]
+    if found.may_run:
+        look = " But look first:" if len(blocks) < len(found.reasons) else ""
+        click.echo(f"{name} {verb} run{when}.{look}")
+    elif (
+        found.dataid is None
+        and found.next_chunk is None
+        and blocks
+        and blocks[0].code != "NOT_REGISTERED"
+    ):
+        click.echo(f"{name}: nothing {be} to be run{when}: {found.code}")
+    else:
+        click.echo(f"{name} {verb} not run{when}: {found.code}")
+    if found.next_chunk is not None and found.dataid is None:
+        click.echo(
+            f"  {found.counts.get('', 1)} chunks may be claimed; the next is {found.next_chunk!r}"
+        )
+    for reason in found.reasons:
+        click.echo(f"  {reason.code}: {printable(reason.text)}")
+        if reason.action and not found.at:
+            click.echo(f"    → {reason.action}")
+    if found.answers:
+        click.echo()
+    for answer in found.answers:
+        click.echo(f"{answer.question + '?':<12} {WORDS[answer.ok]:<8} {printable(answer.text)}")
+    for note in found.notes:
+        click.echo(note, err=True)
+
+
+def as_object(found: Explanation) -> dict[str, Any]:
+    """An explanation for programs."""
+    return {
+        "jobid": found.jobid,
+        "dataid": found.dataid,
+        "at": found.at and found.at.isoformat(),
+        "may_run": found.may_run,
+        "code": found.code or None,
+        "action": found.action or None,
+        "next_chunk": found.next_chunk,
+        "counts": {code or "CLAIMABLE": chunks for code, chunks in found.counts.items()},
+        "reasons": [reason._asdict() for reason in found.reasons],
+        "answers": {
+            answer.question.replace(" ", "_"): {
+                "ok": answer.ok,
+                "text": answer.text,
+                "rows": shown_rows(answer.rows, as_json=True),
+            }
+            for answer in found.answers
+        },
+        "notes": found.notes,
+    }
+
+
+@click.command(epilog="Example: odf drift bobout --json")
+@click.argument("dataset", required=False)
+@click.option("--repair", is_flag=True, help="Put Dagster's side right: the tables are the truth.")
+@click.option(
+    "--no-dagster", is_flag=True, help="Compare the tables with the data on this machine only."
+)
+@click.option(
+    "--translator",
+    metavar="MODULE:CLASS",
+    envvar="DATAFLOW_TRANSLATOR",
+    help="Your DataflowTranslator, if your location has one of its own.",
+)
+@click.option(
+    "--status",
+    "words",
+    multiple=True,
+    metavar="STATUS",
+    help="Only chunks of this status in the tables.",
+)
+@click.option("--since", metavar="TIME", help="Only chunks that changed since, like 2026-03-01.")
+@click.option(
+    "--limit",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help=f"Show so many differences: {SCREEN} unless told, and with --json all.",
+)
+@click.option(
+    "--all",
+    "everything",
+    is_flag=True,
+    help="Compare all chunks, also of datasets with more than 100,000, and show all differences.",
+)
+@as_json
+@click.pass_context
+def drift(
+    ctx: click.Context,
+    dataset: str | None,
+    repair: bool,
+    no_dagster: bool,
+    translator: str | None,
+    words: tuple[str, ...],
+    since: str | None,
+    limit: int | None,
+    everything: bool,
+    as_json: bool,
+) -> None:
+    """Compare the tables with Dagster's grid, and with the data where it can be listed.
+
+    The instance is the one that DAGSTER_HOME names. Exits with 1 if anything differs.
+
+    Of a dataset with more than 100,000 chunks, the 10,000 that changed last are compared, each
+    with the place that was recorded for it. --all compares all, and lists their folder.
+
+    --repair changes Dagster's grid, never the tables or the data. For data that is gone, the
+    command that makes it again is shown, not run.
+    """
+    store = store_of(ctx)
+    most = most_of(limit, everything, as_json)
+    statuses = [shown_word(read_word(word)) for word in words]
+    start = parse_time(store, since) if since else None
+
+    def report(catalog: Catalog, found: Iterable[Drift]) -> None:
+        if statuses:
+            found = (each for each in found if each.tables in statuses)
+        if start:
+            found = _changed(store, catalog, found, start)
+        _report(ctx, found, most, as_json)
+
+    if no_dagster:
+        if repair:
+            raise WrongUse("--repair is for Dagster's grid. Leave --no-dagster out.")
+        catalog = read_catalog(store)
+        some = some_of(store, [dataset] if dataset else catalog.domains, everything)
+        report(catalog, drift_of_data(store, catalog, dataset, some))
+        return
+    names = _translator(translator)
+    if not os.environ.get("DAGSTER_HOME"):
+        raise WrongUse(
+            "DAGSTER_HOME isn't set, so there is no Dagster to compare with. Set it to the folder "
+            "of your dagster.yaml, or use --no-dagster."
+        )
+    dg = import_module("dagster")
+    from ..dagster.drift import drift as compare
+    from ..dagster.drift import repair as put_right
+    from ..dagster.grid import Mirror
+
+    with dg.DagsterInstance.get() as instance:
+        if repair:
+            done = put_right(store, instance, names)
+            click.echo(
+                f"{count_of(done.writes, 'correction')}: {done.made} shown as READY, "
+                f"{done.planned} as running or failed, {done.cleared} as missing, "
+                f"{done.keys} partition keys.",
+                err=True,
+            )
+        catalog = read_catalog(store)
+        some = some_of(store, [dataset] if dataset else catalog.domains, everything)
+        found = compare(
+            store, Mirror(instance), names, datasetid=dataset, some=some, catalog=catalog
+        )
+        report(catalog, found)
+
+
+def _changed(
+    store: "Store", catalog: Catalog, found: Iterable[Drift], since: datetime
+) -> Iterator[Drift]:
+    """The differences of chunks that changed since then."""
+    changed: dict[str, set[str]] = {}
+    for each in found:
+        if each.datasetid not in catalog.datasets:  # a key of a whole domain
+            continue
+        if each.datasetid not in changed:
+            rows = chunk_rows(store, each.datasetid, since=since)
+            changed[each.datasetid] = {
+                row["dataid"] for row in rows if row["datasetid"] == each.datasetid
+            }
+        if each.dataid in changed[each.datasetid]:
+            yield each
+
+
+def _report(ctx: click.Context, found: Iterable[Drift], most: int | None, as_json: bool) -> None:
+    """Show the first differences, and count the rest as they come."""
+    differences = 0
+
+    def rows() -> Iterator[dict[str, Any]]:
+        nonlocal differences
+        for each in found:
+            differences += 1
+            yield each._asdict()
+
+    told = rows()
+    show_first(told, most, as_json=as_json, empty="No drift.", more=MORE)
+    for _ in told:
+        pass
+    if differences:
+        if not as_json:
+            click.echo(f"{count_of(differences, 'difference')}.", err=True)
+        ctx.exit(1)
+
+
+def _translator(name: str | None) -> "DataflowTranslator | None":
+    if name is None:
+        return None
+    module, _, attribute = name.partition(":")
+    try:
+        return getattr(import_module(module), attribute)()
+    except (ImportError, AttributeError, ValueError, TypeError) as error:
+        raise WrongUse(f"--translator {name}: {error}. Give it as MODULE:CLASS.") from None
+
+
+@click.command(
+    epilog="Example: odf sql \"select dataid, status from datastatus where jobid = 'loadbob'\""
+)
+@click.argument("statement", metavar="SELECT")
+@as_json
+@click.pass_context
+def sql(ctx: click.Context, statement: str, as_json: bool) -> None:
+    """Print the rows of a query. It runs in a transaction that can't change anything."""
+    show(select(store_of(ctx), statement), as_json=as_json, empty="No rows.")
+
+
+@click.command(
+    epilog="Example: odf dml \"update datastatus set status = 'RESUBMIT' where dataid = '2'\""
+)
+@click.argument("statement", metavar="STATEMENT")
+@click.pass_context
+def dml(ctx: click.Context, statement: str) -> None:
+    """Change rows by a statement of your own, in one transaction; history tells that it was you."""
+    click.echo(f"{change(store_of(ctx), statement, who=person())} rows affected")

@@ -15,7 +15,7 @@ from shlex import quote
 
 import pytest
 
-from opendataflow_dagster.cli.progress import Progress
+from opendataflow_dagster.cli.progress import RunProgress
 from opendataflow_dagster.store.store import Store
 from opendataflow_dagster.util.text import typed
 from tests.support.store_fixtures import check, put, register, status
@@ -168,7 +168,7 @@ def test_the_demo_leaves_a_persons_files_alone(tmp_path: Path) -> None:
 
 def test_the_progress_names_the_chunk_that_failed(store: Store) -> None:
     stream = StringIO()
-    say = Progress(stream, store, "load").say
+    say = RunProgress(stream, store, "load").say
     say("Wed: Launching ./load.sh with dataid 7")
     say("1 rows updated to READY for load and 7 1 IN file-local locks released")
     say("1 rows updated to FAILED for load and 8 1 IN file-local locks released")
