@@ -1,6 +1,7 @@
 """What the place of a dataset is: a folder, a place without renames, or a table of a database."""
 
 import os
+import re
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -24,6 +25,9 @@ _DATABASES = {
     "jdbc": JDBC,
 }
 _SUFFIXES = (".db", ".sqlite", ".sqlite3")
+
+PACKED_CHUNK = re.compile(r"(.*/_packs/pack-[0-9a-f]+\.parquet)#dataid=(.*)", re.DOTALL)
+"""The location of a chunk in a pack: the pack's path, and the escaped dataid."""
 
 REMOTE = "remote+"
 """Before a URL: what is there is published as in an object store, such as `remote+file:///mnt/x`."""
@@ -160,6 +164,11 @@ def target_of(
 def is_remote(place: str) -> bool:
     """Whether a place is published to by versions, since it has no rename to rely on."""
     return place.startswith((REMOTE, *(f"{scheme}://" for scheme in _REMOTE_SCHEMES)))
+
+
+def is_packed(location: str | None) -> bool:
+    """Whether a location is that of a chunk in a pack."""
+    return location is not None and PACKED_CHUNK.fullmatch(location) is not None
 
 
 def keeps_versions(columns: Mapping[str, str | None]) -> bool:

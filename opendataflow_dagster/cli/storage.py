@@ -74,7 +74,7 @@ def clean(
 @click.command()
 @click.argument("dataset")
 @click.argument("dataids", nargs=-1, metavar="[DATAID]...")
-@click.option("--pack", is_flag=True, help="Put many small chunks into a few files.")
+@click.option("--unpack", is_flag=True, help="Give packed chunks their own directories again.")
 @click.option(
     "--target-size",
     "size",
@@ -96,7 +96,7 @@ def compact(
     ctx: click.Context,
     dataset: str,
     dataids: tuple[str, ...],
-    pack: bool,
+    unpack: bool,
     size: str,
     plan: bool,
     everything: bool,
@@ -107,28 +107,32 @@ def compact(
     A chunk must be READY, and nobody may have it in hand. Who has listed its old files just before
     fails, and is to be tried again.
 
-    With --pack, chunks of Parquet that are smaller than half the size move into files with a column
-    `dataid`, in `_packs` of the dataset's folder. A chunk that is made again leaves its pack.
+    Earlier versions packed many small chunks into files in `_packs` of the dataset's folder. This
+    version still reads them, the next one doesn't: --unpack gives each chunk its own directory, and
+    `odf clean` removes the packs afterwards.
 
     Of a dataset with more than 100,000 chunks, --plan looks at the 10,000 that changed last.
 
     \b
     Example: odf compact bobout --plan
     Example: odf compact bobout 2026-03-01 --target-size 256MB
-    Example: odf compact bobout --pack
+    Example: odf compact bobout --unpack
     """
-    from ..storage.compact import compact as rewrite
-    from ..storage.compact_pack import pack as put_together
+    from ..storage import compact as merging
+    from ..storage import unpack as unpacking
 
     store, target = store_of(ctx), _bytes(size)
     whole = everything or not plan or bool(dataids)
     some = some_of(store, [dataset], whole).get(dataset)
-    way = put_together if pack else rewrite
     done = left = 0
+    if unpack:
+        found = unpacking.unpack(store, dataset, dataids, plan=plan, some=some)
+    else:
+        found = merging.compact(store, dataset, dataids, target=target, plan=plan, some=some)
 
     def rows() -> Iterator[dict[str, Any]]:
         nonlocal done, left
-        for row in way(store, dataset, dataids, target=target, plan=plan, some=some):
+        for row in found:
             done, left = (done, left + 1) if row.left else (done + 1, left)
             if plan or as_json or row.left:
                 yield row._asdict()
@@ -138,8 +142,8 @@ def compact(
     for _ in told:  # the work goes on
         pass
     verb = "would be" if plan else "are"
-    packed = "packed" if pack else "compacted"
-    click.echo(f"{count_of(done, 'chunk')} {verb} {packed}, {left} left.", err=True)
+    what = "unpacked" if unpack else "compacted"
+    click.echo(f"{count_of(done, 'chunk')} {verb} {what}, {left} left.", err=True)
 
 
 def _leftovers(

@@ -59,6 +59,9 @@ def _examine(store: Store, environ: Mapping[str, str], deep: bool) -> Iterator[C
         ("jobs", _jobs),
     ):
         yield _tried(name, store, lambda look=look: look(store))
+    packs = _tried("packs", store, lambda: _packs(store))
+    if packs.result != "ok":  # only stores of earlier versions have some
+        yield packs
     yield _tried("passwords", store, lambda: _passwords(store, environ))
 
 
@@ -281,6 +284,17 @@ def _jobs(store: Store) -> Check:
         return Check("jobs", "warn", detail, "odf job list")
     jobs = len({jobid for jobid, _, _ in links})
     return Check("jobs", "ok", f"{jobs} are registered, and none waits for its own output")
+
+
+def _packs(store: Store) -> Check:
+    counts = store.db.run("doctor.packs")
+    if not counts:
+        return Check("packs", "ok", "no chunk is packed")
+    named = ", ".join(f"{count} of {printable(datasetid)}" for datasetid, count in counts)
+    chunks = sum(count for _, count in counts)
+    detail = f"{chunks} chunks are in packs, which the next version can't read: {named}"
+    actions = (f"odf compact {typed(datasetid)} --unpack" for datasetid, _ in counts)
+    return Check("packs", "warn", detail, "; ".join(actions))
 
 
 def _passwords(store: Store, environ: Mapping[str, str]) -> Check:

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..chunk import Chunk, ChunkFailed, Place
 from ..errors import DataflowError, SessionError
-from ..location import Folder, Table, target_of
-from ..storage.folder import BATCH, STAGING, directory
-from ..storage.pack import COLUMN, is_packed
+from ..location import Folder, Table, is_packed, target_of
+from ..storage.folder import BATCH, DATAID_COLUMN, STAGING, directory
 from ..storage.read import located
 from ..storage.table import Bounds
 from ..store.store import Store
@@ -104,23 +103,25 @@ class Batch:
         try:
             df = self._fitted(datasetid, chunks[0].dataid, df)
             seen = Holdable(df, target.format)
-            write_files(seen.frame, path, target.format, by=COLUMN)
+            write_files(seen.frame, path, target.format, by=DATAID_COLUMN)
             schema = {
                 "type": "struct",
                 "fields": [
-                    each for each in df.schema.jsonValue()["fields"] if each["name"] != COLUMN
+                    each
+                    for each in df.schema.jsonValue()["fields"]
+                    if each["name"] != DATAID_COLUMN
                 ],
             }
-            there = {each for each in os.listdir(path) if each.startswith(f"{COLUMN}=")}
+            there = {each for each in os.listdir(path) if each.startswith(f"{DATAID_COLUMN}=")}
             mine = {directory(each.dataid): each for each in chunks}
             if strangers := sorted(there - set(mine)):
                 raise ChunkFailed(
                     f"{work.job.name} returned rows for {strangers[0]}, which isn't in the batch."
                 )
-            typed = schema_of({"schema": schema}).add(COLUMN, "string")
+            typed = schema_of({"schema": schema}).add(DATAID_COLUMN, "string")
             written = spark.read.format(target.format).schema(typed).load(literal(path))
-            extra = work.extra(datasetid, df.drop(COLUMN))
-            evidence = of_groups(written, COLUMN, extra) if there else {}
+            extra = work.extra(datasetid, df.drop(DATAID_COLUMN))
+            evidence = of_groups(written, DATAID_COLUMN, extra) if there else {}
             seen.check(sum(each.rows for each in evidence.values()))
             for name in there:  # an empty chunk has no directory: it is made alone
                 self._stage(mine[name], datasetid, os.path.join(path, name), evidence, schema)
@@ -129,10 +130,10 @@ class Batch:
 
     def _fitted(self, datasetid: str, dataid: str, df: "DataFrame") -> "DataFrame":
         """The frame with the dataset's schema; the column that tells chunks apart comes last."""
-        rest = [each for each in df.columns if each != COLUMN]
-        kept = df.select(*map(quoted, rest), quoted(COLUMN))
-        fitted = self.work.fit(datasetid, dataid, kept.drop(COLUMN))
-        if fitted.columns != rest or fitted.schema != kept.drop(COLUMN).schema:
+        rest = [each for each in df.columns if each != DATAID_COLUMN]
+        kept = df.select(*map(quoted, rest), quoted(DATAID_COLUMN))
+        fitted = self.work.fit(datasetid, dataid, kept.drop(DATAID_COLUMN))
+        if fitted.columns != rest or fitted.schema != kept.drop(DATAID_COLUMN).schema:
             raise ChunkFailed("its schema is to be merged with the last chunk's")
         schema = schema_text(fitted.schema)
         before = self._schemas.setdefault(datasetid, schema)
@@ -218,7 +219,7 @@ class Holdable:
 
 def own_key(names: Sequence[str]) -> str | None:
     """The column of an input's own that a batch would take for its column of dataids."""
-    return next((each for each in names if each.lower() == COLUMN), None)
+    return next((each for each in names if each.lower() == DATAID_COLUMN), None)
 
 
 def keyed(
@@ -230,19 +231,19 @@ def keyed(
     target = target_of(place.datasetid, place.columns, format)
     is_table = isinstance(target, Table) or target.format in TABLE_FORMATS
     is_by_value = bounds is None or bounds[1:] == (None, None)
-    key = place.columns.get("chunkcolumn") or COLUMN
+    key = place.columns.get("chunkcolumn") or DATAID_COLUMN
     if (name := own_key(df.columns)) and not (is_table and is_by_value and name == key):
         raise ChunkFailed(
             f"{place.datasetid!r} has a column {name!r} of its own, by which a batch would tell "
             "its chunks apart. Rename it, or run the job without batch."
         )
-    return df.drop(name or COLUMN).withColumn(COLUMN, F.lit(dataid))
+    return df.drop(name or DATAID_COLUMN).withColumn(DATAID_COLUMN, F.lit(dataid))
 
 
 def _read(spark: Any, sources: Sequence[Source]) -> "DataFrame":
     """An input's chunks as one frame, told apart by a column."""
     first = sources[0]
-    schema = type(first.schema)(list(first.schema)).add(COLUMN, "string")
+    schema = type(first.schema)(list(first.schema)).add(DATAID_COLUMN, "string")
     reader = spark.read.format(first.format).schema(schema).option("basePath", first.root)
     return reader.load([literal(each.path) for each in sources])
 

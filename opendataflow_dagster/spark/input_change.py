@@ -7,8 +7,7 @@ from typing import Any
 
 from ..chunk import Chunk, ChunkFailed
 from ..errors import Refused, StaleClaim
-from ..location import Folder, target_of
-from ..storage.pack import is_packed
+from ..location import Folder, is_packed, target_of
 from ..storage.read import located
 from ..util.text import printable
 from .read import TABLE_FORMATS

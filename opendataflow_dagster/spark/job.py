@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ..chunk import ChunkFailed, reason_of
 from ..errors import DataflowError, WrongUse
 from ..model import Plan
-from ..storage.pack import COLUMN
+from ..storage.folder import DATAID_COLUMN
 from ..store.job_policy import MOST_AT_ONCE
 from ..util.import_file import import_beside, module_of_file
 from ..util.text import printable
@@ -430,10 +430,10 @@ def _check(job: SparkJob, datasetid: str, df: "DataFrame") -> None:
             f"{job.name} returned several columns {told} for {datasetid!r}. Rename or drop all but "
             "one of them."
         )
-    if job.batch > 1 and COLUMN not in columns:
+    if job.batch > 1 and DATAID_COLUMN not in columns:
         raise ChunkFailed(
             f"{job.name} has batch={job.batch}, and what it returned for "
-            f"{datasetid!r} has no column {COLUMN!r}. Keep that column, or group by it."
+            f"{datasetid!r} has no column {DATAID_COLUMN!r}. Keep that column, or group by it."
         )
 
 
@@ -448,11 +448,11 @@ class Unmixed:
         from pyspark.sql import functions as F
 
         self._job, self._datasetid, self._dataid, self._df = job, datasetid, dataid, df
-        self._is_other = f"not (cast({quoted(COLUMN)} as string) <=> {literal(dataid)})"
+        self._is_other = f"not (cast({quoted(DATAID_COLUMN)} as string) <=> {literal(dataid)})"
         observation: Any = Observation()
         seen = df.observe(observation, F.expr(f"count_if({self._is_other}) as {_OTHERS}"))
         self._observed = Observed(seen, observation, "")
-        self.frame = seen.drop(COLUMN)
+        self.frame = seen.drop(DATAID_COLUMN)
         """The rows without that column, which is the chunk's directory."""
 
     def check(self) -> None:
@@ -462,7 +462,7 @@ class Unmixed:
             count = self._df.where(self._is_other).count()
         if count:
             raise ChunkFailed(
-                f"{self._job.name} returned {count} rows for {self._datasetid!r} whose {COLUMN!r} "
-                f"isn't that of the chunk, {printable(self._dataid)!r}. Keep that column as it is, "
-                "or group by it."
+                f"{self._job.name} returned {count} rows for {self._datasetid!r} whose "
+                f"{DATAID_COLUMN!r} isn't that of the chunk, {printable(self._dataid)!r}. Keep "
+                "that column as it is, or group by it."
             )

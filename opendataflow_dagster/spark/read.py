@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from ..chunk import Place
 from ..errors import Refused
-from ..location import DEFAULT_FORMAT, JDBC, SQLITE, Folder, Remote, Table, target_of
+from ..location import DEFAULT_FORMAT, JDBC, SQLITE, Folder, Remote, Table, is_packed, target_of
 from ..storage import csv_types, files
-from ..storage.pack import is_packed, packed_source
+from ..storage.pack import packed_source
 from ..storage.read import located
 from ..storage.table import Bounds, Rows
 from ..store.csv_options import UNDECLARED, CsvOptions, csv_options

@@ -10,6 +10,7 @@ from itertools import islice
 from typing import NamedTuple
 
 from ..errors import WrongUse
+from ..location import is_packed
 from ..model import PENDING, READY
 from ..place import location, path_of
 from ..store.catalog import Catalog
@@ -156,7 +157,7 @@ def _own_gone(
         if place is None:
             continue
         own.add(dataid)
-        if not (pack.is_there(place) if pack.is_packed(place) else os.path.exists(place)):
+        if not (pack.is_there(place) if is_packed(place) else os.path.exists(place)):
             found[dataid] = Holding(dataid, READY, GONE, place)
     return found, own
 

@@ -12,16 +12,14 @@ from ..store.store import Store
 from ..util.directory_lock import locked, turn
 from ..util.times import from_table
 from . import folder
-from .compact import Standing, all_standing, standing
-from .compact_pack import named, packs_in, set_aside
-from .pack import PACKS, is_packed
+from .pack import PACKS, packs_in, packs_of
 
 GRACE = 3600.0
 """Seconds for which nothing is touched that changed, unless told otherwise."""
 
-STAGED, BATCH, PACKING = "unfinished chunk", "unfinished batch", "unfinished pack"
+STAGED, BATCH = "unfinished chunk", "unfinished batch"
 OLD, BACK, SPARK = "replaced chunk", "put back", "unfinished files"
-PACK, PACKED = "pack that nothing is in", "chunk that is in a pack"
+PACK = "pack that nothing is in"
 VERSION, TABLE, POINTER = "old version", "staging table", "pointer"
 
 _NAME = re.compile(r"([0-9]+)-[0-9a-f]+(\.old)?")
@@ -124,7 +122,7 @@ def shared_packs(store: Store, datasetids: Sequence[str]) -> set[str]:
     for datasetid in datasetids:
         known = {"datasetid": datasetid}
         rows, _ = store.db.insist(lambda known=known: store.db.run("cleaning.located", **known))
-        found |= named([location for _, _, location in rows])
+        found |= packs_of(location for _, _, location in rows)
     return found
 
 
@@ -134,8 +132,7 @@ def _staged(datasetid: str, root: str) -> Iterator[Leftover]:
     for name in _names(above):
         path = os.path.join(above, name)
         if name.startswith("_"):
-            what = PACKING if name.startswith(folder.PACKING) else BATCH
-            yield _entry(datasetid, "", _last(name), what, path)
+            yield _entry(datasetid, "", _last(name), BATCH, path)
         elif name.startswith(_PREFIX):
             dataid = folder.unescaped(name.removeprefix(_PREFIX))
             final = os.path.join(root, name)
@@ -172,30 +169,14 @@ def _of_packs(
         entry = _entry(datasetid, "", None, PACK, path)
         if path not in used and not _is_young(entry, grace):
             yield entry, lambda path=path: _remove_pack(store, root, sharing, path)
-    for each in sharing:
-        for chunk in all_standing(store, each):
-            if not is_packed(chunk.location):
-                continue
-            path = folder.chunk_path(root, chunk.dataid)
-            if os.path.isdir(path) and folder.is_outdated(path, chunk.generation, store.id):
-                entry = _entry(each, chunk.dataid, chunk.generation, PACKED, path)
-                yield entry, lambda chunk=chunk: _remove_directory(store, root, chunk)
 
 
 def _remove_pack(store: Store, root: str, sharing: Sequence[str], path: str) -> bool:
-    """Remove a pack, unless somebody is packing, or has just told the tables of it."""
+    """Remove a pack, unless somebody is unpacking it, or a chunk is in it after all."""
     with locked(os.path.join(root, PACKS)) as mine:
         if not mine or path in shared_packs(store, sharing):
             return False
         return _removed(path)
-
-
-def _remove_directory(store: Store, root: str, chunk: Standing) -> bool:
-    now = standing(store, chunk.datasetid, [chunk.dataid]).get(chunk.dataid)
-    aside = set_aside(root, chunk, store.id) if now == chunk else None
-    if aside is not None:
-        folder.discard(aside)
-    return aside is not None
 
 
 def _sharing(store: Store, datasetid: str, root: str) -> list[str]:
@@ -243,10 +224,6 @@ def _is_young(entry: Leftover, grace: float) -> bool:
 def _is_live(entry: Leftover, alive: Live) -> bool:
     if entry.what == BACK:
         return alive.has(entry.dataid) or entry.generation in alive.generations
-    if entry.what == PACKING:
-        with suppress(FileNotFoundError), locked(entry.path) as mine:
-            return not mine
-        return True
     if entry.what == BATCH:
         # A batch is of many claims: any that is as old as its last change may be at work in it.
         changed = time.time() - (entry.age or 0.0)

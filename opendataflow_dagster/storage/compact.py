@@ -4,20 +4,21 @@ import json
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from typing import Any, NamedTuple
 
-from ..errors import DataflowError, Refused
-from ..location import Folder, Remote, Table, target_of
+from ..errors import DataflowError, Refused, Unreachable
+from ..location import Folder, Remote, Table, is_packed, target_of
 from ..model import READY, RUNNING
 from ..store.overview import pages
 from ..store.refusals import unknown_dataset
 from ..store.store import Store
+from ..util.directory_lock import locked
 from ..util.text import first_line, typed
 from . import files
 from . import folder as folders
 from .merge_files import MERGEABLE, Unfit, merge
-from .pack import is_packed, rewriting
+from .pack import PACKS
 
 TARGET = 128 * 2**20
 """Bytes of a file that is large enough."""
@@ -30,6 +31,10 @@ Opened by name they are gone then, which is an error; a list cut short would pas
 """
 
 
+Replaced = list[tuple[float, folders.Staged]]
+"""Directories that were replaced, and when."""
+
+
 class Standing(NamedTuple):
     """A READY chunk of a folder that nobody has in hand, and where it is."""
 
@@ -37,8 +42,6 @@ class Standing(NamedTuple):
     dataid: str
     generation: int
     location: str | None
-    told: bool
-    """Whether the tables have a fact of it, in which a new place can be told."""
 
 
 class Compacted(NamedTuple):
@@ -79,14 +82,14 @@ def standing(store: Store, datasetid: str, dataids: Iterable[str]) -> dict[str, 
     """Those of some chunks that are READY and in nobody's hands; by dataid."""
     asked = json.dumps(list(dataids))
     rows, _ = store.db.insist(
-        lambda: store.db.run("packs.chunks", datasetid=datasetid, dataids=asked)
+        lambda: store.db.run("compact.chunks", datasetid=datasetid, dataids=asked)
     )
     found: dict[str, Standing] = {}
     busy = set()
-    for each, _, locktype, status, generation, location, _, told in rows:
+    for each, _, locktype, status, generation, location in rows:
         if locktype == "OUT" and status == READY:
             if each not in found or (generation or 0) > found[each].generation:
-                found[each] = Standing(datasetid, each, generation or 0, location, told is not None)
+                found[each] = Standing(datasetid, each, generation or 0, location)
         elif locktype == "OUT" or status == RUNNING:
             busy.add(each)
     return {each: chunk for each, chunk in found.items() if each not in busy}
@@ -143,18 +146,48 @@ def compact(
     with nullcontext() if plan else rewriting(folder.root):
         wanted, missing = chosen(store, datasetid, dataids, some)
         yield from missing
-        yield from _all(store, folder, wanted, target, plan)
+        yield from rewrite_each(
+            wanted, lambda chunk, replaced: _one(store, folder, chunk, target, plan, replaced)
+        )
 
 
-def _all(
-    store: Store, folder: Folder, wanted: Iterable[Standing], target: int, plan: bool
-) -> Iterator[Compacted]:
-    replaced: list[tuple[float, folders.Staged]] = []
+@contextmanager
+def rewriting(root: str) -> Iterator[None]:
+    """One process at a time rewrites a folder's chunks, and no `odf clean` removes packs meanwhile.
+
+    The lock is that of `_packs`, on which earlier versions agree.
+    """
+    if not os.path.isdir(root):
+        yield
+        return
+    path = os.path.join(root, PACKS)
     try:
-        for chunk in wanted:
-            if is_packed(chunk.location):
-                continue
-            if done := _one(store, folder, chunk, target, plan, replaced):
+        os.makedirs(path, exist_ok=True)
+    except OSError as error:
+        raise Unreachable(
+            f"{path} can't be made: {error.strerror}. Correct that, and run it again."
+        ) from None
+    with locked(path) as mine:
+        if not mine:
+            raise Refused(
+                f"Another process is compacting or cleaning {root}. Wait until it is done.",
+                code="LOCKED",
+            )
+        try:
+            yield
+        finally:
+            with suppress(OSError):  # there are packs in it
+                os.rmdir(path)
+
+
+def rewrite_each(
+    chunks: Iterable[Standing], rewrite: Callable[[Standing, Replaced], Compacted | None]
+) -> Iterator[Compacted]:
+    """Rewrite chunks one by one, and remove what was replaced when nobody lists it any more."""
+    replaced: Replaced = []
+    try:
+        for chunk in chunks:
+            if done := rewrite(chunk, replaced):
                 yield done
             while replaced and replaced[0][0] < time.monotonic() - LINGER:
                 replaced.pop(0)[1].discard()
@@ -208,9 +241,9 @@ def _one(
     chunk: Standing,
     target: int,
     plan: bool,
-    replaced: list[tuple[float, folders.Staged]],
+    replaced: Replaced,
 ) -> Compacted | None:
-    path = own_directory(folder, chunk)
+    path = None if is_packed(chunk.location) else own_directory(folder, chunk)
     if path is None:
         return None
     paths = files.data_files(path)
@@ -268,6 +301,6 @@ def _rewrite(
         raise
     told_of: dict[str, Any] = {"dataid": chunk.dataid, "generation": chunk.generation}
     store.db.insist(
-        lambda: store.db.change("packs.resize", datasetid=chunk.datasetid, bytes=size, **told_of)
+        lambda: store.db.change("compact.resize", datasetid=chunk.datasetid, bytes=size, **told_of)
     )
     return staged, len(written), size

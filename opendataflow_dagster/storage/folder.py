@@ -22,15 +22,15 @@ from ..location import FORMATS
 from ..place import obstacle, path_of
 from ..util.directory_lock import locked, turn
 
+DATAID_COLUMN = "dataid"
+"""The column that Spark, pandas and pyarrow take from the names of directories."""
+
 STAGING = "_staging"
 """Where chunks are written; Spark and pyarrow pass over what begins with `_`."""
 
 BATCH = "_batch-"
 """How a directory begins in which many chunks are written together; their last generation follows.
 """
-
-PACKING = "_pack-"
-"""How a directory begins in which a pack is written."""
 
 NOTE = "_odf.json"
 """The file in a chunk's directory that tells its store, generation, rows, format and columns."""
@@ -61,7 +61,7 @@ def unescaped(name: str) -> str:
 
 def directory(dataid: str) -> str:
     """The name of a chunk's directory, if the dataid can be one."""
-    name = f"dataid={escaped(dataid)}"
+    name = f"{DATAID_COLUMN}={escaped(dataid)}"
     if dataid in ("", _NULL):
         raise Refused(
             f"Dataid {dataid!r} stands for no value in a partitioned folder, so it can't be the "
@@ -305,11 +305,6 @@ def generation_of(path: str, store: str = "") -> int:
     note = read_note(path)
     found = 0 if is_foreign(note, store) else note.get("generation")
     return found if isinstance(found, int) else 0
-
-
-def is_outdated(path: str, generation: int, store: str) -> bool:
-    """Whether a store's own chunk in a directory is no newer than a generation."""
-    return not is_foreign(read_note(path), store) and generation_of(path) <= generation
 
 
 def sync(folder: str) -> None:

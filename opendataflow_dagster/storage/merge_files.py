@@ -4,7 +4,6 @@ It needs no Spark. What pyarrow can't write as it was (variants, two kinds of ti
 file) is left as it is, with the reason.
 """
 
-import json
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -81,13 +80,13 @@ def writing_options(path: str) -> dict[str, Any]:
     }
 
 
-def check_types(path: str, like: str, added: Sequence[str] = ()) -> None:
-    """Make sure that a written Parquet file has the types of another, but for added columns."""
+def check_types(path: str, like: str, without: Sequence[str] = ()) -> None:
+    """Make sure that a written Parquet file has the types of another, `without` some columns."""
     import pyarrow.parquet
 
     with pyarrow.parquet.ParquetFile(path) as new, pyarrow.parquet.ParquetFile(like) as old:
-        written = [leaf for leaf in _leaves(new.schema) if leaf[0] not in added]
-        if written != _leaves(old.schema):
+        expected = [leaf for leaf in _leaves(old.schema) if leaf[0] not in without]
+        if _leaves(new.schema) != expected:
             raise Unfit("it has types that are written only by who wrote them, such as variants")
 
 
@@ -97,20 +96,6 @@ def same(one: Any, other: Any) -> bool:
         _same(left.combine_chunks(), right.combine_chunks())
         for left, right in zip(one.columns, other.columns, strict=True)
     )
-
-
-def with_column(rows: bytes, name: str) -> bytes:
-    """What tells Spark of the columns, with one more text."""
-    told = json.loads(rows)
-    told["fields"].append({"name": name, "type": "string", "nullable": True, "metadata": {}})
-    return json.dumps(told, separators=(",", ":"), ensure_ascii=False).encode()
-
-
-def without_column(rows: bytes, name: str) -> bytes:
-    """The same without it."""
-    told = json.loads(rows)
-    told["fields"] = [each for each in told["fields"] if each["name"] != name]
-    return json.dumps(told, separators=(",", ":"), ensure_ascii=False).encode()
 
 
 def _merge_parquet(paths: Sequence[str], folder: str, target: int) -> None:
@@ -146,16 +131,13 @@ def _fill(
     return piece
 
 
-def keep_metadata(writer: Any, *metadata: Mapping[bytes, bytes] | None) -> None:
+def keep_metadata(writer: Any, metadata: Mapping[bytes, bytes] | None) -> None:
     """Write what a footer has to tell besides; where Arrow's schema isn't stored, nothing else is.
 
     Whoever looks for Arrow's schema takes its types for those of the file.
     """
-    told: dict[bytes, bytes] = {}
-    for each in metadata:
-        told |= each or {}
-    if told:
-        writer.add_key_value_metadata(told)
+    if metadata:
+        writer.add_key_value_metadata(metadata)
 
 
 def _pieces(paths: Sequence[str], schema: Any) -> Iterator[Any]:

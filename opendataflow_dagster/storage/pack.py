@@ -1,55 +1,40 @@
-"""A pack: a Parquet file with many small chunks, told apart by a column `dataid`.
+"""Chunks in packs, which `odf compact --pack` of earlier versions wrote: how to read them.
 
-`<root>/_packs/pack-<hex>.parquet` has row groups of one chunk each; its footer tells which. The
-location of a packed chunk is the file's with the dataid as fragment; a chunk that is made again
-is a directory, which its own fact names, so it wins.
+`<root>/_packs/pack-<hex>.parquet` has row groups of one chunk each and a column `dataid`; its
+footer says which row groups are which chunk. The location of a packed chunk is the file's with the
+dataid as fragment. The next version reads no packs: this module and `unpack` go then.
 """
 
 import json
 import os
-import re
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable
+from contextlib import suppress
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from ..errors import Refused, Unreachable
-from ..util.directory_lock import locked
-from .folder import escaped, unescaped
+from ..errors import Refused
+from ..location import PACKED_CHUNK, is_packed
+from .folder import DATAID_COLUMN, unescaped
+from .merge_files import SPARK_ROWS
 
 PACKS = "_packs"
-"""Where packs are, within a dataset's folder."""
+"""The directory of packs in a dataset's folder."""
 
-COLUMN = "dataid"
-"""The column by which plain Spark tells the chunks of a pack."""
-
-KEY = b"odf"
-"""The entry of a pack's footer that tells of its chunks."""
-
-_PACKED = re.compile(rf"(.*/{PACKS}/pack-[0-9a-f]+\.parquet)#{COLUMN}=(.*)", re.DOTALL)
+_FOOTER_KEY = b"odf"
+"""The entry of a pack's footer that describes its chunks."""
 
 
 class Part(NamedTuple):
-    """A chunk in a pack: its row groups, and what was told of it when it was a directory."""
+    """A chunk in a pack: its row groups, and the note that its directory had."""
 
     first: int
     groups: int
     note: dict[str, Any]
 
 
-def location_in(path: str, dataid: str) -> str:
-    """The location of a chunk in a pack."""
-    return f"{path}#{COLUMN}={escaped(dataid)}"
-
-
-def is_packed(location: str | None) -> bool:
-    """Whether a location is that of a chunk in a pack."""
-    return location is not None and _PACKED.fullmatch(location) is not None
-
-
 def packed_source(location: str) -> tuple[str, str]:
     """The file of a packed chunk and its dataid: read the file where `dataid` is that."""
-    found = _PACKED.fullmatch(location)
+    found = PACKED_CHUNK.fullmatch(location)
     if found is None:
         raise ValueError(f"{location} is no chunk in a pack")
     return found[1], unescaped(found[2])
@@ -60,11 +45,24 @@ def is_there(location: str) -> bool:
     return os.path.isfile(packed_source(location)[0])
 
 
+def packs_in(root: str) -> list[str]:
+    """The files of packs in a folder."""
+    above = os.path.join(root, PACKS)
+    with suppress(FileNotFoundError, NotADirectoryError):
+        return sorted(os.path.join(above, name) for name in os.listdir(above))
+    return []
+
+
+def packs_of(locations: Iterable[str | None]) -> set[str]:
+    """The packs that chunks at some locations are in."""
+    return {packed_source(place)[0] for place in locations if place and is_packed(place)}
+
+
 def read_note(location: str) -> dict[str, Any]:
-    """What is told of a packed chunk, as `folders.read_note` tells of a directory."""
+    """The note of a packed chunk, as `folder.read_note` reads that of a directory."""
     path, dataid = packed_source(location)
-    told, parts = _told(path)
-    return {**told, **_part(path, dataid, parts).note}
+    shared, parts = _contents(path)
+    return {**shared, **_part(path, dataid, parts).note}
 
 
 def read_packed(location: str, **options: Any) -> Any:
@@ -75,17 +73,12 @@ def read_packed(location: str, **options: Any) -> Any:
     import pyarrow.parquet
 
     path, dataid = packed_source(location)
-    _, parts = _told(path)
+    _, parts = _contents(path)
     part = _part(path, dataid, parts)
     with pyarrow.parquet.ParquetFile(path, metadata=_footer(path), **options) as file:
-        kept = file.schema_arrow.remove(file.schema_arrow.get_field_index(COLUMN))
+        kept = file.schema_arrow.remove(file.schema_arrow.get_field_index(DATAID_COLUMN))
         rows = file.read_row_groups(list(range(part.first, part.first + part.groups)))
-        return rows.drop_columns(COLUMN).replace_schema_metadata(_plain(kept.metadata))
-
-
-def footer_of(told: dict[str, Any], parts: dict[str, Part]) -> dict[bytes, bytes]:
-    """What a pack's footer tells: of all its chunks, and of each."""
-    return {KEY: json.dumps({"told": told, "parts": parts}, ensure_ascii=True).encode()}
+        return rows.drop_columns(DATAID_COLUMN).replace_schema_metadata(_plain(kept.metadata))
 
 
 def _part(path: str, dataid: str, parts: dict[str, Part]) -> Part:
@@ -94,7 +87,7 @@ def _part(path: str, dataid: str, parts: dict[str, Part]) -> Part:
     return parts[dataid]
 
 
-def _told(path: str) -> tuple[dict[str, Any], dict[str, Part]]:
+def _contents(path: str) -> tuple[dict[str, Any], dict[str, Part]]:
     return _parsed(path, os.stat(path).st_mtime_ns)
 
 
@@ -104,7 +97,7 @@ def _footer(path: str) -> Any:
 
 @lru_cache(4)
 def _read_footer(path: str, changed: int) -> Any:
-    """A footer that is read once for the thousand chunks that it tells of."""
+    """A footer that is read once for the thousand chunks that it describes."""
     import pyarrow.parquet
 
     return pyarrow.parquet.read_metadata(path)
@@ -112,43 +105,18 @@ def _read_footer(path: str, changed: int) -> Any:
 
 @lru_cache(4)
 def _parsed(path: str, changed: int) -> tuple[dict[str, Any], dict[str, Part]]:
-    found = json.loads(_read_footer(path, changed).metadata[KEY])
+    found = json.loads(_read_footer(path, changed).metadata[_FOOTER_KEY])
     return found["told"], {dataid: Part(*part) for dataid, part in found["parts"].items()}
 
 
 def _plain(metadata: dict[bytes, bytes] | None) -> dict[bytes, bytes] | None:
     """The metadata that the chunks' own files had."""
-    from .merge_files import SPARK_ROWS, without_column
-
     if metadata is None:
         return None
-    plain = {name: value for name, value in metadata.items() if name != KEY}
+    plain = {name: value for name, value in metadata.items() if name != _FOOTER_KEY}
     if SPARK_ROWS in plain:
-        plain[SPARK_ROWS] = without_column(plain[SPARK_ROWS], COLUMN)
+        columns = json.loads(plain[SPARK_ROWS])
+        columns["fields"] = [x for x in columns["fields"] if x["name"] != DATAID_COLUMN]
+        text = json.dumps(columns, separators=(",", ":"), ensure_ascii=False)
+        plain[SPARK_ROWS] = text.encode()
     return plain or None
-
-
-@contextmanager
-def rewriting(root: str) -> Iterator[None]:
-    """One at a time compacts or packs in a folder, and no `odf clean` removes packs meanwhile."""
-    if not os.path.isdir(root):
-        yield
-        return
-    path = os.path.join(root, PACKS)
-    try:
-        os.makedirs(path, exist_ok=True)
-    except OSError as error:
-        raise Unreachable(
-            f"{path} can't be made: {error.strerror}. Correct that, and run it again."
-        ) from None
-    with locked(path) as mine:
-        if not mine:
-            raise Refused(
-                f"Another process is compacting or cleaning {root}. Wait until it is done.",
-                code="LOCKED",
-            )
-        try:
-            yield
-        finally:
-            with suppress(OSError):  # there are packs in it
-                os.rmdir(path)

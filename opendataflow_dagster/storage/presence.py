@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from ..errors import DataflowError, Refused
 from ..explain.state import Look, State
-from ..location import JDBC, Folder, Table, target_of
+from ..location import JDBC, Folder, Table, is_packed, target_of
 from ..model import READY
 from ..place import is_missing, is_relative, location, path_of, seen
 from ..store.overview import truths
@@ -89,7 +89,7 @@ class _Chunk(NamedTuple):
         where = seen(place, produced)
         if where is None or path_of(where) is None:
             return Look(None, CANT_TELL if where else "")
-        gone = not pack.is_there(where) if pack.is_packed(where) else is_missing(where)
+        gone = not pack.is_there(where) if is_packed(where) else is_missing(where)
         return Look(not gone, f"{where} is gone" if gone else "")
 
     def _is_listed(self, folder: Folder, place: str) -> bool:

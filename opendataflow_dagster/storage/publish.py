@@ -13,13 +13,14 @@ from ..location import (
     Folder,
     Remote,
     Table,
+    is_packed,
     target_of,
 )
 from ..store.csv_options import csv_options
 from ..store.store import Store
 from . import files, spark_files
 from .folder import put
-from .pack import is_packed, packed_source, read_packed
+from .pack import packed_source, read_packed
 from .read import Reading, bounds_of, failing
 from .table import Rows
 

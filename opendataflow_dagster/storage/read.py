@@ -12,14 +12,14 @@ from ..explain.explain import explain_chunk, in_order
 from ..explain.reasons import advice, hindrances
 from ..explain.state import Answer, Reason, read_state
 from ..ids import check_id
-from ..location import Folder, Remote, Table, target_of
+from ..location import Folder, Remote, Table, is_packed, target_of
 from ..model import Plan
 from ..place import location, path_of
 from ..store.store import Store
 from ..util.text import typed
 from .files import data_files
 from .folder import alike, find, is_foreign, read_note
-from .pack import is_packed, is_there
+from .pack import is_there
 from .pack import read_note as packs_note
 
 T = TypeVar("T")

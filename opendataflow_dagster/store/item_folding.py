@@ -8,7 +8,7 @@ from hashlib import sha256
 from typing import Any, NamedTuple
 
 from ..errors import DataflowError, LostRace
-from ..storage.pack import is_packed
+from ..location import is_packed
 from ..util.times import from_table, shown, to_table
 from .step_log import KEYS_LAST
 from .store import Store

@@ -26,3 +26,15 @@ select 'worker', w.jobid, '', 0, w.owner, w.lease_end, p.lease_seconds
 from worker w left join jobpolicy p on p.jobid = w.jobid
 where w.heartbeat > :soon or w.lease_end > :far
 order by 1, 2, 3;
+
+-- name: packs
+-- How many READY chunks of each dataset are in a pack, which a version before wrote.
+select f.datasetid, count(*)
+from chunkfact f
+where f.location like '%/_packs/pack-%.parquet#dataid=%'
+  and exists (
+      select 1 from datastatus s
+      where s.datasetid = f.datasetid and s.dataid = f.dataid and s.generation = f.generation
+        and s.locktype = 'OUT' and s.status = 'READY')
+group by f.datasetid
+order by f.datasetid;

@@ -26,7 +26,6 @@ from opendataflow_dagster.spark.hadoop_files import HadoopFiles, LocalFiles, loa
 from opendataflow_dagster.spark.object_store import StagedRemote, chunk_version, point, read_version
 from opendataflow_dagster.storage import cleanup
 from opendataflow_dagster.storage import folder as folders
-from opendataflow_dagster.storage import pack as packs
 from opendataflow_dagster.store import operations
 from opendataflow_dagster.store.opening import open_store
 from opendataflow_dagster.store.registry import add_dataset
@@ -401,14 +400,13 @@ TIMES = {
 
 @pytest.mark.parametrize("kind", TIMES)
 @pytest.mark.parametrize("as_", ["INT96", "TIMESTAMP_MICROS"])
-@pytest.mark.parametrize("way", ["compact", "pack"])
 def test_spark_reads_the_same_after_compaction(
-    sqlite_url: str, spark: Any, kind: str, as_: str, way: str
+    sqlite_url: str, spark: Any, kind: str, as_: str
 ) -> None:
+
     from opendataflow_dagster.spark.evidence import observed
-    from opendataflow_dagster.spark.read import read_files, read_packed
+    from opendataflow_dagster.spark.read import read_files
     from opendataflow_dagster.storage.compact import compact
-    from opendataflow_dagster.storage.compact_pack import pack
 
     spark.conf.set("spark.sql.parquet.outputTimestampType", as_)
     store = open_store(sqlite_url)
@@ -439,7 +437,7 @@ def test_spark_reads_the_same_after_compaction(
         before[dataid] = evidence(read_files(spark, path, folders.read_note(path), "parquet"))
         assert spark.read.parquet(path).dtypes == df.dtypes
 
-    done = list((pack if way == "pack" else compact)(store, "out"))
+    done = list(compact(store, "out"))
 
     assert {row.left for row in done} == {""}
     assert len(done) == 2
@@ -449,17 +447,10 @@ def test_spark_reads_the_same_after_compaction(
             "select location from chunkfact where dataid = :d and datasetid = 'out'",
             d=dataid,
         )
-        if way == "pack":
-            found = read_packed(spark, location)
-            assert packs.is_packed(location)
-        else:
-            found = read_files(spark, location, folders.read_note(location), "parquet")
+        found = read_files(spark, location, folders.read_note(location), "parquet")
         assert evidence(found) == told
-        path = packs.packed_source(location)[0] if way == "pack" else location
-        plain = spark.read.parquet(path)  # by what its footer tells, without a note
-        assert plain.drop("dataid").dtypes == df.dtypes
-        if way == "pack":
-            assert evidence(plain.where(plain["dataid"] == dataid).drop("dataid")) == told
+        plain = spark.read.parquet(location)  # by what its footer tells, without a note
+        assert plain.dtypes == df.dtypes
     close(store)
 
 

@@ -1,84 +1,99 @@
-"""Packed chunks are chunks for everybody: pandas, Arrow, Spark, `odf drift`, `odf compact`."""
+"""Everybody reads chunks that the version before packed; unpacked, Spark finds the same rows."""
+
+import json
+from typing import Any
 
 import pytest
-from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F
+from pyspark.sql import SparkSession
 
 from opendataflow_dagster.errors import Refused
+from opendataflow_dagster.location import is_packed
+from opendataflow_dagster.spark.evidence import observed
 from opendataflow_dagster.spark.job import spark_job
+from opendataflow_dagster.spark.read import read_files, read_packed
 from opendataflow_dagster.storage.audit import misplaced
-from opendataflow_dagster.storage.compact_pack import pack
+from opendataflow_dagster.storage.folder import chunk_path, read_note
 from opendataflow_dagster.storage.publish import read
 from opendataflow_dagster.storage.read import ask, read_chunk
+from opendataflow_dagster.storage.unpack import unpack
+from tests.support.packs import put_packed
 from tests.support.spark_line import Line
+from tests.support.store_fixtures import put
+
+WRITTEN = ["spark_zoned_int96", "spark_local_timestamp_micros"]
 
 
-@pytest.fixture
-def packed(line: Line, spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> Line:
-    """Three chunks in one pack."""
-    monkeypatch.setattr("opendataflow_dagster.storage.compact_pack.LINGER", 0.0)
+@pytest.fixture(params=WRITTEN)
+def packed(line: Line, request: pytest.FixtureRequest) -> tuple[Line, list[dict[str, Any]]]:
+    """Two chunks in one pack, and what is known of them."""
     line.job("copy", "numbers", "copies")
     line.job("more", "copies", "after")
-    for at in range(1, 4):
-        df = spark.range(at * 10).selectExpr("id as n", "map('k', id) as m", "double(id) as x")
-        line.arrived("numbers", str(at), df)
-    line.run("copy", lambda df: df)
-    told = list(pack(line.store, "copies"))
-    assert [each.name for each in (line.folder / "copies").iterdir()] == ["_packs"], told
-    return line
+    for dataid in ("1", "a/b"):
+        put(line.store, "numbers", dataid)
+    return line, put_packed(line.store, "copy", "copies", line.folder / "copies", request.param)
 
 
-def test_pandas_and_arrow_read_a_packed_chunk(packed: Line) -> None:
-    for kind, rows in (("pandas", 20), ("arrow", 20)):
-        data, found = read_chunk(
-            packed.store,
-            "copies",
-            "2",
-            lambda reading, kind=kind: read(reading, reading.target("parquet"), kind),
-            format="parquet",
-        )
-        assert len(data) == rows
-        assert "dataid" not in (data.columns if kind == "pandas" else data.column_names)
-        assert found.fact["rows"] == rows
-    found = ask(packed.store, "copies", "2", "parquet")
+def evidence(df: Any) -> Any:
+    """Rows, fingerprint and the rest, as `facts.json` has them."""
+    frame, taken = observed(df)
+    frame.write.format("noop").mode("overwrite").save()
+    return json.loads(json.dumps(taken(), default=str))
+
+
+def test_pandas_and_arrow_read_a_packed_chunk(packed: tuple[Line, list[dict]]) -> None:
+    line, chunks = packed
+    for chunk in chunks:
+        for kind in ("pandas", "arrow"):
+            data, found = read_chunk(
+                line.store,
+                "copies",
+                chunk["dataid"],
+                lambda reading, kind=kind: read(reading, reading.target("parquet"), kind),
+                format="parquet",
+            )
+            assert len(data) == chunk["rows"]
+            assert "dataid" not in (data.columns if kind == "pandas" else data.column_names)
+            assert found.fact["rows"] == chunk["rows"]
+    found = ask(line.store, "copies", "1", "parquet")
     with pytest.raises(Refused, match="packed with others"):
         read(found, found.target("parquet"), "path")
 
 
 @pytest.mark.parametrize("batch", [1, 3])
-def test_spark_reads_packed_chunks(packed: Line, batch: int) -> None:
-    outcome = packed.run("more", spark_job(lambda df: df, batch=batch))
+def test_spark_jobs_read_packed_chunks(packed: tuple[Line, list[dict]], batch: int) -> None:
+    line, chunks = packed
+    outcome = line.run("more", spark_job(lambda df: df, batch=batch))
 
-    assert outcome.done == 3
-    assert packed.fingerprints("after") == packed.fingerprints("copies")
-
-
-def test_packed_data_isnt_missed_by_who_looks_at_the_disk(packed: Line) -> None:
-    columns = {"hostname": str(packed.folder / "copies")}
-
-    assert not list(misplaced(packed.store, "copies", columns))
-
-    for each in (packed.folder / "copies" / "_packs").iterdir():
-        each.unlink()
-    assert [each.dataid for each in misplaced(packed.store, "copies", columns)] == ["1", "2", "3"]
+    assert outcome.done == len(chunks)
+    assert {d: fact["rows"] for d, fact in line.facts("after").items()} == {
+        chunk["dataid"]: chunk["rows"] for chunk in chunks
+    }
 
 
-def test_a_packed_chunk_can_be_made_again(packed: Line) -> None:
-    from opendataflow_dagster.store.operations import resubmit
-
-    resubmit(packed.store, "copy", ["2"])
-    packed.run("copy", lambda df: df.withColumn("n", F.col("n") + 1))
-    packed.run("more", lambda df: df)
-
-    facts = packed.facts("after")
-    assert facts["2"]["fingerprint"] == packed.facts("copies")["2"]["fingerprint"]
-    assert facts["1"]["rows"] == 10
-
-
-def test_all_chunks_are_there_for_plain_spark_in_two_places(
-    packed: Line, spark: SparkSession
+def test_spark_reads_the_same_before_and_after_unpacking(
+    packed: tuple[Line, list[dict]], spark: SparkSession
 ) -> None:
-    whole: DataFrame = spark.read.parquet(str(packed.folder / "copies" / "_packs"))
+    line, chunks = packed
+    for chunk in chunks:
+        assert is_packed(chunk["location"])
+        assert evidence(read_packed(spark, chunk["location"])) == chunk["evidence"]
 
-    assert whole.groupBy("dataid").count().count() == 3
-    assert whole.count() == 60
+    assert {row.left for row in unpack(line.store, "copies")} == {""}
+
+    for chunk in chunks:
+        path = chunk_path(str(line.folder / "copies"), chunk["dataid"])
+        assert evidence(read_files(spark, path, read_note(path), "parquet")) == chunk["evidence"]
+        plain = spark.read.parquet(path)  # by what its footer says, without a note
+        assert [list(column) for column in plain.dtypes] == chunk["dtypes"]
+
+
+def test_packed_data_is_found_on_the_disk(packed: tuple[Line, list[dict]]) -> None:
+    line, _ = packed
+    columns = {"hostname": str(line.folder / "copies")}
+
+    assert not list(misplaced(line.store, "copies", columns))
+
+    for path in (line.folder / "copies" / "_packs").iterdir():
+        path.unlink()
+    gone = [held.dataid for held in misplaced(line.store, "copies", columns)]
+    assert gone == ["1", "a/b"]

@@ -8,7 +8,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -20,19 +19,19 @@ import pytest
 from click.testing import CliRunner, Result
 
 from opendataflow_dagster.cli.app import app
+from opendataflow_dagster.location import is_packed
 from opendataflow_dagster.model import Claim, Fact
 from opendataflow_dagster.storage import audit, cleanup, files, merge_files
 from opendataflow_dagster.storage import compact as compacting
 from opendataflow_dagster.storage import folder as folders
 from opendataflow_dagster.storage import pack as packs
 from opendataflow_dagster.storage.compact import compact
-from opendataflow_dagster.storage.compact_pack import pack
 from opendataflow_dagster.storage.merge_files import same
 from opendataflow_dagster.store import operations, overview
 from opendataflow_dagster.store.opening import open_store
 from opendataflow_dagster.store.registry import add_dataset
 from opendataflow_dagster.store.store import Store
-from tests.support.store_fixtures import close, register, sql, take
+from tests.support.store_fixtures import register, sql, take
 
 ODD = ["1", "2", "10", "a/b", "a b", "a%2Fb", "日本", "x#y", '"']
 
@@ -50,7 +49,6 @@ def line(store: Store, tmp_path: Path) -> Store:
 @pytest.fixture(autouse=True)
 def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compacting, "LINGER", 0.05)
-    monkeypatch.setattr("opendataflow_dagster.storage.compact_pack.LINGER", 0.05)
 
 
 def url_of(store: Store) -> str:
@@ -103,7 +101,7 @@ def content(store: Store, dataid: str) -> pa.Table:
         "and s.dataid = :d and s.locktype = 'OUT' and s.status = 'READY'",
         d=dataid,
     )
-    if packs.is_packed(location):
+    if is_packed(location):
         return packs.read_packed(location)
     before = os.stat(location).st_ino
     tables = [pq.ParquetFile(each).read() for each in files.data_files(location)]
@@ -193,7 +191,7 @@ def test_a_plan_changes_nothing(line: Store) -> None:
 
     assert (row["files_before"], row["files_after"], row["bytes_after"]) == (2, 1, None)
     assert {each: os.stat(each) for each in data_of("out/dataid=1")} == before
-    assert json.loads(odf(line, "compact", "out", "--plan", "--pack", "--json").stdout) == []
+    assert json.loads(odf(line, "compact", "out", "--plan", "--unpack", "--json").stdout) == []
     assert os.listdir("out") == ["dataid=1"]
 
 
@@ -311,8 +309,6 @@ def test_what_cant_be_rewritten_as_it_is_is_left_with_the_reason(
 
     assert why in done.stdout
     assert "0 chunks are compacted, 1 left." in done.stderr
-    made(line, "2", table(1))
-    assert why in {row.dataid: row.left for row in pack(line, "out")}["1"]
     assert data_of("out/dataid=1") == before
 
 
@@ -363,109 +359,6 @@ def test_sizes_are_read_and_refused(line: Store) -> None:
     assert odf(line, "compact", "out", "--target-size", "1 GiB").exit_code == 0
 
 
-# --- many small chunks ---
-
-
-def test_small_chunks_are_packed_and_stay_chunks(line: Store) -> None:
-    for number, dataid in enumerate(ODD):
-        made(line, dataid, table(number), table(number, 4))
-    made_empty = "10"
-    operations.resubmit(line, "load", [made_empty])
-    made(line, made_empty, table(5).slice(0, 0))
-    before = {each: content(line, each) for each in ODD}
-    notes = {each: folders.read_note(f"out/{folders.directory(each)}") for each in ODD}
-
-    done = odf(line, "compact", "out", "--pack", "--json")
-
-    assert done.exit_code == 0, done.output
-    assert {row["left"] for row in json.loads(done.stdout)} == {""}
-    assert os.listdir("out") == ["_packs"]
-    [name] = os.listdir("out/_packs")
-    for dataid in ODD:
-        [(location,)] = sql(
-            line,
-            "select location from chunkfact where datasetid = 'out' and dataid = :d "
-            "order by generation desc limit 1",
-            d=dataid,
-        )
-        assert packs.packed_source(location) == (str(Path.cwd() / "out/_packs" / name), dataid)
-        assert same(content(line, dataid).combine_chunks(), before[dataid].combine_chunks())
-        assert content(line, dataid).schema.equals(before[dataid].schema, check_metadata=True)
-        assert packs.read_note(location) == notes[dataid]
-    plain = pq.read_table(f"out/_packs/{name}")  # as anybody else reads it
-    assert set(plain.column("dataid").to_pylist()) == set(ODD) - {made_empty}
-    assert plain.num_rows == sum(each.num_rows for each in before.values())
-    assert list(pack(line, "out")) == []
-
-
-def test_a_chunk_that_is_made_again_leaves_its_pack(line: Store) -> None:
-    for dataid in ("1", "2"):
-        made(line, dataid, table(1))
-    list(pack(line, "out"))
-    operations.resubmit(line, "load", ["1"])
-    made(line, "1", table(9))
-
-    assert set(content(line, "1").column("n").to_pylist()) == {9}
-    assert set(content(line, "2").column("n").to_pylist()) == {1}
-    [found] = os.listdir("out/_packs")
-    assert list(cleanup.in_folder(line, "out", str(Path.cwd() / "out"), 0)) == []
-    operations.resubmit(line, "load", ["2"])
-    made(line, "2", table(9))
-    [(left, remove)] = cleanup.in_folder(line, "out", str(Path.cwd() / "out"), 0)
-    assert (left.what, os.path.basename(left.path)) == (cleanup.PACK, found)
-    assert remove()
-    assert sorted(os.listdir("out")) == ["dataid=1", "dataid=2"]
-
-
-def test_a_pack_stays_while_its_chunks_fail_to_be_made_again(line: Store) -> None:
-    for dataid in ("1", "2"):
-        made(line, dataid, table(1))
-    list(pack(line, "out"))
-    for dataid in ("1", "2"):
-        operations.resubmit(line, "load", [dataid])
-        [claim] = take(line, "load", only=dataid)
-        line.fail(claim, "NOT_VALIDATED")
-        sql(
-            line,
-            "insert into chunkfact (datasetid, dataid, generation, location, validated) "
-            "values ('out', :d, :g, :l, :v)",
-            d=dataid,
-            g=claim.generation,
-            l=str(Path.cwd() / "out"),
-            v=False,
-        )
-
-    assert list(cleanup.in_folder(line, "out", str(Path.cwd() / "out"), 0)) == []
-
-
-def test_chunks_that_differ_go_into_different_packs_and_odd_ones_stay(line: Store) -> None:
-    for dataid in ("1", "2"):
-        made(line, dataid, table(1))
-    for dataid in ("10", "a/b"):
-        made(line, dataid, pa.table({"z": ["x"]}))
-    made(line, "a b", pa.table({"DataID": ["x"]}))
-    operations.ready(line, "out", ["by hand"])
-    os.makedirs("out/dataid=by hand")
-    pq.write_table(table(1), "out/dataid=by hand/x.parquet")
-
-    done = {row.dataid: row for row in pack(line, "out")}
-
-    assert len(os.listdir("out/_packs")) == 2
-    assert "column 'dataid' of its own" in done["a b"].left
-    assert sorted(os.listdir("out")) == ["_packs", "dataid=a b", "dataid=by hand"]
-
-
-def test_of_two_packers_one_is_refused(line: Store) -> None:
-    for dataid in ("1", "2"):
-        made(line, dataid, table(1))
-    going = pack(line, "out")
-    next(going)
-    done = odf(line, "compact", "out", "--pack")
-    assert done.exit_code == 4
-    assert "Another process is compacting" in done.stderr
-    list(going)
-
-
 def test_a_folder_that_nothing_can_be_written_to_says_so(line: Store) -> None:
     made(line, "1", table(1), table(2))
     Path("out/_packs").touch()
@@ -480,53 +373,12 @@ def test_of_two_compactions_one_is_refused(line: Store) -> None:
         made(line, dataid, table(1), table(2))
     going = compact(line, "out")
     next(going)
-    for more in ((), ("--pack",)):
+    for more in ((), ("--unpack",)):
         done = odf(line, "compact", "out", *more)
         assert done.exit_code == 4
         assert "Another process is compacting" in done.stderr
     list(going)
     assert sorted(os.listdir("out")) == ["dataid=1", "dataid=2"]
-
-
-@pytest.mark.soak
-def test_ten_thousand_chunks_become_a_few_files(sqlite_url: str) -> None:
-    store = open_store(sqlite_url)
-    store.init()
-    add_dataset(store, "out", hostname=str(Path.cwd() / "out"))
-    count = 10_000
-    os.makedirs("out/first")
-    pq.write_table(table(1), "out/first/part-0.parquet")
-    for number in range(count):
-        os.mkdir(f"out/dataid={number}")
-        os.link("out/first/part-0.parquet", f"out/dataid={number}/part-0.parquet")
-    shutil.rmtree("out/first")
-    sql(
-        store,
-        "with recursive n(i) as (select 0 union all select i + 1 from n where i + 1 < :c) "
-        "insert into datastatus (datasetid, jobid, dataid, locktype, status, generation) "
-        "select 'out', 'load', cast(i as text), 'OUT', 'READY', i + 1 from n",
-        c=count,
-    )
-    sql(
-        store,
-        "insert into chunkfact (datasetid, dataid, generation, location) "
-        "select datasetid, dataid, generation, :r || dataid from datastatus",
-        r=str(Path.cwd() / "out/dataid="),
-    )
-    started = time.monotonic()
-
-    done = list(pack(store, "out"))
-
-    seconds = time.monotonic() - started
-    assert len(done) == count
-    assert {row.left for row in done} == {""}
-    assert os.listdir("out") == ["_packs"]
-    assert len(os.listdir("out/_packs")) == 5
-    started = time.monotonic()
-    for dataid in map(str, range(0, count, 100)):
-        assert content(store, dataid).num_rows == 10
-    print(f"packed in {seconds:.1f} s; a read {(time.monotonic() - started) * 10:.1f} ms")
-    close(store)
 
 
 # --- kills ---
@@ -536,7 +388,6 @@ import os, signal, sys
 from opendataflow_dagster.storage import compact as compacting
 from opendataflow_dagster.storage import folder as folders
 from opendataflow_dagster.storage import merge_files as merging
-from opendataflow_dagster.storage import compact_pack as packing
 from opendataflow_dagster.store.opening import open_store
 
 def die(*more): os.kill(os.getpid(), signal.SIGKILL)
@@ -558,51 +409,26 @@ if point == "read": before(compacting, "merge")
 if point == "written": after(compacting, "merge")
 if point == "confirmed": before(folders, "_swap")
 if point == "swapped": after(folders, "_swap")
-if point == "pack begun": before(packing, "_write")
-if point == "pack written": after(packing, "_write")
-if point == "pack moved": before(packing, "_tell")
-if point == "half told":
-    plain = type(store.db).change
-    told = []
-    def change(self, name, **params):
-        told.append(name)
-        if told.count("packs.move") == 2: die()
-        return plain(self, name, **params)
-    type(store.db).change = change
-if point == "told": after(packing, "_tell")
-if point == "half removed": after(packing, "set_aside")
-if point == "aside": before(folders, "discard")
-way = packing.pack if {pack!r} else compacting.compact
-print(list(way(store, "out")))
+print(list(compacting.compact(store, "out")))
 """
 COMPACTING = ["read", "written", "confirmed", "swapped"]
-PACKING = [
-    "pack begun",
-    "pack written",
-    "pack moved",
-    "half told",
-    "told",
-    "half removed",
-    "aside",
-]
 
 
-@pytest.mark.parametrize("point", [*COMPACTING, *PACKING])
+@pytest.mark.parametrize("point", COMPACTING)
 def test_killed_anywhere_a_rerun_converges_and_nothing_is_left(line: Store, point: str) -> None:
     ids = ["1", "2", "a/b"]
     for number, dataid in enumerate(ids):
         made(line, dataid, table(number), table(number))
     before = {each: content(line, each).combine_chunks() for each in ids}
-    packing = point in PACKING
-    code = KILLED.format(url=url_of(line), point=point, pack=packing)
+    code = KILLED.format(url=url_of(line), point=point)
 
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
 
     assert done.returncode == -signal.SIGKILL, done.stdout + done.stderr
     for dataid in ids:
         assert same(content(line, dataid).combine_chunks(), before[dataid])
-    list((pack if packing else compact)(line, "out"))
-    assert len([each for each in os.listdir("out") if each[0] != "_"]) == (0 if packing else 3)
+    list(compact(line, "out"))
+    assert len([each for each in os.listdir("out") if each[0] != "_"]) == 3
     for dataid in ids:
         assert same(content(line, dataid).combine_chunks(), before[dataid])
     root = str(Path.cwd() / "out")
@@ -611,30 +437,11 @@ def test_killed_anywhere_a_rerun_converges_and_nothing_is_left(line: Store, poin
     assert list(cleanup.in_folder(line, "out", root, 0)) == []
     for dataid in ids:
         assert same(content(line, dataid).combine_chunks(), before[dataid])
-    if packing:
-        assert os.listdir("out") == ["_packs"]
-        assert len(os.listdir("out/_packs")) == 1
-    else:
-        assert sorted(os.listdir("out")) == sorted(map(folders.directory, ids))
-        assert {len(data_of(f"out/{folders.directory(each)}")) for each in ids} == {1}
+    assert sorted(os.listdir("out")) == sorted(map(folders.directory, ids))
+    assert {len(data_of(f"out/{folders.directory(each)}")) for each in ids} == {1}
 
 
-@pytest.mark.parametrize("point", ["told", "half removed"])
-def test_clean_alone_ends_what_a_killed_packer_began(line: Store, point: str) -> None:
-    for dataid in ("1", "2"):
-        made(line, dataid, table(1))
-    code = KILLED.format(url=url_of(line), point=point, pack=True)
-    subprocess.run([sys.executable, "-c", code], capture_output=True)
-
-    done = odf(line, "clean", "--older-than", "0s", "--json")
-
-    assert {row["what"] for row in json.loads(done.stdout)} >= {cleanup.PACKED}
-    assert os.listdir("out") == ["_packs"]
-    assert [content(line, each).num_rows for each in ("1", "2")] == [10, 10]
-
-
-@pytest.mark.parametrize("way", [compact, pack])
-def test_a_reader_in_a_loop_sees_the_chunk_whole(line: Store, way: Callable[..., Any]) -> None:
+def test_a_reader_in_a_loop_sees_the_chunk_whole(line: Store) -> None:
     ids = ["1", "2", "10"]
     for number, dataid in enumerate(ids):
         made(line, dataid, *[table(number) for _ in range(6)])
@@ -658,7 +465,7 @@ def test_a_reader_in_a_loop_sees_the_chunk_whole(line: Store, way: Callable[...,
     thread.start()
     try:
         for _ in range(5):
-            assert {row.left for row in way(line, "out")} == {""}
+            assert {row.left for row in compact(line, "out")} == {""}
             for number, dataid in enumerate(ids):
                 operations.resubmit(line, "load", [dataid])
                 made(line, dataid, *[table(number) for _ in range(6)])

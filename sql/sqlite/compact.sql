@@ -1,6 +1,6 @@
 -- name: chunks
 -- Every row of some chunks of a dataset, and what is known of the generation that it names.
-select s.dataid, s.jobid, s.locktype, s.status, s.generation, f.location, f.bytes, f.generation as told
+select s.dataid, s.jobid, s.locktype, s.status, s.generation, f.location
 from json_each(:dataids) k
     cross join datastatus s on s.dataid = k.value and s.datasetid = :datasetid
     left join chunkfact f

@@ -1,7 +1,7 @@
 -- name: chunks
 -- Every row of some chunks of a dataset, and what is known of the generation that it names.
 -- `offset 0` keeps the subquery apart: joined, tables not analyzed yet would be scanned.
-select s.dataid, s.jobid, s.locktype, s.status, s.generation, f.location, f.bytes, f.generation as told
+select s.dataid, s.jobid, s.locktype, s.status, s.generation, f.location
 from json_array_elements_text(cast(:dataids as json)) as k(dataid)
     cross join lateral (
         select * from datastatus d where d.dataid = k.dataid and d.datasetid = :datasetid offset 0) as s

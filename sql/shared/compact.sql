@@ -1,8 +1,8 @@
--- name: move
--- Let a chunk be in a pack, if it is READY, of this generation, where it was, and in nobody's hands.
-update chunkfact set location = :location
+-- name: unpack
+-- Record that a packed chunk has a directory, if it is READY, of this generation, and nobody has claimed it.
+update chunkfact set location = :location, bytes = :bytes
 where datasetid = :datasetid and dataid = :dataid and generation = :generation
-  and (location is null or location in (:was, :location))
+  and location in (:was, :location)
   and exists (
       select 1 from datastatus s
       where s.datasetid = :datasetid and s.dataid = :dataid and s.locktype = 'OUT' and s.status = 'READY'
@@ -13,6 +13,6 @@ where datasetid = :datasetid and dataid = :dataid and generation = :generation
         and ((s.locktype = 'OUT' and s.status <> 'READY') or (s.locktype = 'IN' and s.status = 'RUNNING')));
 
 -- name: resize
--- Tell how many bytes a chunk has after it was written anew.
+-- Record how many bytes a chunk has after it was rewritten.
 update chunkfact set bytes = :bytes
 where datasetid = :datasetid and dataid = :dataid and generation = :generation;
