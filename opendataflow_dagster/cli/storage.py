@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from ..errors import DataflowError, Refused, WrongUse
-from ..location import SQLITE, Folder, Remote, Table, target_of
+from ..location import SQLITE, Folder, ObjectStore, Table, chunk_place
 from ..storage import cleanup
 from ..storage.cleanup import BACK, POINTER, Leftover, Remove
 from ..store.refusals import unknown_dataset
@@ -159,7 +159,7 @@ def _leftovers(
         if names and datasetid not in names:
             continue
         try:
-            target = target_of(datasetid, columns)
+            target = chunk_place(datasetid, columns)
         except Refused:
             if names:
                 raise
@@ -179,7 +179,7 @@ def _of(
 ) -> Iterator[tuple[Leftover, Remove]]:
     if isinstance(target, Folder):
         yield from cleanup.in_folder(store, target.datasetid, target.root, grace)
-    elif isinstance(target, Remote):
+    elif isinstance(target, ObjectStore):
         from ..spark.cleanup import in_remote
 
         yield from in_remote(store, target, lambda: _session(ctx), grace)

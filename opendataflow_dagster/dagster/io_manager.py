@@ -12,7 +12,7 @@ from ..chunk import Chunk, ChunkFailed, Place, Result
 from ..errors import DataflowError, Refused
 from ..explain.explain import explain
 from ..ids import natural_key
-from ..location import DEFAULT_FORMAT, Folder, Remote, Table
+from ..location import DEFAULT_FORMAT, Folder, ObjectStore, Table
 from ..model import FAILED, READY, RESUBMIT, Claim, read_status
 from ..runner.environment import job_environment
 from ..runner.heartbeat import Pulse
@@ -395,7 +395,7 @@ def wanted(annotation: Any) -> tuple[str, str]:
 
 
 def data(
-    reading: Reading, target: Folder | Remote | Table, kind: str, session: Callable[[], Any]
+    reading: Reading, target: Folder | ObjectStore | Table, kind: str, session: Callable[[], Any]
 ) -> Any:
     """A chunk as what is wanted; a session of Spark is asked for only where that is its frame."""
     if kind == "spark":
@@ -406,7 +406,9 @@ def data(
     return read(reading, target, kind)
 
 
-def _spark(reading: Reading, target: Folder | Remote | Table, session: Callable[[], Any]) -> Any:
+def _spark(
+    reading: Reading, target: Folder | ObjectStore | Table, session: Callable[[], Any]
+) -> Any:
     from ..spark.read import read_chunk_frame
 
     fact = reading.fact

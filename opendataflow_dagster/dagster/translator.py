@@ -6,7 +6,7 @@ from typing import Any
 
 import dagster as dg
 
-from ..place import location
+from ..location import place_of
 from ..store.catalog import Catalog, Dataset
 
 _HEX = re.compile("(?:%[0-9A-F]{2})+")
@@ -100,7 +100,7 @@ class DataflowTranslator:
         told = {
             "opendataflow/dataset": dataset.datasetid,
             "opendataflow/job": jobid,
-            "opendataflow/location": location(dataset.columns) if dataset.columns else None,
+            "opendataflow/location": place_of(dataset.columns) if dataset.columns else None,
         }
         return {name: value for name, value in told.items() if value is not None}
 

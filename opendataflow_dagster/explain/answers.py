@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import NamedTuple
 
+from ..location import is_missing, is_within, obstacle, path_of, place_to_look
 from ..model import READY, RUNNING
-from ..place import is_missing, is_within, obstacle, path_of, seen
 from ..util.times import shown
 from .state import Answer, Look, Row, State
 
@@ -150,7 +150,7 @@ def _location(state: State) -> Answer:
         produced = next((each for name, _, each in places if name == datasetid), None)
         for row in state.outputs_of(datasetid) if datasetid in state.plan.outputs else ():
             produced = state.fact(row).get("location") if row.status == READY else produced
-        where = seen(place, produced)
+        where = place_to_look(place, produced)
         missing = bool(where and is_missing(where))
         moved = bool(place and produced and not is_within(produced, place))
         look = state.looks.get(datasetid, SEEN)

@@ -3,8 +3,8 @@
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from ..location import is_missing, is_within, place_to_look
 from ..model import BLOCKING, FAILED, HOLD, READY, RUNNING, Effect, effect, read_status
-from ..place import is_missing, is_within, seen
 from ..store.store import DRIFT, FAR
 from ..util.text import typed
 from ..util.times import shown
@@ -214,7 +214,7 @@ def _location_reasons(state: State) -> Iterator[Reason]:
                 action += f" && odf ready {typed(datasetid, state.dataid)}  # when it is back"
             yield Reason("INVALID_LOCATION", f"{datasetid!r} is READY, but {look.text}", action)
     for datasetid, place, produced in state.input_places():
-        where = seen(place, produced)
+        where = place_to_look(place, produced)
         if place and where and is_missing(where):
             text = f"{datasetid!r} is registered at {place}, which doesn't exist here"
         elif place and produced and not is_within(produced, place):

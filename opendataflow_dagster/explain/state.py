@@ -5,9 +5,8 @@ from datetime import datetime
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from ..location import keeps_versions
+from ..location import keeps_versions, place_of
 from ..model import READY, RUNNING, Plan
-from ..place import location
 from ..store.registration_history import Past
 from ..store.store import Store
 from ..util.times import from_table, to_table
@@ -152,7 +151,7 @@ def read_state(store: Store, plan: Plan, dataid: str, at: datetime | None = None
     places, producers, versioned = {}, {}, set()
     for datasetid in datasets:
         for row in datasets_at(store, datasetid, at):
-            places[datasetid] = location(row)
+            places[datasetid] = place_of(row)
             if keeps_versions(row):
                 versioned.add(datasetid)
         if makers := producers_at(store, datasetid, at):

@@ -11,10 +11,11 @@ from urllib.parse import urlsplit
 
 from ..chunk import Chunk, Result
 from ..errors import CredentialError, DataflowError, Refused, Unreachable, WrongUse
+from ..location import BigQueryTable, is_select
 from ..model import Claim
 from ..storage.files import as_table, need
 from ..util.text import first_line, printable, typed
-from .datasets import REPLACE, BigTable, is_select
+from .datasets import REPLACE
 from .destinations import Confirm, Destination, Parts, as_pandas, one
 from .sources import Source
 from .write_errors import Verdict, fault
@@ -36,7 +37,7 @@ Password = Callable[[], str | None]
 class BigQuerySource(Source):
     """A table or view, or what a SELECT finds."""
 
-    def __init__(self, table: BigTable, password: Password) -> None:
+    def __init__(self, table: BigQueryTable, password: Password) -> None:
         self._table, self._password, self.location = table, password, table.location
 
     def pandas(self) -> "PandasFrame":
@@ -81,7 +82,7 @@ class BigQuerySource(Source):
 class BigQueryDestination(Destination):
     """A table that rows are loaded into; in the place of all others, if its writemode says so."""
 
-    def __init__(self, table: BigTable, password: Password, mode: str) -> None:
+    def __init__(self, table: BigQueryTable, password: Password, mode: str) -> None:
         self._table, self._password, self._mode = table, password, mode
         self.location = table.location
 
@@ -160,7 +161,7 @@ class BigQueryDestination(Destination):
 
 
 @contextmanager
-def _opened(table: BigTable, password: Password) -> Iterator[Any]:
+def _opened(table: BigQueryTable, password: Password) -> Iterator[Any]:
     """A client, and its errors as ours."""
     try:
         from google.api_core.exceptions import BadRequest, GoogleAPICallError, GoogleAPIError
@@ -191,7 +192,7 @@ def _opened(table: BigTable, password: Password) -> Iterator[Any]:
         client.close()
 
 
-def _credentials(table: BigTable, password: str | None) -> Any:
+def _credentials(table: BigQueryTable, password: str | None) -> Any:
     """A service account's, of the dataset's password; None: the machine's own."""
     parts = urlsplit(table.host)
     if table.host and (parts.scheme not in ("http", "https") or not parts.hostname):
@@ -226,7 +227,7 @@ def _credentials(table: BigTable, password: str | None) -> Any:
     return made
 
 
-def _job_id(table: BigTable, claims: Sequence[Claim]) -> str:
+def _job_id(table: BigQueryTable, claims: Sequence[Claim]) -> str:
     """The same for a repeat of these generations, and for nothing else, in whatever tables."""
     told = [
         table.location,
@@ -261,7 +262,7 @@ def _together(tables: Sequence[Any]) -> Any:
         return DataflowError(first_line(error))
 
 
-def _full_name(table: BigTable) -> str:
+def _full_name(table: BigQueryTable) -> str:
     return f"{table.project}.{table.dataset}.{table.name}"
 
 
@@ -277,7 +278,7 @@ def _said(error: Exception) -> str:
     return printable(_REQUEST.sub("", told)) or type(error).__name__
 
 
-def _unauthorized(table: BigTable, error: Exception) -> CredentialError:
+def _unauthorized(table: BigQueryTable, error: Exception) -> CredentialError:
     return CredentialError(
         f"BigQuery can't be reached for {table.datasetid!r}: {printable(first_line(error))}. Give "
         f"a service account's key: odf dataset add {typed(table.datasetid)} --password"

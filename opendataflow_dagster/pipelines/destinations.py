@@ -7,7 +7,7 @@ from typing import Any
 
 from ..chunk import Chunk, Place, Result, reason_of
 from ..errors import DataflowError, Refused
-from ..location import JDBC, Folder, Table
+from ..location import JDBC, BigQueryTable, CsvFile, Folder, Table, is_select, resolve
 from ..model import Claim, Plan, Say
 from ..spark.session import is_spark_frame
 from ..spark.write import publish_frame
@@ -24,7 +24,7 @@ from ..util.text import typed
 from . import convert, csv_file, csv_parts, spill
 from .annotation import SPARK
 from .convert import kind_of
-from .datasets import REPLACE, BigTable, CsvFile, Row, is_select, registered, target, write_mode
+from .datasets import REPLACE, Row, registered, write_mode
 from .project import Pipeline, Project
 from .sql_types import only_once
 from .step_frames import FOLDER
@@ -113,8 +113,8 @@ def _destination_of(
             return CsvDestination(csv_file.CsvAppender(path, store, say), path, "", dataset)
         folder = str(project.root / "output" / slug)
         row = Row(slug, {"datasetid": slug, "hostname": folder, "format": "csv"}, None)
-    where, mode = target(row), write_mode(row)
-    if isinstance(where, BigTable | Table) and is_select(where.name):
+    where, mode = resolve(slug, row.columns), write_mode(row)
+    if isinstance(where, BigQueryTable | Table) and is_select(where.name):
         raise Refused(
             f"{slug!r} is a SELECT, which can't be written to. "
             f"Run: odf dataset add {typed(slug)} --tablename TABLE",
@@ -130,7 +130,7 @@ def _destination_of(
             )
         appender = csv_file.CsvAppender(where.path, store, say)
         return CsvDestination(appender, where.path, mode, typed(slug))
-    if isinstance(where, BigTable):
+    if isinstance(where, BigQueryTable):
         from .bigquery import BigQueryDestination
 
         return BigQueryDestination(where, row.password, mode)
@@ -300,7 +300,7 @@ class ChunkDestination(Destination):
     """A folder or a table that is kept by chunks: each replaces itself only."""
 
     def __init__(self, store: Store, row: Row) -> None:
-        self._store, self._row, self._where = store, row, target(row)
+        self._store, self._row, self._where = store, row, resolve(row.datasetid, row.columns)
         self.location = getattr(self._where, "root", "") or getattr(self._where, "location", "")
         self._place = Place(row.datasetid, row.columns, self.location)
 

@@ -6,8 +6,17 @@ from typing import TYPE_CHECKING, Any
 
 from ..chunk import Place
 from ..errors import Refused
-from ..location import Folder, Remote, Table, target_of
-from ..place import is_relative
+from ..location import (
+    BigQueryTable,
+    CsvFile,
+    Folder,
+    ObjectStore,
+    Table,
+    chunk_place,
+    is_relative,
+    is_select,
+    resolve,
+)
 from ..spark.read import read_chunk_frame
 from ..spark.text_formats import WHOLE_FILE_BYTES
 from ..storage import files
@@ -17,7 +26,7 @@ from ..storage.table import Rows
 from ..store.csv_options import CsvOptions, csv_options, read_pandas
 from ..store.store import Store
 from ..util.text import typed
-from .datasets import BigTable, CsvFile, Row, is_select, registered, target
+from .datasets import Row, registered
 from .jobs import makers_of
 from .project import Project
 
@@ -62,12 +71,12 @@ def source_of(
     row = registered(store, slug, project.root)
     if row is None:
         return _of_project(store, project, slug, place, dataid)
-    where = target(row)
+    where = resolve(slug, row.columns)
     if place is not None and place.location and is_relative(place.location):
         place = place._replace(location=os.path.normpath(project.root / place.location))
     if isinstance(where, CsvFile):
         return CsvSource(where.path, slug, csv_options(slug, where.options))
-    if isinstance(where, BigTable):
+    if isinstance(where, BigQueryTable):
         from .bigquery import BigQuerySource
 
         return BigQuerySource(where, row.password)
@@ -81,7 +90,7 @@ def source_of(
         from .sql_table import TableSource
 
         return TableSource(where, row.password)
-    if isinstance(where, Remote):
+    if isinstance(where, ObjectStore):
         raise Refused(
             f"{slug!r} is in an object store, which is read chunk by chunk only. Let a job write "
             f"it, so that its chunks are tracked: see odf job list.",
@@ -100,7 +109,7 @@ def _of_project(
             return CsvSource(place.location, slug)
         row = Row(slug, {"hostname": str(project.root / "output" / slug), "format": "csv"}, None)
         if dataid is not None:
-            return ChunkSource(store, row, target_of(slug, row.columns), place, dataid)
+            return ChunkSource(store, row, chunk_place(slug, row.columns), place, dataid)
     return _as_made(store, project, slug, makers_of(project, slug))
 
 
@@ -181,7 +190,7 @@ class ChunkSource(Source):
     """A READY chunk that another pipeline or job has made."""
 
     def __init__(
-        self, store: Store, row: Row, where: Folder | Remote | Table, place: Place, dataid: str
+        self, store: Store, row: Row, where: Folder | ObjectStore | Table, place: Place, dataid: str
     ) -> None:
         self._store, self._row, self._where = store, row, where
         self._place = place._replace(columns=row.columns)

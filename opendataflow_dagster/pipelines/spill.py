@@ -7,7 +7,7 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 from ..errors import DataflowError
-from ..storage import spark_files
+from ..storage import files
 from ..storage.files import data_files, need
 from .convert import by_the_clock
 
@@ -100,7 +100,7 @@ class Spill:
         return pyarrow.parquet.ParquetFile(path, coerce_int96_timestamp_unit="us")
 
     def _frame(self, table: Any) -> Any:
-        return as_frame(spark_files.conform(table, self._schema).rename_columns(self.columns))
+        return as_frame(files.conform(table, self._schema).rename_columns(self.columns))
 
 
 def as_frame(table: Any) -> Any:
@@ -147,7 +147,7 @@ def spilled(frame: "DataFrame", folder: str, moments: Container[str] = ()) -> It
     plain = by_the_clock(frame, moments).toDF(*(f"c{at}" for at in range(len(names))))
     try:
         plain.write.mode("overwrite").parquet(f"file://{folder}")
-        found = Spill(folder, names, spark_files.arrow_schema(plain.schema.jsonValue()))
+        found = Spill(folder, names, files.arrow_schema(plain.schema.jsonValue()))
         if len(found) != (rows := frame.count()):
             raise DataflowError(
                 f"Spark has written {rows:,} rows into {folder}, and {len(found):,} are there: its "

@@ -7,16 +7,15 @@ from typing import TYPE_CHECKING, Any
 
 from ..chunk import Chunk, Result
 from ..errors import DataflowError, Refused
-from ..location import JDBC, POSTGRES, SQLITE, Table
+from ..location import JDBC, POSTGRES, SQLITE, Table, is_select
 from ..model import Claim
 from ..spark.session import is_spark_frame
-from ..storage.database_outage import is_outage
 from ..storage.files import need
-from ..storage.table import Rows
+from ..storage.table import Rows, is_outage
 from ..store.database import named_statements
 from ..util.text import first_line, typed
 from .csv_on_spark import from_pandas
-from .datasets import REPLACE, is_select
+from .datasets import REPLACE
 from .destinations import Confirm, Destination, Parts, as_pandas, one
 from .sources import Source
 from .spill import Spill, pieces_of

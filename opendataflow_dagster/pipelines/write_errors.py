@@ -13,7 +13,7 @@ from ..errors import (
     Unreachable,
     WrongUse,
 )
-from ..storage.database_outage import is_outage
+from ..storage.table import is_outage
 
 Verdict = Result | DataflowError
 

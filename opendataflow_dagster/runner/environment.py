@@ -8,8 +8,8 @@ from typing import Any
 from ..config.settings import redact
 from ..errors import Refused
 from ..ids import hijacks
+from ..location import place_of
 from ..model import Claim, Plan
-from ..place import location
 from ..store.store import PLAN_AGE, Store
 
 SECRETS = ("PASSKEY", "PASSKEY_FILE", "DATAFLOW_ENCRYPTED")
@@ -287,7 +287,7 @@ def _inherited(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def _place(row: dict[str, Any]) -> str | None:
-    return location({column.lower(): value for column, value in row.items()})
+    return place_of({column.lower(): value for column, value in row.items()})
 
 
 def _can_be_named(name: str) -> bool:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..chunk import Chunk, ChunkFailed, Place
 from ..errors import DataflowError, SessionError
-from ..location import Folder, Table, is_packed, target_of
+from ..location import Folder, Table, chunk_place, is_packed
 from ..storage.folder import BATCH, DATAID_COLUMN, STAGING, directory
 from ..storage.read import located
 from ..storage.table import Bounds
@@ -176,7 +176,7 @@ class Batch:
     def _source(self, chunk: Chunk, datasetid: str) -> Source | None:
         """The directory of a chunk that can be read with others, if it is one."""
         place = chunk.inputs[datasetid]
-        target = target_of(datasetid, place.columns, self.work.format)
+        target = chunk_place(datasetid, place.columns, self.work.format)
         if not isinstance(target, Folder) or target.format in TABLE_FORMATS:
             return None
         if place.location and is_packed(place.location):
@@ -193,11 +193,11 @@ class Batch:
         return Source(path, root, note["format"], schema)
 
     def _is_folder(self, chunk: Chunk, datasetid: str) -> bool:
-        target = target_of(datasetid, chunk.outputs[datasetid].columns, self.work.format)
+        target = chunk_place(datasetid, chunk.outputs[datasetid].columns, self.work.format)
         return isinstance(target, Folder) and target.format in FILE_FORMATS
 
     def _folder(self, chunk: Chunk, datasetid: str) -> Folder:
-        target = target_of(datasetid, chunk.outputs[datasetid].columns, self.work.format)
+        target = chunk_place(datasetid, chunk.outputs[datasetid].columns, self.work.format)
         assert isinstance(target, Folder)
         return target
 
@@ -228,7 +228,7 @@ def keyed(
     """An input as a batch gives it, with a column that tells its chunk; no other is replaced."""
     from pyspark.sql import functions as F
 
-    target = target_of(place.datasetid, place.columns, format)
+    target = chunk_place(place.datasetid, place.columns, format)
     is_table = isinstance(target, Table) or target.format in TABLE_FORMATS
     is_by_value = bounds is None or bounds[1:] == (None, None)
     key = place.columns.get("chunkcolumn") or DATAID_COLUMN

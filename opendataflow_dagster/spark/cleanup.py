@@ -6,8 +6,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
-from ..location import JDBC, Remote, Table, address
-from ..place import path_of
+from ..location import JDBC, ObjectStore, Table, address, path_of
 from ..storage.cleanup import (
     GRACE,
     POINTER,
@@ -31,7 +30,7 @@ _ASIDE = re.compile(r"/dataid=([^/]+)/_odf-[0-9a-f]+$")
 
 def in_remote(
     store: Store,
-    target: Remote,
+    target: ObjectStore,
     session: Callable[[], Any],
     grace: float = GRACE,
     files: Files | None = None,
@@ -97,7 +96,7 @@ def in_table(
             )
 
 
-def _pointed(files: Files, target: Remote, dataid: str) -> str:
+def _pointed(files: Files, target: ObjectStore, dataid: str) -> str:
     """The version that a chunk's pointer names."""
     chunk = f"{target.root}/{directory(dataid)}"
     return f"{chunk}/{loads(files.read(f'{address(chunk)}/{NOTE}')).get('version')}"

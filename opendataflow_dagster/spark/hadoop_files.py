@@ -8,8 +8,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from ..errors import Refused
-from ..location import Remote, address
-from ..place import path_of
+from ..location import ObjectStore, address, path_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -43,7 +42,7 @@ class Files(Protocol):
         ...
 
 
-def files_of(spark: "SparkSession | None", target: Remote) -> Files:
+def files_of(spark: "SparkSession | None", target: ObjectStore) -> Files:
     """The files of a remote place."""
     if path_of(address(target.root)) is not None:
         return LocalFiles()
@@ -99,7 +98,7 @@ class LocalFiles:
 class HadoopFiles:
     """A file system of Hadoop, such as `s3a:` or `hdfs:`, with the session's own settings."""
 
-    def __init__(self, spark: "SparkSession | None", target: Remote) -> None:
+    def __init__(self, spark: "SparkSession | None", target: ObjectStore) -> None:
         jvm = getattr(spark, "_jvm", None)
         if jvm is None:
             raise Refused(
@@ -111,7 +110,7 @@ class HadoopFiles:
         self._conf = spark._jsc.hadoopConfiguration()  # pyright: ignore
         self._look(target)
 
-    def _look(self, target: Remote) -> None:
+    def _look(self, target: ObjectStore) -> None:
         """Refuse a kind of place that Java has no classes for."""
         from py4j.protocol import Py4JJavaError
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from ..chunk import Chunk, ChunkFailed
 from ..errors import Refused, StaleClaim
-from ..location import Folder, is_packed, target_of
+from ..location import Folder, chunk_place, is_packed
 from ..storage.read import located
 from ..util.text import printable
 from .read import TABLE_FORMATS
@@ -46,7 +46,7 @@ def _seen(chunk: Chunk, datasetid: str, format: str) -> Any:
     """What changes with every publish of a chunk into a folder; None: it is somewhere else."""
     place = chunk.inputs[datasetid]
     try:
-        target = target_of(datasetid, place.columns, format)
+        target = chunk_place(datasetid, place.columns, format)
         if not isinstance(target, Folder) or target.format in TABLE_FORMATS:
             return None
         path, note = located(

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..chunk import Chunk
 from ..errors import DataflowError, Refused
-from ..location import Remote, address
+from ..location import ObjectStore, address
 from ..storage.folder import NOTE, directory, is_foreign, unescaped
 from . import text_formats
 from .evidence import Evidence, observed
@@ -47,7 +47,7 @@ class StagedRemote:
     def __init__(
         self,
         spark: "SparkSession | None",
-        target: Remote,
+        target: ObjectStore,
         dataid: str,
         generation: int,
         files: Files | None = None,
@@ -68,7 +68,7 @@ class StagedRemote:
         cls,
         spark: "SparkSession",
         chunk: Chunk,
-        target: Remote,
+        target: ObjectStore,
         df: "DataFrame",
         extra: Sequence[str] = (),
         *,
@@ -151,7 +151,7 @@ class StagedRemote:
 
 
 def read_version(
-    spark: "SparkSession", target: Remote, dataid: str, location: str | None
+    spark: "SparkSession", target: ObjectStore, dataid: str, location: str | None
 ) -> "DataFrame":
     """The rows of a chunk: of the version that its fact names, else of the one pointed to."""
     files = files_of(spark, target)
@@ -167,7 +167,7 @@ def read_version(
 
 
 def chunk_version(
-    files: Files, target: Remote, dataid: str, location: str | None = None
+    files: Files, target: ObjectStore, dataid: str, location: str | None = None
 ) -> str | None:
     """Where a chunk is: as its fact tells, as its pointer tells, or where a script would put it."""
     chunk = f"{target.root}/{directory(dataid)}"
@@ -196,7 +196,7 @@ def point(files: Files, chunk: str, location: str, generation: int, store: str =
     return True
 
 
-def versions(found_below: Sequence[File], target: Remote) -> list[Version]:
+def versions(found_below: Sequence[File], target: ObjectStore) -> list[Version]:
     """Every version of every chunk, of all that lies in a place."""
     found: dict[tuple[str, str], list] = {}
     root = address(target.root)

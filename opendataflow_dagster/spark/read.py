@@ -7,7 +7,16 @@ from typing import TYPE_CHECKING, Any
 
 from ..chunk import Place
 from ..errors import Refused
-from ..location import DEFAULT_FORMAT, JDBC, SQLITE, Folder, Remote, Table, is_packed, target_of
+from ..location import (
+    DEFAULT_FORMAT,
+    JDBC,
+    SQLITE,
+    Folder,
+    ObjectStore,
+    Table,
+    chunk_place,
+    is_packed,
+)
 from ..storage import csv_types, files
 from ..storage.pack import packed_source
 from ..storage.read import located
@@ -41,12 +50,12 @@ def read_chunk_frame(
     known: Known | None = None,
 ) -> "DataFrame":
     """The rows of a READY chunk; `known` tells the columns of files that are no chunks of ours."""
-    target = target_of(place.datasetid, place.columns, format)
+    target = chunk_place(place.datasetid, place.columns, format)
     if isinstance(target, Table):
         return read_table(spark, target, dataid, bounds(), password)
     if target.format in TABLE_FORMATS:
         return _lake_table(spark, target, place).where(_equals(place, dataid))
-    if isinstance(target, Remote):
+    if isinstance(target, ObjectStore):
         from .object_store import read_version
 
         return read_version(spark, target, dataid, place.location)
@@ -185,7 +194,7 @@ def _options(kind: str, path: str, note: Mapping[str, Any]) -> dict[str, str]:
     return told
 
 
-def _lake_table(spark: "SparkSession", target: Folder | Remote, place: Place) -> "DataFrame":
+def _lake_table(spark: "SparkSession", target: Folder | ObjectStore, place: Place) -> "DataFrame":
     """A table that keeps its own versions; its format comes with jars of its own."""
     name = lake_name(place)
     try:
@@ -205,7 +214,7 @@ def lake_name(place: Place) -> str | None:
     return ".".join(map(quoted, named))
 
 
-def lake_trouble(target: Folder | Remote, error: Exception) -> Exception:
+def lake_trouble(target: Folder | ObjectStore, error: Exception) -> Exception:
     """What says that a format's jars are missing, if they are."""
     if "DATA_SOURCE_NOT_FOUND" in str(error) or "Failed to find" in str(error):
         return Refused(

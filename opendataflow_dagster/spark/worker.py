@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ..chunk import Checked, Chunk, ChunkFailed, Place, Result, reason_of
 from ..config.settings import Settings
 from ..errors import DataflowError, SessionError, StaleClaim
-from ..location import DEFAULT_FORMAT, Folder, Table, target_of
+from ..location import DEFAULT_FORMAT, Folder, Table, chunk_place
 from ..model import Claim, Plan, Say
 from ..runner.produce import Check, Maker, MakerRunner
 from ..runner.run import Outcome, Tell, run_chunks
@@ -150,7 +150,7 @@ class SparkWork(Maker):
 
     def _turn(self, chunk: Chunk, datasetid: str) -> int:
         """When to show an output: the sooner, the more may still go wrong."""
-        target = target_of(datasetid, chunk.outputs[datasetid].columns, self.format)
+        target = chunk_place(datasetid, chunk.outputs[datasetid].columns, self.format)
         if isinstance(target, Table):
             return 0  # a transaction
         if datasetid not in self._made[chunk.generation]:
@@ -245,7 +245,7 @@ class SparkWork(Maker):
 
     def sweep(self, place: Place) -> None:
         """Clear away, once, what a batch that was killed has left."""
-        target = target_of(place.datasetid, place.columns, self.format)
+        target = chunk_place(place.datasetid, place.columns, self.format)
         if isinstance(target, Folder) and target.root not in self._swept:
             self._swept.add(target.root)
             sweep(self.store, target.root)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from ..chunk import Chunk, ChunkFailed, Place, Result
 from ..errors import DataflowError
-from ..location import DEFAULT_FORMAT, Folder, Table, target_of
+from ..location import DEFAULT_FORMAT, Folder, Table, chunk_place
 from ..storage import files
 from ..storage.folder import Staged
 from ..storage.read import failing
@@ -63,7 +63,7 @@ def stage(
     format: str = DEFAULT_FORMAT,
 ) -> StagedFrame:
     """Write a frame aside for the place that its dataset is registered with."""
-    target = target_of(place.datasetid, place.columns, format)
+    target = chunk_place(place.datasetid, place.columns, format)
     if isinstance(target, Table):
         return staged_rows(spark, store, chunk, target, df, extra)
     if target.format in TABLE_FORMATS:

@@ -10,9 +10,8 @@ from itertools import islice
 from typing import NamedTuple
 
 from ..errors import WrongUse
-from ..location import is_packed
+from ..location import is_packed, path_of, place_of
 from ..model import PENDING, READY
-from ..place import location, path_of
 from ..store.catalog import Catalog
 from ..store.overview import Truth, facts, is_larger, newest, pages, truths
 from ..store.store import Store
@@ -102,7 +101,7 @@ def misplaced(
     `dataids`, only their own places are looked at: a large folder isn't listed for a few chunks.
     All are compared some at a time, so that memory doesn't grow with them.
     """
-    root = location(columns)
+    root = place_of(columns)
     path = path_of(root) if root else None
 
     def parts() -> Iterator[dict[str, Truth]]:

@@ -204,10 +204,10 @@ def registered(store: Store) -> list[tuple[str, dict[str, str | None], str | Non
 
 
 def _target(datasetid: str, columns: Mapping[str, str | None]) -> Any:
-    from ..location import target_of
+    from ..location import chunk_place
 
     try:
-        return target_of(datasetid, columns)
+        return chunk_place(datasetid, columns)
     except Refused:
         return None
 

@@ -8,7 +8,7 @@ from contextlib import contextmanager, nullcontext, suppress
 from typing import Any, NamedTuple
 
 from ..errors import DataflowError, Refused, Unreachable
-from ..location import Folder, Remote, Table, is_packed, target_of
+from ..location import Folder, ObjectStore, Table, chunk_place, is_packed
 from ..model import READY, RUNNING
 from ..store.overview import pages
 from ..store.refusals import unknown_dataset
@@ -65,11 +65,11 @@ def folder_of(store: Store, datasetid: str, formats: Sequence[str] = MERGEABLE) 
         action = f"Run: odf dataset add {typed(datasetid)} --hostname /FOLDER"
         raise unknown_dataset(store, datasetid, action)
     columns = {name.lower(): value for name, value in found[0].items()}
-    target = target_of(datasetid, columns)
+    target = chunk_place(datasetid, columns)
     what = ""
     if isinstance(target, Table):
         what = "is a table, whose database keeps its rows together"
-    elif isinstance(target, Remote):
+    elif isinstance(target, ObjectStore):
         what = "is where nothing can be replaced in one step: let its chunks be made again"
     elif target.format not in formats:
         what = f"has the format {target.format}, and only {', '.join(formats)} can be rewritten"

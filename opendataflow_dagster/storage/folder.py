@@ -18,8 +18,7 @@ from contextlib import suppress
 from typing import Any
 
 from ..errors import Refused, Unreachable
-from ..location import FORMATS
-from ..place import obstacle, path_of
+from ..location import FORMATS, obstacle, path_of
 from ..util.directory_lock import locked, turn
 
 DATAID_COLUMN = "dataid"

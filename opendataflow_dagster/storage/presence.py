@@ -10,9 +10,19 @@ from typing import Any, NamedTuple, TypeVar
 
 from ..errors import DataflowError, Refused
 from ..explain.state import Look, State
-from ..location import JDBC, Folder, Table, is_packed, target_of
+from ..location import (
+    JDBC,
+    Folder,
+    Table,
+    chunk_place,
+    is_missing,
+    is_packed,
+    is_relative,
+    path_of,
+    place_of,
+    place_to_look,
+)
 from ..model import READY
-from ..place import is_missing, is_relative, location, path_of, seen
 from ..store.overview import truths
 from ..store.store import Store
 from ..util.text import first_line
@@ -75,18 +85,18 @@ class _Chunk(NamedTuple):
     def look(self) -> "Look | list[str]":
         """What is found; of a folder in which it is called otherwise, the names of the entries."""
         told = {name: None if each is None else str(each) for name, each in self.columns.items()}
-        produced, place = self.fact.get("location"), location(told)
+        produced, place = self.fact.get("location"), place_of(told)
         try:
-            target = target_of(self.datasetid, told)
+            target = chunk_place(self.datasetid, told)
         except Refused:
             target = None
-        if place and is_missing(seen(place, produced) or place):
+        if place and is_missing(place_to_look(place, produced) or place):
             return Look(True)  # that the place itself isn't there is told anyway
         if isinstance(target, Table) and target.dialect != JDBC:
             return self._rows(target)
         if isinstance(target, Folder) and self._is_listed(target, place or ""):
             return self._entry(target, produced)
-        where = seen(place, produced)
+        where = place_to_look(place, produced)
         if where is None or path_of(where) is None:
             return Look(None, CANT_TELL if where else "")
         gone = not pack.is_there(where) if is_packed(where) else is_missing(where)

@@ -11,14 +11,14 @@ from ..location import (
     JDBC,
     SPARK_FORMATS,
     Folder,
-    Remote,
+    ObjectStore,
     Table,
+    chunk_place,
     is_packed,
-    target_of,
 )
 from ..store.csv_options import csv_options
 from ..store.store import Store
-from . import files, spark_files
+from . import files
 from .folder import put
 from .pack import packed_source, read_packed
 from .read import Reading, bounds_of, failing
@@ -40,12 +40,12 @@ def publish(
         store.confirm(chunk.claim)
 
     with failing():
-        target = target_of(place.datasetid, place.columns, format)
+        target = chunk_place(place.datasetid, place.columns, format)
         if isinstance(target, Folder):
             if target.format not in FORMATS:
                 raise _spark_only(target, "written")
             return _to_folder(target, chunk, obj, confirm, store.id)
-        if isinstance(target, Remote) or target.dialect == JDBC:
+        if isinstance(target, ObjectStore) or target.dialect == JDBC:
             raise _spark_only(target, "written")
         bounds = bounds_of(store, place.datasetid, chunk.dataid)
         rows = Rows(target, chunk.dataid, bounds, lambda: chunk.password(place.datasetid))
@@ -88,7 +88,7 @@ def publishing(
 
 def read(found: Reading, target: Any, kind: str = "pandas") -> Any:
     """The data of a chunk as `pandas`, `arrow`, `bytes` or `path`; of a table, its frame."""
-    if isinstance(target, Remote):
+    if isinstance(target, ObjectStore):
         raise _spark_only(target, "read")
     if not isinstance(target, Folder):
         if kind == "path":
@@ -114,7 +114,7 @@ def read(found: Reading, target: Any, kind: str = "pandas") -> Any:
     if format in SPARK_FORMATS:
         raise _spark_only(target._replace(format=format), "read")
     if isinstance(schema := note.get("schema"), dict):  # Spark wrote it
-        return _as(kind, spark_files.read(path, format, schema))
+        return _as(kind, files.read_with_schema(path, format, schema))
     way = files.read_table if kind == "arrow" else files.read_frame
     options = csv_options(found.datasetid, target.options)
     return way(path, format, note.get("columns"), options)
@@ -141,7 +141,7 @@ def _packed(location: str, note: Mapping[str, Any], kind: str) -> Any:
         )
     if isinstance(schema := note.get("schema"), dict):
         rows = read_packed(location, coerce_int96_timestamp_unit="us")
-        return _as(kind, spark_files.conform(rows, spark_files.arrow_schema(schema)))
+        return _as(kind, files.conform(rows, files.arrow_schema(schema)))
     rows = read_packed(location)
     if kind == "arrow":
         return rows
@@ -149,12 +149,12 @@ def _packed(location: str, note: Mapping[str, Any], kind: str) -> Any:
 
 
 def _as(kind: str, rows: Any) -> Any:
-    return rows if kind == "arrow" else spark_files.frame(rows)
+    return rows if kind == "arrow" else files.nullable_frame(rows)
 
 
-def _spark_only(target: Folder | Remote | Table, how: str) -> Refused:
+def _spark_only(target: Folder | ObjectStore | Table, how: str) -> Refused:
     kind = target.dialect if isinstance(target, Table) else target.format
-    where = "an object store" if isinstance(target, Remote) else f"the format {kind!r}"
+    where = "an object store" if isinstance(target, ObjectStore) else f"the format {kind!r}"
     what = "Return" if how == "written" else "Annotate the input as"
     return Refused(
         f"{target.datasetid!r} is in {where}, which is {how} by Spark only. {what} a DataFrame of "

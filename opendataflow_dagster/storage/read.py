@@ -12,9 +12,8 @@ from ..explain.explain import explain_chunk, in_order
 from ..explain.reasons import advice, hindrances
 from ..explain.state import Answer, Reason, read_state
 from ..ids import check_id
-from ..location import Folder, Remote, Table, is_packed, target_of
+from ..location import Folder, ObjectStore, Table, chunk_place, is_packed, path_of, place_of
 from ..model import Plan
-from ..place import location, path_of
 from ..store.store import Store
 from ..util.text import typed
 from .files import data_files
@@ -60,9 +59,9 @@ class Reading(NamedTuple):
 
         return password_of(self.datasetid, self.encrypted, environ)
 
-    def target(self, format: str) -> Folder | Remote | Table:
+    def target(self, format: str) -> Folder | ObjectStore | Table:
         """The place of the dataset."""
-        return target_of(self.datasetid, self.columns, format)
+        return chunk_place(self.datasetid, self.columns, format)
 
     def located(self, folder: Folder) -> tuple[str, dict[str, Any]]:
         """The file or directory that the chunk is, as the tables tell, and its note."""
@@ -231,10 +230,10 @@ def _ask(store: Store, datasetid: str, dataid: str, format: str) -> Reading:
 def _checkable(datasetid: str, columns: Mapping[str, str | None], format: str) -> str | None:
     """The place, if it is a folder: whether a table is there, its database tells."""
     try:
-        target = target_of(datasetid, columns, format)
+        target = chunk_place(datasetid, columns, format)
     except Refused:
-        return location(columns)
-    return location(columns) if isinstance(target, Folder) else None
+        return place_of(columns)
+    return place_of(columns) if isinstance(target, Folder) else None
 
 
 def _seen(store: Store, datasetid: str, dataid: str) -> list[tuple]:

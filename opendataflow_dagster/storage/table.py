@@ -11,7 +11,6 @@ from ..errors import DataflowError, Refused, Unreachable
 from ..location import POSTGRES, Table
 from ..store.database import named_statements
 from ..util.text import first_line, typed
-from .database_outage import is_outage
 from .files import flat, need
 
 Bounds = tuple[str, str | None, int | None]
@@ -263,3 +262,30 @@ def split_command(datasetid: str, dataid: str) -> str:
     except (KeyError, ValueError):
         return "odf split --help"
     return f"odf split {typed(datasetid)} --pending --by {period} --from {first} --to {first}"
+
+
+# Which errors of a database tell that it can't be used now, and which are about the rows.
+
+
+_AWAY = ("08", "25006", "40", "42501", "53", "55", "57P", "58")
+"""How PostgreSQL's codes begin: connection, standby, races, rights, space, locks, stop, disk."""
+
+_ROWS = (1, 18, 19, 20, 25)
+"""SQLite's codes for what is said or given: a statement, a size, a constraint, a type, a range."""
+
+
+def is_outage(error: BaseException) -> bool:
+    """Whether a driver's error would meet any rows, so that trying again later may help."""
+    import sqlite3
+
+    import psycopg
+
+    if isinstance(error, sqlite3.Error):
+        code = getattr(error, "sqlite_errorcode", None)  # the module's own errors have none
+        return code is not None and code & 0xFF not in _ROWS
+    if not isinstance(error, psycopg.Error):
+        return False
+    state = error.sqlstate
+    if state is None:
+        return isinstance(error, psycopg.OperationalError)
+    return state.startswith(_AWAY)

@@ -25,7 +25,7 @@ from psycopg.conninfo import conninfo_to_dict
 from opendataflow_dagster.chunk import Chunk, Place, Result, open_chunk
 from opendataflow_dagster.errors import DataflowError, Refused, StaleClaim
 from opendataflow_dagster.explain.explain import explain
-from opendataflow_dagster.location import POSTGRES
+from opendataflow_dagster.location import POSTGRES, place_of
 from opendataflow_dagster.model import Claim, Fact, Plan
 from opendataflow_dagster.pipelines import csv_file, csv_journal, csv_on_spark, csv_parts
 from opendataflow_dagster.pipelines.csv_file import CsvAppender
@@ -40,7 +40,6 @@ from opendataflow_dagster.pipelines.destinations import (
 from opendataflow_dagster.pipelines.project import Pipeline, Project, read_project
 from opendataflow_dagster.pipelines.sources import CsvSource, registered, source_of
 from opendataflow_dagster.pipelines.sql_types import columns_for
-from opendataflow_dagster.place import location
 from opendataflow_dagster.runner.environment import job_environment
 from opendataflow_dagster.store.opening import open_store
 from opendataflow_dagster.store.registry import add_dataset
@@ -1149,7 +1148,7 @@ def test_a_relative_place_is_in_the_project_wherever_it_is_run_from(
     assert told.location is not None
     assert told.location.startswith(str(tmp_path))
     assert source_of(store, project, "sums").pandas().n.tolist() == [1]
-    for made in (told.location, location(columns)):  # the second is that of a chunk made by hand
+    for made in (told.location, place_of(columns)):  # the second is that of a chunk made by hand
         place = Place("sums", columns, made, chunk.generation)
         found = source_of(store, project, "sums", place, "1")
         assert found.pandas().n.tolist() == [1]

@@ -18,7 +18,7 @@ from psycopg.conninfo import conninfo_to_dict
 from opendataflow_dagster.chunk import Chunk, open_chunk
 from opendataflow_dagster.cli.app import app
 from opendataflow_dagster.errors import DataflowError, Refused, StaleClaim
-from opendataflow_dagster.location import Folder, Remote, Table, address, target_of
+from opendataflow_dagster.location import Folder, ObjectStore, Table, address, chunk_place
 from opendataflow_dagster.model import Claim, Fact
 from opendataflow_dagster.runner.environment import job_environment
 from opendataflow_dagster.spark.cleanup import in_remote
@@ -42,8 +42,8 @@ def line(store: Store, tmp_path: Path) -> Store:
     return store
 
 
-def place(format: str = "parquet") -> Remote:
-    return Remote("out", f"remote+file://{Path.cwd()}/out", format)
+def place(format: str = "parquet") -> ObjectStore:
+    return ObjectStore("out", f"remote+file://{Path.cwd()}/out", format)
 
 
 def nobody() -> Any:
@@ -105,11 +105,20 @@ def texts(location: str) -> set[str]:
 @pytest.mark.parametrize(
     ("columns", "kind"),
     [
-        ({"hostname": "s3a://b/p/"}, Remote("x", "s3a://b/p", "parquet")),
-        ({"hostname": "gs://b", "database": "d", "format": "orc"}, Remote("x", "gs://b/d", "orc")),
-        ({"hostname": "abfss://c@a/p", "format": "delta"}, Remote("x", "abfss://c@a/p", "delta")),
-        ({"hostname": "hdfs://n:1/p", "tablename": "t"}, Remote("x", "hdfs://n:1/p/t", "parquet")),
-        ({"hostname": "remote+file:///p"}, Remote("x", "remote+file:///p", "parquet")),
+        ({"hostname": "s3a://b/p/"}, ObjectStore("x", "s3a://b/p", "parquet")),
+        (
+            {"hostname": "gs://b", "database": "d", "format": "orc"},
+            ObjectStore("x", "gs://b/d", "orc"),
+        ),
+        (
+            {"hostname": "abfss://c@a/p", "format": "delta"},
+            ObjectStore("x", "abfss://c@a/p", "delta"),
+        ),
+        (
+            {"hostname": "hdfs://n:1/p", "tablename": "t"},
+            ObjectStore("x", "hdfs://n:1/p/t", "parquet"),
+        ),
+        ({"hostname": "remote+file:///p"}, ObjectStore("x", "remote+file:///p", "parquet")),
         ({"hostname": "/p", "format": "iceberg"}, Folder("x", "/p", "iceberg")),
         (
             {"hostname": "jdbc:h2:mem:x", "tablename": "t", "chunkcolumn": "c"},
@@ -128,12 +137,12 @@ def texts(location: str) -> set[str]:
     ],
 )
 def test_the_place_tells_what_it_is(columns: dict[str, str], kind: Any) -> None:
-    assert target_of("x", columns) == kind
+    assert chunk_place("x", columns) == kind
 
 
 def test_a_host_of_jdbc_has_to_be_its_url() -> None:
     with pytest.raises(Refused, match=r"no URL of JDBC\. Run: odf dataset add x --hostname jdbc:"):
-        target_of("x", {"hostname": "h", "format": "jdbc", "tablename": "t", "chunkcolumn": "c"})
+        chunk_place("x", {"hostname": "h", "format": "jdbc", "tablename": "t", "chunkcolumn": "c"})
 
 
 def test_a_chunk_is_a_version_that_its_fact_and_its_pointer_name(line: Store) -> None:
@@ -371,9 +380,9 @@ def test_hadoops_files_do_what_pythons_do(spark: Any, tmp_path: Path) -> None:
 
 def test_a_place_that_java_has_no_classes_for_is_one_line(spark: Any) -> None:
     with pytest.raises(Refused, match=r"nothing here that reads s3a URLs.*spark.jars.packages"):
-        HadoopFiles(spark, Remote("out", "s3a://bucket/out", "parquet"))
+        HadoopFiles(spark, ObjectStore("out", "s3a://bucket/out", "parquet"))
     with pytest.raises(Refused, match="nothing here that reads oss URLs"):
-        HadoopFiles(spark, Remote("out", "oss://bucket/out", "parquet"))
+        HadoopFiles(spark, ObjectStore("out", "oss://bucket/out", "parquet"))
 
 
 def test_a_session_of_connect_is_refused_where_hadoop_is_needed() -> None:
@@ -381,7 +390,7 @@ def test_a_session_of_connect_is_refused_where_hadoop_is_needed() -> None:
         """As a session of Spark Connect is: without a Java of its own."""
 
     with pytest.raises(Refused, match="a session of Spark Connect can't manage"):
-        HadoopFiles(Connect(), Remote("x", "s3a://b/p", "parquet"))  # type: ignore[arg-type]
+        HadoopFiles(Connect(), ObjectStore("x", "s3a://b/p", "parquet"))  # type: ignore[arg-type]
 
 
 ZOO = """id, cast(id as string) s, cast(id as decimal(5,2)) d1, cast(id as decimal(38,10)) d3,
@@ -544,7 +553,7 @@ def test_staging_tables_of_claims_that_are_over_go(
     operations.ready(store, "src", ["1"])
     [claim] = take(store, "load", only="1")
     [columns] = [each for name, each, _ in cleanup.registered(store) if name == "out"]
-    table = target_of("out", columns)
+    table = chunk_place("out", columns)
     assert isinstance(table, Table)
     df = spark.range(10).selectExpr("id as n")
     staged = StagedRows.write(df, table, "1", None, lambda: None, claim.generation)

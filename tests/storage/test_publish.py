@@ -25,7 +25,7 @@ from pandas.testing import assert_frame_equal
 from opendataflow_dagster import location
 from opendataflow_dagster.chunk import Chunk, ChunkFailed, Result, open_chunk
 from opendataflow_dagster.errors import DataflowError, Refused, StaleClaim, WrongUse
-from opendataflow_dagster.location import Folder, Table, target_of
+from opendataflow_dagster.location import Folder, Table, chunk_place
 from opendataflow_dagster.model import Fact
 from opendataflow_dagster.runner.environment import job_environment
 from opendataflow_dagster.storage import files
@@ -173,7 +173,7 @@ def test_a_chunk_of_another_store_is_replaced_and_not_compacted(
 
 def test_a_note_without_a_store_is_taken_for_our_own(stores: tuple[Store, Store]) -> None:
     _, second = stores
-    root = target_of("shared", {"hostname": str(Path.cwd() / "shared"), "format": "csv"}, "csv")
+    root = chunk_place("shared", {"hostname": str(Path.cwd() / "shared"), "format": "csv"}, "csv")
     assert isinstance(root, Folder)
     folders.put(root.root, "1", 6, filled("n\n1\n"), confirm=nothing)
     ready(second, "shared", ["1"])
@@ -927,7 +927,7 @@ def test_the_tables_of_odf_themselves_are_no_place_for_data(sqlite_url: str) -> 
     ],
 )
 def test_the_place_tells_what_it_is(columns: dict[str, str], kind: Any) -> None:
-    target = target_of("x", {**columns, "chunkcolumn": "day"})
+    target = chunk_place("x", {**columns, "chunkcolumn": "day"})
 
     assert isinstance(target, Folder) if kind is Folder else target.dialect == kind  # type: ignore[union-attr]
 
@@ -1003,11 +1003,11 @@ def test_a_folder_that_cannot_be_made_is_refused_at_once(
 def test_a_password_in_a_url_is_not_told() -> None:
     columns = {"tablename": "t", "chunkcolumn": "c"}
     for host in ("jdbc:postgresql://h/d?user=u&password=hunter2", "jdbc:oracle:thin:u/hunter2@h/x"):
-        found = target_of("sales", {"hostname": host, **columns})
+        found = chunk_place("sales", {"hostname": host, **columns})
         assert isinstance(found, Table)
         assert "hunter2" not in found.location
         assert found.location.endswith("/t")
         assert found.host == host
     with pytest.raises(Refused, match="--username USER --password") as caught:
-        target_of("sales", {"hostname": "postgresql://u:hunter2@h", "database": "d", **columns})
+        chunk_place("sales", {"hostname": "postgresql://u:hunter2@h", "database": "d", **columns})
     assert "hunter2" not in str(caught.value)

@@ -1,8 +1,9 @@
 """Packs that `odf compact --pack` of the version before wrote: `tests/frozen/packs/`.
 
-`arrow` has 9 chunks as `tests/storage/test_compact.py` makes them, of which "10" is empty; the others have
-two chunks that Spark wrote, with every type that it knows. `facts.json` has what the tables knew of
-each chunk, the note of its directory, and for Spark its evidence and types before it was packed.
+`arrow` has 9 chunks as `tests/storage/test_compact.py` makes them, of which "10" is empty; the
+others have two chunks that Spark wrote, with every type that it knows. `facts.json` has what the
+tables knew of each chunk, the note of its directory, and for Spark its evidence and types before it
+was packed.
 """
 
 import json
