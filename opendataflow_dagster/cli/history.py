@@ -1,8 +1,9 @@
 """`odf history`: how things came to be as they are, and what pipelines did step by step."""
 
 import time
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Iterable, Sequence
+from datetime import datetime
+from typing import Any, NamedTuple, NoReturn
 
 import click
 
@@ -38,18 +39,19 @@ from .output import (
     store_of,
 )
 
-POLL = 1.0
-REMIND = 60.0
-"""Seconds between two notes that changes can't be read yet."""
+POLL_SECONDS = 1.0
 
-CHANGES = 100
-"""Changes of a status that are listed, unless told otherwise."""
+WARN_SECONDS = 60.0
+"""Seconds between two warnings that changes can't be read yet."""
 
-WHOLE = "(the run)"
-"""What stands for a transformation where none is to blame."""
+CHANGES_SHOWN = 100
+"""Changes of a status that are listed by default."""
+
+WHOLE_RUN = "(the run)"
+"""Stands for the transformation of a step that is none."""
 
 
-class WithClean(click.Group):
+class HistoryGroup(click.Group):
     """A command that takes a job's name, and has one word that isn't a job's: `clean`."""
 
     allow_interspersed_args = True
@@ -77,7 +79,7 @@ class WithClean(click.Group):
 
 
 @click.command(
-    cls=WithClean, invoke_without_command=True, epilog="Example: odf history loadbob 2026-03-01"
+    cls=HistoryGroup, invoke_without_command=True, epilog="Example: odf history loadbob 2026-03-01"
 )
 @click.argument("job", required=False)
 @click.argument("dataid", required=False)
@@ -91,7 +93,7 @@ class WithClean(click.Group):
 @click.option(
     "--limit",
     type=click.IntRange(min=1),
-    help=f"Rows to show: {CHANGES} unless told; of a pipeline {NEWEST} runs.",
+    help=f"Rows to show: {CHANGES_SHOWN} unless told; of a pipeline {NEWEST} runs.",
 )
 @click.option(
     "--status", "words", multiple=True, metavar="STATUS", help="Only changes to this status."
@@ -138,8 +140,6 @@ def history(
         raise WrongUse("Use one of --all, --limit and --follow.")
     statuses = [read_word(word) for word in words]
     store = store_of(ctx)
-    wanted = {"jobid": job, "dataid": dataid, "datasetid": dataset}
-    cursor = end_of_log(store) if follow else None
     start = parse_time(store, since) if since else None
     if policy is not None:
         if job or dataset or follow or statuses:
@@ -147,43 +147,84 @@ def history(
         changes = registrations(store, jobid=policy, since=start)
         if not changes:
             refuse_unknown_job(store, policy)
-        _show_events(changes[-(limit or CHANGES) :] if not everything else changes, as_json)
+        _show_events(changes if everything else changes[-(limit or CHANGES_SHOWN) :], as_json)
         return
-    most = 1 if everything else limit or CHANGES
-    found = past(store, **wanted, since=start, statuses=statuses, limit=most)
-    if job is not None and not found:
-        with knowing_pipelines(store, job):
-            refuse_unknown_job(store, job)
-    if dataset is not None and not found:
-        refuse_unknown_name(store, dataset)
-    beside = []
-    if dataset is not None and not (job or dataid or statuses or follow):
-        beside = registrations(store, datasetid=dataset, since=start)
-    if everything:
-        events = whole_history(store, **wanted, since=start, statuses=statuses)
-        _show_events(in_time(beside, events), as_json)
-        return
-    if not follow:
-        _show_events(list(in_time(beside, found))[-most:], as_json)
-        return
-    seen = {event.seq for event in found}
-    for event in found:
-        tell(event, as_json=as_json)
-    said = 0.0
+    selection = _Selection(job, dataid, dataset, start, statuses)
+    if follow:
+        _follow(store, selection, limit or CHANGES_SHOWN, as_json)
+    elif everything:
+        _newest(store, selection, 1)  # refuses an unknown name
+        events = whole_history(store, **selection.ids(), since=start, statuses=statuses)
+        _show_events(in_time(_registration_changes(store, selection), events), as_json)
+    else:
+        most = limit or CHANGES_SHOWN
+        events = _newest(store, selection, most)
+        changes = _registration_changes(store, selection)
+        _show_events(list(in_time(changes, events))[-most:], as_json)
+
+
+class _Selection(NamedTuple):
+    """Which changes are asked for; None is any."""
+
+    job: str | None
+    dataid: str | None
+    dataset: str | None
+    since: datetime | None
+    statuses: Sequence[str]
+
+    def ids(self) -> dict[str, str | None]:
+        return {"jobid": self.job, "dataid": self.dataid, "datasetid": self.dataset}
+
+    def includes(self, event: Event) -> bool:
+        if self.statuses and event.status_after not in words_of(self.statuses):
+            return False
+        return all(getattr(event, key) == value for key, value in self.ids().items() if value)
+
+
+def _newest(store: Store, selection: _Selection, limit: int) -> list[Event]:
+    """The last changes; if there are none, an unknown job or dataset is refused."""
+    events = past(
+        store,
+        **selection.ids(),
+        since=selection.since,
+        statuses=selection.statuses,
+        limit=limit,
+    )
+    if not events and selection.job is not None:
+        with knowing_pipelines(store, selection.job):
+            refuse_unknown_job(store, selection.job)
+    if not events and selection.dataset is not None:
+        refuse_unknown_name(store, selection.dataset)
+    return events
+
+
+def _registration_changes(store: Store, selection: _Selection) -> list[Event]:
+    """How a dataset's registration changed, if its changes are asked for as a whole."""
+    if selection.dataset is None or selection.job or selection.dataid or selection.statuses:
+        return []
+    return registrations(store, datasetid=selection.dataset, since=selection.since)
+
+
+def _follow(store: Store, selection: _Selection, limit: int, as_json: bool) -> NoReturn:
+    """Print the last changes, then others as they come, until Ctrl-C."""
+    # The cursor first: a change that comes between the two is read twice and printed once. The
+    # other way round, it would be lost.
+    cursor: str | None = end_of_log(store)
+    newest = _newest(store, selection, limit)
+    for event in newest:
+        _print_event(event, as_json=as_json)
+    printed = {event.seq for event in newest}
+    warn_at = 0.0
     while True:
         events, cursor = events_after(store, cursor)
         for event in events:
-            if (
-                event.seq not in seen
-                and (not statuses or event.status_after in words_of(statuses))
-                and all(getattr(event, key) == value for key, value in wanted.items() if value)
-            ):
-                tell(event, as_json=as_json)
+            if event.seq not in printed and selection.includes(event):
+                _print_event(event, as_json=as_json)
         if not events:
-            if time.monotonic() > said and (late := unread(store)):
+            if time.monotonic() > warn_at and (late := unread(store)):
                 click.echo(late, err=True)
-                said = time.monotonic() + REMIND
-            time.sleep(POLL)
+                warn_at = time.monotonic() + WARN_SECONDS
+            time.sleep(POLL_SECONDS)
 
 
 def _show_events(events: Iterable[Event], as_json: bool) -> None:
@@ -232,7 +273,7 @@ def _refuse_typo(store: Store, slug: str) -> None:
         refuse_unknown_pipeline(store, slug)
 
 
-def tell(event: Event, *, as_json: bool) -> None:
+def _print_event(event: Event, *, as_json: bool) -> None:
     """Print one change as it comes."""
     [row] = shown_rows([event._asdict()], as_json=as_json)
     if as_json:
@@ -248,7 +289,7 @@ def tell(event: Event, *, as_json: bool) -> None:
 def _show_steps(
     ctx: click.Context, pipeline: str, dataid: str | None, limit: int, as_json: bool
 ) -> None:
-    """List a pipeline's steps; of one chunk also what they printed, to the last letter."""
+    """List a pipeline's steps; of a single chunk also all that they printed."""
     store = store_of(ctx)
     found = steps_of(store, pipeline, dataid, limit)
     if not found:
@@ -270,7 +311,7 @@ def _show_steps(
 def _step(row: dict[str, Any], as_json: bool, *, whole: bool) -> dict[str, Any]:
     started, ended = row["started"], row["ended"]
     seconds = round((ended - started).total_seconds(), 3) if started and ended else None
-    told = {
+    shown = {
         "dataid": row["dataid"],
         "generation": row["generation"],
         "step": row["step"],
@@ -282,9 +323,9 @@ def _step(row: dict[str, Any], as_json: bool, *, whole: bool) -> dict[str, Any]:
         "reason": row["reason"],
     }
     if row["transformation"] is None and not as_json:
-        told["transformation"] = WHOLE
+        shown["transformation"] = WHOLE_RUN
     if as_json:
-        told["ended"] = ended
+        shown["ended"] = ended
         if whole:
-            told |= {"stdout": row["stdout"], "traceback": row["traceback"]}
-    return told
+            shown |= {"stdout": row["stdout"], "traceback": row["traceback"]}
+    return shown

@@ -132,13 +132,13 @@ def run_(
     """
     from ..pipelines.project import find_project, read_project
     from ..pipelines.project_settings import open_project, project_settings
-    from ..pipelines.run import run_pipeline, run_project
+    from ..pipelines.run import run_project
 
     if stream is not None and all_chunks:
         raise click.UsageError("--all is for what waits: a --stream file is run as a whole.")
     found = read_project(find_project(project))
     if slug is None and not all_chunks:
-        known = ", ".join(each.slug for each in found.pipelines)
+        known = ", ".join(pipeline.slug for pipeline in found.pipelines)
         raise click.UsageError(f"Name a pipeline, or --all for all of them. There is: {known}")
     if slug is not None:
         found.pipeline(slug)
@@ -146,31 +146,45 @@ def run_(
     store = open_project(settings)
     try:
         if slug is None:
-            outcome = Outcome(0)
-            say = narrator(sys.stderr)
-            for each, its in run_project(store, found, settings, say=say, environ=os.environ):
-                if its.failed:
-                    _tell_where(store, found, each, its.failed)
-                outcome = outcome.and_then(its)
-            ctx.exit(exit_code(outcome, strict=strict))
-        progress, say = narration(store, slug, all_chunks)
-        outcome = run_pipeline(
-            store,
-            found,
-            slug,
-            settings,
-            say=say,
-            environ=os.environ,
-            stream_file=None if stream is None else Path(stream),
-            all_chunks=all_chunks,
-        )
-        if progress:
-            progress.end()
-        if outcome.failed:
-            _tell_where(store, found, slug, outcome.failed)
+            outcome, say = Outcome(0), narrator(sys.stderr)
+            for name, result in run_project(store, found, settings, say=say, environ=os.environ):
+                if result.failed:
+                    _print_place(store, found, name, result.failed)
+                outcome = outcome.and_then(result)
+        else:
+            file = None if stream is None else Path(stream)
+            outcome = _run_one(store, found, slug, settings, file, all_chunks)
     finally:
         store.close()
     ctx.exit(exit_code(outcome, strict=strict))
+
+
+def _run_one(
+    store: "Store",
+    project: "Project",
+    slug: str,
+    settings: "Settings",
+    stream_file: Path | None,
+    all_chunks: bool,
+) -> Outcome:
+    from ..pipelines.run import run_pipeline
+
+    progress, say = narration(store, slug, all_chunks)
+    outcome = run_pipeline(
+        store,
+        project,
+        slug,
+        settings,
+        say=say,
+        environ=os.environ,
+        stream_file=stream_file,
+        all_chunks=all_chunks,
+    )
+    if progress:
+        progress.end()
+    if outcome.failed:
+        _print_place(store, project, slug, outcome.failed)
+    return outcome
 
 
 @pipeline.command("list")
@@ -222,7 +236,7 @@ def _known(settings: "Settings", project: "Project") -> "Known":
         store.close()
 
 
-def _tell_where(store: "Store", project: "Project", slug: str, failed: int) -> None:
+def _print_place(store: "Store", project: "Project", slug: str, failed: int) -> None:
     """What shows more of a run that failed, and what runs it again once that is mended."""
     from ..store.history import runs
     from ..store.items import cleaned_away

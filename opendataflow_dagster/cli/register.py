@@ -287,28 +287,7 @@ def split(
     """
     from ..store import split as splitting
 
-    given = {"--by": by, "--size": size, "--chunks": chunks, "--shards": shards, "--values": values}
-    ways = [option for option, value in given.items() if value is not None]
-    if len(ways) != 1:
-        raise WrongUse(
-            "Split in one way: --by, --size, --chunks, --shards, --values. See `odf split --help`."
-        )
-    if by or size is not None or chunks is not None:
-        if lower is None or upper is None:
-            raise WrongUse(f"{ways[0]} needs --from and --to.")
-        if by:
-            pieces = splitting.by_date(lower, upper, by)
-        else:
-            pieces = splitting.by_number(
-                _number("--from", lower), _number("--to", upper), size=size, count=chunks
-            )
-    elif lower is not None or upper is not None:
-        raise WrongUse(f"--from and --to don't go with {ways[0]}: use --by, --size or --chunks.")
-    elif shards is not None:
-        pieces = splitting.by_shards(shards)
-    else:
-        listed = sys.stdin.read().splitlines() if values == "-" else (values or "").split(",")
-        pieces = splitting.by_value(listed)
+    pieces = _pieces(lower, upper, by, size, chunks, shards, values)
     done = splitting.split(
         store_of(ctx), datasetid, pieces, column=column, pending=pending, jobid=jobid, plan=plan
     )
@@ -324,6 +303,39 @@ def split(
         f"{all_of_them - new} of these {all_of_them} were there already.",
         err=True,
     )
+
+
+def _pieces(
+    lower: str | None,
+    upper: str | None,
+    by: str | None,
+    size: int | None,
+    chunks: int | None,
+    shards: int | None,
+    values: str | None,
+) -> "Series":
+    """The chunks of a table by the one way of splitting that the options name."""
+    from ..store import split as splitting
+
+    given = {"--by": by, "--size": size, "--chunks": chunks, "--shards": shards, "--values": values}
+    ways = [option for option, value in given.items() if value is not None]
+    if len(ways) != 1:
+        raise WrongUse(
+            "Split in one way: --by, --size, --chunks, --shards, --values. See `odf split --help`."
+        )
+    if by or size is not None or chunks is not None:
+        if lower is None or upper is None:
+            raise WrongUse(f"{ways[0]} needs --from and --to.")
+        if by:
+            return splitting.by_date(lower, upper, by)
+        bounds = _number("--from", lower), _number("--to", upper)
+        return splitting.by_number(*bounds, size=size, count=chunks)
+    if lower is not None or upper is not None:
+        raise WrongUse(f"--from and --to don't go with {ways[0]}: use --by, --size or --chunks.")
+    if shards is not None:
+        return splitting.by_shards(shards)
+    listed = sys.stdin.read().splitlines() if values == "-" else (values or "").split(",")
+    return splitting.by_value(listed)
 
 
 def _rows(datasetid: str, chunks: "Series") -> Iterator[dict[str, Any]]:

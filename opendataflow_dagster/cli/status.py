@@ -4,6 +4,7 @@ import os
 import shutil
 import sys
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack
 from datetime import datetime
 from importlib import import_module
 from itertools import chain
@@ -25,6 +26,7 @@ from ..store.overview import MANY, Strip, running, summary
 from ..store.overview import grid as squares
 from ..store.overview import status as chunk_rows
 from ..store.refusals import refuse_unknown_job, refuse_unknown_name
+from ..store.store import Store
 from ..util.text import printable, typed
 from ..util.times import parse_time, shown
 from .output import (
@@ -46,7 +48,6 @@ from .output import (
 
 if TYPE_CHECKING:
     from ..dagster.translator import DataflowTranslator
-    from ..store.store import Store
 
 
 MORE = "--limit or --all shows more, --status FAILED and --since fewer"
@@ -107,39 +108,55 @@ def status(
         raise WrongUse("--status and --since list chunks: leave --grid, --running, --counts out.")
     listed = chosen or everything or limit is not None or name is not None
     lists = not (only_counts or only_running) and (as_json or (listed and not grid))
-    if name is not None and not lists:  # a listing refuses a name of which it finds nothing
+    if lists:
+        _list_chunks(store, name, words, since, most, as_json)
+        return
+    if name is not None:  # a listing refuses a name itself, if it finds no chunks of it
         with knowing_pipelines(store, name):
             refuse_unknown_name(store, name)
     if only_running:
         show_first(running(store, name), most, as_json=as_json, empty="Nothing is running.")
-        return
-    if lists:
-        rows = chunk_rows(
-            store,
-            name,
-            statuses=[read_word(word) for word in words],
-            since=parse_time(store, since) if since else None,
-            limit=most and most + 1,
-        )
-        whose = "There are" if name is None else f"{name!r} has"
-        empty = f"{whose} no such chunks." if chosen else f"{whose} no chunks yet."
-        with knowing_pipelines(store, name or ""):
-            show_first(rows, most, as_json=as_json, empty=empty, more=MORE)
-        for fold in folds(store, name):
-            click.echo(f"Not listed: {fold}.", err=True)
-        return
+    elif as_json:
+        show(summary(store, name), as_json=True)
+    else:
+        _show_counts(store, name, grid, only_counts)
+
+
+def _list_chunks(
+    store: Store,
+    name: str | None,
+    words: Sequence[str],
+    since: str | None,
+    most: int | None,
+    as_json: bool,
+) -> None:
+    """List chunks one by one."""
+    rows = chunk_rows(
+        store,
+        name,
+        statuses=[read_word(word) for word in words],
+        since=parse_time(store, since) if since else None,
+        limit=most and most + 1,
+    )
+    whose = "There are" if name is None else f"{name!r} has"
+    empty = f"{whose} no such chunks." if words or since else f"{whose} no chunks yet."
+    with knowing_pipelines(store, name or ""):
+        show_first(rows, most, as_json=as_json, empty=empty, more=MORE)
+    for fold in folds(store, name):
+        click.echo(f"Not listed: {fold}.", err=True)
+
+
+def _show_counts(store: Store, name: str | None, grid: bool, only_counts: bool) -> None:
+    """Show the chunks of each job by status; on a terminal also as squares, and what is running."""
     counts = summary(store, name)
-    if as_json:
-        show(counts, as_json=True)
-        return
     chunks = sum(row[word.lower()] for row in counts for word in LOOKS if word) + sum(
         row["claimable"] for row in counts
     )
     if grid or (sys.stdout.isatty() and 0 < chunks <= MANY and not only_counts):
-        draw(squares(store, name))
+        _draw(squares(store, name))
     elif sys.stdout.isatty() and chunks:
         click.echo(f"{chunks:,} chunks: `odf status --grid` draws them.", err=True)
-    show(counts, as_json=False, empty=_next())
+    show(counts, as_json=False, empty=_next_step())
     if sys.stdout.isatty() and (live := running(store, name)):
         click.echo("\nrunning")
         more = "`odf status --running` shows more"
@@ -187,13 +204,13 @@ def runs(
     show_first(found, None, as_json=as_json, empty=empty)
 
 
-def draw(strips: Sequence[Strip], width: int | None = None) -> None:
+def _draw(strips: Sequence[Strip], width: int | None = None) -> None:
     """Draw a strip for each output of each job, and what the colours or letters mean."""
     colours = in_colour()
     width = width or shutil.get_terminal_size().columns
     for strip in strips:
-        each = f", {strip.each} to a square" if strip.each > 1 else ""
-        title = f"{strip.jobid} → {strip.datasetid}: {strip.chunks} chunks{each}"
+        scale = f", {strip.each} to a square" if strip.each > 1 else ""
+        title = f"{strip.jobid} → {strip.datasetid}: {strip.chunks} chunks{scale}"
         click.echo(click.style(title, bold=True) if colours else title)
         for at in range(0, len(strip.squares), width - 2):
             line = strip.squares[at : at + width - 2]
@@ -207,7 +224,7 @@ def draw(strips: Sequence[Strip], width: int | None = None) -> None:
         click.echo(legend + "\n", color=colours)
 
 
-def _next() -> str:
+def _next_step() -> str:
     from ..pipelines.project import nearest_project
 
     if nearest_project():
@@ -222,7 +239,7 @@ def _square(word: str | None, colours: bool) -> str:
     return click.style(square, fg=colour) if colours else letter
 
 
-WORDS = {True: "yes", False: "no", None: "unknown"}
+ANSWER_WORDS = {True: "yes", False: "no", None: "unknown"}
 
 
 @click.command(epilog="Example: odf why loadbob 2026-03-01 --at 2026-03-02T09:00")
@@ -258,14 +275,14 @@ def why(
         )
         found = found._replace(reasons=[reason])
     if as_json:
-        show([as_object(found)], as_json=True)
+        show([_as_object(found)], as_json=True)
     else:
-        tell(found)
+        _print_explanation(found)
     if found.code == "NOT_REGISTERED":
         ctx.exit(Refused.exit_code)
 
 
-def tell(found: Explanation) -> None:
+def _print_explanation(found: Explanation) -> None:
     """Print an explanation for a person."""
     name = printable(found.jobid if found.dataid is None else f"{found.jobid} {found.dataid}")
     verb, be = ("could", "had been") if found.at else ("may", "is")
@@ -294,12 +311,14 @@ def tell(found: Explanation) -> None:
     if found.answers:
         click.echo()
     for answer in found.answers:
-        click.echo(f"{answer.question + '?':<12} {WORDS[answer.ok]:<8} {printable(answer.text)}")
+        click.echo(
+            f"{answer.question + '?':<12} {ANSWER_WORDS[answer.ok]:<8} {printable(answer.text)}"
+        )
     for note in found.notes:
         click.echo(note, err=True)
 
 
-def as_object(found: Explanation) -> dict[str, Any]:
+def _as_object(found: Explanation) -> dict[str, Any]:
     """An explanation for programs."""
     return {
         "jobid": found.jobid,
@@ -384,63 +403,78 @@ def drift(
     statuses = [shown_word(read_word(word)) for word in words]
     start = parse_time(store, since) if since else None
 
-    def report(catalog: Catalog, found: Iterable[Drift]) -> None:
+    with ExitStack() as stack:
+        instance = names = None
+        if not no_dagster:
+            names = _translator(translator)
+            instance = stack.enter_context(_dagster_instance())
+        elif repair:
+            raise WrongUse("--repair is for Dagster's grid. Leave --no-dagster out.")
+        if repair:
+            _repair(store, instance, names)
+        catalog = read_catalog(store)
+        some = some_of(store, [dataset] if dataset else catalog.domains, everything)
+        if instance is None:
+            found = drift_of_data(store, catalog, dataset, some)
+        else:
+            found = _compare(store, instance, names, dataset, some, catalog)
         if statuses:
-            found = (each for each in found if each.tables in statuses)
+            found = (difference for difference in found if difference.tables in statuses)
         if start:
             found = _changed(store, catalog, found, start)
         _report(ctx, found, most, as_json)
 
-    if no_dagster:
-        if repair:
-            raise WrongUse("--repair is for Dagster's grid. Leave --no-dagster out.")
-        catalog = read_catalog(store)
-        some = some_of(store, [dataset] if dataset else catalog.domains, everything)
-        report(catalog, drift_of_data(store, catalog, dataset, some))
-        return
-    names = _translator(translator)
+
+def _dagster_instance() -> Any:
     if not os.environ.get("DAGSTER_HOME"):
         raise WrongUse(
             "DAGSTER_HOME isn't set, so there is no Dagster to compare with. Set it to the folder "
             "of your dagster.yaml, or use --no-dagster."
         )
-    dg = import_module("dagster")
-    from ..dagster.drift import drift as compare
-    from ..dagster.drift import repair as put_right
+    # By name: cli/ works without Dagster, and a contract of import-linter watches that.
+    return import_module("dagster").DagsterInstance.get()
+
+
+def _compare(
+    store: Store,
+    instance: Any,
+    names: "DataflowTranslator | None",
+    dataset: str | None,
+    some: dict[str, list[str]],
+    catalog: Catalog,
+) -> Iterable[Drift]:
+    from ..dagster.drift import drift
     from ..dagster.grid import Mirror
 
-    with dg.DagsterInstance.get() as instance:
-        if repair:
-            done = put_right(store, instance, names)
-            click.echo(
-                f"{count_of(done.writes, 'correction')}: {done.made} shown as READY, "
-                f"{done.planned} as running or failed, {done.cleared} as missing, "
-                f"{done.keys} partition keys.",
-                err=True,
-            )
-        catalog = read_catalog(store)
-        some = some_of(store, [dataset] if dataset else catalog.domains, everything)
-        found = compare(
-            store, Mirror(instance), names, datasetid=dataset, some=some, catalog=catalog
-        )
-        report(catalog, found)
+    return drift(store, Mirror(instance), names, datasetid=dataset, some=some, catalog=catalog)
+
+
+def _repair(store: Store, instance: Any, names: "DataflowTranslator | None") -> None:
+    from ..dagster.drift import repair
+
+    done = repair(store, instance, names)
+    click.echo(
+        f"{count_of(done.writes, 'correction')}: {done.made} shown as READY, "
+        f"{done.planned} as running or failed, {done.cleared} as missing, "
+        f"{done.keys} partition keys.",
+        err=True,
+    )
 
 
 def _changed(
-    store: "Store", catalog: Catalog, found: Iterable[Drift], since: datetime
+    store: Store, catalog: Catalog, found: Iterable[Drift], since: datetime
 ) -> Iterator[Drift]:
     """The differences of chunks that changed since then."""
     changed: dict[str, set[str]] = {}
-    for each in found:
-        if each.datasetid not in catalog.datasets:  # a key of a whole domain
+    for difference in found:
+        name = difference.datasetid
+        if name not in catalog.datasets:  # a key of a whole domain
             continue
-        if each.datasetid not in changed:
-            rows = chunk_rows(store, each.datasetid, since=since)
-            changed[each.datasetid] = {
-                row["dataid"] for row in rows if row["datasetid"] == each.datasetid
-            }
-        if each.dataid in changed[each.datasetid]:
-            yield each
+        if name not in changed:
+            rows = chunk_rows(store, name, since=since)
+            changed[name] = {row["dataid"] for row in rows if row["datasetid"] == name}
+        if difference.dataid in changed[name]:
+            yield difference
 
 
 def _report(ctx: click.Context, found: Iterable[Drift], most: int | None, as_json: bool) -> None:
@@ -449,13 +483,13 @@ def _report(ctx: click.Context, found: Iterable[Drift], most: int | None, as_jso
 
     def rows() -> Iterator[dict[str, Any]]:
         nonlocal differences
-        for each in found:
+        for difference in found:
             differences += 1
-            yield each._asdict()
+            yield difference._asdict()
 
-    told = rows()
-    show_first(told, most, as_json=as_json, empty="No drift.", more=MORE)
-    for _ in told:
+    remaining = rows()
+    show_first(remaining, most, as_json=as_json, empty="No drift.", more=MORE)
+    for _ in remaining:  # only to count them
         pass
     if differences:
         if not as_json:
