@@ -12,13 +12,13 @@ def main() -> None:
     from ..config.passkey import take_passkey
 
     take_passkey()  # before anything that a user has written is loaded
-    from .fast_run import concluded, execute, parse
+    from .fast_run import execute, parse, run_guarded
 
     words = sys.argv[1:]
     if words[:1] == ["run"] and (line := parse(words[1:])):
-        leave(concluded(lambda: execute(line)))
+        leave(run_guarded(lambda: execute(line)))
     gc.enable()
-    sys.exit(concluded(lambda: _with_click(words)))
+    sys.exit(run_guarded(lambda: _with_click(words)))
 
 
 def leave(code: int) -> None:

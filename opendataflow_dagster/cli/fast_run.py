@@ -1,4 +1,8 @@
-"""`odf run` without click: what a cron line runs a thousand times a day starts in milliseconds."""
+"""`odf run` without click: what a cron line runs a thousand times a day starts in milliseconds.
+
+It imports neither click nor rich, and parses its few options itself. Whatever it doesn't understand
+goes to click, which knows the same options: a new one belongs here and in cli/run.py.
+"""
 
 import gc
 import os
@@ -18,12 +22,16 @@ TYPE_CHECKING = False  # type checkers take it for true; a cron line doesn't pay
 if TYPE_CHECKING:
     from .progress import RunProgress
 
-IDLE = 3
-"""The exit code of `--strict` when there was nothing to do."""
+EXIT_IDLE = 3
+"""The exit code of `--strict` if there was nothing to do.
+
+The others: 0 for success, 2 for wrong use, 1 or the error's own for what was refused or failed; of
+a script its own, or 128+n if signal n ended it.
+"""
 
 
-EXCERPT = 300
-"""Letters that are kept of the beginning and of the end of an endless message."""
+EXCERPT_LETTERS = 300
+"""Letters of a long message that are printed from its beginning, and from its end."""
 
 
 class RunLine(NamedTuple):
@@ -41,7 +49,7 @@ class RunLine(NamedTuple):
     """Whether `--` stood before the script: then every word after it is the script's."""
 
 
-OPTIONS = (
+RUN_OPTIONS = (
     "--job",
     "--all",
     "--workers",
@@ -52,11 +60,11 @@ OPTIONS = (
     "--batch",
     "--help",
 )
-"""What `odf run` takes before the script. After it, it is a mistake more often than an argument."""
+"""The options of `odf run` before the script. After it they are more often a mistake than meant."""
 
 
 def parse(words: list[str]) -> RunLine | None:
-    """Read the words after `odf run`; None for what click had better explain, or refuse."""
+    """Parse the words after `odf run`; None for what click has to explain or refuse."""
     given: dict[str, str] = {}
     flags: set[str] = set()
     at = 0
@@ -123,7 +131,7 @@ def _refuse_own_options(line: RunLine) -> None:
         if word == "--" or line.exact:
             return
         name = word.partition("=")[0]
-        if name in OPTIONS:
+        if name in RUN_OPTIONS:
             raise WrongUse(
                 f"{name} stands after the script, so `odf run` would not see it. Write it before "
                 f"the script; if it is the script's: odf run -- {typed(line.script)} …"
@@ -131,7 +139,7 @@ def _refuse_own_options(line: RunLine) -> None:
 
 
 def narration(store: Store, jobid: str, many: bool) -> tuple["RunProgress | None", Say]:
-    """What says how a run goes; on a terminal, with a line below of how far many chunks are."""
+    """What prints the messages of a run; on a terminal, with a line of progress below them."""
     if many and sys.stderr is not None and sys.stderr.isatty() and os.environ.get("TERM") != "dumb":
         from .progress import RunProgress
 
@@ -141,7 +149,7 @@ def narration(store: Store, jobid: str, many: bool) -> tuple["RunProgress | None
 
 
 def exit_code(outcome: Outcome, *, strict: bool) -> int:
-    return IDLE if strict and outcome.idle else outcome.code
+    return EXIT_IDLE if strict and outcome.idle else outcome.code
 
 
 def job_of(script: str) -> str:
@@ -150,7 +158,7 @@ def job_of(script: str) -> str:
 
 
 def narrator(stream: TextIO | None) -> Say:
-    """What prints a line at once; a stream that is closed or can't show a letter stops nothing."""
+    """What prints a line at once; a closed stream or a letter that it can't show stops no run."""
 
     def say(line: str) -> None:
         if stream is None:
@@ -167,8 +175,11 @@ def narrator(stream: TextIO | None) -> Say:
     return say
 
 
-def concluded(work: Callable[[], int]) -> int:
-    """The exit code of some work; an error of ours, or of the database, ends it in one line."""
+def run_guarded(work: Callable[[], int]) -> int:
+    """Do the work and return its exit code; an error is printed in one line, not as a traceback.
+
+    Errors that nobody expects are raised: their traceback belongs into a report.
+    """
     try:
         return work()
     except DataflowError as error:
@@ -196,8 +207,8 @@ def concluded(work: Callable[[], int]) -> int:
 
 
 def complain(error: object) -> None:
-    """Say what went wrong in one line of bearable length: an id may be a book."""
+    """Print an error in one line of limited length: an id in it may be as long as a book."""
     text = printable(str(error))
-    if len(text) > 2 * EXCERPT:
-        text = f"{text[:EXCERPT]} … {text[-EXCERPT:]}"
+    if len(text) > 2 * EXCERPT_LETTERS:
+        text = f"{text[:EXCERPT_LETTERS]} … {text[-EXCERPT_LETTERS:]}"
     narrator(sys.stderr)(f"odf: {text}")

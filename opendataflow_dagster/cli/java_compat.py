@@ -7,7 +7,7 @@ from ..config.passkey import find_passkey, take_passkey
 from ..config.settings import BUILT_IN, DEFAULT_URL, FILE_NAME, load_settings
 from ..errors import NoDatabase, WrongUse
 from . import leave
-from .fast_run import concluded, job_of, narrator
+from .fast_run import job_of, narrator, run_guarded
 
 TYPE_CHECKING = False  # type checkers take it for true; a cron line doesn't pay for `typing`
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ def runjob() -> None:
 
         return _with_store(words[:1], run)
 
-    leave(concluded(work))
+    leave(run_guarded(work))
 
 
 def forcejob() -> None:
@@ -116,7 +116,7 @@ def utility() -> None:
         if given or words[0] == os.environ.get("PASSKEY"):
             _hide_key(words)
     take_passkey()
-    sys.exit(concluded(lambda: run_utility(words)))
+    sys.exit(run_guarded(lambda: run_utility(words)))
 
 
 def run_utility(words: list[str]) -> int:
@@ -181,7 +181,7 @@ def _force(usage: str, *, newest_order: bool) -> None:
 
         return _with_store(words[:2], run)
 
-    leave(concluded(work))
+    leave(run_guarded(work))
 
 
 def _names_script(store: "Store", words: list[str]) -> bool:
@@ -209,7 +209,7 @@ def _lies_beside(script: str) -> bool:
 
 def _go_where_it_lies(words: list[str]) -> None:
     """Work in the folder of the command, as the original does, if the script is only there."""
-    if any(_lies_beside(each) and not os.path.exists(each) for each in words):
+    if any(_lies_beside(word) and not os.path.exists(word) for word in words):
         os.chdir(_own_folder())
 
 
@@ -217,14 +217,14 @@ def _with_store(words: list[str], work: "Callable[[Store], int]") -> int:
     """Work with the tables that are configured here, beside the script, or where we lie."""
     from ..store.opening import open_from
 
-    beside = [os.path.dirname(os.path.abspath(each)) for each in words if "/" in each]
+    beside = [os.path.dirname(os.path.abspath(word)) for word in words if "/" in word]
     folders = list(dict.fromkeys([os.getcwd(), *beside, _own_folder()]))
     tables = DEFAULT_URL.removeprefix("sqlite:///")
     home = next(
         (
-            each
-            for each in folders
-            if any(os.path.exists(os.path.join(each, name)) for name in (FILE_NAME, tables))
+            folder
+            for folder in folders
+            if any(os.path.exists(os.path.join(folder, name)) for name in (FILE_NAME, tables))
         ),
         None,
     )

@@ -12,11 +12,10 @@ from ..store import operations
 from ..store.refusals import refuse_unknown_job
 from ..util.text import typed
 from ..util.times import parse_duration
+from .fast_run import EXIT_IDLE
 from .output import as_json, count_of, knowing_pipelines, most_of, show_first, store_of
 
-NOTHING_TO_DO = 3
-
-PLANNED = 10_000
+PLANNED_CHUNKS = 10_000
 """Chunks that failed or are stale and that a plan looks at, unless it is for a program."""
 
 _plan = click.option("--plan", is_flag=True, help="Say what would change, and change nothing.")
@@ -59,7 +58,7 @@ def ready(
             f"If that isn't meant: `odf dataset add {typed(datasetid)}`.",
             err=True,
         )
-    _tell(ctx, moved, "READY", "were READY already", plan, strict, as_json)
+    _report_moves(ctx, moved, "READY", "were READY already", plan, strict, as_json)
 
 
 @click.command()
@@ -114,10 +113,10 @@ def resubmit(
             stale=stale,
             downstream=downstream,
             plan=plan,
-            most=None if as_json else PLANNED,
+            most=None if as_json else PLANNED_CHUNKS,
             why=reason,
         )
-    _tell(ctx, moved, "RESUBMIT", "are to be made already", plan, strict, as_json)
+    _report_moves(ctx, moved, "RESUBMIT", "are to be made already", plan, strict, as_json)
 
 
 @click.command()
@@ -144,7 +143,7 @@ def hold(
     """
     with knowing_pipelines(store := store_of(ctx), jobid):
         moved = operations.hold(store, jobid, dataids, plan=plan, why=reason)
-    _tell(ctx, moved, "HOLD", "are held already", plan, strict, as_json)
+    _report_moves(ctx, moved, "HOLD", "are held already", plan, strict, as_json)
 
 
 @click.command()
@@ -172,7 +171,7 @@ def release(
     with knowing_pipelines(store := store_of(ctx), jobid):
         moved = operations.release(store, jobid, dataids, plan=plan, why=reason)
     after = "what it was" if moved.chunks == 1 else "what they were"
-    _tell(ctx, moved, after, "aren't held", plan, strict, as_json)
+    _report_moves(ctx, moved, after, "aren't held", plan, strict, as_json)
 
 
 @click.command("delete-run")
@@ -229,15 +228,16 @@ def recover(
     settled = (
         operations.due(store, jobid) if plan else store.recover(jobid, who=operations.person())
     )
-    rows = [_chunk(each.jobid, each.dataid, each.status, each.reason) for each in settled]
+    rows = [_chunk(claim.jobid, claim.dataid, claim.status, claim.reason) for claim in settled]
     running: list[dict[str, Any]] = []
     if seconds is None:
-        found = dict.fromkeys(each[:1] + each[2:5] for each in operations.unclaimed(store, jobid))
-        running = [_chunk(*each[:3], f"no claim, since {each[3]}") for each in found]
+        outputs = operations.unclaimed(store, jobid)
+        chunks = dict.fromkeys(output[:1] + output[2:5] for output in outputs)
+        running = [_chunk(*chunk[:3], f"no claim, since {chunk[3]}") for chunk in chunks]
     else:
         abandoned = operations.recover_abandoned(store, seconds, jobid=jobid, plan=plan)
-        found = dict.fromkeys((move.jobid, move.dataid) for move in abandoned.moves)
-        rows += [_chunk(*each, RESUBMIT, f"no claim for more than {age}") for each in found]
+        chunks = dict.fromkeys((move.jobid, move.dataid) for move in abandoned.moves)
+        rows += [_chunk(*chunk, RESUBMIT, f"no claim for more than {age}") for chunk in chunks]
 
     if rows or running or as_json:
         _show(rows + running, as_json)
@@ -249,7 +249,7 @@ def recover(
             err=True,
         )
     if strict and not rows:
-        ctx.exit(NOTHING_TO_DO)
+        ctx.exit(EXIT_IDLE)
 
 
 def _chunk(jobid: str, dataid: str, status: str, why: str) -> dict[str, Any]:
@@ -261,7 +261,7 @@ def _show(rows: Iterable[dict[str, Any]], as_json: bool) -> None:
     show_first(rows, most, as_json=as_json, empty="", more="--json lists all")
 
 
-def _tell(
+def _report_moves(
     ctx: click.Context,
     moved: operations.Moved,
     after: str,
@@ -270,12 +270,12 @@ def _tell(
     strict: bool,
     as_json: bool,
 ) -> None:
-    """Show what was moved to a program or a planner, and say it to a person."""
+    """List the moves for a program or a plan, and summarize them for a person."""
     if as_json or (plan and moved.moves):
         _show((move._asdict() for move in moved.moves), as_json)
     verb = "would become" if plan else "became"
     if moved.cut:
-        click.echo(f"Only {PLANNED:,} chunks are looked at: --json plans for all.", err=True)
+        click.echo(f"Only {PLANNED_CHUNKS:,} chunks are looked at: --json plans for all.", err=True)
     click.echo(f"{count_of(moved.chunks, 'chunk')} {verb} {after}.", err=True)
     if moved.same:
         click.echo(f"{len(moved.same)} {same}: nothing to do.", err=True)
@@ -286,7 +286,7 @@ def _tell(
     if len(moved.left) > 5:
         click.echo(f"And {len(moved.left) - 5} more were left.", err=True)
     if strict and not moved.moves:
-        ctx.exit(NOTHING_TO_DO)
+        ctx.exit(EXIT_IDLE)
 
 
 def _cure(row: operations.Move) -> str:

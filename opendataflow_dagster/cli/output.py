@@ -21,22 +21,22 @@ from ..util.text import meant, printable, typed
 if TYPE_CHECKING:
     from ..pipelines.project import Project
 
-WIDEST = 100_000
+TABLE_COLUMNS = 100_000
 """Columns for a table that isn't cut: a terminal folds a long line, but an id cut off is lost."""
 
-SCREEN = 1000
-"""Rows that a listing shows unless told otherwise."""
+SCREEN_ROWS = 1000
+"""Rows that a listing shows by default."""
 
-PIECE = 1000
+SAMPLE_ROWS = 1000
 """Rows from which the widths of the columns of a longer listing are taken."""
 
 as_json = click.option("--json", "as_json", is_flag=True, help="A list of objects, for programs.")
 
 
 def store_of(ctx: click.Context, *, making: bool = False) -> Store:
-    """The store that `--config` or the surroundings name, until the command ends.
+    """Open the store that `--config` or the environment names; it is closed with the command.
 
-    Where those of a project aren't made yet, that is said, unless the command is `making` them.
+    A project whose tables don't exist yet is refused, unless the command is `making` them.
     """
     settings = load_settings(ctx.find_root().obj)
     folder = os.path.dirname(settings.url.removeprefix("sqlite:///"))
@@ -61,21 +61,21 @@ def pipeline_here(store: Store, slug: str) -> "Project | None":
     if plan.reads or plan.outputs or (root := nearest_project()) is None:
         return None
     try:
-        found = read_project(root)
-        found.pipeline(slug)
+        project = read_project(root)
+        project.pipeline(slug)
     except DataflowError:  # it is no pipeline, or no project that can be read
         return None
-    return found
+    return project
 
 
 def not_run_yet(slug: str) -> str:
-    """What is the matter with a pipeline that is no job yet, and what makes it one."""
+    """The message about a pipeline that is no job yet, since it hasn't run."""
     return f"Pipeline {slug!r} hasn't run yet. Run: odf pipeline run {typed(slug)}"
 
 
 @contextmanager
 def knowing_pipelines(store: Store, jobid: str) -> Iterator[None]:
-    """Tell of what isn't registered how it comes to be, if it is a pipeline of the project."""
+    """Explain a NOT_REGISTERED refusal, if it is about a pipeline that hasn't run yet."""
     try:
         yield
     except Refused as error:
@@ -114,7 +114,7 @@ def show(rows: Sequence[dict[str, Any]], *, as_json: bool, empty: str = "Nothing
         _columns(rows)
 
 
-def limits(screen: int = SCREEN) -> Callable[[Callable], Callable]:
+def limits(screen: int = SCREEN_ROWS) -> Callable[[Callable], Callable]:
     """The options --limit and --all of a listing that shows its first rows."""
 
     def decorated(command: Callable) -> Callable:
@@ -131,7 +131,9 @@ def limits(screen: int = SCREEN) -> Callable[[Callable], Callable]:
     return decorated
 
 
-def most_of(limit: int | None, everything: bool, as_json: bool, screen: int = SCREEN) -> int | None:
+def most_of(
+    limit: int | None, everything: bool, as_json: bool, screen: int = SCREEN_ROWS
+) -> int | None:
     """How many rows --limit, --all and --json ask for; None is all."""
     if limit is not None and everything:
         raise WrongUse("Use --limit or --all, not both.")
@@ -171,11 +173,11 @@ def show_first(
 ) -> None:
     """Print the first rows, or all (None) as they are read, and say whether there are more."""
     rows = iter(rows)
-    head = list(islice(rows, PIECE if most is None else most + 1))
+    head = list(islice(rows, SAMPLE_ROWS if most is None else most + 1))
     cut = most is not None and len(head) > most
     if cut:
         head.pop()
-    rest = () if most is not None or len(head) < PIECE else rows
+    rest = () if most is not None or len(head) < SAMPLE_ROWS else rows
     if as_json:
         _stream_json(chain(head, rest))
     elif rest and (first := list(islice(rest, 1))):
@@ -190,8 +192,8 @@ def _stream_json(rows: Iterable[dict[str, Any]]) -> None:
     """Print rows as `json_text` with an indent of 1 does, one by one."""
     before = "["
     for row in rows:
-        [told] = shown_rows([row], as_json=True)
-        print(before + "\n " + json_text(told, indent=1).replace("\n", "\n "), end="")
+        [shown] = shown_rows([row], as_json=True)
+        print(before + "\n " + json_text(shown, indent=1).replace("\n", "\n "), end="")
         before = ","
     print("[]" if before == "[" else "\n]")
 
@@ -234,19 +236,19 @@ def _table(rows: Sequence[dict[str, Any]]) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    def table(names: Sequence[str]) -> Table:
-        made = Table(box=None, header_style="bold", pad_edge=False)
+    def table_of(names: Sequence[str]) -> Table:
+        table = Table(box=None, header_style="bold", pad_edge=False)
         for name in names:
-            made.add_column(name, no_wrap=True)
+            table.add_column(name, no_wrap=True)
         for row in rows:
-            made.add_row(*(Text(_cell(row[name])) for name in names))
-        return made
+            table.add_row(*(Text(_cell(row[name])) for name in names))
+        return table
 
     console, names = Console(), list(rows[0])
-    wide = Console(width=WIDEST, height=25)  # without a height, 80 columns if TERM is dumb
-    if wide.measure(table(names)).maximum > console.width:
+    wide = Console(width=TABLE_COLUMNS, height=25)  # without a height, 80 columns if TERM is dumb
+    if wide.measure(table_of(names)).maximum > console.width:
         names = [name for name in names if any(_cell(row[name]) for row in rows)] or names
-    wide.print(table(names))
+    wide.print(table_of(names))
 
 
 def _columns(rows: Sequence[dict[str, Any]], rest: Iterable[dict[str, Any]] = ()) -> None:

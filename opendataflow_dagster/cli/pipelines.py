@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from ..store.store import Store
 
 of_project = click.option(
-    "--project", metavar="DIR", help="The project's folder; else this one, or one above."
+    "--project", "folder", metavar="DIR", help="The project's folder; else this one, or one above."
 )
 
 
@@ -32,7 +32,7 @@ of_project = click.option(
 @as_json
 @click.pass_context
 def validate(
-    ctx: click.Context, pipeline: str | None, project: str | None, junit: str | None, as_json: bool
+    ctx: click.Context, pipeline: str | None, folder: str | None, junit: str | None, as_json: bool
 ) -> None:
     """Run each transformation of a project on its expected inputs, and compare what it returns.
 
@@ -48,9 +48,9 @@ def validate(
     from ..pipelines.project import find_project, read_project
     from ..pipelines.validate import validate as judge
 
-    found = read_project(find_project(project))
+    project = read_project(find_project(folder))
     verdicts = []
-    for verdict in judge(found, pipeline, ctx.find_root().obj, say=narrator(sys.stderr)):
+    for verdict in judge(project, pipeline, ctx.find_root().obj, say=narrator(sys.stderr)):
         verdicts.append(verdict)
         if as_json:
             continue
@@ -59,11 +59,11 @@ def validate(
             for line in validation_report.details_of(verdict):
                 click.echo(f"        {printable(line)}")
     if as_json:
-        show([validation_report.object_of(each) for each in verdicts], as_json=True)
+        show([validation_report.object_of(verdict) for verdict in verdicts], as_json=True)
     if junit:
         validation_report.write_junit(verdicts, Path(junit))
     click.echo(validation_report.summary_of(verdicts), err=True)
-    if not all(each.passed for each in verdicts):
+    if not all(verdict.passed for verdict in verdicts):
         ctx.exit(1)
 
 
@@ -81,10 +81,10 @@ def new(project: str) -> None:
         raise WrongUse(
             "A project is called like its folder, and no name is given. Run: odf new shop"
         )
-    made = make(Path(project))
+    files = make(Path(project))
     there = f"./{project}" if project.startswith("-") else project
     click.echo(
-        f"{printable(project)} has {count_of(len(made), 'file')}. "
+        f"{printable(project)} has {count_of(len(files), 'file')}. "
         f"Next: {typed('cd', there)} && odf validate && odf pipeline run clean_contacts",
         err=True,
     )
@@ -115,7 +115,7 @@ def run_(
     stream: str | None,
     all_chunks: bool,
     strict: bool,
-    project: str | None,
+    folder: str | None,
 ) -> None:
     """Run a pipeline on Spark, and write output/SLUG.csv and its destination.
 
@@ -136,24 +136,24 @@ def run_(
 
     if stream is not None and all_chunks:
         raise click.UsageError("--all is for what waits: a --stream file is run as a whole.")
-    found = read_project(find_project(project))
+    project = read_project(find_project(folder))
     if slug is None and not all_chunks:
-        known = ", ".join(pipeline.slug for pipeline in found.pipelines)
+        known = ", ".join(pipeline.slug for pipeline in project.pipelines)
         raise click.UsageError(f"Name a pipeline, or --all for all of them. There is: {known}")
     if slug is not None:
-        found.pipeline(slug)
-    settings = project_settings(found.root, ctx.find_root().obj)
+        project.pipeline(slug)
+    settings = project_settings(project.root, ctx.find_root().obj)
     store = open_project(settings)
     try:
         if slug is None:
             outcome, say = Outcome(0), narrator(sys.stderr)
-            for name, result in run_project(store, found, settings, say=say, environ=os.environ):
+            for name, result in run_project(store, project, settings, say=say, environ=os.environ):
                 if result.failed:
-                    _print_place(store, found, name, result.failed)
+                    _print_place(store, project, name, result.failed)
                 outcome = outcome.and_then(result)
         else:
             file = None if stream is None else Path(stream)
-            outcome = _run_one(store, found, slug, settings, file, all_chunks)
+            outcome = _run_one(store, project, slug, settings, file, all_chunks)
     finally:
         store.close()
     ctx.exit(exit_code(outcome, strict=strict))
@@ -191,7 +191,7 @@ def _run_one(
 @of_project
 @as_json
 @click.pass_context
-def list_(ctx: click.Context, project: str | None, as_json: bool) -> None:
+def list_(ctx: click.Context, folder: str | None, as_json: bool) -> None:
     """List the pipelines of a project: what each waits for, reads, does and writes.
 
     \b
@@ -201,35 +201,37 @@ def list_(ctx: click.Context, project: str | None, as_json: bool) -> None:
     from ..pipelines.project import find_project, read_project
     from ..pipelines.project_settings import project_settings
 
-    found = read_project(find_project(project))
-    plans = plans_of(found, _known(project_settings(found.root, ctx.find_root().obj), found))
+    project = read_project(find_project(folder))
+    plans = plans_of(project, _known(project_settings(project.root, ctx.find_root().obj), project))
 
     def listed(names: tuple[str, ...]) -> Any:
         return list(names) if as_json else ", ".join(names)
 
     rows = [
         {
-            "pipeline": each.slug,
-            "waits_for": listed(plans[each.slug].inputs),
-            "sources": listed(each.sources),
-            "transformations": listed(each.transformations),
-            "destination": plans[each.slug].outputs[0],
-            "items": takes_items(found, each) if as_json or takes_items(found, each) else None,
-            "trouble": each.trouble,
+            "pipeline": pipeline.slug,
+            "waits_for": listed(plans[pipeline.slug].inputs),
+            "sources": listed(pipeline.sources),
+            "transformations": listed(pipeline.transformations),
+            "destination": plans[pipeline.slug].outputs[0],
+            "items": takes_items(project, pipeline)
+            if as_json or takes_items(project, pipeline)
+            else None,
+            "trouble": pipeline.trouble,
         }
-        for each in found.pipelines
+        for pipeline in project.pipelines
     ]
     show(rows, as_json=as_json)
 
 
 def _known(settings: "Settings", project: "Project") -> "Known":
-    """What the tables tell of the project's datasets, as far as there are some."""
+    """What the tables know of the project's datasets; nothing if there are no tables."""
     from ..pipelines.jobs import Known, known_of
     from ..store.opening import open_from
 
     store = open_from(settings)
     try:
-        return known_of(store, {each.slug for each in project.pipelines})
+        return known_of(store, {pipeline.slug for pipeline in project.pipelines})
     except NoDatabase:
         return Known()
     finally:
@@ -237,7 +239,7 @@ def _known(settings: "Settings", project: "Project") -> "Known":
 
 
 def _print_place(store: "Store", project: "Project", slug: str, failed: int) -> None:
-    """What shows more of a run that failed, and what runs it again once that is mended."""
+    """Print the commands that show why a run failed, and that run it again."""
     from ..store.history import runs
     from ..store.items import cleaned_away
 

@@ -144,7 +144,7 @@ def job_add(
     \b
     Example: odf job add loadbob --in bobin --out bobout --env MODE=fast
     """
-    environment = dict(_pair(each, "--env") for each in env)
+    environment = dict(_pair(word, "--env") for word in env)
     store = store_of(ctx)
     added = registry.add_job(store, jobid, inputs, outputs, environment, replace=replace)
     fill_queues(store, jobid)
@@ -222,7 +222,7 @@ def policy(ctx: click.Context, jobid: str, dials: tuple[str, ...], as_json: bool
 
         register(store, project, jobid)
     if dials:
-        row = registry.set_policy(store, jobid, dict(_pair(each, "a dial") for each in dials))
+        row = registry.set_policy(store, jobid, dict(_pair(word, "a dial") for word in dials))
     else:
         row = registry.policy(store, jobid)
     if as_json:

@@ -10,7 +10,7 @@ from ..config.settings import Settings, load_settings
 from ..runner.run import force_job, nothing_to_do
 from ..store.opening import open_from
 from ..store.store import refuse_flawed
-from .fast_run import IDLE, RunLine, execute, exit_code, narration, narrator
+from .fast_run import EXIT_IDLE, RunLine, execute, exit_code, narration, narrator
 from .output import json_text, store_of
 
 if TYPE_CHECKING:
@@ -197,7 +197,7 @@ def start(ctx: click.Context, job: str, lease: float, secrets: bool, strict: boo
         raise
     if started is None:
         click.echo(nothing_to_do(store, job), err=True)
-        ctx.exit(IDLE if strict else 0)
+        ctx.exit(EXIT_IDLE if strict else 0)
 
 
 @click.command()

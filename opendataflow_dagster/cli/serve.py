@@ -41,7 +41,9 @@ def _finite(_: click.Context, __: click.Parameter, rate: float) -> float:
     show_default=True,
     help="The port; 0: any that is free.",
 )
-@click.option("--project", metavar="DIR", help="The project's folder; else this one, or one above.")
+@click.option(
+    "--project", "folder", metavar="DIR", help="The project's folder; else this one, or one above."
+)
 @click.option(
     "--rate",
     type=click.FloatRange(min=0, min_open=True),
@@ -58,7 +60,7 @@ def serve(
     ctx: click.Context,
     host: str,
     port: int,
-    project: str | None,
+    folder: str | None,
     rate: float,
     no_worker: bool,
     as_worker: str | None,
@@ -79,12 +81,12 @@ def serve(
     from ..pipelines.project_settings import project_settings
 
     config = ctx.find_root().obj
-    if as_worker and project:
-        ctx.exit(_work(project_settings(Path(project), config), Path(project), Path(as_worker)))
-    found = read_project(find_project(project))
-    settings = project_settings(found.root, config)
-    line = None if no_worker else _worker_line(found, config)
-    ctx.exit(_serve(settings, found, host, port, rate, line))
+    if as_worker and folder:
+        ctx.exit(_work(project_settings(Path(folder), config), Path(folder), Path(as_worker)))
+    project = read_project(find_project(folder))
+    settings = project_settings(project.root, config)
+    line = None if no_worker else _worker_line(project, config)
+    ctx.exit(_serve(settings, project, host, port, rate, line))
 
 
 def _serve(
@@ -170,9 +172,11 @@ def _shown(host: str) -> str:
 @click.command()
 @click.argument("slug")
 @click.option("--drop", is_flag=True, help="Let nobody send items to it any more.")
-@click.option("--project", metavar="DIR", help="The project's folder; else this one, or one above.")
+@click.option(
+    "--project", "folder", metavar="DIR", help="The project's folder; else this one, or one above."
+)
 @click.pass_context
-def token(ctx: click.Context, slug: str, drop: bool, project: str | None) -> None:
+def token(ctx: click.Context, slug: str, drop: bool, folder: str | None) -> None:
     """Make the token by which items may be sent to a pipeline, and print it, this one time.
 
     Until it has a token, a pipeline takes no items. A new token takes the place of the one before,
@@ -182,7 +186,7 @@ def token(ctx: click.Context, slug: str, drop: bool, project: str | None) -> Non
     Example: odf token orders > orders.token
     Example: odf token orders --drop
     """
-    store = _store(ctx, slug, project, drop)
+    store = _token_store(ctx, slug, folder, drop)
     if drop:
         if not items.drop_token(store, slug):
             raise Refused(
@@ -202,26 +206,26 @@ def token(ctx: click.Context, slug: str, drop: bool, project: str | None) -> Non
     )
 
 
-def _store(ctx: click.Context, slug: str, project: str | None, drop: bool) -> Store:
+def _token_store(ctx: click.Context, slug: str, folder: str | None, drop: bool) -> Store:
     """The store that `odf serve` would use; what couldn't take items has no use for a token."""
     from ..pipelines.jobs import takes_items, why_no_items
     from ..pipelines.project import find_project, nearest_project, read_project
     from ..pipelines.project_settings import open_project, project_settings
 
-    root = find_project(project) if project else nearest_project()
+    root = find_project(folder) if folder else nearest_project()
     if root is None:
         store = store_of(ctx)
         if not drop:
             refuse_unknown_pipeline(store, slug)
         return store
     if not drop:
-        found = read_project(root)
-        pipeline = found.pipeline(slug)
-        if not takes_items(found, pipeline):
+        project = read_project(root)
+        pipeline = project.pipeline(slug)
+        if not takes_items(project, pipeline):
             raise WrongUse(
                 printable(
                     f"Pipeline {slug!r} takes no items, so it needs no token: "
-                    f"{why_no_items(found, pipeline)}."
+                    f"{why_no_items(project, pipeline)}."
                 )
             )
     store = open_project(project_settings(root, ctx.find_root().obj))

@@ -30,7 +30,7 @@ from ..store.store import Store
 from ..util.text import printable, typed
 from ..util.times import parse_time, shown
 from .output import (
-    SCREEN,
+    SCREEN_ROWS,
     as_json,
     count_of,
     in_colour,
@@ -50,9 +50,9 @@ if TYPE_CHECKING:
     from ..dagster.translator import DataflowTranslator
 
 
-MORE = "--limit or --all shows more, --status FAILED and --since fewer"
+MORE_HINT = "--limit or --all shows more, --status FAILED and --since fewer"
 
-LOOKS = {
+STATUS_SQUARES = {
     READY: ("■", "green", "R", "READY"),
     RUNNING: ("■", "blue", ">", "RUNNING"),
     FAILED: ("■", "red", "F", "FAILED"),
@@ -141,7 +141,7 @@ def _list_chunks(
     whose = "There are" if name is None else f"{name!r} has"
     empty = f"{whose} no such chunks." if words or since else f"{whose} no chunks yet."
     with knowing_pipelines(store, name or ""):
-        show_first(rows, most, as_json=as_json, empty=empty, more=MORE)
+        show_first(rows, most, as_json=as_json, empty=empty, more=MORE_HINT)
     for fold in folds(store, name):
         click.echo(f"Not listed: {fold}.", err=True)
 
@@ -149,11 +149,11 @@ def _list_chunks(
 def _show_counts(store: Store, name: str | None, grid: bool, only_counts: bool) -> None:
     """Show the chunks of each job by status; on a terminal also as squares, and what is running."""
     counts = summary(store, name)
-    chunks = sum(row[word.lower()] for row in counts for word in LOOKS if word) + sum(
+    chunks = sum(row[word.lower()] for row in counts for word in STATUS_SQUARES if word) + sum(
         row["claimable"] for row in counts
     )
     if grid or (sys.stdout.isatty() and 0 < chunks <= MANY and not only_counts):
-        _draw(squares(store, name))
+        draw(squares(store, name))
     elif sys.stdout.isatty() and chunks:
         click.echo(f"{chunks:,} chunks: `odf status --grid` draws them.", err=True)
     show(counts, as_json=False, empty=_next_step())
@@ -198,13 +198,13 @@ def runs(
     if job is not None and first is None:
         with knowing_pipelines(store, job):
             refuse_unknown_job(store, job)
-    found = rows if first is None else chain([first], rows)
+    listed = rows if first is None else chain([first], rows)
     chosen = words or since
     empty = "There are no such outputs." if chosen else "Nothing has run yet."
-    show_first(found, None, as_json=as_json, empty=empty)
+    show_first(listed, None, as_json=as_json, empty=empty)
 
 
-def _draw(strips: Sequence[Strip], width: int | None = None) -> None:
+def draw(strips: Sequence[Strip], width: int | None = None) -> None:
     """Draw a strip for each output of each job, and what the colours or letters mean."""
     colours = in_colour()
     width = width or shutil.get_terminal_size().columns
@@ -219,7 +219,9 @@ def _draw(strips: Sequence[Strip], width: int | None = None) -> None:
     used = {word for strip in strips for word in strip.squares if word is not None}
     if used:
         legend = "   ".join(
-            f"{_square(word, colours)} {LOOKS[word][3]}" for word in LOOKS if word in used
+            f"{_square(word, colours)} {STATUS_SQUARES[word][3]}"
+            for word in STATUS_SQUARES
+            if word in used
         )
         click.echo(legend + "\n", color=colours)
 
@@ -235,7 +237,7 @@ def _next_step() -> str:
 def _square(word: str | None, colours: bool) -> str:
     if word is None:
         return " "
-    square, colour, letter, _ = LOOKS[word]
+    square, colour, letter, _ = STATUS_SQUARES[word]
     return click.style(square, fg=colour) if colours else letter
 
 
@@ -268,77 +270,82 @@ def why(
     """
     store = store_of(ctx)
     moment = parse_time(store, at) if at else None
-    found = explain(store, job, dataid, moment, everything=everything, look=True)
-    if found.code == "NOT_REGISTERED" and pipeline_here(store, job):
+    explanation = explain(store, job, dataid, moment, everything=everything, look=True)
+    if explanation.code == "NOT_REGISTERED" and pipeline_here(store, job):
         reason = Reason(
-            found.code, f"Pipeline {job!r} hasn't run yet", f"odf pipeline run {typed(job)}"
+            explanation.code, f"Pipeline {job!r} hasn't run yet", f"odf pipeline run {typed(job)}"
         )
-        found = found._replace(reasons=[reason])
+        explanation = explanation._replace(reasons=[reason])
     if as_json:
-        show([_as_object(found)], as_json=True)
+        show([_as_object(explanation)], as_json=True)
     else:
-        _print_explanation(found)
-    if found.code == "NOT_REGISTERED":
+        _print_explanation(explanation)
+    if explanation.code == "NOT_REGISTERED":
         ctx.exit(Refused.exit_code)
 
 
-def _print_explanation(found: Explanation) -> None:
+def _print_explanation(explanation: Explanation) -> None:
     """Print an explanation for a person."""
-    name = printable(found.jobid if found.dataid is None else f"{found.jobid} {found.dataid}")
-    verb, be = ("could", "had been") if found.at else ("may", "is")
-    when = f" at {shown(found.at)}" if found.at else ""
-    blocks = [reason for reason in found.reasons if reason.code not in ADVICE]
-    if found.may_run:
-        look = " But look first:" if len(blocks) < len(found.reasons) else ""
+    name = printable(
+        explanation.jobid
+        if explanation.dataid is None
+        else f"{explanation.jobid} {explanation.dataid}"
+    )
+    verb, be = ("could", "had been") if explanation.at else ("may", "is")
+    when = f" at {shown(explanation.at)}" if explanation.at else ""
+    blocks = [reason for reason in explanation.reasons if reason.code not in ADVICE]
+    if explanation.may_run:
+        look = " But look first:" if len(blocks) < len(explanation.reasons) else ""
         click.echo(f"{name} {verb} run{when}.{look}")
     elif (
-        found.dataid is None
-        and found.next_chunk is None
+        explanation.dataid is None
+        and explanation.next_chunk is None
         and blocks
         and blocks[0].code != "NOT_REGISTERED"
     ):
-        click.echo(f"{name}: nothing {be} to be run{when}: {found.code}")
+        click.echo(f"{name}: nothing {be} to be run{when}: {explanation.code}")
     else:
-        click.echo(f"{name} {verb} not run{when}: {found.code}")
-    if found.next_chunk is not None and found.dataid is None:
+        click.echo(f"{name} {verb} not run{when}: {explanation.code}")
+    if explanation.next_chunk is not None and explanation.dataid is None:
         click.echo(
-            f"  {found.counts.get('', 1)} chunks may be claimed; the next is {found.next_chunk!r}"
+            f"  {explanation.counts.get('', 1)} chunks may be claimed; "
+            f"the next is {explanation.next_chunk!r}"
         )
-    for reason in found.reasons:
+    for reason in explanation.reasons:
         click.echo(f"  {reason.code}: {printable(reason.text)}")
-        if reason.action and not found.at:
+        if reason.action and not explanation.at:
             click.echo(f"    → {reason.action}")
-    if found.answers:
+    if explanation.answers:
         click.echo()
-    for answer in found.answers:
+    for answer in explanation.answers:
         click.echo(
             f"{answer.question + '?':<12} {ANSWER_WORDS[answer.ok]:<8} {printable(answer.text)}"
         )
-    for note in found.notes:
+    for note in explanation.notes:
         click.echo(note, err=True)
 
 
-def _as_object(found: Explanation) -> dict[str, Any]:
+def _as_object(explanation: Explanation) -> dict[str, Any]:
     """An explanation for programs."""
     return {
-        "jobid": found.jobid,
-        "dataid": found.dataid,
-        "at": found.at and found.at.isoformat(),
-        "may_run": found.may_run,
-        "code": found.code or None,
-        "action": found.action or None,
-        "next_chunk": found.next_chunk,
-        "counts": {code or "CLAIMABLE": chunks for code, chunks in found.counts.items()},
-        "reasons": [reason._asdict() for reason in found.reasons],
+        "jobid": explanation.jobid,
+        "dataid": explanation.dataid,
+        "at": explanation.at and explanation.at.isoformat(),
+        "may_run": explanation.may_run,
+        "code": explanation.code or None,
+        "action": explanation.action or None,
+        "next_chunk": explanation.next_chunk,
+        "counts": {code or "CLAIMABLE": chunks for code, chunks in explanation.counts.items()},
+        "reasons": [reason._asdict() for reason in explanation.reasons],
         "answers": {
             answer.question.replace(" ", "_"): {
                 "ok": answer.ok,
                 "text": answer.text,
                 "rows": shown_rows(answer.rows, as_json=True),
             }
-            for answer in found.answers
+            for answer in explanation.answers
         },
-        "notes": found.notes,
+        "notes": explanation.notes,
     }
 
 
@@ -366,7 +373,7 @@ def _as_object(found: Explanation) -> dict[str, Any]:
     "--limit",
     type=click.IntRange(min=1),
     metavar="N",
-    help=f"Show so many differences: {SCREEN} unless told, and with --json all.",
+    help=f"Show so many differences: {SCREEN_ROWS} unless told, and with --json all.",
 )
 @click.option(
     "--all",
@@ -488,7 +495,7 @@ def _report(ctx: click.Context, found: Iterable[Drift], most: int | None, as_jso
             yield difference._asdict()
 
     remaining = rows()
-    show_first(remaining, most, as_json=as_json, empty="No drift.", more=MORE)
+    show_first(remaining, most, as_json=as_json, empty="No drift.", more=MORE_HINT)
     for _ in remaining:  # only to count them
         pass
     if differences:

@@ -189,7 +189,7 @@ def test_a_long_plan_shows_its_first_rows(line: Store) -> None:
 def test_a_plan_of_very_many_chunks_looks_at_the_first_of_them(
     line: Store, monkeypatch: pytest.MonkeyPatch, which: str
 ) -> None:
-    monkeypatch.setattr(operate, "PLANNED", 2)
+    monkeypatch.setattr(operate, "PLANNED_CHUNKS", 2)
     operations.ready(line, "a", ["x1", "x2", "x3"])
     for claim in line.claim("load", owner="me", k=9):
         if which == "--failed":

@@ -56,10 +56,10 @@ def without(names: Sequence[str], code: str) -> str:
 def odf(*words: str) -> str:
     """Code that runs `odf`, and goes on."""
     return f"""
-from opendataflow_dagster.cli.fast_run import concluded
+from opendataflow_dagster.cli.fast_run import run_guarded
 from opendataflow_dagster.cli import _with_click
 try:
-    concluded(lambda: _with_click({list(words)!r}))
+    run_guarded(lambda: _with_click({list(words)!r}))
 except SystemExit:
     pass
 """

@@ -6,7 +6,7 @@ from itertools import product
 
 import pytest
 
-from opendataflow_dagster.cli.status import LOOKS
+from opendataflow_dagster.cli.status import STATUS_SQUARES
 from opendataflow_dagster.errors import DataflowError
 from opendataflow_dagster.explain.explain import CODES
 from opendataflow_dagster.model import (
@@ -71,7 +71,7 @@ def test_every_effect_comes_from_some_row_and_every_code_has_its_place() -> None
 
 def test_every_status_is_shown_counted_and_reached() -> None:
     assert set(STRENGTH) == set(Status)
-    assert set(URGENCY) == {*Status, ABSENT} == set(LOOKS)
+    assert set(URGENCY) == {*Status, ABSENT} == set(STATUS_SQUARES)
     reached = {after for act in TRANSITIONS.values() for after in act}
     left = {
         before for act in TRANSITIONS.values() for befores in act.values() for before in befores

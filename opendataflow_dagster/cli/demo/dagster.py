@@ -14,10 +14,10 @@ from typing import Any, Self
 
 import click
 
-from .tour import GRACE, Tour, undisturbed
+from .tour import STOP_SECONDS, Tour, undisturbed
 
-PATIENCE = 240.0
-"""Seconds for what takes 20 on a small machine that does nothing else."""
+WAIT_SECONDS = 240.0
+"""Seconds to wait for Dagster, which takes 20 on a small machine that is idle."""
 
 
 def launch_backfill(tour: Tour) -> str:
@@ -68,8 +68,8 @@ class Daemon:
             # Of an interrupted demo, a run may be at work, which settles its chunk and ends.
             self._signal(signal.SIGTERM, group=error is not None)
             with suppress(subprocess.TimeoutExpired):
-                self._process.wait(GRACE)
-            end = time.monotonic() + GRACE / 3
+                self._process.wait(STOP_SECONDS)
+            end = time.monotonic() + STOP_SECONDS / 3
             while self._signal(0, group=True) and time.monotonic() < end:
                 time.sleep(0.05)
             self._signal(signal.SIGKILL, group=True)
@@ -77,12 +77,14 @@ class Daemon:
 
     def until(self, there: Callable[[], Any], what: str) -> Any:
         """Wait for something that comes about while the daemon is alive."""
-        end = time.monotonic() + PATIENCE
+        end = time.monotonic() + WAIT_SECONDS
         while not (found := there()):
             if self._process.poll() is not None:
                 raise click.ClickException(f"Dagster's daemon has ended. See {self.log}.")
             if time.monotonic() > end:
-                raise click.ClickException(f"Not within {PATIENCE:.0f} s: {what}. See {self.log}.")
+                raise click.ClickException(
+                    f"Not within {WAIT_SECONDS:.0f} s: {what}. See {self.log}."
+                )
             time.sleep(0.3)
         return found
 

@@ -1,4 +1,4 @@
-"""What both tours of `odf demo` are made of: commands that are typed, and files that arrive."""
+"""What both tours of `odf demo` share: commands that are typed, and files that arrive."""
 
 import os
 import shlex
@@ -15,9 +15,9 @@ import click
 
 BROKEN, FIXED = "2026-10-07", "12.50"
 DAYS = [f"2026-10-{day:02d}" for day in range(1, 32)]
-OURS = [sys.executable, "-m", "opendataflow_dagster.cli"]
-OTHERS = ("DATAFLOW_", "DAGSTER_", "SPARK_", "PYSPARK_", "PASSKEY")
-GRACE = 15.0
+ODF = [sys.executable, "-m", "opendataflow_dagster.cli"]
+FOREIGN_SETTINGS = ("DATAFLOW_", "DAGSTER_", "SPARK_", "PYSPARK_", "PASSKEY")
+STOP_SECONDS = 15.0
 """Seconds that a command has to end when the demo is interrupted."""
 
 
@@ -30,7 +30,7 @@ class Tour:
         self.environ = {
             name: value
             for name, value in os.environ.items()
-            if not name.startswith(OTHERS) and name != "MASTER"
+            if not name.startswith(FOREIGN_SETTINGS) and name != "MASTER"
         } | dict(told or {})
 
     def say(self, text: str) -> None:
@@ -39,7 +39,7 @@ class Tour:
     def odf(self, *words: str, note: str = "", may_fail: bool = False, quiet: bool = False) -> None:
         """Type an `odf` command; `quiet` keeps what it tells of each chunk to itself."""
         typed = self.typed("odf", *words, note=note)
-        code, _, told = self.run([*OURS, *words], errors=subprocess.PIPE if quiet else None)
+        code, _, told = self.run([*ODF, *words], errors=subprocess.PIPE if quiet else None)
         if quiet and told:
             click.echo(told.rstrip().splitlines()[-1])
         if code and not may_fail:
@@ -73,7 +73,7 @@ class Tour:
             with undisturbed():
                 process.terminate()
                 with suppress(subprocess.TimeoutExpired):
-                    process.communicate(timeout=GRACE)
+                    process.communicate(timeout=STOP_SECONDS)
                 process.kill()
                 process.wait()
             raise
@@ -102,7 +102,7 @@ class Tour:
                 rows[3] = rows[3].replace(FIXED, "12.5O")
             (self.folder / "sales" / f"{day}.csv").write_text("".join(rows))
         click.secho(f"$ odf ready sales {days[0]} ... {days[-1]}", bold=True)
-        code, _, told = self.run([*OURS, "ready", "sales", *days], errors=subprocess.PIPE)
+        code, _, told = self.run([*ODF, "ready", "sales", *days], errors=subprocess.PIPE)
         if code:
             raise click.ClickException(f"`odf ready sales` ended with exit code {code}.{told}")
 
