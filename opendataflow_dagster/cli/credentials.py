@@ -73,7 +73,7 @@ def key() -> None:
 @stray
 @click.pass_context
 def rotate(ctx: click.Context, stray: tuple[str, ...]) -> None:
-    """Encrypt everything anew, by another passkey.
+    """Encrypt everything again, with another passkey.
 
     The key until now is that of PASSKEY or PASSKEY_FILE, the new one that of NEW_PASSKEY or
     NEW_PASSKEY_FILE. Killed or refused, it can be run again with the same two keys. When it is

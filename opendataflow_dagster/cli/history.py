@@ -1,4 +1,4 @@
-"""`odf history`: how things came to be as they are, and what pipelines did step by step."""
+"""`odf history`: every change of a status or registration, and the steps of pipelines."""
 
 import time
 from collections.abc import Iterable, Sequence
@@ -93,13 +93,13 @@ class HistoryGroup(click.Group):
 @click.option(
     "--limit",
     type=click.IntRange(min=1),
-    help=f"Rows to show: {CHANGES_SHOWN} unless told; of a pipeline {NEWEST} runs.",
+    help=f"Rows to show: {CHANGES_SHOWN} by default; of a pipeline {NEWEST} runs.",
 )
 @click.option(
     "--status", "words", multiple=True, metavar="STATUS", help="Only changes to this status."
 )
 @click.option("--all", "everything", is_flag=True, help="Show all changes, as they are read.")
-@click.option("--follow", is_flag=True, help="Go on showing changes as they come, until Ctrl-C.")
+@click.option("--follow", is_flag=True, help="Keep showing changes as they come, until Ctrl-C.")
 @as_json
 @click.pass_context
 def history(
@@ -119,8 +119,8 @@ def history(
 ) -> None:
     """Show every change of a status, the newest last: when, from what to what, by whom and why.
 
-    Of a registration, the lock tells what changed: the dataset, the dials, IN or OUT for what a job
-    reads or writes, or one of its variables. Of a password only a digest is kept.
+    For a registration, the lock names what changed: the dataset, the dials, IN or OUT for what a
+    job reads or writes, or one of its variables. Of a password only a digest is kept.
 
     With --follow and --json, each change is an object on a line of its own.
 
@@ -244,7 +244,7 @@ def history_clean(
     """Remove what pipelines' runs printed, step by step, and the payloads of items that are READY.
 
     Every status stays, and so does the history of statuses: whatever could run can run as before.
-    Runs that are going on stay whole, and so do items that failed, wait or are held.
+    The steps of current runs stay, and so do items that failed, wait or are held.
 
     A key by which a client repeats itself is forgotten after its items, and after a day at least.
 

@@ -90,7 +90,7 @@ def resubmit(
     strict: bool,
     as_json: bool,
 ) -> None:
-    """Let a job make chunks again that are READY, FAILED or held.
+    """Mark chunks that are READY, FAILED or held to be run again.
 
     A chunk of a pipeline is refused where the file or table holds the rows of a newer one.
 

@@ -125,7 +125,7 @@ def limits(screen: int = SCREEN_ROWS) -> Callable[[Callable], Callable]:
             "--limit",
             type=click.IntRange(min=1),
             metavar="N",
-            help=f"Show so many rows: {screen} unless told, and with --json all.",
+            help=f"Rows to show: {screen} by default, all with --json.",
         )(command)
 
     return decorated

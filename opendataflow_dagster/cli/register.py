@@ -68,7 +68,7 @@ def dataset() -> None:
 )
 @click.pass_context
 def dataset_add(ctx: click.Context, datasetid: str, password: bool, **columns: str | None) -> None:
-    """Register a dataset, or change what is told of it.
+    """Register a dataset, or change its registration.
 
     Options that are left out change nothing; an empty value clears.
 

@@ -43,19 +43,22 @@ class RunCommand(click.Command):
 @click.option("--job", metavar="ID", help="The job; else the script's name without its extension.")
 @click.option("--all", "all_chunks", is_flag=True, help="Run until nothing is left.")
 @click.option(
-    "--workers", type=click.IntRange(min=1), default=1, help="So many at once; implies --all."
+    "--workers",
+    type=click.IntRange(min=1),
+    default=1,
+    help="Chunks to run in parallel; implies --all.",
 )
 @click.option("--wait", is_flag=True, help="With --all: wait for the end of a pause, too.")
 @click.option("--strict", is_flag=True, help="Exit with 3 if there was nothing to do.")
 @click.option("--config", metavar="FILE", help="The properties file; else ./dataflow.properties.")
 @click.option(
-    "--spark", metavar="MODULE:FUNCTION", help="A function of DataFrames, in the place of SCRIPT."
+    "--spark", metavar="MODULE:FUNCTION", help="A function of DataFrames, instead of SCRIPT."
 )
 @click.option(
     "--batch",
     type=click.IntRange(min=1),
-    help="With --spark: so many chunks in one go, whatever the dial batch_size says; the function "
-    "keeps their column `dataid`.",
+    help="With --spark: chunks per Spark job, instead of the dial batch_size; the function keeps "
+    "their column `dataid`.",
 )
 @click.argument("script", required=False)
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="[ARG]...")
@@ -161,7 +164,7 @@ def _run_spark(
 def force(
     ctx: click.Context, job: str, dataid: str, script: str, arguments: tuple[str, ...]
 ) -> None:
-    """Run SCRIPT for one chunk of JOB whatever its inputs say; history calls it forced."""
+    """Run SCRIPT for one chunk of JOB, ready or not; history calls it forced."""
     store = store_of(ctx)
     try:
         outcome = force_job(store, job, dataid, [script, *arguments], say=narrator(sys.stderr))
@@ -178,7 +181,7 @@ def force(
     default=CLAIM_SECONDS,
     show_default=True,
     metavar="SECONDS",
-    help="How long the claim lasts if nobody ends it.",
+    help="How long the claim lasts without `odf end`.",
 )
 @click.option("--secrets", is_flag=True, help="Print the passwords too, decrypted.")
 @click.option("--strict", is_flag=True, help="Exit with 3 if there was nothing to do.")
@@ -192,7 +195,7 @@ def start(ctx: click.Context, job: str, lease: float, secrets: bool, strict: boo
     try:
         print(json_text(started[1] if started else []), flush=True)
     except OSError:
-        if started:  # nobody got to know of the claim, which would last for a day
+        if started:  # no program knows of the claim, which would last for a day
             store.fail(started[0], "`odf start` couldn't print its context", may_retry=False)
         raise
     if started is None:

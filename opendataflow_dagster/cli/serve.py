@@ -68,10 +68,10 @@ def serve(
     """Take items for a project's pipelines over HTTP, and consume them.
 
     POST /stream/PIPELINE takes a JSON object, or an array of them, and answers 202 once they are
-    durable; GET /status/PIPELINE/DATAID tells how one stands. A pipeline takes items if one of its
-    transformations has a parameter `stream`, and once `odf token PIPELINE` has made a token.
-    /docs, /openapi.json, /health and /metrics tell more. It listens on this machine alone, unless
-    --host says otherwise. Ctrl-C or TERM ends it: what is in hand is finished or given back.
+    durable; GET /status/PIPELINE/DATAID reports the status of one. A pipeline takes items if one
+    of its transformations has a parameter `stream`, and once `odf token PIPELINE` has created a
+    token. /docs, /openapi.json, /health and /metrics have the details. It listens on this machine
+    alone, unless --host says otherwise. On Ctrl-C or TERM it finishes its items or gives them back.
 
     \b
     Example: odf serve --project shop
@@ -171,15 +171,17 @@ def _shown(host: str) -> str:
 
 @click.command()
 @click.argument("slug")
-@click.option("--drop", is_flag=True, help="Let nobody send items to it any more.")
+@click.option(
+    "--drop", is_flag=True, help="Remove the token: nobody can send items to the pipeline then."
+)
 @click.option(
     "--project", "folder", metavar="DIR", help="The project's folder; else this one, or one above."
 )
 @click.pass_context
 def token(ctx: click.Context, slug: str, drop: bool, folder: str | None) -> None:
-    """Make the token by which items may be sent to a pipeline, and print it, this one time.
+    """Create the token that clients need to send items to a pipeline, and print it once.
 
-    Until it has a token, a pipeline takes no items. A new token takes the place of the one before,
+    Until it has a token, a pipeline takes no items. A new token replaces the old one
     at once. Only its hash is kept.
 
     \b
@@ -207,7 +209,7 @@ def token(ctx: click.Context, slug: str, drop: bool, folder: str | None) -> None
 
 
 def _token_store(ctx: click.Context, slug: str, folder: str | None, drop: bool) -> Store:
-    """The store that `odf serve` would use; what couldn't take items has no use for a token."""
+    """The store that `odf serve` would use; a pipeline that takes no items is refused a token."""
     from ..pipelines.jobs import takes_items, why_no_items
     from ..pipelines.project import find_project, nearest_project, read_project
     from ..pipelines.project_settings import open_project, project_settings

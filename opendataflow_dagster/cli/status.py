@@ -70,7 +70,10 @@ STATUS_SQUARES = {
     "--grid", is_flag=True, help="Draw a square for each chunk, also where it isn't a terminal."
 )
 @click.option(
-    "--running", "only_running", is_flag=True, help="List who runs what, and until when they may."
+    "--running",
+    "only_running",
+    is_flag=True,
+    help="List the claims: who runs what, and until when the lease lasts.",
 )
 @click.option("--counts", "only_counts", is_flag=True, help="Only the counts, also as JSON.")
 @click.option(
@@ -166,7 +169,7 @@ def _show_counts(store: Store, name: str | None, grid: bool, only_counts: bool) 
 @click.command(epilog="Example: odf runs loadbob --status FAILED --limit 5")
 @click.argument("job", required=False)
 @click.option(
-    "--limit", type=click.IntRange(min=1), metavar="N", help=f"Rows to show: {NEWEST} unless told."
+    "--limit", type=click.IntRange(min=1), metavar="N", help=f"Rows to show: {NEWEST} by default."
 )
 @click.option(
     "--status", "words", multiple=True, metavar="STATUS", help="Only outputs of this status."
@@ -263,7 +266,7 @@ def why(
     everything: bool,
     as_json: bool,
 ) -> None:
-    """Tell why a chunk may run or not, and what to do; without DATAID, of the job as a whole.
+    """Explain why a chunk may run or not, and what to do; without DATAID, for the whole job.
 
     Is the data ready, is it the right data, is it where it should be, is it validated, is it safe
     to run?
@@ -351,7 +354,7 @@ def _as_object(explanation: Explanation) -> dict[str, Any]:
 
 @click.command(epilog="Example: odf drift bobout --json")
 @click.argument("dataset", required=False)
-@click.option("--repair", is_flag=True, help="Put Dagster's side right: the tables are the truth.")
+@click.option("--repair", is_flag=True, help="Correct Dagster's grid: the tables are the truth.")
 @click.option(
     "--no-dagster", is_flag=True, help="Compare the tables with the data on this machine only."
 )
@@ -359,7 +362,7 @@ def _as_object(explanation: Explanation) -> dict[str, Any]:
     "--translator",
     metavar="MODULE:CLASS",
     envvar="DATAFLOW_TRANSLATOR",
-    help="Your DataflowTranslator, if your location has one of its own.",
+    help="Your DataflowTranslator, if your location has its own.",
 )
 @click.option(
     "--status",
@@ -373,7 +376,7 @@ def _as_object(explanation: Explanation) -> dict[str, Any]:
     "--limit",
     type=click.IntRange(min=1),
     metavar="N",
-    help=f"Show so many differences: {SCREEN_ROWS} unless told, and with --json all.",
+    help=f"Differences to show: {SCREEN_ROWS} by default, all with --json.",
 )
 @click.option(
     "--all",
@@ -531,5 +534,5 @@ def sql(ctx: click.Context, statement: str, as_json: bool) -> None:
 @click.argument("statement", metavar="STATEMENT")
 @click.pass_context
 def dml(ctx: click.Context, statement: str) -> None:
-    """Change rows by a statement of your own, in one transaction; history tells that it was you."""
+    """Change rows by a statement of your own, in one transaction; history records you."""
     click.echo(f"{change(store_of(ctx), statement, who=person())} rows affected")

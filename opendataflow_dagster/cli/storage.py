@@ -59,7 +59,7 @@ def clean(
             failed = True
             complain(DataflowError(f"{datasetid!r} isn't cleaned: {error}"))
     if plan or as_json:
-        show([_told(row) for row in rows], as_json=as_json, empty="Nothing to clean.")
+        show([_leftover_row(row) for row in rows], as_json=as_json, empty="Nothing to clean.")
     kept = [row for row in rows if row.what not in (BACK, POINTER)]
     size = sum(row.bytes or 0 for row in kept)
     verb = "would go" if plan else "removed"
@@ -104,8 +104,8 @@ def compact(
 ) -> None:
     """Rewrite chunks of many small files as few; each stays the chunk that it was.
 
-    A chunk must be READY, and nobody may have it in hand. Who has listed its old files just before
-    fails, and is to be tried again.
+    A chunk must be READY and unclaimed. A reader that has just listed its old files fails: run it
+    again.
 
     Earlier versions packed many small chunks into files in `_packs` of the dataset's folder. This
     version still reads them, the next one doesn't: --unpack gives each chunk its own directory, and
@@ -137,9 +137,9 @@ def compact(
             if plan or as_json or row.left:
                 yield row._asdict()
 
-    told, most = rows(), most_of(None, everything=False, as_json=as_json)
-    show_first(told, most, as_json=as_json, empty="", more="--json lists all")
-    for _ in told:  # the work goes on
+    rewritten, most = rows(), most_of(None, everything=False, as_json=as_json)
+    show_first(rewritten, most, as_json=as_json, empty="", more="--json lists all")
+    for _ in rewritten:  # each step of the loop rewrites a chunk, also one that isn't listed
         pass
     verb = "would be" if plan else "are"
     what = "unpacked" if unpack else "compacted"
@@ -200,7 +200,7 @@ def _session(ctx: click.Context) -> Any:
     return spark_session(app="odf clean", settings=settings, short=True)
 
 
-def _told(row: Leftover) -> dict[str, Any]:
+def _leftover_row(row: Leftover) -> dict[str, Any]:
     return row._asdict() | {"age": None if row.age is None else round(row.age)}
 
 

@@ -24,17 +24,17 @@ def launch_backfill(tour: Tour) -> str:
     """Ask Dagster for the days that the outage missed, as its pages do; the backfill's id."""
     words = ["-w", "workspace.yaml", "--file", "backfill.graphql"]
     line = tour.typed("dagster-graphql", *words)
-    code, told, wrong = tour.run(
+    code, output, errors = tour.run(
         [sys.executable, "-c", "from dagster_graphql.cli import main; main()", *words],
         output=subprocess.PIPE,
         errors=subprocess.PIPE,
     )
-    found = re.search(r'"backfillId": "(\w+)"', told)
+    found = re.search(r'"backfillId": "(\w+)"', output)
     if found is None:
         log = tour.folder / "dagster" / "backfill.log"
-        log.write_text(told + wrong)
+        log.write_text(output + errors)
         raise click.ClickException(f"`{line}` ended with exit code {code}. See {log}.")
-    click.echo(next(line for line in told.splitlines() if found[0] in line))  # beside its log
+    click.echo(next(line for line in output.splitlines() if found[0] in line))  # beside its log
     return found[1]
 
 

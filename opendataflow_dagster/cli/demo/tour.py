@@ -24,30 +24,30 @@ STOP_SECONDS = 15.0
 class Tour:
     """A folder with the demo in it, and the commands that are typed there."""
 
-    def __init__(self, folder: Path, told: Mapping[str, str] | None = None) -> None:
+    def __init__(self, folder: Path, settings: Mapping[str, str] | None = None) -> None:
         self.folder, self._began = folder, time.monotonic()
-        # Nothing of what this machine says of other tables, other Dagsters, other Sparks.
+        # Without the settings of this machine for other tables, other Dagsters, other Sparks.
         self.environ = {
             name: value
             for name, value in os.environ.items()
             if not name.startswith(FOREIGN_SETTINGS) and name != "MASTER"
-        } | dict(told or {})
+        } | dict(settings or {})
 
     def say(self, text: str) -> None:
         click.secho(f"\n# {text}", fg="cyan", bold=True)
 
     def odf(self, *words: str, note: str = "", may_fail: bool = False, quiet: bool = False) -> None:
-        """Type an `odf` command; `quiet` keeps what it tells of each chunk to itself."""
+        """Type an `odf` command; with `quiet`, only its last message is shown."""
         typed = self.typed("odf", *words, note=note)
-        code, _, told = self.run([*ODF, *words], errors=subprocess.PIPE if quiet else None)
-        if quiet and told:
-            click.echo(told.rstrip().splitlines()[-1])
+        code, _, errors = self.run([*ODF, *words], errors=subprocess.PIPE if quiet else None)
+        if quiet and errors:
+            click.echo(errors.rstrip().splitlines()[-1])
         if code and not may_fail:
-            raise click.ClickException(f"`{typed}` ended with exit code {code}.{_last(told)}")
+            raise click.ClickException(f"`{typed}` ended with exit code {code}.{_last(errors)}")
 
     def typed(self, *words: str, note: str = "", tail: str = "") -> str:
         """Show a command as a person types it in the folder."""
-        line = shlex.join(each.replace(f"{self.folder}/", "$PWD/") for each in words)
+        line = shlex.join(word.replace(f"{self.folder}/", "$PWD/") for word in words)
         line = line.replace("'", "") + tail
         click.secho(f"$ {line}" + (f"  # {note}" if note else ""), bold=True)
         sys.stdout.flush()
@@ -68,7 +68,7 @@ class Tour:
             errors="replace",
         )
         try:
-            told, wrong = process.communicate()
+            printed, failures = process.communicate()
         except BaseException:
             with undisturbed():
                 process.terminate()
@@ -77,7 +77,7 @@ class Tour:
                 process.kill()
                 process.wait()
             raise
-        return process.returncode, told or "", wrong or ""
+        return process.returncode, printed or "", failures or ""
 
     def register(self, **sales: str) -> None:
         """Make the tables, the three datasets and the two jobs."""
@@ -95,16 +95,16 @@ class Tour:
         self.odf("job", "add", "report", "--in", "checked", "--out", "report")
 
     def receive(self, days: list[str]) -> None:
-        """Files arrive from outside, and whoever brings them says so."""
+        """Files arrive from outside, and the one who brings them runs `odf ready`."""
         for day in days:
             rows = list(_sales(day))
             if day == BROKEN:
                 rows[3] = rows[3].replace(FIXED, "12.5O")
             (self.folder / "sales" / f"{day}.csv").write_text("".join(rows))
         click.secho(f"$ odf ready sales {days[0]} ... {days[-1]}", bold=True)
-        code, _, told = self.run([*ODF, "ready", "sales", *days], errors=subprocess.PIPE)
+        code, _, errors = self.run([*ODF, "ready", "sales", *days], errors=subprocess.PIPE)
         if code:
-            raise click.ClickException(f"`odf ready sales` ended with exit code {code}.{told}")
+            raise click.ClickException(f"`odf ready sales` ended with exit code {code}.{errors}")
 
     def mend(self) -> None:
         (self.folder / "sales" / f"{BROKEN}.csv").write_text("".join(_sales(BROKEN)))
@@ -116,7 +116,7 @@ class Tour:
 
 @contextmanager
 def interruptible() -> Iterator[None]:
-    """Let the end of a terminal, or of what started us, end all that we have started."""
+    """End all that was started when the terminal, or what started the demo, ends."""
     before = {}
     for number in (signal.SIGTERM, signal.SIGHUP):
         before[number] = signal.signal(number, _interrupted)
@@ -143,8 +143,8 @@ def undisturbed() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _last(told: str) -> str:
-    lines = told.strip().splitlines()
+def _last(errors: str) -> str:
+    lines = errors.strip().splitlines()
     return f" {lines[-1]}" if lines else ""
 
 
