@@ -579,6 +579,15 @@ def test_the_page_needs_nothing_from_outside(client: Client) -> None:
     assert "http" not in answer.text.replace(str(client.http.base_url), "")
 
 
+def test_every_endpoint_is_documented(lite: Callable[..., Client]) -> None:
+    client = lite()
+    document = client.http.get("/openapi.json").json()
+    page = client.http.get("/docs").text
+    for route in client.app._app.routes:
+        [operation] = document["paths"][route.path].values()
+        assert operation["summary"] in page
+
+
 def test_a_project_may_be_edited_while_it_is_served(client: Client, root: Path) -> None:
     yml = (root / "project.yml").read_text()
     (root / "project.yml").write_text("pipelines: 7\n")
