@@ -1,6 +1,5 @@
-"""What Dagster is told of a chunk that is READY: its generation, and the evidence."""
+"""The materialization that Dagster gets of a READY chunk: its generation, and the evidence."""
 
-import json
 from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
@@ -8,140 +7,118 @@ from typing import Any
 import dagster as dg
 
 from ..errors import DataflowError
-from ..explain.answers import Consumed, answers_of_chunk
+from ..explain.answers import ChunkEvidence, recorded_evidence
 from ..model import Fact
-from ..runner.produce import Produced, Result, five_answers
+from ..runner.produce import Produced, Result, evidence_of
 from ..spark.schema import columns_of
 from ..store.overview import Truth
 from ..util.text import typed
 from .translator import DataflowTranslator
 
 VERSION_TAG = "dagster/data_version"
-"""What tells one production of a chunk from another: its generation, or 0 for a hand-made row."""
+"""The tag that tells one production of a chunk from another: its generation, or 0 for a row that
+somebody wrote by hand."""
 
-AGAIN = "opendataflow/resubmit"
-"""The tag of a run that makes again what is READY or has failed."""
+RESUBMIT_TAG = "opendataflow/resubmit"
+"""The tag of a run that produces again what is READY or has failed."""
+
+SHOWN_WHEN_UNKNOWN = ("rows", "location")
+"""Entries that a materialization has also when their value is unknown."""
+
+MAX_VALUE_CHARACTERS = 500
+"""Length to which a value is cut that Dagster can't take as it is."""
 
 Log = dg.UrlMetadataValue
 
-ALWAYS = ("rows", "location")
-"""What is shown also when it isn't known."""
+
+def run_log(runid: str) -> Log:
+    """A link to the log of a run."""
+    return dg.MetadataValue.url(f"/runs/{runid}")
 
 
-def made(
+def produced_event(
     produced: Produced, fact: Fact, partition: str, translator: DataflowTranslator, log: Log
 ) -> dg.AssetMaterialization:
-    """A dataset's chunk that a run has just made."""
-    claim = produced.claim
-    inputs = produced.chunk.inputs if produced.chunk else {}
-    told: dict[str, Any] = {
-        "generation": claim.generation,
-        "rows": fact.rows,
-        "bytes": fact.bytes,
-        "seconds": round(produced.seconds, 3),
-        "fingerprint": fact.fingerprint,
-        "inputs": {each: place.generation for each, place in inputs.items()},
-        **five_answers(produced, fact.datasetid),
-        "log": log,
-    }
-    more = produced.results.get(fact.datasetid, Result()).metadata
-    return _materialization(
-        translator.asset_key(fact.datasetid), partition, claim.generation, told, more, fact.schema
-    )
+    """The event of a dataset's chunk that this run has just produced."""
+    evidence = evidence_of(produced, fact.datasetid)
+    entries = evidence.metadata() | {"seconds": round(produced.seconds, 3), "log": log}
+    of_function = produced.results.get(fact.datasetid, Result()).metadata
+    return _materialization(evidence, partition, translator, entries, of_function)
 
 
-def skipped(
+def skipped_event(
     row: tuple, dataid: str, partition: str, translator: DataflowTranslator, log: Log
 ) -> dg.AssetMaterialization:
-    """A dataset's chunk that was READY already, by its row of `produce.outputs`.
+    """The event of a dataset's chunk that was READY already, by its row of `produce.outputs`.
 
-    A row that no claim has made is of generation 0.
+    A skipped chunk is logged as materialized too: Dagster planned a materialization for it when the
+    run started. Without the event the partition turns red at the end of the run, and a backfill
+    doesn't launch what is downstream of it.
     """
-    datasetid, maker, _, generation, *recorded = row
+    datasetid, jobid, _, generation, *recorded = row
     names = ("location", "rows", "bytes", "fingerprint", "inputs", "schema", "validated", "checks")
-    more = {
+    evidence = recorded_evidence(
+        datasetid, jobid, generation, dict(zip(names, recorded, strict=True))
+    )
+    entries = {
         "skipped": True,
         "force": "READY already, so it wasn't made again. To force it, launch with the tag "
-        f'{AGAIN}: "true", or run `odf resubmit {typed(maker, dataid)}`.',
+        f'{RESUBMIT_TAG}: "true", or run `odf resubmit {typed(jobid, dataid)}`.',
         "seconds": 0.0,
         "log": log,
     }
-    known: dict[str, Any] = dict(zip(names, recorded, strict=True))
-    return _recorded(datasetid, partition, maker, generation, known, translator, more)
+    return _materialization(evidence, partition, translator, entries | evidence.metadata())
 
 
-def elsewhere(
+def recorded_event(
     datasetid: str,
     dataid: str,
     truth: Truth,
-    fact: Mapping[str, Any] | None,
+    record: Mapping[str, Any] | None,
     translator: DataflowTranslator,
 ) -> dg.AssetMaterialization:
-    """A dataset's READY chunk that no Dagster run has told of, with what the tables know of it."""
-    known = dict(fact or {})
-    more = {"job": truth.jobid, "at": known.get("at")}
-    partition = translator.partition_key(dataid)
-    return _recorded(datasetid, partition, truth.jobid, truth.generation, known, translator, more)
+    """The event of a READY chunk that no run in Dagster produced, by its record in the tables."""
+    evidence = recorded_evidence(datasetid, truth.jobid, truth.generation, record or {})
+    entries = {"job": truth.jobid, "at": (record or {}).get("at")} | evidence.metadata()
+    return _materialization(evidence, translator.partition_key(dataid), translator, entries)
 
 
-def _recorded(
-    datasetid: str,
-    partition: str,
-    maker: str,
-    generation: int | None,
-    known: Mapping[str, Any],
-    translator: DataflowTranslator,
-    more: Mapping[str, Any],
-) -> dg.AssetMaterialization:
-    """A READY chunk by what was recorded when it was made."""
-    inputs: dict[str, int | None] = json.loads(known["inputs"]) if known.get("inputs") else {}
-    judged = known.get("validated")
-    told = {
-        **more,
-        "generation": generation or 0,
-        "rows": known.get("rows"),
-        "bytes": known.get("bytes"),
-        "fingerprint": known.get("fingerprint"),
-        "inputs": inputs,
-        **answers_of_chunk(
-            f"{datasetid} is READY, made by {maker}",
-            [Consumed(each, number) for each, number in inputs.items()],
-            validated=None if judged is None else bool(judged),
-            checks=known.get("checks"),
-            location=known.get("location"),
-        ),
-    }
-    return _materialization(
-        translator.asset_key(datasetid), partition, generation or 0, told, {}, known.get("schema")
-    )
+def prefixed(entries: Mapping[str, Any]) -> dict[str, Any]:
+    """Metadata under our prefix, so that it can't collide with what a function returns."""
+    return {f"opendataflow/{name}": value for name, value in entries.items()}
 
 
 def _materialization(
-    asset: dg.AssetKey,
+    evidence: ChunkEvidence,
     partition: str,
-    generation: int,
-    told: Mapping[str, Any],
-    more: Mapping[str, Any],
-    schema: str | None,
+    translator: DataflowTranslator,
+    entries: Mapping[str, Any],
+    of_function: Mapping[str, Any] | None = None,
 ) -> dg.AssetMaterialization:
-    ours = {
-        f"opendataflow/{name}": value
-        for name, value in told.items()
-        if value is not None or name in ALWAYS
-    }
-    if told["rows"] is not None:
-        ours["dagster/row_count"] = told["rows"]
-    with suppress(DataflowError):  # what others have recorded may be no schema
-        if schema:
-            columns = [dg.TableColumn(name, kind) for name, kind in columns_of(schema)]
+    asset = translator.asset_key(evidence.datasetid)
+    ours = prefixed(
+        {
+            name: value
+            for name, value in entries.items()
+            if value is not None or name in SHOWN_WHEN_UNKNOWN
+        }
+    )
+    if evidence.rows is not None:
+        ours["dagster/row_count"] = evidence.rows
+    with suppress(DataflowError):  # other programs may have recorded what is no schema
+        if evidence.schema:
+            columns = [dg.TableColumn(name, kind) for name, kind in columns_of(evidence.schema)]
             ours["dagster/column_schema"] = dg.TableSchema(columns)
-    tags = {VERSION_TAG: str(generation)}
+    theirs = dict(of_function or {})
+    tags = {VERSION_TAG: str(evidence.generation)}
     try:
         return dg.AssetMaterialization(
-            asset, metadata={**more, **ours}, partition=partition, tags=tags
+            asset, metadata={**theirs, **ours}, partition=partition, tags=tags
         )
-    except Exception:  # what the function told can't be shown; the chunk is READY all the same
-        texts = {str(name): str(value)[:500] for name, value in dict(more).items()}
+    except Exception:
+        # The function returned a value that Dagster can't show. The chunk is READY all the same,
+        # and an error here would make its partition red.
+        texts = {str(name): str(value)[:MAX_VALUE_CHARACTERS] for name, value in theirs.items()}
         return dg.AssetMaterialization(
             asset, metadata={**texts, **ours}, partition=partition, tags=tags
         )

@@ -10,6 +10,7 @@ import dagster as dg
 
 from ..chunk import Chunk, ChunkFailed, Place, Result
 from ..errors import DataflowError, Refused
+from ..explain.answers import by_question
 from ..explain.explain import explain
 from ..ids import natural_key
 from ..location import DEFAULT_FORMAT, Folder, ObjectStore, Table
@@ -24,7 +25,7 @@ from ..storage.read import Reading, ask, producers, read_chunk, refusal, with_co
 from ..store.operations import resubmit
 from ..store.store import Store, new_owner
 from ..util.text import first_line, printable, typed
-from .events import AGAIN, made
+from .events import RESUBMIT_TAG, prefixed, produced_event
 from .resources import DataflowResource
 from .step import interrupted
 from .translator import DataflowTranslator, unescaped_word
@@ -168,7 +169,7 @@ class _Output:
         self.manager, self.context, self.store = manager, context, store
         self.datasetid, self.jobid, self.consumed = datasetid, jobid, consumed
         self.execution = _execution()
-        self.again = context.step_context.run_tags.get(AGAIN, "").lower() == "true"
+        self.again = context.step_context.run_tags.get(RESUBMIT_TAG, "").lower() == "true"
 
     def publish(self, key: str, obj: Any) -> None:
         """Claim a chunk, publish it, and make it READY; or raise why it isn't."""
@@ -258,7 +259,7 @@ class _Output:
         if first.code != "ALREADY_DONE":
             return found
         return Refused(
-            f'{found} — or launch with the run tag {AGAIN}: "true". Nothing was written.',
+            f'{found} — or launch with the run tag {RESUBMIT_TAG}: "true". Nothing was written.',
             code=first.code,
         )
 
@@ -268,7 +269,7 @@ class _Output:
         rows, _ = db.insist(lambda: db.run("produce.outputs", jobid=self.jobid, dataid=dataid))
         words = {read_status(row[2]) for row in rows if row[1] == self.jobid}
         if words & {READY, FAILED} and words <= {READY, FAILED, RESUBMIT}:
-            why = f"run {runid} has the tag {AGAIN}"
+            why = f"run {runid} has the tag {RESUBMIT_TAG}"
             resubmit(self.store, self.jobid, [dataid], who=f"dagster run {runid}", why=why)
 
     def _tell(self, produced: Produced, key: str) -> None:
@@ -282,7 +283,7 @@ class _Output:
             raise DataflowError(f"{produced.status}: {produced.reason.rstrip('.')}.{again}{more}")
         [fact] = [each for each in produced.facts if each.datasetid == self.datasetid]
         log = dg.MetadataValue.url(f"/runs/{self.context.run_id}")
-        event = made(produced, fact, key, self.manager.translator, log)
+        event = produced_event(produced, fact, key, self.manager.translator, log)
         if self.execution is None:
             self.context.add_output_metadata(dict(event.metadata))
             return
@@ -474,17 +475,16 @@ def _united(found: Mapping[str, Any], name: str) -> Any:
 
 
 def evidence(reading: Reading) -> dict[str, Any]:
-    """What was consumed, and the answers to the five questions for it."""
-    told: dict[str, Any] = {
+    """The metadata of an input: which generation was read, and the five answers about it."""
+    entries = {
         "dataset": reading.datasetid,
         "dataid": reading.dataid,
         "generation": reading.generation or 0,
     }
     for name in ("rows", "fingerprint"):
         if reading.fact.get(name) is not None:
-            told[name] = reading.fact[name]
-    told |= {each.question.partition(" ")[0]: each.text for each in reading.answers}
-    return {f"opendataflow/{name}": value for name, value in told.items()}
+            entries[name] = reading.fact[name]
+    return prefixed(entries | by_question(reading.answers))
 
 
 def consumption(datasetid: str, readings: list[Reading]) -> str:

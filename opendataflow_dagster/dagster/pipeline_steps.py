@@ -41,7 +41,7 @@ from ..store.items import live_generations, next_runs, offer_run
 from ..store.step_log import excerpt
 from ..store.store import Store
 from ..util.text import printable, typed
-from .events import made
+from .events import produced_event
 from .step import DIAL_POLL, Claimer, Context, asked, explained, interrupted
 from .translator import DataflowTranslator
 
@@ -440,7 +440,9 @@ def publish(context: Context, flow: Flow, handed: Handed) -> None:
             raise _not_made(context, produced)
         log = dg.MetadataValue.url(f"/runs/{context.run.run_id}")
         for fact in produced.facts:
-            context.log_event(made(produced, fact, handed["partition"], flow.translator, log))
+            context.log_event(
+                produced_event(produced, fact, handed["partition"], flow.translator, log)
+            )
 
 
 def _destination(store: Store, flow: Flow) -> Destination:

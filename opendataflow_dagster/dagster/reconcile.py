@@ -20,7 +20,7 @@ from ..store.history import LostCursor, end_of_log, events_after
 from ..store.item_folding import fold_marks
 from ..store.overview import Truth, facts, holders, known, truths
 from ..store.store import Store
-from .events import elsewhere
+from .events import recorded_event
 from .grid import Mirror, Shown
 from .translator import DataflowTranslator
 
@@ -220,7 +220,7 @@ class _Pass:
             told = facts(self.store, datasetid, {each.dataid: each.truth for each in some})
             self.mirror.make(
                 [
-                    elsewhere(
+                    recorded_event(
                         datasetid, each.dataid, each.truth, told.get(each.dataid), self.translator
                     )
                     for each in some

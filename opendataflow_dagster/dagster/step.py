@@ -23,7 +23,7 @@ from ..store.operations import resubmit
 from ..store.store import PLAN_AGE, Store, new_owner
 from ..util.text import first_line, printable
 from .checks import ChunkCheck, evaluation
-from .events import AGAIN, made, skipped
+from .events import RESUBMIT_TAG, produced_event, skipped_event
 from .resources import DataflowResource
 from .translator import DataflowTranslator
 
@@ -70,7 +70,7 @@ class Claimer:
         self.locked: dict[str, float] = {}
         self.refused: dict[str, str] = {}
         self.log = dg.MetadataValue.url(f"/runs/{self.runid}")
-        self.again = is_on(context, AGAIN)
+        self.again = is_on(context, RESUBMIT_TAG)
         self._environment = EnvironmentCache(store, jobid, secrets=secrets)
         self._recovered = 0.0
 
@@ -107,7 +107,9 @@ class Claimer:
         busy = any(row[2] != READY for row in rows)
         if busy or self.again or set(ready) != set(self.store.plan(self.jobid).outputs):
             return []
-        return [skipped(row, dataid, key, self.translator, self.log) for row in ready.values()]
+        return [
+            skipped_event(row, dataid, key, self.translator, self.log) for row in ready.values()
+        ]
 
     def refuse(self, dataid: str) -> list[Claim] | None:
         """Count a chunk as refused, with the reason; or the claim, if there is none any more.
@@ -148,7 +150,7 @@ class Claimer:
                 self.jobid,
                 [dataid],
                 who=f"dagster {run}",
-                why=f"{run} has the tag {AGAIN}",
+                why=f"{run} has the tag {RESUBMIT_TAG}",
             )
 
     def give_up(self, error: BaseException) -> None:
@@ -412,7 +414,7 @@ class _Run(Claimer):
         if produced.status == READY:
             self.made += 1
             for fact in produced.facts:
-                yield made(produced, fact, key, self.translator, self.log)
+                yield produced_event(produced, fact, key, self.translator, self.log)
         elif produced.status == LOST:
             self.pulse.beat()
             self.lost[dataid] = produced.reason

@@ -1,9 +1,9 @@
 """The five answers: ready, right data, location, validated, safe; each from rows."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ..location import is_missing, is_within, obstacle, path_of, place_to_look
 from ..model import READY, RUNNING
@@ -19,7 +19,7 @@ UNPLACED = "registered without a place"
 
 
 class Consumed(NamedTuple):
-    """What a chunk was made from: the generation of one input, and what is known of it."""
+    """What a chunk was computed from: the generation of one input, and what is known of it."""
 
     datasetid: str
     generation: int | None
@@ -27,28 +27,75 @@ class Consumed(NamedTuple):
     fingerprint: str | None = None
 
 
+class ChunkEvidence(NamedTuple):
+    """What is known of one READY chunk of a dataset, measured just now or read from its record."""
+
+    datasetid: str
+    generation: int
+    ready: str
+    """Why it could be claimed, or who produced it."""
+
+    consumed: Sequence[Consumed] = ()
+    rows: int | None = None
+    bytes: int | None = None
+    fingerprint: str | None = None
+    location: str | None = None
+    validated: bool | None = None
+    checks: str | None = None
+    schema: str | None = None
+    safe: str = NOBODY
+
+    def answers(self) -> dict[str, str | None]:
+        """One answer to each of the five questions, by the question's first word."""
+        return {
+            "ready": self.ready,
+            "right": "; ".join(_consumed_line(*source) for source in self.consumed) or "unknown",
+            "location": self.location,
+            "validated": self.checks or _checks_line(self.validated, "no checks"),
+            "safe": self.safe,
+        }
+
+    def metadata(self) -> dict[str, Any]:
+        """All that a person sees of the chunk: its figures, its inputs and the five answers."""
+        return {
+            "generation": self.generation,
+            "rows": self.rows,
+            "bytes": self.bytes,
+            "fingerprint": self.fingerprint,
+            "inputs": {source.datasetid: source.generation for source in self.consumed},
+            **self.answers(),
+        }
+
+
+def by_question(answers: Sequence[Answer]) -> dict[str, str]:
+    """The texts of five answers by the question's first word, as `ChunkEvidence` has them."""
+    return {answer.question.partition(" ")[0]: answer.text for answer in answers}
+
+
+def recorded_evidence(
+    datasetid: str, jobid: str, generation: int | None, record: Mapping[str, Any]
+) -> ChunkEvidence:
+    """The evidence in a READY chunk's record; a row that no claim wrote is of generation 0."""
+    inputs: dict[str, int | None] = json.loads(record["inputs"]) if record.get("inputs") else {}
+    validated = record.get("validated")
+    return ChunkEvidence(
+        datasetid,
+        generation or 0,
+        f"{datasetid} is READY, made by {jobid}",
+        [Consumed(source, number) for source, number in inputs.items()],
+        rows=record.get("rows"),
+        bytes=record.get("bytes"),
+        fingerprint=record.get("fingerprint"),
+        location=record.get("location"),
+        validated=None if validated is None else bool(validated),
+        checks=record.get("checks"),
+        schema=record.get("schema"),
+    )
+
+
 def five_answers(state: State) -> list[Answer]:
     """One answer to each question, about a chunk that a job may want to claim, or has made."""
     return [_ready(state), _right_data(state), _location(state), _validated(state), _safe(state)]
-
-
-def answers_of_chunk(
-    ready: str,
-    consumed: Sequence[Consumed],
-    *,
-    validated: bool | None,
-    checks: str | None,
-    location: str | None,
-    safe: str = NOBODY,
-) -> dict[str, str | None]:
-    """One answer to each question, about one READY chunk of a dataset, from what was recorded."""
-    return {
-        "ready": ready,
-        "right": "; ".join(_consumed_line(*each) for each in consumed) or "unknown",
-        "location": location,
-        "validated": checks or _checks_line(validated, "no checks"),
-        "safe": safe,
-    }
 
 
 def place_line(produced: str | None, registered: str | None) -> str:

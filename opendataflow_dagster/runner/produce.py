@@ -22,7 +22,7 @@ from ..chunk import (
     reason_of,
 )
 from ..errors import DataflowError, Overtaken, SessionError, StaleClaim
-from ..explain.answers import Consumed, answers_of_chunk, place_line
+from ..explain.answers import ChunkEvidence, Consumed, place_line
 from ..model import READY, Claim, Fact, Stop
 from ..store.claims import GiveBack, give_back, give_back_soon, interrupt, interrupt_soon
 from ..store.job_policy import batch_size
@@ -47,7 +47,7 @@ __all__ = [
     "Publish",
     "Result",
     "as_results",
-    "five_answers",
+    "evidence_of",
     "open_chunk",
     "produce",
     "reason_of",
@@ -240,22 +240,28 @@ class _Work:
                 )
 
 
-def five_answers(produced: Produced, datasetid: str) -> dict[str, str | None]:
-    """The five questions of a chunk that has just been made, from what is at hand."""
-    chunk, fact = (
-        produced.chunk,
-        next(each for each in produced.facts if each.datasetid == datasetid),
-    )
+def evidence_of(produced: Produced, datasetid: str) -> ChunkEvidence:
+    """What is known of a dataset's chunk that has just been produced."""
+    claim, chunk = produced.claim, produced.chunk
+    [fact] = [fact for fact in produced.facts if fact.datasetid == datasetid]
     inputs = list(chunk.inputs.values()) if chunk else []
-    ready = [f"{each.datasetid} READY" for each in inputs]
+    ready = [f"{place.datasetid} READY" for place in inputs]
     ready += ["today"] if chunk and chunk.reads_today else []
-    claim = produced.claim
-    return answers_of_chunk(
+    return ChunkEvidence(
+        datasetid,
+        claim.generation,
         "; ".join(ready) or "it reads nothing",
-        [Consumed(each.datasetid, each.generation, each.rows, each.fingerprint) for each in inputs],
+        [
+            Consumed(place.datasetid, place.generation, place.rows, place.fingerprint)
+            for place in inputs
+        ],
+        rows=fact.rows,
+        bytes=fact.bytes,
+        fingerprint=fact.fingerprint,
+        location=place_line(fact.location, chunk.outputs[datasetid].location if chunk else None),
         validated=fact.validated,
         checks=fact.checks,
-        location=place_line(fact.location, chunk.outputs[datasetid].location if chunk else None),
+        schema=fact.schema,
         safe=f"claimed by {claim.owner}, attempt {claim.attempts}",
     )
 

@@ -27,7 +27,7 @@ from opendataflow_dagster import (
     dataflow_check,
     spark_job,
 )
-from opendataflow_dagster.dagster.events import elsewhere
+from opendataflow_dagster.dagster.events import recorded_event
 from opendataflow_dagster.dagster.translator import DataflowTranslator
 from opendataflow_dagster.errors import WrongUse
 from opendataflow_dagster.spark import progress
@@ -305,12 +305,12 @@ def test_a_chunk_of_other_hands_shows_its_schema_too(
     known = truths(line.store, "doubled", ["1"])
     fact = facts(line.store, "doubled", known)["1"]
 
-    event = elsewhere("doubled", "1", known["1"], fact, DataflowTranslator())
+    event = recorded_event("doubled", "1", known["1"], fact, DataflowTranslator())
 
     schema = event.metadata["dagster/column_schema"].value
     assert [each.name for each in schema.columns] == ["n", "twice"]  # type: ignore[union-attr]
     fact["schema"] = "as the loader says"
-    event = elsewhere("doubled", "1", known["1"], fact, DataflowTranslator())
+    event = recorded_event("doubled", "1", known["1"], fact, DataflowTranslator())
     assert "dagster/column_schema" not in event.metadata
 
 

@@ -18,7 +18,7 @@ from opendataflow_dagster.runner.produce import (
     ChunkFailed,
     Produced,
     Result,
-    five_answers,
+    evidence_of,
     produce,
     reason_of,
 )
@@ -98,7 +98,7 @@ def test_inputs_are_those_that_the_claim_locked(store: Store, make: Make) -> Non
     assert produced.chunk is not None
     place = produced.chunk.inputs["bobout"]
     assert (place.generation, place.rows, place.fingerprint) == (first.claim.generation, 7, "f")
-    answers = five_answers(produced, "total")
+    answers = evidence_of(produced, "total").answers()
     assert answers["ready"] == "bobout READY"
     assert answers["right"] == f"bobout: generation {place.generation}, 7 rows, fingerprint f"
     assert answers["validated"] == "no checks"
