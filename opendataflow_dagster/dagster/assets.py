@@ -4,7 +4,7 @@ import inspect
 import os
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import dagster as dg
 
@@ -17,27 +17,28 @@ from ..spark.job import FUNCTION, as_spark_job, is_spark_function
 from ..storage.publish import publishing
 from ..store.catalog import Catalog
 from ..util.text import typed
-from .checks import ChunkCheck, bound
-from .resources import DataflowResource
-from .step import Body, Event, Stopped, run_chunks
+from .checks import ChunkCheck, bind_checks
+from .resources import PYSPARK_KEY, RESOURCE_KEY, DataflowResource
+from .step import Body, Event, ScriptStopped, run_chunks
 from .translator import DataflowTranslator
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-SILENT = "__source_asset_observation__"
-"""On an output, it keeps Dagster from reporting the asset for every partition of the run, made or
-not. It is a word of Dagster's own: `tests/dagster/test_assets.py` fails once it means nothing."""
+OBSERVATION_METADATA = "__source_asset_observation__"
+"""A metadata key on an output with which Dagster doesn't log a materialization for it.
 
-RESOURCE = "dataflow"
-"""The key of the resource by which a step finds the tables."""
+Without it, every partition of the run would turn green at the end of the step, also those whose
+chunk has failed. It is the one internal name outside of `grid.py`, whose import takes 0.4 s that a
+run has no use for. `tests/dagster/test_assets.py` fails once Dagster stops
+reading it."""
 
 warnings.filterwarnings(
     "ignore", "Asset job .* materializes assets with varying BackfillPolicies", UserWarning
-)  # they vary on purpose: see `_policy`
+)  # they vary on purpose: see `_backfill_policy`
 
-MOST_PARTITIONS = 500
+MAX_PARTITIONS_PER_RUN = 500
 """Chunks of a backfill that one run makes, unless told otherwise."""
 
 
@@ -58,7 +59,7 @@ def dataflow_specs(
     made: dict[str, str] = {}
     for jobid in sorted(named):
         if jobs is not None or not catalog.jobs[jobid].flaw:
-            for datasetid in registered(catalog, jobid).outputs:
+            for datasetid in registered_plan(catalog, jobid).outputs:
                 made.setdefault(datasetid, jobid)
     return [translator.spec(catalog, datasetid, made[datasetid]) for datasetid in sorted(made)]
 
@@ -90,35 +91,39 @@ def dataflow_assets(
     `assets_of_job`.
     """
 
-    def made(fn: Callable[..., Any]) -> dg.AssetsDefinition:
-        assets = made_of(fn)
+    def assets_of_function(fn: Callable[..., Any]) -> dg.AssetsDefinition:
+        described: dict[str, Any] = {"description": inspect.getdoc(getattr(fn, "fn", fn))} | options
+        build = spark_assets if is_spark_function(fn) else _python_assets
+        assets = build(job, dataflow, fn, translator=translator, checks=checks, **described)
         setattr(assets, FUNCTION, fn)  # for `odf run --spark`
         return assets
 
-    def made_of(fn: Callable[..., Any]) -> dg.AssetsDefinition:
-        described: dict[str, Any] = {"description": inspect.getdoc(getattr(fn, "fn", fn))} | options
-        if is_spark_function(fn):
-            return assets_of_function(
-                job, dataflow, fn, translator=translator, checks=checks, **described
-            )
-        if described.pop("pyspark", False):
-            name = getattr(fn, "__name__", fn)
-            raise WrongUse(
-                f"pyspark=True is for functions of DataFrames, and {name} of job {job!r} is none. "
-                "Annotate its inputs as DataFrame, or put @spark_job on it."
-            )
-        takes_context = len(inspect.signature(fn).parameters) > 1
+    return assets_of_function
 
-        def prepare(context: dg.AssetExecutionContext) -> Maker:
-            store = getattr(context.resources, RESOURCE).store
-            compute = (lambda chunk: fn(chunk, context)) if takes_context else fn
-            return Maker(*publishing(store, compute))
 
-        return assets_of_job(
-            job, dataflow, prepare, translator=translator, checks=checks, **described
+def _python_assets(
+    jobid: str,
+    dataflow: DataflowResource | Catalog,
+    fn: Callable[..., Any],
+    *,
+    pyspark: bool = False,
+    **options: Any,
+) -> dg.AssetsDefinition:
+    """The assets of a function that takes a `Chunk`, and publishes what it returns."""
+    if pyspark:
+        name = getattr(fn, "__name__", fn)
+        raise WrongUse(
+            f"pyspark=True is for functions of DataFrames, and {name} of job {jobid!r} is none. "
+            "Annotate its inputs as DataFrame, or put @spark_job on it."
         )
+    takes_context = len(inspect.signature(fn).parameters) > 1
 
-    return made
+    def prepare(context: dg.AssetExecutionContext) -> Maker:
+        store = getattr(context.resources, RESOURCE_KEY).store
+        compute = (lambda chunk: fn(chunk, context)) if takes_context else fn
+        return Maker(*publishing(store, compute))
+
+    return assets_of_job(jobid, dataflow, prepare, **options)
 
 
 def assets_of_job(
@@ -145,62 +150,80 @@ def assets_of_job(
     required_resource_keys: Set[str] = frozenset(),
     resource_defs: Mapping[str, object] | None = None,
 ) -> dg.AssetsDefinition:
-    """One step that makes all datasets of a job; `prepare` gives what makes a chunk.
+    """One step that produces all datasets of a job, partition by partition.
 
-    Dagster proposes partitions; the tables decide which of them may run. `promised` are checks
-    whose answers the maker itself gives.
+    Dagster proposes partitions; the tables decide which of them may run.
+
+    Args:
+        jobid: The job, which has to be registered.
+        dataflow: The tables, or what is registered in them.
+        prepare: Gives, at the start of a step, what produces its chunks.
+        translator: How datasets, chunks and jobs are called in Dagster.
+        checks: Functions that look at a chunk before it becomes READY.
+        promised: Checks whose answers the maker itself gives.
+        secrets: Put the passwords into the environment, as scripts expect them.
     """
     catalog = dataflow if isinstance(dataflow, Catalog) else dataflow.catalog()
     translator = translator or DataflowTranslator()
-    plan = registered(catalog, jobid)
-    promised, checks = bound(promised, plan), bound(checks, plan)
-    _named_once([*promised, *checks], jobid)
-    specs = [
-        _with(spec, group_name, code_version, kinds, automation_condition)
-        for spec in dataflow_specs(catalog, translator=translator, jobs=[jobid])
-    ]
+    plan = registered_plan(catalog, jobid)
+    promised, checks = bind_checks(promised, plan), bind_checks(checks, plan)
+    _refuse_doubled_names([*promised, *checks], jobid)
 
     def body(context: dg.AssetExecutionContext) -> Iterator[Event]:
-        resource = getattr(context.resources, RESOURCE)
+        resource = getattr(context.resources, RESOURCE_KEY)
         return run_chunks(
             context, resource, jobid, translator, prepare(context), checks, secrets=secrets
         )
 
-    # The names are ours: a dataset's own may be no identifier, or two may look the same as one.
-    ins = {
-        f"input_{at}": dep.asset_key
-        for at, dep in enumerate({dep.asset_key: dep for s in specs for dep in s.deps}.values())
-    }
-    outs = {f"output_{at}": spec for at, spec in enumerate(specs)}
-    judged = {
-        f"check_{at}": check.spec(translator) for at, check in enumerate([*promised, *checks])
-    }
+    specs = [
+        _with_options(spec, group_name, code_version, kinds, automation_condition)
+        for spec in dataflow_specs(catalog, translator=translator, jobs=[jobid])
+    ]
+    ports = _ports(specs, [check.spec(translator) for check in (*promised, *checks)])
     op = dg.op(
         name=name or translator.op_name(jobid),
         description=description,
-        ins={each: dg.In(dg.Nothing) for each in ins},
-        # None is required: what a chunk has made is said chunk by chunk.
-        out={each: dg.Out(dg.Nothing, is_required=False) for each in (*outs, *judged)},
-        required_resource_keys={RESOURCE, *required_resource_keys},
+        ins=dict.fromkeys(ports.ins, dg.In(dg.Nothing)),
+        # No output is required: the step logs an event for each chunk instead.
+        out=dict.fromkeys([*ports.outs, *ports.checks], dg.Out(dg.Nothing, is_required=False)),
+        required_resource_keys={RESOURCE_KEY, *required_resource_keys},
         config_schema=config_schema,
         tags=op_tags,
         retry_policy=retry_policy,
         pool=pool or translator.pool(jobid),
-    )(_generator(body, outs, judged))
+    )(_step_function(body, ports))
     return dg.AssetsDefinition(
-        keys_by_input_name=ins,
-        keys_by_output_name={each: spec.key for each, spec in outs.items()},
+        keys_by_input_name=ports.ins,
+        keys_by_output_name=ports.outs,
         node_def=op,
         specs=specs,
-        check_specs_by_output_name=judged,
+        check_specs_by_output_name=ports.checks,
         can_subset=False,
-        backfill_policy=backfill_policy or _policy(catalog, jobid),
+        backfill_policy=backfill_policy or _backfill_policy(catalog, jobid),
         resource_defs=resource_defs,
         hook_defs=hooks,
     )
 
 
-def _named_once(checks: Iterable[ChunkCheck], jobid: str) -> None:
+class _Ports(NamedTuple):
+    """The inputs and outputs of an op, by their names, and what they stand for."""
+
+    ins: dict[str, dg.AssetKey]
+    outs: dict[str, dg.AssetKey]
+    checks: dict[str, dg.AssetCheckSpec]
+
+
+def _ports(specs: Sequence[dg.AssetSpec], checks: Sequence[dg.AssetCheckSpec]) -> _Ports:
+    """Numbered names: a dataset's own may be no identifier, or two may look the same as one."""
+    upstream = dict.fromkeys(dep.asset_key for spec in specs for dep in spec.deps)
+    return _Ports(
+        {f"input_{number}": key for number, key in enumerate(upstream)},
+        {f"output_{number}": spec.key for number, spec in enumerate(specs)},
+        {f"check_{number}": check for number, check in enumerate(checks)},
+    )
+
+
+def _refuse_doubled_names(checks: Iterable[ChunkCheck], jobid: str) -> None:
     """Refuse two checks of one name: Dagster would say so in the words of its steps."""
     seen = set()
     for each in checks:
@@ -212,16 +235,18 @@ def _named_once(checks: Iterable[ChunkCheck], jobid: str) -> None:
         seen.add((each.dataset, each.name))
 
 
-def _policy(catalog: Catalog, jobid: str) -> dg.BackfillPolicy:
-    """Runs of many chunks; of each job its own, so that a backfill goes on below what was made.
+def _backfill_policy(catalog: Catalog, jobid: str) -> dg.BackfillPolicy:
+    """Runs of many chunks, and a size that differs by the job's depth in the graph.
 
-    Dagster would else put jobs with equal policies into one run, where one bad chunk of the upper
-    job keeps all chunks of the lower from being made. Its warning is ignored above.
+    Dagster puts jobs with equal policies into one run. There, one bad chunk of the upstream job
+    would keep all chunks of the downstream job from running. With sizes that differ, each job gets
+    runs of its own, and the backfill launches downstream what is READY upstream. Dagster's warning
+    about it is ignored above.
     """
-    return dg.BackfillPolicy.multi_run(max(1, MOST_PARTITIONS - catalog.depth(jobid)))
+    return dg.BackfillPolicy.multi_run(max(1, MAX_PARTITIONS_PER_RUN - catalog.depth(jobid)))
 
 
-def registered(catalog: Catalog, jobid: str) -> Any:
+def registered_plan(catalog: Catalog, jobid: str) -> Any:
     """The plan of a job that can run."""
     plan = catalog.jobs.get(jobid)
     if plan is None or plan.flaw:
@@ -237,7 +262,7 @@ def one_producer_each(catalog: Catalog, jobs: Iterable[str]) -> None:
     """Refuse two jobs that write the same dataset: an asset has one definition in a location."""
     maker: dict[str, str] = {}
     for jobid in sorted(set(jobs)):
-        for datasetid in registered(catalog, jobid).outputs:
+        for datasetid in registered_plan(catalog, jobid).outputs:
             other = maker.setdefault(datasetid, jobid)
             if other != jobid:
                 raise WrongUse(
@@ -247,7 +272,7 @@ def one_producer_each(catalog: Catalog, jobs: Iterable[str]) -> None:
                 )
 
 
-def _with(
+def _with_options(
     spec: dg.AssetSpec,
     group_name: str | None,
     code_version: str | None,
@@ -264,15 +289,18 @@ def _with(
     return spec.replace_attributes(**given, kinds={*spec.kinds, *kinds})
 
 
-def _generator(body: Body, outs: Iterable[str], judged: Iterable[str]) -> Callable[..., Any]:
-    """What Dagster calls: it tells of each chunk, and at the end lets the steps below go on."""
+def _step_function(body: Body, ports: _Ports) -> Callable[..., Any]:
+    """The generator that Dagster calls: an event for each chunk, then the outputs.
+
+    The outputs let the steps downstream in the same run start.
+    """
 
     def run(context):
         yield from body(context)
-        for each in outs:
-            yield dg.Output(None, each, metadata={SILENT: True})
-        for each in judged:
-            yield dg.Output(None, each)
+        for name in ports.outs:
+            yield dg.Output(None, name, metadata={OBSERVATION_METADATA: True})
+        for name in ports.checks:
+            yield dg.Output(None, name)
 
     return run
 
@@ -290,7 +318,7 @@ __all__: Sequence[str] = (
 # Scripts as assets: the program that `odf run` would start, once for each chunk.
 
 
-HEARING = 1.0
+LOST_CLAIM_POLL_SECONDS = 1.0
 """Seconds at most until a script whose chunk was taken over is ended, once that is known."""
 
 
@@ -338,11 +366,11 @@ def script_compute(argv: list[str], *, stop_grace: float = 10.0) -> Callable[[Ch
                 dict(chunk.environment),
                 time_limit=chunk.claim.time_limit,
                 beat=chunk.alive,
-                beat_every=min(HEARING, chunk.claim.lease / 3),
+                beat_every=min(LOST_CLAIM_POLL_SECONDS, chunk.claim.lease / 3),
                 stdin_null=True,
             )
         if scripts.stopping is not None:
-            raise Stopped(scripts.stopping)
+            raise ScriptStopped(scripts.stopping)
         if ended.code:
             raise ChunkFailed(ended.reason)
 
@@ -352,58 +380,36 @@ def script_compute(argv: list[str], *, stop_grace: float = 10.0) -> Callable[[Ch
 # Functions of DataFrames as assets: chunks read and published by Spark.
 
 
-PYSPARK = "pyspark"
-"""The key of the resource that gives the session, where a project has one."""
-
-
-def assets_of_function(
+def spark_assets(
     jobid: str,
     dataflow: DataflowResource | Catalog,
     function: Callable[..., Any],
     *,
-    translator: DataflowTranslator | None = None,
-    checks: Iterable[ChunkCheck] = (),
     pyspark: bool = False,
     **options: Any,
 ) -> dg.AssetsDefinition:
-    """Make assets of a function of DataFrames; what it expects are checks of the assets.
+    """The assets of a function of DataFrames; what it expects are checks of the assets.
 
     `pyspark` takes the session from the resource of that name, a `SparkResource` or a
     `LazyPySparkResource`, instead of one with what `dataflow.properties` says of Spark.
     """
-
     job = as_spark_job(function)
     catalog = dataflow if isinstance(dataflow, Catalog) else dataflow.catalog()
-    plan = registered(catalog, jobid)
-    job.arguments(plan)  # what is wrong with the function is said now, not at three in the morning
+    plan = registered_plan(catalog, jobid)
+    job.arguments(plan)  # a fault in the function is reported at load, not in tonight's run
     if pyspark:
-        options["required_resource_keys"] = {*options.get("required_resource_keys", ()), PYSPARK}
+        options["required_resource_keys"] = {
+            *options.get("required_resource_keys", ()),
+            PYSPARK_KEY,
+        }
 
     def prepare(context: dg.AssetExecutionContext) -> Any:
-        from ..spark.session import has_ended
         from ..spark.worker import SparkWork
 
-        resource = getattr(context.resources, RESOURCE)
-
-        def session() -> "SparkSession":
-            if pyspark:
-                found = getattr(context.resources, PYSPARK).spark_session
-                if has_ended(found):
-                    raise SessionError(
-                        f"The session of resource {PYSPARK!r} has ended. Launch the run again."
-                    )
-                return found
-            from ..spark.session import spark_session
-
-            return spark_session(app=f"odf {jobid}", settings=resource.settings)
-
+        store = getattr(context.resources, RESOURCE_KEY).store
+        session = _session_of(context, jobid, pyspark)
         return SparkWork(
-            resource.store,
-            resource.store.plan(jobid),
-            job,
-            session,
-            context=context,
-            say=context.log.info,
+            store, store.plan(jobid), job, session, context=context, say=context.log.info
         )
 
     promised = [
@@ -411,9 +417,31 @@ def assets_of_function(
         for rule in rules_of(job.expect, plan.outputs)
     ]
     options["kinds"] = {*options.get("kinds", ()), "spark"}
-    return assets_of_job(
-        jobid, catalog, prepare, translator=translator, checks=checks, promised=promised, **options
-    )
+    return assets_of_job(jobid, catalog, prepare, promised=promised, **options)
+
+
+def _session_of(
+    context: dg.AssetExecutionContext, jobid: str, pyspark: bool
+) -> Callable[[], "SparkSession"]:
+    """What gives the session of Spark when the first chunk needs it."""
+
+    def from_resource() -> "SparkSession":
+        from ..spark.session import has_ended
+
+        session = getattr(context.resources, PYSPARK_KEY).spark_session
+        if has_ended(session):
+            raise SessionError(
+                f"The session of resource {PYSPARK_KEY!r} has ended. Launch the run again."
+            )
+        return session
+
+    def from_settings() -> "SparkSession":
+        from ..spark.session import spark_session
+
+        settings = getattr(context.resources, RESOURCE_KEY).settings
+        return spark_session(app=f"odf {jobid}", settings=settings)
+
+    return from_resource if pyspark else from_settings
 
 
 def _about(rule: Rule) -> str | None:

@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import dagster as dg
 
@@ -12,31 +12,191 @@ from ..spark.job import is_spark_function
 from ..store.catalog import Catalog
 from ..util.text import first_line, printable, typed
 from .assets import (
-    PYSPARK,
-    RESOURCE,
     dataflow_assets,
     external_assets,
     one_producer_each,
-    registered,
+    registered_plan,
     script_assets,
 )
 from .catch_up_sensor import catch_up_sensor
 from .checks import ChunkCheck
 from .io_manager import DataflowIOManager
-from .pipeline_assets import Folder, Projects, assets_of, tables_of
-from .resources import DataflowResource
+from .pipeline_assets import ProjectFolder, Projects, assets_of, tables_of
+from .resources import PYSPARK_KEY, RESOURCE_KEY, DataflowResource
 from .schedules import today_schedules
 from .sensors import reconcile_sensor, settlement_sensors
 from .translator import DataflowTranslator
 
-NAMED = 10
+IO_MANAGER_KEY = "dataflow_io_manager"
+"""The key of the IO manager, so that a project's own stays what it is."""
+
+MAX_NAMED_JOBS = 10
 """How many jobs an error names."""
 
 Path = str | os.PathLike[str]
 Script = Path | Sequence[Path]
 
 
-class Runners:
+def build_definitions(
+    dataflow: DataflowResource | None = None,
+    *,
+    assets: Iterable[Any] = (),
+    functions: Mapping[str, Callable[..., Any]] | None = None,
+    scripts: Mapping[str, Script] | Path | None = None,
+    checks: Iterable[ChunkCheck] = (),
+    jobs: Iterable[str] | None = None,
+    projects: Iterable[ProjectFolder] = (),
+    catalog: Catalog | None = None,
+    translator: DataflowTranslator | None = None,
+    io_manager: Any = None,
+    pyspark: Any = None,
+    executor: dg.ExecutorDefinition | None = None,
+    sensors: bool = True,
+    schedules: bool = True,
+    automatic: bool = False,
+    runs_per_job: int = 1,
+    batch: int = 500,
+) -> dg.Definitions:
+    """Definitions of all datasets in the tables, with what runs their jobs here.
+
+    A dataset that no job here writes is shown as an external asset.
+
+    Args:
+        dataflow: The tables; by default those that `odf` would use here, or the first project's.
+        assets: Assets of `@dataflow_assets`, and any other assets of yours.
+        functions: By job, the function that runs it: `fn(chunk)` or `fn(chunk, context)`.
+        scripts: By job, the script that runs it; or a folder, of which every executable file
+            counts that is called like a job.
+        checks: Checks of the datasets that functions and scripts write.
+        jobs: Show only the datasets of these jobs.
+        projects: Folders with a project.yml, whose pipelines are jobs and assets, see
+            `pipeline_assets`. With them, the steps of a run share one process and its session of
+            Spark, unless `executor` says otherwise.
+        catalog: What is registered, if that is known already.
+        pyspark: What has the session for functions of DataFrames, for pipelines and for the IO
+            manager: a `SparkResource`, or a `LazyPySparkResource` of dagster-pyspark.
+        automatic: Switch on from the start what launches runs: the catch-up sensor and the
+            schedules of `today`. Otherwise you do so in the UI.
+        runs_per_job: How many runs of a job the catch-up sensor has at a time.
+        batch: How many chunks such a run claims.
+    """
+    folders = list(projects)
+    dataflow = dataflow or _default_tables(folders, make=catalog is None)
+    translator = translator or DataflowTranslator()
+    pipelines = Projects(folders) if folders else None
+    catalog = _known_jobs(dataflow, catalog, pipelines)
+    chosen = None if jobs is None else {registered_plan(catalog, jobid).jobid for jobid in jobs}
+
+    runners = JobRunners(catalog, translator, checks, pyspark=pyspark is not None)
+    for definition in assets:
+        runners.add_assets(definition)
+    for jobid, function in (functions or {}).items():
+        runners.add_function(jobid, function)
+    by_job = scripts_by_job(scripts, catalog.jobs if chosen is None else chosen)
+    for jobid, argv in by_job.items():
+        runners.add_script(jobid, argv)
+    if pipelines is not None:
+        runners.add_pipelines(pipelines)
+        executor = executor or dg.in_process_executor
+    runners.check()
+
+    launch = _Launch(dataflow, runners, pipelines, automatic, runs_per_job, batch)
+    return dg.Definitions(
+        assets=[*runners.assets, *runners.external(chosen)],
+        sensors=launch.sensors() if sensors else [],
+        schedules=launch.schedules() if schedules else [],
+        resources=_resources(dataflow, translator, io_manager, pyspark),
+        executor=executor,
+    )
+
+
+def _default_tables(folders: Sequence[ProjectFolder], *, make: bool) -> DataflowResource:
+    """The tables of the first project, or else those that `odf` would use here."""
+    return tables_of(folders[0], make=make) if folders else DataflowResource()
+
+
+def _known_jobs(
+    dataflow: DataflowResource, catalog: Catalog | None, pipelines: Projects | None
+) -> Catalog:
+    """The registered jobs and those that the pipelines are.
+
+    With a `catalog` given, the database is left alone: a code location loads without it.
+    """
+    known = catalog or _read_catalog(dataflow)
+    if pipelines is None:
+        return known
+    known = pipelines.known_to(known)
+    if catalog is None:
+        pipelines.register(dataflow)
+    return known
+
+
+def _read_catalog(dataflow: DataflowResource) -> Catalog:
+    try:
+        return dataflow.catalog()
+    except DataflowError:
+        raise
+    except Exception as error:
+        store = dataflow.patient_store(0.0)
+        if not store.db.trouble(error):
+            raise
+        raise NoDatabase(
+            f"What is registered in {store.db.where} can't be read, and no earlier answer was "
+            f"kept: {first_line(error)}. Run: odf doctor"
+        ) from None
+
+
+def _resources(
+    dataflow: DataflowResource, translator: DataflowTranslator, io_manager: Any, pyspark: Any
+) -> dict[str, Any]:
+    return {
+        RESOURCE_KEY: dataflow,
+        IO_MANAGER_KEY: io_manager
+        or DataflowIOManager(dataflow=dataflow, translator=translator, pyspark=pyspark),
+        **({PYSPARK_KEY: pyspark} if pyspark is not None else {}),
+    }
+
+
+class _Launch(NamedTuple):
+    """What launches runs of a code location's jobs by itself."""
+
+    dataflow: DataflowResource
+    runners: "JobRunners"
+    pipelines: Projects | None
+    automatic: bool
+    runs_per_job: int
+    batch: int
+
+    def sensors(self) -> list[dg.SensorDefinition]:
+        """The sensors that follow the tables are on at once; the one that launches runs waits."""
+        status = dg.DefaultSensorStatus
+        return [
+            reconcile_sensor(self.dataflow, translator=self.runners.translator),
+            *settlement_sensors(self.dataflow),
+            catch_up_sensor(
+                self.dataflow,
+                self.runners.targets,
+                translator=self.runners.translator,
+                runs_per_job=self.runs_per_job,
+                batch=self.batch,
+                default_status=status.RUNNING if self.automatic else status.STOPPED,
+                projects=self.pipelines,
+            ),
+        ]
+
+    def schedules(self) -> list[dg.ScheduleDefinition]:
+        status = dg.DefaultScheduleStatus
+        return today_schedules(
+            self.dataflow,
+            self.runners.targets,
+            catalog=self.runners.catalog,
+            translator=self.runners.translator,
+            batch=self.batch,
+            default_status=status.RUNNING if self.automatic else status.STOPPED,
+        )
+
+
+class JobRunners:
     """What this code location runs, job by job."""
 
     def __init__(
@@ -70,10 +230,12 @@ class Runners:
             if jobid is not None:
                 self._take(jobid, given, "the assets of @dataflow_assets")
 
-    def add_pipeline(self, jobid: str, made: dg.AssetsDefinition) -> None:
-        """Take the asset of a pipeline, which is the job called as it."""
-        self._take(jobid, made, f"pipeline {jobid}")
-        self.assets.append(made)
+    def add_pipelines(self, pipelines: Projects) -> None:
+        """Take the assets of pipelines; each is the job of the same name."""
+        definitions = assets_of(pipelines, self.catalog, self.translator, pyspark=self._pyspark)
+        for jobid, definition in zip(pipelines.shown, definitions, strict=True):
+            self._take(jobid, definition, f"pipeline {jobid}")
+            self.assets.append(definition)
 
     def add_function(self, jobid: str, function: Callable[..., Any]) -> None:
         inner = getattr(function, "fn", function)  # of a SparkJob
@@ -126,14 +288,14 @@ class Runners:
                     "Use @dataflow_check(dataset=…), or give it to @dataflow_assets(checks=…)."
                 )
 
-    def elsewhere(self, shown: set[str] | None) -> list[dg.AssetSpec]:
-        """The assets of all other datasets, or of those that have to do with some jobs."""
+    def external(self, chosen: set[str] | None) -> list[dg.AssetSpec]:
+        """The assets of all other datasets, or of those that the chosen jobs read or write."""
         here = {key for each in self.assets for key in _keys(each)}
         made = {datasetid for key, datasetid in self._keys.items() if key in here}
         specs = external_assets(self.catalog, made, self.translator)
-        if shown is None:
+        if chosen is None:
             return specs
-        plans = [self.catalog.jobs[jobid] for jobid in {*shown, *self.targets}]
+        plans = [self.catalog.jobs[jobid] for jobid in {*chosen, *self.targets}]
         near = {
             self.translator.asset_key(each)
             for plan in plans
@@ -162,11 +324,11 @@ class Runners:
     def _registered(self, jobid: str, by: str) -> None:
         """Refuse a job that the tables don't know, with those that they do."""
         if jobid in self.catalog.jobs:
-            registered(self.catalog, jobid)
+            registered_plan(self.catalog, jobid)
             return
         known = sorted(self.catalog.jobs)
-        more = f" and {len(known) - NAMED} more" if len(known) > NAMED else ""
-        names = ", ".join(map(printable, known[:NAMED])) + more if known else "none"
+        more = f" and {len(known) - MAX_NAMED_JOBS} more" if len(known) > MAX_NAMED_JOBS else ""
+        names = ", ".join(map(printable, known[:MAX_NAMED_JOBS])) + more if known else "none"
         raise WrongUse(
             f"Job {jobid!r}, which {by} is given for, isn't registered (these are: {names}). "
             f"Run: odf job add {typed(jobid)} --in DATASET --out DATASET"
@@ -174,7 +336,7 @@ class Runners:
 
     def _job_of(self, given: dg.AssetsDefinition) -> str | None:
         """The job that assets run; None: they run none of ours."""
-        if RESOURCE not in given.required_resource_keys:
+        if RESOURCE_KEY not in given.required_resource_keys:
             return None
         outputs = set()
         for spec in given.specs:
@@ -197,7 +359,7 @@ class Runners:
         return None
 
 
-def by_job(
+def scripts_by_job(
     scripts: Mapping[str, Script] | Path | None, jobs: Collection[str]
 ) -> dict[str, list[str]]:
     """By job, the program to run and its arguments; of a folder, those that are called like a job.
@@ -246,125 +408,3 @@ def _keys(given: Any) -> Iterable[dg.AssetKey]:
         return given.keys
     key = getattr(given, "key", None)
     return [key] if isinstance(key, dg.AssetKey) else []
-
-
-IO_MANAGER = "dataflow_io_manager"
-"""The key of the IO manager, so that a project's own stays what it is."""
-
-
-def build_definitions(
-    dataflow: DataflowResource | None = None,
-    *,
-    assets: Iterable[Any] = (),
-    functions: Mapping[str, Callable[..., Any]] | None = None,
-    scripts: Mapping[str, Script] | Path | None = None,
-    checks: Iterable[ChunkCheck] = (),
-    jobs: Iterable[str] | None = None,
-    projects: Iterable[Folder] = (),
-    catalog: Catalog | None = None,
-    translator: DataflowTranslator | None = None,
-    io_manager: Any = None,
-    pyspark: Any = None,
-    executor: dg.ExecutorDefinition | None = None,
-    sensors: bool = True,
-    schedules: bool = True,
-    automatic: bool = False,
-    runs_per_job: int = 1,
-    batch: int = 500,
-) -> dg.Definitions:
-    """Definitions of all datasets in the tables, with what runs their jobs here.
-
-    A job runs by a function of `functions` (`fn(chunk)` or `fn(chunk, context)`), by a script of
-    `scripts` (by job, or a folder: the executable files that are called like a job), or by assets
-    of `@dataflow_assets`; any other assets of yours may be among `assets`. What no job here makes
-    is shown as external. `jobs` leaves out the datasets of other jobs. `projects` are folders with
-    a project.yml, whose pipelines are jobs and assets, see `pipeline_assets`; with them, the steps
-    of a run share one process and its session of Spark, unless `executor` says otherwise. `catalog`
-    is what is registered, if that is known already. `pyspark` has the session for functions of
-    DataFrames, for pipelines and for the IO manager: a `SparkResource`, or a `LazyPySparkResource`
-    of dagster-pyspark. `automatic` switches on from the start what launches runs: the catch-up
-    sensor and the schedules of `today`; else you do so in the UI.
-    """
-    named = list(projects)
-    dataflow = dataflow or (
-        tables_of(named[0], make=catalog is None) if named else DataflowResource()
-    )
-    translator = translator or DataflowTranslator()
-    registering = catalog is None
-    catalog = catalog or _catalog(dataflow)
-    found = Projects(named) if named else None
-    if found is not None:
-        catalog = found.known_to(catalog)
-        if registering:
-            found.register(dataflow)
-        executor = executor or dg.in_process_executor
-    shown = None if jobs is None else {registered(catalog, jobid).jobid for jobid in jobs}
-
-    here = Runners(catalog, translator, checks, pyspark=pyspark is not None)
-    for each in assets:
-        here.add_assets(each)
-    for jobid, function in (functions or {}).items():
-        here.add_function(jobid, function)
-    for jobid, argv in by_job(scripts, catalog.jobs if shown is None else shown).items():
-        here.add_script(jobid, argv)
-    if found is not None:
-        made = assets_of(found, catalog, translator, pyspark=pyspark is not None)
-        for jobid, each in zip(found.shown, made, strict=True):
-            here.add_pipeline(jobid, each)
-    here.check()
-
-    launchers: list[Any] = []
-    status = dg.DefaultSensorStatus.RUNNING if automatic else dg.DefaultSensorStatus.STOPPED
-    if sensors:
-        launchers += [
-            reconcile_sensor(dataflow, translator=translator),
-            *settlement_sensors(dataflow),
-            catch_up_sensor(
-                dataflow,
-                here.targets,
-                translator=translator,
-                runs_per_job=runs_per_job,
-                batch=batch,
-                default_status=status,
-                projects=found,
-            ),
-        ]
-    timed: list[Any] = []
-    if schedules:
-        timed = today_schedules(
-            dataflow,
-            here.targets,
-            catalog=catalog,
-            translator=translator,
-            batch=batch,
-            default_status=dg.DefaultScheduleStatus.RUNNING
-            if automatic
-            else dg.DefaultScheduleStatus.STOPPED,
-        )
-    return dg.Definitions(
-        assets=[*here.assets, *here.elsewhere(shown)],
-        sensors=launchers,
-        schedules=timed,
-        resources={
-            RESOURCE: dataflow,
-            IO_MANAGER: io_manager
-            or DataflowIOManager(dataflow=dataflow, translator=translator, pyspark=pyspark),
-            **({PYSPARK: pyspark} if pyspark is not None else {}),
-        },
-        executor=executor,
-    )
-
-
-def _catalog(dataflow: DataflowResource) -> Catalog:
-    try:
-        return dataflow.catalog()
-    except DataflowError:
-        raise
-    except Exception as error:
-        store = dataflow.patient_store(0.0)
-        if not store.db.trouble(error):
-            raise
-        raise NoDatabase(
-            f"What is registered in {store.db.where} can't be read, and no earlier answer was "
-            f"kept: {first_line(error)}. Run: odf doctor"
-        ) from None

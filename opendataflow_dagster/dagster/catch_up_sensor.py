@@ -13,51 +13,52 @@ from ..store.store import Store
 from ..util.text import first_line
 from .pipeline_assets import Projects
 from .resources import DataflowResource
-from .step import BATCH, CATCH_UP
+from .step import BATCH_TAG, CATCH_UP_TAG
 from .translator import DataflowTranslator
 
 Target = dg.AssetsDefinition | dg.AssetSelection
 
-JOB, OFFER = f"{CATCH_UP}-job", "opendataflow/offer"
+JOB_TAG, OFFER_TAG = f"{CATCH_UP_TAG}-job", "opendataflow/offer"
 """The tags that tell whose run it is, and what there was to claim when it was launched."""
 
-PATIENCE = 5.0
+DATABASE_WAIT_SECONDS = 5.0
 """Seconds that a tick waits for a database that went away."""
 
-LONGEST_WAIT = 3600.0
+MAX_WAIT_SECONDS = 3600.0
 """Seconds at most between two runs that change nothing."""
 
-SLACK = 30.0
+EARLY_LAUNCH_SECONDS = 30.0
 """Seconds by which a launch may be early, so that a late tick doesn't delay all after it."""
 
-UNHEARD = 60.0
+WORKER_START_SECONDS = 60.0
 """Seconds after which a run that should be at work, but has no worker, holds up no other one."""
 
-REMEMBERED = 10
+MAX_ENDED_RUNS = 10
 """Ended runs of a job that are looked at: doubling as often leads to the longest wait."""
 
-ENDED = (
+ENDED_STATUSES = (
     dg.DagsterRunStatus.SUCCESS,
     dg.DagsterRunStatus.FAILURE,
     dg.DagsterRunStatus.CANCELED,
 )
-AT_WORK = (
+AT_WORK_STATUSES = (
     dg.DagsterRunStatus.QUEUED,
     dg.DagsterRunStatus.STARTING,
     dg.DagsterRunStatus.STARTED,
     dg.DagsterRunStatus.CANCELING,
 )
-"""NOT_STARTED isn't: Dagster launches a run that it failed to, when it sees its run key again."""
+"""NOT_STARTED isn't among them: a run that Dagster failed to launch must not hold up the next one,
+and Dagster launches it by itself when the sensor requests its run key again."""
 
 
-class Assets(NamedTuple):
+class JobAssets(NamedTuple):
     """The assets that run a job, and under which name their partitions are kept."""
 
     keys: list[dg.AssetKey]
     partitions: str | None
 
     @classmethod
-    def of(cls, target: Target, repository: dg.RepositoryDefinition | None) -> "Assets":
+    def of(cls, target: Target, repository: dg.RepositoryDefinition | None) -> "JobAssets":
         """The assets of a target; a selection is resolved among those of the code location."""
         if isinstance(target, dg.AssetsDefinition):
             return cls(sorted(target.keys), _name(target))
@@ -94,25 +95,25 @@ class Launcher:
         """
         found: dict[str, list[dg.RunRecord]] = {jobid: [] for jobid in jobids}
         if found:
-            wanted = dg.RunsFilter(statuses=AT_WORK, tags={JOB: list(found)})
+            wanted = dg.RunsFilter(statuses=AT_WORK_STATUSES, tags={JOB_TAG: list(found)})
             records = self.instance.get_run_records(filters=wanted)
-            busy = set(runs_at_work(store)) if any(map(_is_unheard, records)) else set()
+            busy = set(runs_at_work(store)) if any(map(_lacks_worker, records)) else set()
             for record in records:
-                if not _is_unheard(record) or record.dagster_run.run_id in busy:
-                    found[record.dagster_run.tags[JOB]].append(record)
+                if not _lacks_worker(record) or record.dagster_run.run_id in busy:
+                    found[record.dagster_run.tags[JOB_TAG]].append(record)
         return found
 
     def ended(self, jobid: str) -> Sequence[dg.RunRecord]:
         """The last runs of a job that have ended, the newest first."""
-        wanted = dg.RunsFilter(statuses=ENDED, tags={JOB: jobid})
-        return self.instance.get_run_records(filters=wanted, limit=REMEMBERED)
+        wanted = dg.RunsFilter(statuses=ENDED_STATUSES, tags={JOB_TAG: jobid})
+        return self.instance.get_run_records(filters=wanted, limit=MAX_ENDED_RUNS)
 
     def early(self, found: Offer, launched: Sequence[dg.RunRecord]) -> str:
         """How long ago the last launch was, of a job that is launched every so often only."""
         if not (found.every_minutes and launched):
             return ""
         ago = time.time() - max(each.create_timestamp.timestamp() for each in launched)
-        if ago >= found.every_minutes * 60 - SLACK:
+        if ago >= found.every_minutes * 60 - EARLY_LAUNCH_SECONDS:
             return ""
         return f"every {found.every_minutes} minutes, launched {_duration(ago)} ago"
 
@@ -124,14 +125,14 @@ class Launcher:
         """
         useless = 0
         for record in ended:
-            if record.dagster_run.tags.get(OFFER) != self._offered(found):
+            if record.dagster_run.tags.get(OFFER_TAG) != self._offered(found):
                 break
             useless += 1
         if not useless:
             return ""
         last = ended[0]
         since = time.time() - (last.end_time or last.update_timestamp.timestamp())
-        left = min(LONGEST_WAIT, self.shortest_wait * 2**useless) - since
+        left = min(MAX_WAIT_SECONDS, self.shortest_wait * 2**useless) - since
         if left <= 0:
             return ""
         runs = "last run" if useless == 1 else f"last {useless} runs"
@@ -141,12 +142,14 @@ class Launcher:
         )
 
     def request(
-        self, found: Offer, assets: Assets, ended: Sequence[dg.RunRecord], number: int = 1
+        self, found: Offer, assets: JobAssets, ended: Sequence[dg.RunRecord], number: int = 1
     ) -> dg.RunRequest:
         """A run that claims what its job may claim.
 
-        The key names the first chunk, that chunk's last change, and the run before: it is another
-        one after a RESUBMIT or a killed run, and the same for a second look at the same.
+        Dagster launches a run key once and never again. So the key names the first chunk, that
+        chunk's last change and the run before: two ticks that see the same request one run, and
+        after a RESUBMIT or a killed run the key is another one. A key of the chunk alone would
+        never launch a resubmitted chunk.
         """
         before = ended[0].dagster_run.run_id if ended else "none"
         key = f"{found.jobid}: {self._offered(found)} after {before}"
@@ -154,10 +157,10 @@ class Launcher:
             run_key=key if number == 1 else f"{key}, number {number}",
             asset_selection=assets.keys,
             tags={
-                CATCH_UP: "true",
-                JOB: found.jobid,
-                BATCH: str(self.batch),
-                OFFER: self._offered(found),
+                CATCH_UP_TAG: "true",
+                JOB_TAG: found.jobid,
+                BATCH_TAG: str(self.batch),
+                OFFER_TAG: self._offered(found),
                 **self._partition(found, assets),
             },
         )
@@ -168,13 +171,15 @@ class Launcher:
     def _key(self, found: Offer) -> str:
         return self.translator.partition_key(found.first or "")
 
-    def _partition(self, found: Offer, assets: Assets) -> dict[str, str]:
+    def _partition(self, found: Offer, assets: JobAssets) -> dict[str, str]:
         """The tags without which Dagster doesn't run partitioned assets.
 
-        It launches a run without a partition, but the step fails before the body when an input is
+        It launches a run without a partition, but the step fails before its body when an input is
         partitioned too and has been materialized: Dagster looks up which of its partitions the run
-        is about. So the run names one that is there. No event is planned for it and none follows
-        from an output: the body logs what it has made.
+        is about. So the run names the first chunk of the queue. It may claim other chunks than
+        that one; `defer_asset_events` keeps Dagster from planning a materialization for it, which
+        would make the partition red when this run fails for another chunk. The step logs an event
+        for each chunk that it has produced.
         """
         if assets.partitions is None:
             return {}
@@ -213,11 +218,9 @@ def catch_up_sensor(
     A run of a pipeline of `projects` makes one chunk. Of pipelines that wait for no other, a chunk
     is begun whenever one is due by `every_minutes`.
     """
-    most = max(MOST, runs_per_job * batch)
-
-    def found_by(store: Store, jobid: str) -> Offer:
-        found = offer(store, jobid, most=most)
-        return found if projects is None else projects.offered(store, found)
+    tick = _Tick(
+        dataflow, jobs, translator, runs_per_job, batch, minimum_interval_seconds, projects
+    )
 
     @dg.sensor(
         name=name,
@@ -227,52 +230,93 @@ def catch_up_sensor(
         description="Launches runs of the jobs that may claim chunks, within their dials.",
     )
     def catch_up(context: dg.SensorEvaluationContext) -> dg.SensorResult | dg.SkipReason:
+        return tick.evaluate(context)
+
+    return catch_up
+
+
+class _Tick(NamedTuple):
+    """What each evaluation of the catch-up sensor does: read what can be claimed, request runs."""
+
+    dataflow: DataflowResource
+    jobs: Mapping[str, Target]
+    translator: DataflowTranslator | None
+    runs_per_job: int
+    batch: int
+    interval: int
+    projects: Projects | None
+
+    def evaluate(self, context: dg.SensorEvaluationContext) -> dg.SensorResult | dg.SkipReason:
         launcher = Launcher(
             context.instance,
-            translator=translator,
-            batch=batch,
-            shortest_wait=minimum_interval_seconds,
+            translator=self.translator,
+            batch=self.batch,
+            shortest_wait=self.interval,
         )
         store = None
         try:
-            store = dataflow.patient_store(PATIENCE)
+            store = self.dataflow.patient_store(DATABASE_WAIT_SECONDS)
             if refusal := store.db.insist(lambda: store.unclaimable(now=True))[0]:
                 return dg.SkipReason(f"{refusal} Nothing is launched.")
-            if projects is not None:
-                for jobid, dataid in projects.begin_due_runs(store):
+            if self.projects is not None:
+                for jobid, dataid in self.projects.begin_due_runs(store):
                     context.log.info(f"{jobid}: a run is due, {dataid}")
-            offers = [found_by(store, jobid) for jobid in jobs]
-            at_work = launcher.at_work(jobs, store)
+            offers = [self._offer(store, jobid) for jobid in self.jobs]
+            at_work = launcher.at_work(self.jobs, store)
         except Exception as error:
-            return dg.SkipReason(away(store, error))
+            return dg.SkipReason(unreadable(store, error))
         requests: list[dg.RunRequest] = []
         idle, lines = [], []
         for found in offers:
             running = at_work[found.jobid]
-            size = 1 if projects is not None and found.jobid in projects.shown else batch
-            room = _room(found, len(running), runs_per_job, size)
-            ended, waits = launcher.ended(found.jobid) if room else [], ""
-            if room:
-                waits = launcher.early(found, [*running, *ended]) or launcher.in_vain(found, ended)
-            if room and not waits:
-                assets = Assets.of(jobs[found.jobid], context.repository_def)
-                requests += [
-                    launcher.request(found, assets, ended, len(running) + number)
-                    for number in range(1, room + 1)
-                ]
+            waits = self._request(context, launcher, found, running, requests)
             if found.obstacle == NOTHING and not running:
                 idle.append(found.jobid)
             else:
-                runs = f"{len(running)} run{'s' * (len(running) > 1)} at work" if running else ""
-                said = [told(found, most=most), runs, waits]
-                lines.append(f"{found.jobid}: {', '.join(filter(None, said))}")
+                lines.append(self._line(found, len(running), waits))
         report = _report(lines, idle)
         if not requests:
             return dg.SkipReason(report)
         context.log.info(report)
         return dg.SensorResult(run_requests=requests)
 
-    return catch_up
+    @property
+    def _max_claims(self) -> int:
+        """Chunks to count at most: no more than what all runs of a job could claim now."""
+        return max(MOST, self.runs_per_job * self.batch)
+
+    def _offer(self, store: Store, jobid: str) -> Offer:
+        found = offer(store, jobid, most=self._max_claims)
+        return found if self.projects is None else self.projects.offered(store, found)
+
+    def _request(
+        self,
+        context: dg.SensorEvaluationContext,
+        launcher: Launcher,
+        found: Offer,
+        running: Sequence[dg.RunRecord],
+        requests: list[dg.RunRequest],
+    ) -> str:
+        """Request the runs that a job has room for; or say why it waits although it has room."""
+        is_pipeline = self.projects is not None and found.jobid in self.projects.shown
+        chunks = 1 if is_pipeline else self.batch
+        free = _free_runs(found, len(running), self.runs_per_job, chunks)
+        if not free:
+            return ""
+        ended = launcher.ended(found.jobid)
+        if waits := launcher.early(found, [*running, *ended]) or launcher.in_vain(found, ended):
+            return waits
+        assets = JobAssets.of(self.jobs[found.jobid], context.repository_def)
+        requests += [
+            launcher.request(found, assets, ended, len(running) + number)
+            for number in range(1, free + 1)
+        ]
+        return ""
+
+    def _line(self, found: Offer, running: int, waits: str) -> str:
+        runs = f"{running} run{'s' * (running > 1)} at work" if running else ""
+        parts = [told(found, most=self._max_claims), runs, waits]
+        return f"{found.jobid}: {', '.join(filter(None, parts))}"
 
 
 def selection(targets: Iterable[Target]) -> dg.AssetSelection:
@@ -285,7 +329,7 @@ def selection(targets: Iterable[Target]) -> dg.AssetSelection:
     return chosen
 
 
-def away(store: Store | None, error: Exception, then: str = "Nothing is launched.") -> str:
+def unreadable(store: Store | None, error: Exception, then: str = "Nothing is launched.") -> str:
     """One line about tables that can't be read; what is no such trouble is raised again."""
     if store is not None and store.db.trouble(error) == "gone":
         store.db.drop()
@@ -295,13 +339,13 @@ def away(store: Store | None, error: Exception, then: str = "Nothing is launched
     return f"The tables of OpenDataFlow can't be read: {first_line(error)}. {then}"
 
 
-def _is_unheard(record: dg.RunRecord) -> bool:
+def _lacks_worker(record: dg.RunRecord) -> bool:
     """Whether a run has been said to be at work for so long that it should have a worker."""
     since = time.time() - (record.start_time or record.create_timestamp.timestamp())
-    return record.dagster_run.status == dg.DagsterRunStatus.STARTED and since > UNHEARD
+    return record.dagster_run.status == dg.DagsterRunStatus.STARTED and since > WORKER_START_SECONDS
 
 
-def _room(found: Offer, running: int, runs_per_job: int, batch: int) -> int:
+def _free_runs(found: Offer, running: int, runs_per_job: int, batch: int) -> int:
     """How many more runs a job may get."""
     if found.obstacle:
         return 0

@@ -13,7 +13,7 @@ from ..runner.produce import ERROR, WARN, Checked, Chunk, reason_of
 from ..util.text import typed
 from .translator import DataflowTranslator
 
-LONGEST_TRACE = 4000
+MAX_TRACE_CHARACTERS = 4000
 
 
 @dataclass(frozen=True)
@@ -33,13 +33,13 @@ class ChunkCheck:
         try:
             return _answer(self.fn(chunk), self.name, datasetid, severity)
         except Exception as error:
-            told = "".join(traceback.format_exception(error))[-LONGEST_TRACE:]
+            trace = "".join(traceback.format_exception(error))[-MAX_TRACE_CHARACTERS:]
             return Checked(
                 self.name,
                 datasetid,
                 False,
                 reason_of(error),
-                {"opendataflow/traceback": dg.MetadataValue.md(f"```\n{told}\n```")},
+                {"opendataflow/traceback": dg.MetadataValue.md(f"```\n{trace}\n```")},
                 severity,
             )
 
@@ -66,14 +66,14 @@ def dataflow_check(
     `dataset` may be left out where the job writes one only.
     """
 
-    def made(fn: Callable[[Chunk], Any]) -> ChunkCheck:
+    def as_check(fn: Callable[[Chunk], Any]) -> ChunkCheck:
         about = description or (fn.__doc__ or "").strip() or None
         return ChunkCheck(name or fn.__name__, fn, dataset, blocking, about)
 
-    return made
+    return as_check
 
 
-def bound(checks: Iterable[ChunkCheck], plan: Plan) -> list[ChunkCheck]:
+def bind_checks(checks: Iterable[ChunkCheck], plan: Plan) -> list[ChunkCheck]:
     """The checks with the dataset that each is for, which the job has to write."""
     found = []
     for check in checks:
@@ -117,15 +117,15 @@ def _answer(returned: Any, name: str, datasetid: str, severity: str) -> Checked:
         return Checked(name, datasetid, not returned, returned, {}, severity)
     if hasattr(returned, "passed"):  # a Checked, an AssetCheckResult
         message = getattr(returned, "message", None) or getattr(returned, "description", None)
-        asked = getattr(returned, "severity", severity)
-        asked = getattr(asked, "value", asked)
+        own = getattr(returned, "severity", severity)
+        own = getattr(own, "value", own)
         return Checked(
             name,
             datasetid,
             bool(returned.passed),
             message or "",
             getattr(returned, "metadata", None) or {},
-            WARN if WARN in (asked, severity) else ERROR,
+            WARN if WARN in (own, severity) else ERROR,
         )
     if isinstance(returned, bool) or type(returned).__name__ in ("bool", "bool_"):  # numpy's too
         return Checked(name, datasetid, bool(returned), "", {}, severity)

@@ -14,7 +14,7 @@ from .grid import Mirror
 from .reconcile import NOTHING, Reconciled, differences, reconcile
 from .translator import DataflowTranslator
 
-REPAIR = "odf drift --repair"
+REPAIR_COMMAND = "odf drift --repair"
 
 
 def drift(
@@ -88,7 +88,7 @@ def _of_grid(
             shown_word(each.shown.state)
             + (" of an earlier generation" if _same(each.truth.status, each.shown.state) else ""),
             "",
-            "" if each.repair == "wait" else REPAIR,
+            "" if each.repair == "wait" else REPAIR_COMMAND,
         )
         for each in wrong.values()
     ]
@@ -104,7 +104,9 @@ def _of_grid(
         if part in keys and dataid not in wrong and drawn.get(part, "") != state:
             truth = there.get(dataid, NOTHING)
             told = f"{shown_word(drawn.get(part, ''))}, by an outdated cache"
-            found.append(Drift(datasetid, dataid, shown_word(truth.status), told, "", REPAIR))
+            found.append(
+                Drift(datasetid, dataid, shown_word(truth.status), told, "", REPAIR_COMMAND)
+            )
     return found
 
 
@@ -124,12 +126,12 @@ def _of_keys(
     }
     existing = set(mirror.keys(name))
     found = [
-        Drift(datasetid, dataid, shown_word(truth.status), "no partition key", "", REPAIR)
+        Drift(datasetid, dataid, shown_word(truth.status), "no partition key", "", REPAIR_COMMAND)
         for key, (dataid, datasetid, truth) in wanted.items()
         if key not in existing
     ]
     found += [
-        Drift(domain, translator.dataid(key), "no chunk", "a partition key", "", REPAIR)
+        Drift(domain, translator.dataid(key), "no chunk", "a partition key", "", REPAIR_COMMAND)
         for key in existing - wanted.keys()
     ]
     return sorted(found, key=lambda each: (natural_key(each.dataid), each.dataid))

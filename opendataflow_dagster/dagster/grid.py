@@ -5,9 +5,10 @@ didn't do. This module alone uses what isn't public; `tests/dagster/test_grid.py
 version of Dagster that it wasn't tried with.
 
 A partition is in progress or failed when its newest planned materialization belongs to a run that
-is unfinished or failed. For work outside Dagster four runs stand in, one for each status, which
-never run: an unfinished one for RUNNING, failed ones for FAILED, RESUBMIT and HOLD. They are
-written without events, so that no sensor, alert or retry takes them for real ones.
+is unfinished or failed. For work outside Dagster four runs stand in that never run, one for each
+status: an unfinished one for RUNNING, failed ones for FAILED, RESUBMIT and HOLD. They are written
+without events of their own: by such an event, a run status sensor, an alert or a retry would take
+them for real runs.
 """
 
 import time
@@ -45,32 +46,32 @@ from ..model import FAILED, PENDING, READY, RUNNING, Status
 from .events import VERSION_TAG
 
 SHADOW_TAG = "opendataflow/stands-for"
-OURS = "opendataflow"
-"""The step key of events that the mirror writes, so that it doesn't read its own as news."""
+STEP_KEY = "opendataflow"
+"""The step key of events that the mirror writes, by which it skips its own when it reads news."""
 
-BATCH = 1000
+PARTITIONS_PER_STATEMENT = 1000
 """Partitions to a statement: SQLite takes 32,766 parameters, an event has seven."""
 
-SETTLED = 10.0
+VISIBLE_AFTER_SECONDS = 10.0
 """Seconds after which no older event is expected to become visible any more."""
 
 _EVENTS, _KEYS, _TAGS = SqlEventLogStorageTable.c, AssetKeyTable.c, AssetEventTagsTable.c
-_MADE = dg.DagsterEventType.ASSET_MATERIALIZATION.value
+_MATERIALIZED = dg.DagsterEventType.ASSET_MATERIALIZATION.value
 _PLANNED = dg.DagsterEventType.ASSET_MATERIALIZATION_PLANNED.value
 _ENDS = [
     dg.DagsterEventType.RUN_SUCCESS.value,
     dg.DagsterEventType.RUN_FAILURE.value,
     dg.DagsterEventType.RUN_CANCELED.value,
 ]
-_SHADOWS: dict[str, str] = {
+_STAND_IN_RUNS: dict[str, str] = {
     word: str(uuid.uuid5(uuid.NAMESPACE_DNS, f"{word.lower()}.opendataflow"))
     for word in Status
     if word not in (READY, PENDING)  # a materialization and nothing at all show these
 }
-_WORDS = {run_id: word for word, run_id in _SHADOWS.items()}
+_STAND_IN_STATUSES = {run_id: word for word, run_id in _STAND_IN_RUNS.items()}
 
 
-class Shown(NamedTuple):
+class Square(NamedTuple):
     """What the grid shows of one partition, and why.
 
     `state` is READY, RUNNING, FAILED or nothing; `version` the data version of the newest
@@ -104,11 +105,11 @@ class Mirror:
 
     # What the grid shows
 
-    def shown(self, key: dg.AssetKey, partitions: Sequence[str] | None = None) -> dict[str, Shown]:
+    def shown(self, key: dg.AssetKey, partitions: Sequence[str] | None = None) -> dict[str, Square]:
         """What is stored of partitions of an asset (all: None), of those that have events."""
-        found: dict[str, Shown] = {}
+        found: dict[str, Square] = {}
         for some in _batches(partitions):
-            found |= self._shown(key, some)
+            found |= self._squares(key, some)
         return found
 
     def grid(self, key: dg.AssetKey, partitions: dg.DynamicPartitionsDefinition) -> dict[str, str]:
@@ -131,7 +132,12 @@ class Mirror:
         for some in _batches(materializations):
             self._write(
                 [
-                    _entry(RUNLESS_RUN_ID, RUNLESS_JOB_NAME, _MADE, StepMaterializationData(each))
+                    _entry(
+                        RUNLESS_RUN_ID,
+                        RUNLESS_JOB_NAME,
+                        _MATERIALIZED,
+                        StepMaterializationData(each),
+                    )
                     for each in some
                 ]
             )
@@ -162,7 +168,7 @@ class Mirror:
                 theirs = sql.and_(
                     _EVENTS.asset_key == key.to_string(),
                     _EVENTS.partition.in_(some),
-                    _EVENTS.dagster_event_type.in_([_MADE, _PLANNED]),
+                    _EVENTS.dagster_event_type.in_([_MATERIALIZED, _PLANNED]),
                 )
                 ids = sql.select(_EVENTS.id).where(theirs)
                 db.execute(AssetEventTagsTable.delete().where(_TAGS.event_id.in_(ids)))
@@ -223,8 +229,8 @@ class Mirror:
             )
             .where(
                 _EVENTS.id > after,
-                sql.or_(_EVENTS.step_key.is_(None), _EVENTS.step_key != OURS),
-                _EVENTS.dagster_event_type.in_([_MADE, _PLANNED, *_ENDS]),
+                sql.or_(_EVENTS.step_key.is_(None), _EVENTS.step_key != STEP_KEY),
+                _EVENTS.dagster_event_type.in_([_MATERIALIZED, _PLANNED, *_ENDS]),
             )
             .order_by(_EVENTS.id)
             .limit(limit)
@@ -243,7 +249,7 @@ class Mirror:
             for key, partition in self._planned_by(run_id):
                 if key in ours:
                     touched.setdefault(key, set()).add(partition)
-        return News(touched, _settled(settled, rows), len(rows) == limit)
+        return News(touched, _settled_cursor(settled, rows), len(rows) == limit)
 
     def newest(self) -> int:
         """A cursor for `news` after what is settled now."""
@@ -251,7 +257,9 @@ class Mirror:
             return self._newest(db)
 
     def _newest(self, db: sql.Connection) -> int:
-        early = datetime.fromtimestamp(time.time() - SETTLED, UTC).replace(tzinfo=None)
+        early = datetime.fromtimestamp(time.time() - VISIBLE_AFTER_SECONDS, UTC).replace(
+            tzinfo=None
+        )
         last = sql.select(_EVENTS.id, _EVENTS.timestamp).order_by(_EVENTS.id.desc()).limit(1)
         row = db.execute(last).fetchone()
         if row is None or row[1] < early:
@@ -335,16 +343,41 @@ class Mirror:
         with self.events.index_connection() as db:
             return [(row[0], row[1]) for row in db.execute(query)]
 
-    def _shown(self, key: dg.AssetKey, partitions: Sequence[str] | None) -> dict[str, Shown]:
-        name = key.to_string()
+    def _squares(self, key: dg.AssetKey, partitions: Sequence[str] | None) -> dict[str, Square]:
+        events = self._newest_events(key.to_string(), partitions)
+        made = {row[0]: (row[2], row[4]) for row in events if row[1] == _MATERIALIZED}
+        planned = {row[0]: (row[2], row[3]) for row in events if row[1] == _PLANNED}
+        # A plan counts as long as no materialization followed it.
+        open_plans = {
+            part: run_id
+            for part, (number, run_id) in planned.items()
+            if part not in made or number > made[part][0]
+        }
+        statuses = self._statuses(set(open_plans.values()))
+        squares = {part: Square(READY, version) for part, (_, version) in made.items()}
+        for part, run_id in open_plans.items():
+            status = statuses.get(run_id)
+            version = made[part][1] if part in made else None
+            word = _STAND_IN_STATUSES.get(run_id, "")
+            if status is not None and status not in FINISHED_STATUSES:
+                squares[part] = Square(RUNNING, version, run_id, word, live=not word)
+            elif status == dg.DagsterRunStatus.FAILURE:
+                squares[part] = Square(FAILED, version, run_id, word)
+            elif part not in made:
+                squares[part] = Square()
+        return squares
+
+    def _newest_events(self, asset: str, partitions: Sequence[str] | None) -> Sequence[Any]:
+        """By partition, the newest materialization and the newest plan: partition, kind, number,
+        run and data version."""
         newest = (
             sql.select(
                 _EVENTS.partition, _EVENTS.dagster_event_type, sql.func.max(_EVENTS.id).label("id")
             )
             .where(
-                _EVENTS.asset_key == name,
+                _EVENTS.asset_key == asset,
                 _EVENTS.partition.is_not(None),
-                _EVENTS.dagster_event_type.in_([_MADE, _PLANNED]),
+                _EVENTS.dagster_event_type.in_([_MATERIALIZED, _PLANNED]),
             )
             .group_by(_EVENTS.partition, _EVENTS.dagster_event_type)
         )
@@ -352,45 +385,24 @@ class Mirror:
             newest = newest.where(_EVENTS.partition.in_(partitions))
         with self.events.index_connection() as db:
             wiped = db.execute(
-                sql.select(_KEYS.wipe_timestamp).where(_KEYS.asset_key == name)
+                sql.select(_KEYS.wipe_timestamp).where(_KEYS.asset_key == asset)
             ).scalar()
             if wiped is not None:
                 newest = newest.where(_EVENTS.timestamp > wiped)
             latest = newest.subquery()
-            events = db.execute(
-                sql.select(
-                    latest.c.partition,
-                    latest.c.dagster_event_type,
-                    latest.c.id,
-                    _EVENTS.run_id,
-                    _TAGS.value,
-                ).select_from(
-                    latest.join(SqlEventLogStorageTable, _EVENTS.id == latest.c.id).outerjoin(
-                        AssetEventTagsTable,
-                        sql.and_(_TAGS.event_id == latest.c.id, _TAGS.key == VERSION_TAG),
-                    )
+            query = sql.select(
+                latest.c.partition,
+                latest.c.dagster_event_type,
+                latest.c.id,
+                _EVENTS.run_id,
+                _TAGS.value,
+            ).select_from(
+                latest.join(SqlEventLogStorageTable, _EVENTS.id == latest.c.id).outerjoin(
+                    AssetEventTagsTable,
+                    sql.and_(_TAGS.event_id == latest.c.id, _TAGS.key == VERSION_TAG),
                 )
-            ).fetchall()
-        made = {row[0]: (row[2], row[4]) for row in events if row[1] == _MADE}
-        planned = {row[0]: (row[2], row[3]) for row in events if row[1] == _PLANNED}
-        open_plans = {
-            part: run_id
-            for part, (number, run_id) in planned.items()
-            if part not in made or number > made[part][0]
-        }
-        statuses = self._statuses(set(open_plans.values()))
-        found = {part: Shown(READY, version) for part, (_, version) in made.items()}
-        for part, run_id in open_plans.items():
-            status = statuses.get(run_id)
-            version = made[part][1] if part in made else None
-            word = _WORDS.get(run_id, "")
-            if status is not None and status not in FINISHED_STATUSES:
-                found[part] = Shown(RUNNING, version, run_id, word, live=not word)
-            elif status == dg.DagsterRunStatus.FAILURE:
-                found[part] = Shown(FAILED, version, run_id, word)
-            elif part not in made:
-                found[part] = Shown()
-        return found
+            )
+            return db.execute(query).fetchall()
 
     def _statuses(self, run_ids: set[str]) -> dict[str, dg.DagsterRunStatus]:
         found = {}
@@ -404,9 +416,12 @@ class Mirror:
 
     def _stand_in(self, word: str) -> str:
         """The run that stands for a status; made when it isn't there (any more)."""
-        run_id = _SHADOWS[word]
+        run_id = _STAND_IN_RUNS[word]
         if word not in self._stand:
             if not self.instance.has_run(run_id):
+                # MANAGED is the one unfinished status that Dagster leaves alone: it fails a STARTED
+                # run that has no process, and it launches a QUEUED one. The failed ones aren't
+                # retried: no code location has their job.
                 status = (
                     dg.DagsterRunStatus.MANAGED if word == RUNNING else dg.DagsterRunStatus.FAILURE
                 )
@@ -425,7 +440,11 @@ class Mirror:
         return run_id
 
     def _write(self, entries: Sequence[EventLogEntry]) -> None:
-        """Store events of one asset and kind at once; SQLite's storage would do it one by one."""
+        """Store events of one asset and kind in one transaction.
+
+        Dagster's own call on SQLite commits each event by itself, which takes minutes for a grid of
+        10,000 chunks. All or none of a batch is stored, so a tick that was killed is repeated.
+        """
         storage = self.events
         with storage.index_transaction() as db:
             insert = storage.prepare_insert_event_batch(entries).returning(_EVENTS.id)
@@ -434,9 +453,9 @@ class Mirror:
             storage._store_asset_event(db, entries[-1], ids[-1])
 
 
-def _settled(after: int, rows: Sequence[Any]) -> int:
+def _settled_cursor(after: int, rows: Sequence[Any]) -> int:
     """The last of some events before which nothing can appear any more."""
-    horizon = time.time() - SETTLED
+    horizon = time.time() - VISIBLE_AFTER_SECONDS
     for number, *_, stamp in rows:
         if stamp.replace(tzinfo=UTC).timestamp() > horizon:
             return number - 1
@@ -445,7 +464,7 @@ def _settled(after: int, rows: Sequence[Any]) -> int:
 
 def _entry(run_id: str, job_name: str, kind: str, data: Any) -> EventLogEntry:
     event = DagsterEvent(
-        event_type_value=kind, job_name=job_name, event_specific_data=data, step_key=OURS
+        event_type_value=kind, job_name=job_name, event_specific_data=data, step_key=STEP_KEY
     )
     return EventLogEntry(
         error_info=None,
@@ -453,7 +472,7 @@ def _entry(run_id: str, job_name: str, kind: str, data: Any) -> EventLogEntry:
         user_message="",
         run_id=run_id,
         timestamp=time.time(),
-        step_key=OURS,
+        step_key=STEP_KEY,
         job_name=job_name,
         dagster_event=event,
     )
@@ -469,8 +488,8 @@ def _batches(items: Sequence[Any] | None) -> Iterator[Any]:
     if items is None:
         yield None
         return
-    for start in range(0, len(items), BATCH):
-        yield items[start : start + BATCH]
+    for start in range(0, len(items), PARTITIONS_PER_STATEMENT):
+        yield items[start : start + PARTITIONS_PER_STATEMENT]
 
 
 def _event_storage(instance: dg.DagsterInstance) -> SqlEventLogStorage:

@@ -14,7 +14,7 @@ from ..explain.answers import by_question
 from ..explain.explain import explain
 from ..ids import natural_key
 from ..location import DEFAULT_FORMAT, Folder, ObjectStore, Table
-from ..model import FAILED, READY, RESUBMIT, Claim, read_status
+from ..model import FAILED, READY, RESUBMIT, Claim
 from ..runner.environment import job_environment
 from ..runner.heartbeat import Pulse
 from ..runner.produce import Produced, produce
@@ -22,18 +22,17 @@ from ..spark.session import is_spark_frame
 from ..spark.write import publish_frame
 from ..storage.publish import publish, read
 from ..storage.read import Reading, ask, producers, read_chunk, refusal, with_code
-from ..store.operations import resubmit
 from ..store.store import Store, new_owner
 from ..util.text import first_line, printable, typed
-from .events import RESUBMIT_TAG, prefixed, produced_event
+from .events import RESUBMIT_TAG, prefixed, produced_event, run_log
 from .resources import DataflowResource
-from .step import interrupted
+from .step import interrupted, send_back
 from .translator import DataflowTranslator, unescaped_word
 
-NAMED = 10
+MAX_NAMED_CHUNKS = 10
 """How many chunks an error names."""
 
-SCHEMA = "opendataflow/schema"
+SCHEMA_METADATA = "opendataflow/schema"
 """The metadata of an asset that says what becomes of a frame of Spark with other columns."""
 
 _consumed: dict[tuple[str, str], dict[tuple[str, str], int | None]] = {}
@@ -60,16 +59,16 @@ class DataflowIOManager(dg.ConfigurableIOManager):
     """What a folder's files are in, if its dataset is registered without a format."""
 
     def load_input(self, context: dg.InputContext) -> Any:
-        with _explained(self.dataflow.store):
+        with _one_line_failures(self.dataflow.store):
             return self._load(context, self.dataflow.store)
 
     def handle_output(self, context: dg.OutputContext, obj: Any) -> None:
-        with _explained(self.dataflow.store):
+        with _one_line_failures(self.dataflow.store):
             self._publish_all(context, self.dataflow.store, obj)
 
     def _load(self, context: dg.InputContext, store: Store) -> Any:
         datasetid = self._dataset(context.asset_key, {})
-        kind, each = wanted(context.dagster_type.typing_type)
+        shape, kind = input_shape(context.dagster_type.typing_type)
         if not context.has_asset_partitions:
             raise Refused(
                 f"Input {context.name!r} is the whole of dataset {datasetid!r}, and chunks are "
@@ -83,7 +82,7 @@ class DataflowIOManager(dg.ConfigurableIOManager):
                 store,
                 datasetid,
                 self.translator.dataid(key),
-                lambda reading: data(reading, reading.target(self.format), each, self._session),
+                lambda reading: as_input(reading, reading.target(self.format), kind, self._session),
                 format=self.format,
             )
         step = context.step_context
@@ -93,20 +92,20 @@ class DataflowIOManager(dg.ConfigurableIOManager):
         if len(keys) == 1:
             context.add_input_metadata(evidence(readings[keys[0]]))
         else:  # Dagster takes no metadata for an input of several partitions
-            context.log.info(consumption(datasetid, list(readings.values())))
-        if kind == "dict" or (kind == "any" and len(keys) > 1):
+            context.log.info(consumption_line(datasetid, list(readings.values())))
+        if shape == "dict" or (shape == "any" and len(keys) > 1):
             return found
-        return found[keys[0]] if len(keys) == 1 else joined(found, each, context.name)
+        return found[keys[0]] if len(keys) == 1 else join_chunks(found, kind, context.name)
 
     def _publish_all(self, context: dg.OutputContext, store: Store, obj: Any) -> None:
-        told = dict(context.definition_metadata or {})
-        datasetid = self._dataset(context.asset_key, told)
+        declared = dict(context.definition_metadata or {})
+        datasetid = self._dataset(context.asset_key, declared)
         if not context.has_asset_partitions:
             raise Refused(
                 f"Asset {context.asset_key.to_user_string()!r} isn't partitioned, and dataset "
                 f"{datasetid!r} is made of chunks. Partition it as the dataset's domain is."
             )
-        jobid = _job(store, datasetid, told)
+        jobid = _job(store, datasetid, declared)
         keys = self._in_order(context.asset_partition_keys)
         objects = {keys[0]: obj} if len(keys) == 1 else _by_key(obj, keys)
         step = (context.run_id, context.step_key)
@@ -119,10 +118,12 @@ class DataflowIOManager(dg.ConfigurableIOManager):
                 bad[printable(key)] = with_code(error)
         _consumed.pop(step, None)
         if len(keys) > 1 and bad:
-            named = [f"{key}: {reason}" for key, reason in list(bad.items())[:NAMED]]
-            more = [f"and {len(bad) - NAMED} more"] if len(bad) > NAMED else []
-            told = f"{len(bad)} of {len(keys)} chunks of {datasetid!r} weren't published:"
-            raise dg.Failure("\n".join([told, *named, *more]), allow_retries=False)
+            named = [f"{key}: {reason}" for key, reason in list(bad.items())[:MAX_NAMED_CHUNKS]]
+            more = (
+                [f"and {len(bad) - MAX_NAMED_CHUNKS} more"] if len(bad) > MAX_NAMED_CHUNKS else []
+            )
+            summary = f"{len(bad)} of {len(keys)} chunks of {datasetid!r} weren't published:"
+            raise dg.Failure("\n".join([summary, *named, *more]), allow_retries=False)
         if bad:
             raise dg.Failure(next(iter(bad.values())), allow_retries=False)
 
@@ -137,9 +138,9 @@ class DataflowIOManager(dg.ConfigurableIOManager):
         """Partition keys in the order of their dataids: Dagster gives them in any."""
         return sorted(keys, key=lambda key: natural_key(self.translator.dataid(key)))
 
-    def _dataset(self, key: dg.AssetKey, told: Mapping[str, Any]) -> str:
+    def _dataset(self, key: dg.AssetKey, declared: Mapping[str, Any]) -> str:
         """The dataset that an asset is: as its metadata or its key says."""
-        if named := told.get("opendataflow/dataset"):
+        if named := declared.get("opendataflow/dataset"):
             return str(getattr(named, "value", named))
         likely = unescaped_word(key.path[-1])
         if self.translator.asset_key(likely) == key:
@@ -176,7 +177,7 @@ class _Output:
         dataid = self.manager.translator.dataid(key)
         self._still_the_same(dataid)
         if self.again:
-            self._send_back(dataid)
+            send_back(self.store, self.jobid, dataid, self.context.run_id)
         plan, runid = self.store.plan(self.jobid), self.context.run_id
         environment, _ = self.store.db.insist(
             lambda: job_environment(self.store, plan, secrets=False)
@@ -196,10 +197,10 @@ class _Output:
                         self.context.step_context.instance, runid, error
                     ),
                 )
-                # An attempt that the policy grants without delay is made at once.
+                # The policy grants another attempt without delay.
                 claims = self._claim(dataid, owner, runid) if produced.status == RESUBMIT else []
                 if not claims:
-                    self._tell(produced, key)
+                    self._report(produced, key)
                     return
         raise self._refused(dataid)
 
@@ -217,13 +218,14 @@ class _Output:
         from ..spark.job import SAME, SCHEMAS
         from ..spark.last_chunk import Last, fit
 
-        told = (self.context.definition_metadata or {}).get(SCHEMA, SAME)
-        rule = str(getattr(told, "value", told))
+        declared = (self.context.definition_metadata or {}).get(SCHEMA_METADATA, SAME)
+        rule = str(getattr(declared, "value", declared))
         if rule not in SCHEMAS:
             raise ChunkFailed(
-                f"{SCHEMA}: {rule!r} isn't known: choose from {', '.join(map(repr, SCHEMAS))}."
+                f"{SCHEMA_METADATA}: {rule!r} isn't known: "
+                f"choose from {', '.join(map(repr, SCHEMAS))}."
             )
-        how = f'give the asset the metadata {{{{"{SCHEMA}": "{{}}"}}}}'
+        how = f'give the asset the metadata {{{{"{SCHEMA_METADATA}": "{{}}"}}}}'
         return fit(df, Last(self.store, self.datasetid), dataid, rule, how)
 
     def _compare(self, chunk: Chunk) -> None:
@@ -231,15 +233,15 @@ class _Output:
         for datasetid, place in chunk.inputs.items():
             was = self.consumed.get((datasetid, chunk.dataid), place.generation)
             if was != place.generation:
-                raise ChunkFailed(_anew(datasetid, was, place.generation))
+                raise ChunkFailed(_replaced_text(datasetid, was, place.generation))
 
     def _still_the_same(self, dataid: str) -> None:
-        """Refuse, before anything is claimed, what was made of data that isn't the latest."""
+        """Refuse, before a claim, a value that was computed from data since replaced."""
         for (datasetid, read_dataid), was in self.consumed.items():
             if read_dataid == dataid and datasetid in self.store.plan(self.jobid).reads:
                 now = ask(self.store, datasetid, dataid, self.manager.format).generation
                 if was != now:
-                    text = _anew(datasetid, was, now)
+                    text = _replaced_text(datasetid, was, now)
                     raise refusal("DATA_NOT_READY", f"{text}: launch the run again")
 
     def _claim(self, dataid: str, owner: str, runid: str) -> list[Claim]:
@@ -263,16 +265,7 @@ class _Output:
             code=first.code,
         )
 
-    def _send_back(self, dataid: str) -> None:
-        """Let a chunk be made again that is READY or has failed; what is held stays so."""
-        db, runid = self.store.db, self.context.run_id
-        rows, _ = db.insist(lambda: db.run("produce.outputs", jobid=self.jobid, dataid=dataid))
-        words = {read_status(row[2]) for row in rows if row[1] == self.jobid}
-        if words & {READY, FAILED} and words <= {READY, FAILED, RESUBMIT}:
-            why = f"run {runid} has the tag {RESUBMIT_TAG}"
-            resubmit(self.store, self.jobid, [dataid], who=f"dagster run {runid}", why=why)
-
-    def _tell(self, produced: Produced, key: str) -> None:
+    def _report(self, produced: Produced, key: str) -> None:
         """Hand the evidence to Dagster's event; raise what went wrong."""
         if produced.status != READY:
             if produced.error:
@@ -281,8 +274,8 @@ class _Output:
             act = f"odf resubmit {typed(self.jobid, produced.claim.dataid)}"
             more = "" if again or produced.status != FAILED else f" Run: {act}"
             raise DataflowError(f"{produced.status}: {produced.reason.rstrip('.')}.{again}{more}")
-        [fact] = [each for each in produced.facts if each.datasetid == self.datasetid]
-        log = dg.MetadataValue.url(f"/runs/{self.context.run_id}")
+        [fact] = [fact for fact in produced.facts if fact.datasetid == self.datasetid]
+        log = run_log(self.context.run_id)
         event = produced_event(produced, fact, key, self.manager.translator, log)
         if self.execution is None:
             self.context.add_output_metadata(dict(event.metadata))
@@ -297,9 +290,9 @@ class _Output:
         self.context.log.warning(message)
 
 
-def _job(store: Store, datasetid: str, told: Mapping[str, Any]) -> str:
+def _job(store: Store, datasetid: str, declared: Mapping[str, Any]) -> str:
     """The job that an asset is: as its metadata says, or the only one that writes the dataset."""
-    named, known = told.get("opendataflow/job"), producers(store, datasetid)
+    named, known = declared.get("opendataflow/job"), producers(store, datasetid)
     found = [str(getattr(named, "value", named))] if named else known
     if not found or not set(found) <= set(known):
         who = f"job {found[0]!r} isn't" if found else "no job is"
@@ -333,7 +326,7 @@ def _by_key(obj: Any, keys: list[str]) -> Mapping[str, Any]:
     )
 
 
-def _anew(datasetid: str, was: int | None, now: int | None) -> str:
+def _replaced_text(datasetid: str, was: int | None, now: int | None) -> str:
     return (
         f"{datasetid!r} was made anew while this chunk was made of it: generation "
         f"{was or 'unknown'} was read, and {now or 'another'} is there"
@@ -349,7 +342,7 @@ def _execution() -> dg.AssetExecutionContext | None:
 
 
 @contextmanager
-def _explained(store: Store) -> Iterator[None]:
+def _one_line_failures(store: Store) -> Iterator[None]:
     """Turn what the tables say, or that they are away, into a failure with one clear line."""
     try:
         yield
@@ -365,16 +358,16 @@ def _explained(store: Store) -> Iterator[None]:
 # A chunk as an asset's input: in the shape that its annotation asks for, with the evidence.
 
 
-SHOWN = 200
+MAX_LOGGED_CHUNKS = 200
 """How many chunks of one input the log lists."""
 
 
-def wanted(annotation: Any) -> tuple[str, str]:
+def input_shape(annotation: Any) -> tuple[str, str]:
     """How an annotation wants a chunk: alone, in a `dict`, or `any`; and as what."""
     origin = typing.get_origin(annotation)
     if annotation in (dict, Mapping) or origin in (dict, Mapping):
         values = typing.get_args(annotation)
-        return "dict", wanted(values[1] if len(values) == 2 else Any)[1]
+        return "dict", input_shape(values[1] if len(values) == 2 else Any)[1]
     if annotation in (None, Any, object):
         return "any", "pandas"
     package = getattr(annotation, "__module__", "").partition(".")[0]
@@ -395,10 +388,10 @@ def wanted(annotation: Any) -> tuple[str, str]:
     return "one", kind
 
 
-def data(
+def as_input(
     reading: Reading, target: Folder | ObjectStore | Table, kind: str, session: Callable[[], Any]
 ) -> Any:
-    """A chunk as what is wanted; a session of Spark is asked for only where that is its frame."""
+    """A chunk in the form that the input wants; a session of Spark starts only for its frames."""
     if kind == "spark":
         return _spark(reading, target, session)
     if kind in ("path", "str"):
@@ -432,7 +425,7 @@ def _spark(
     )
 
 
-def joined(found: Mapping[str, Any], kind: str, name: str) -> Any:
+def join_chunks(found: Mapping[str, Any], kind: str, name: str) -> Any:
     """Several chunks, by their partition keys, as one."""
     parts = list(found.values())
     if kind == "pandas":
@@ -444,14 +437,14 @@ def joined(found: Mapping[str, Any], kind: str, name: str) -> Any:
 
         return pyarrow.concat_tables(parts, promote_options="default")
     if kind == "spark":
-        return _united(found, name)
+        return _unite_frames(found, name)
     raise Refused(
         f"Input {name!r} is {len(parts)} chunks, which don't become one. Annotate it as "
         "dict[str, …]: a chunk by each partition key."
     )
 
 
-def _united(found: Mapping[str, Any], name: str) -> Any:
+def _unite_frames(found: Mapping[str, Any], name: str) -> Any:
     """Chunks of Spark as one frame, which has the columns of all: a schema may have been merged."""
     from ..spark.schema import compare, fitted, merged, schema_text
 
@@ -487,8 +480,15 @@ def evidence(reading: Reading) -> dict[str, Any]:
     return prefixed(entries | by_question(reading.answers))
 
 
-def consumption(datasetid: str, readings: list[Reading]) -> str:
+def consumption_line(datasetid: str, readings: list[Reading]) -> str:
     """Which generations were consumed, in a line."""
-    named = [f"{printable(each.dataid)} ({each.generation or 0})" for each in readings[:SHOWN]]
-    more = [f"and {len(readings) - SHOWN} more"] if len(readings) > SHOWN else []
+    named = [
+        f"{printable(reading.dataid)} ({reading.generation or 0})"
+        for reading in readings[:MAX_LOGGED_CHUNKS]
+    ]
+    more = (
+        [f"and {len(readings) - MAX_LOGGED_CHUNKS} more"]
+        if len(readings) > MAX_LOGGED_CHUNKS
+        else []
+    )
     return f"Read {len(readings)} chunks of {datasetid} (generation): {', '.join(named + more)}"

@@ -21,9 +21,9 @@ from ..store.claimable import Offer
 from ..store.items import begin_due_runs, without_items
 from ..store.store import Store
 from ..util.text import first_line, printable
-from .assets import SILENT
-from .pipeline_steps import CLAIM, OVER, PYSPARK, RESOURCE, Flow, begin, publish, transform
-from .resources import DataflowResource
+from .assets import OBSERVATION_METADATA
+from .pipeline_steps import CLAIM, OVER, Flow, begin, publish, transform
+from .resources import PYSPARK_KEY, RESOURCE_KEY, DataflowResource
 from .translator import DataflowTranslator
 
 # The projects of a code location: which of their pipelines are assets, and as which jobs.
@@ -31,10 +31,10 @@ from .translator import DataflowTranslator
 
 _log = logging.getLogger("opendataflow_dagster")
 
-Folder = str | PathLike[str]
+ProjectFolder = str | PathLike[str]
 
 
-class Shown(NamedTuple):
+class PipelineJob(NamedTuple):
     """A pipeline that is an asset here."""
 
     project: Project
@@ -46,10 +46,10 @@ class Shown(NamedTuple):
 class Projects:
     """The projects of a code location, as they are when it is loaded."""
 
-    def __init__(self, folders: Iterable[Folder]) -> None:
+    def __init__(self, folders: Iterable[ProjectFolder]) -> None:
         self._projects = [read_project(find_project(str(each))) for each in folders]
         self._registered = False
-        self.shown: dict[str, Shown] = {}
+        self.shown: dict[str, PipelineJob] = {}
         for project in self._projects:
             for each in project.pipelines:
                 if each.trouble:
@@ -129,11 +129,11 @@ class Projects:
     def _choose(self, plans: Mapping[str, Plan]) -> None:
         """Of the pipelines that write one dataset, one is its asset: one without items rather."""
         maker: dict[str, str] = {}
-        found: dict[str, Shown] = {}
+        found: dict[str, PipelineJob] = {}
         for project in self._projects:
             for each in _sound(project):
                 items = takes_items(project, each)
-                found[each.slug] = Shown(project, each, plans[each.slug], items)
+                found[each.slug] = PipelineJob(project, each, plans[each.slug], items)
         for slug in sorted(found, key=lambda slug: found[slug].items):
             output = plans[slug].outputs[0]
             if (other := maker.setdefault(output, slug)) != slug:
@@ -149,7 +149,7 @@ class Projects:
 
 
 def tables_of(
-    folder: Folder, *, make: bool = True, timezone: str | None = None
+    folder: ProjectFolder, *, make: bool = True, timezone: str | None = None
 ) -> DataflowResource:
     """The tables that `odf pipeline` uses for a project.
 
@@ -170,14 +170,14 @@ def _sound(project: Project) -> list[Pipeline]:
     return [each for each in project.pipelines if not each.trouble]
 
 
-HANDOVER = "opendataflow_handover"
+HANDOVER_KEY = "opendataflow_handover"
 """The key of the IO manager between steps: a project's own may keep frames only."""
 
 _FILES = dg.FilesystemIOManager()  # one for all: Dagster refuses two objects by one key
 
 
 def pipeline_assets(
-    project_dir: Folder,
+    project_dir: ProjectFolder,
     dataflow: DataflowResource | Catalog | None = None,
     *,
     translator: DataflowTranslator | None = None,
@@ -237,7 +237,7 @@ class _Asset(dg.AssetsDefinition):
         self, resource_defs: Mapping[str, dg.ResourceDefinition]
     ) -> dg.AssetsDefinition:
         """What Dagster calls to hand out the resources of the definitions."""
-        if self.bare is not None and RESOURCE in resource_defs:
+        if self.bare is not None and RESOURCE_KEY in resource_defs:
             return self.bare.with_resources(resource_defs)
         return super().with_resources(resource_defs)
 
@@ -255,7 +255,10 @@ def _key_of(tables: DataflowResource) -> str:
 
 
 def _asset(
-    flow: Flow, catalog: Catalog, shown: Shown, brought: Mapping[str, Any] = MappingProxyType({})
+    flow: Flow,
+    catalog: Catalog,
+    shown: PipelineJob,
+    brought: Mapping[str, Any] = MappingProxyType({}),
 ) -> _Asset:
     """The asset of what a pipeline writes, with its graph."""
     translator, pipeline = flow.translator, flow.pipeline
@@ -278,78 +281,93 @@ def _asset(
         specs=[spec],
         can_subset=False,
         backfill_policy=dg.BackfillPolicy.multi_run(1),
-        resource_defs={HANDOVER: _FILES, **brought},
+        resource_defs={HANDOVER_KEY: _FILES, **brought},
     )
 
 
 def _graph(flow: Flow, ins: list[str], engines: list[str]) -> dg.GraphDefinition:
     """`begin`, then the transformations one after the other, then `publish`.
 
-    What begins may find nothing to do, be it that the chunk is READY: the transformations are
-    skipped then, but `publish` isn't, so that what is below goes on.
+    `begin` may find nothing to do, for example because the chunk is READY. The transformations are
+    skipped then. `publish` isn't: without its output, Dagster would skip what is downstream too.
     """
-    graph, slug = flow.translator.op_name(flow.slug), flow.slug
-    named = _once([flow.translator.op_name(each) for each in flow.pipeline.transformations])
-    first, last = _free("begin", named), _free("publish", named)
-    more = {
-        "required_resource_keys": {flow.tables, *([PYSPARK] if flow.pyspark else [])},
-        "pool": flow.translator.pool(slug),
-    }
+    names = _unique_names([flow.translator.op_name(name) for name in flow.pipeline.transformations])
+    first, last = _unused_name("begin", names), _unused_name("publish", names)
+    ops = [
+        _begin_op(flow, first, ins),
+        *(
+            _transform_op(flow, name, number, engine)
+            for number, (name, engine) in enumerate(zip(names, engines, strict=True), 1)
+        ),
+        _publish_op(flow, last),
+    ]
+    return _wire(flow.translator.op_name(flow.slug), ops, [first, *names, last], ins)
 
-    def beginning(context) -> Iterator[dg.Output]:
+
+def _op(flow: Flow, name: str, function: Callable[..., Any], **options: Any) -> dg.OpDefinition:
+    """A step of a pipeline; its name is unique among the ops of the code location."""
+    return dg.op(
+        name=f"{flow.translator.op_name(flow.slug)}__{name}",
+        required_resource_keys={flow.tables, *([PYSPARK_KEY] if flow.pyspark else [])},
+        pool=flow.translator.pool(flow.slug),
+        **options,
+    )(function)
+
+
+def _begin_op(flow: Flow, name: str, ins: list[str]) -> dg.OpDefinition:
+    def run(context) -> Iterator[dg.Output]:
         yield from begin(context, flow)
 
-    def step(number: int, name: str) -> Callable[..., Any]:
-        def run(context, handed):
-            transform(context, flow, number, name, handed)
-            return handed
-
-        return run
-
-    def ending(context, handed):
-        for each in handed:
-            if each:
-                publish(context, flow, each)
-        yield dg.Output(None, "chunk", metadata={SILENT: True})
-
-    ops = [
-        dg.op(
-            name=f"{graph}__{first}",
-            description=f"Claims a chunk of pipeline {slug}.",
-            ins={each: dg.In(dg.Nothing) for each in ins},
-            out={
-                each: dg.Out(dict, is_required=False, io_manager_key=HANDOVER)
-                for each in (CLAIM, OVER)
-            },
-            **more,
-        )(beginning)
-    ]
-    for number, name in enumerate(flow.pipeline.transformations, 1):
-        shown = flow.project.transformation_file(slug, name).relative_to(flow.project.root)
-        ops.append(
-            dg.op(
-                name=f"{graph}__{named[number - 1]}",
-                description=f"Transformation {printable(name)} of pipeline {slug}: {shown}",
-                ins={"handed": dg.In(dict)},
-                out={CLAIM: dg.Out(dict, io_manager_key=HANDOVER)},
-                tags={"dagster/compute_kind": engines[number - 1]},
-                **more,
-            )(step(number, name))
-        )
-    ops.append(
-        dg.op(
-            name=f"{graph}__{last}",
-            description=f"Publishes and settles the chunk of pipeline {slug}.",
-            ins={"handed": dg.In(list)},
-            # None is required: what was published is said of the chunk.
-            out={"chunk": dg.Out(dg.Nothing, is_required=False)},
-            **more,
-        )(ending)
+    out = dg.Out(dict, is_required=False, io_manager_key=HANDOVER_KEY)
+    return _op(
+        flow,
+        name,
+        run,
+        description=f"Claims a chunk of pipeline {flow.slug}.",
+        ins=dict.fromkeys(ins, dg.In(dg.Nothing)),
+        out={CLAIM: out, OVER: out},
     )
-    return _wired(graph, ops, [first, *named, last], ins)
 
 
-def _wired(
+def _transform_op(flow: Flow, name: str, number: int, engine: str) -> dg.OpDefinition:
+    transformation = flow.pipeline.transformations[number - 1]
+    file = flow.project.transformation_file(flow.slug, transformation)
+
+    def run(context, handed):
+        transform(context, flow, number, transformation, handed)
+        return handed
+
+    path = file.relative_to(flow.project.root)
+    return _op(
+        flow,
+        name,
+        run,
+        description=(f"Transformation {printable(transformation)} of pipeline {flow.slug}: {path}"),
+        ins={"handed": dg.In(dict)},
+        out={CLAIM: dg.Out(dict, io_manager_key=HANDOVER_KEY)},
+        tags={"dagster/compute_kind": engine},
+    )
+
+
+def _publish_op(flow: Flow, name: str) -> dg.OpDefinition:
+    def run(context, handed):
+        for claim in handed:
+            if claim:
+                publish(context, flow, claim)
+        yield dg.Output(None, "chunk", metadata={OBSERVATION_METADATA: True})
+
+    return _op(
+        flow,
+        name,
+        run,
+        description=f"Publishes and settles the chunk of pipeline {flow.slug}.",
+        ins={"handed": dg.In(list)},
+        # Not required: the step logs an event for the chunk that it has published.
+        out={"chunk": dg.Out(dg.Nothing, is_required=False)},
+    )
+
+
+def _wire(
     graph: str, ops: list[dg.OpDefinition], names: list[str], ins: list[str]
 ) -> dg.GraphDefinition:
     """The ops in a row; the last one is also told when the first has nothing to do."""
@@ -380,15 +398,15 @@ def _wired(
     )
 
 
-def _once(names: list[str]) -> list[str]:
-    """The names, with a number behind one that is there already: a file may be used twice."""
-    found: list[str] = []
-    for each in names:
-        found.append(_free(each, found))
-    return found
+def _unique_names(names: list[str]) -> list[str]:
+    """The names, with a number after one that occurs again: a file may be used twice."""
+    unique: list[str] = []
+    for name in names:
+        unique.append(_unused_name(name, unique))
+    return unique
 
 
-def _free(name: str, taken: Iterable[str]) -> str:
+def _unused_name(name: str, taken: Iterable[str]) -> str:
     at, free, taken = 1, name, set(taken)
     while free in taken:
         at += 1

@@ -41,19 +41,21 @@ from ..store.items import live_generations, next_runs, offer_run
 from ..store.step_log import excerpt
 from ..store.store import Store
 from ..util.text import printable, typed
-from .events import produced_event
-from .step import DIAL_POLL, Claimer, Context, asked, explained, interrupted
+from .events import produced_event, run_log
+from .resources import PYSPARK_KEY, RESOURCE_KEY
+from .step import (
+    DIAL_POLL_SECONDS,
+    Claimer,
+    Context,
+    failure_reason,
+    interrupted,
+    requested_partitions,
+)
 from .translator import DataflowTranslator
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-
-# What the steps of a pipeline's run have in common: its pipeline, its claim, how it fails.
-
-
-RESOURCE, PYSPARK = "dataflow", "pyspark"
-"""The keys of the resources that have the tables, and the session where a project has its own."""
 
 Handed = Mapping[str, Any]
 """What goes from step to step: plain values, by any IO manager, into any process."""
@@ -66,7 +68,7 @@ class Flow(NamedTuple):
     pipeline: Pipeline
     translator: DataflowTranslator
     pyspark: bool
-    tables: str = RESOURCE
+    tables: str = RESOURCE_KEY
     """The key of the resource that has the tables."""
 
     @property
@@ -81,7 +83,7 @@ class Flow(NamedTuple):
 
         def given() -> "SparkSession":
             if self.pyspark:
-                session = getattr(context.resources, PYSPARK).spark_session
+                session = getattr(context.resources, PYSPARK_KEY).spark_session
             else:
                 from ..spark.session import spark_session
 
@@ -94,18 +96,18 @@ class Flow(NamedTuple):
 
 
 def failure(claim: Claim, status: str, reason: str, retry_in: float | None) -> dg.Failure:
-    """What ends the run of a chunk that wasn't made."""
+    """The failure that ends the run of a chunk that wasn't produced."""
     if status == LOST:
         return dg.Failure(reason, allow_retries=False)
-    told = f"{printable(claim.dataid)} of pipeline {claim.jobid!r} is {status}: {reason}"
+    text = f"{printable(claim.dataid)} of pipeline {claim.jobid!r} is {status}: {reason}"
     if status == RESUBMIT:
-        told += " (another attempt is granted: the next run makes it)"
+        text += " (another attempt is granted: the next run makes it)"
     elif retry_in:
-        told += f" (the next attempt is due in {retry_in:g} s)"
+        text += f" (the next attempt is due in {retry_in:g} s)"
     elif status == FAILED and not reason.endswith(CLEANED):
-        told = told.rstrip(".") + f". Then run: odf resubmit {typed(claim.jobid, claim.dataid)}"
+        text = text.rstrip(".") + f". Then run: odf resubmit {typed(claim.jobid, claim.dataid)}"
     return dg.Failure(
-        told,
+        text,
         allow_retries=False,
         metadata={
             "opendataflow/dataid": claim.dataid,
@@ -115,8 +117,8 @@ def failure(claim: Claim, status: str, reason: str, retry_in: float | None) -> d
     )
 
 
-class Work:
-    """A claim in the hands of one step."""
+class StepWork:
+    """A claim that one step works on."""
 
     def __init__(
         self, context: Context, flow: Flow, claim: Claim, pulse: Pulse, store: Store, began: float
@@ -154,11 +156,11 @@ class Work:
                 raise
 
         try:
-            for each in (signal.SIGINT, signal.SIGTERM):
-                handler = signal.getsignal(each)
+            for number in (signal.SIGINT, signal.SIGTERM):
+                handler = signal.getsignal(number)
                 if callable(handler):
-                    before[each] = handler
-                    signal.signal(each, notice)
+                    before[number] = handler
+                    signal.signal(number, notice)
             yield
         finally:
             for number, handler in before.items():
@@ -176,7 +178,7 @@ class Work:
 
 
 @contextmanager
-def held(context: Context, flow: Flow, handed: Handed) -> Iterator[Work]:
+def holding_claim(context: Context, flow: Flow, handed: Handed) -> Iterator[StepWork]:
     """Keep a run's claim alive during one step; what ends the step badly settles it at once."""
     store, claim = flow.store(context), Claim(**handed["claim"])
     buffer, work = Buffer(flow.project, flow.slug, claim.generation), None
@@ -189,7 +191,7 @@ def held(context: Context, flow: Flow, handed: Handed) -> Iterator[Work]:
         with Pulse(store, claim.owner, runid=context.run.run_id, jobid=flow.slug, say=say) as pulse:
             pulse.hold(claim)
             store.confirm(claim)
-            work = Work(context, flow, claim, pulse, store, handed["began"])
+            work = StepWork(context, flow, claim, pulse, store, handed["began"])
             with work.engine, work.interruptible(), working_on([claim]):
                 yield work
     except StaleClaim as error:
@@ -207,16 +209,16 @@ def held(context: Context, flow: Flow, handed: Handed) -> Iterator[Work]:
         buffer.clear()
         if work is None or not work.settled:
             give_back(store, [claim], str(error))
-        raise told(store, error) from None
+        raise as_failure(store, error) from None
     except Exception as error:
         if work and work.interrupt and not work.settled:
             buffer.clear()
             _cancel(context, store, claim, work.interrupt)
         _raise_interrupt(work)
         if store.db.trouble(error) == "gone" or (work and work.settled):
-            raise told(store, error) from None
+            raise as_failure(store, error) from None
         buffer.clear()
-        raise _settled(store, claim, error) from None
+        raise _fail_chunk(store, claim, error) from None
     except BaseException as error:
         buffer.clear()
         if work is None or not work.settled:
@@ -224,7 +226,7 @@ def held(context: Context, flow: Flow, handed: Handed) -> Iterator[Work]:
         raise
 
 
-def _raise_interrupt(work: Work | None) -> None:
+def _raise_interrupt(work: StepWork | None) -> None:
     """Go on with the interrupt of a step that has ended with another error on its account."""
     if work and work.interrupt:
         raise work.interrupt from None
@@ -236,7 +238,7 @@ def _cancel(context: Context, store: Store, claim: Claim, error: BaseException) 
         interrupt_soon(store, [claim], interrupted(context.instance, context.run.run_id, error))
 
 
-def _settled(store: Store, claim: Claim, error: Exception) -> dg.Failure:
+def _fail_chunk(store: Store, claim: Claim, error: Exception) -> dg.Failure:
     """Settle a chunk whose work failed; what to tell of it."""
     reason = reason_of(error)
     try:
@@ -246,13 +248,13 @@ def _settled(store: Store, claim: Claim, error: Exception) -> dg.Failure:
     except StaleClaim as stale:
         return dg.Failure(str(stale), allow_retries=False)
     except Exception as trouble:
-        return told(store, trouble)
+        return as_failure(store, trouble)
     return failure(claim, status, reason, retry_in)
 
 
-def told(store: Store, error: Exception) -> dg.Failure:
+def as_failure(store: Store, error: Exception) -> dg.Failure:
     """The failure that tells of an error in a line; what is none of ours is raised as it is."""
-    reason = explained(store, error)
+    reason = failure_reason(store, error)
     if reason is None:
         raise error
     return dg.Failure(reason, allow_retries=False)
@@ -274,20 +276,24 @@ def begin(context: Context, flow: Flow) -> Iterator[dg.Output]:
         claimer = Claimer(context, store, flow.slug, flow.translator)
         root = not plans[flow.slug].reads
     except Exception as error:
-        raise told(store, error) from None
+        raise as_failure(store, error) from None
     try:
         with Pulse(
             store, claimer.owner, runid=claimer.runid, jobid=flow.slug, say=claimer.say
         ) as claimer.pulse:
             claimer.environment()
-            keys = asked(context)
+            keys = requested_partitions(context)
             if keys is not None and len(keys) > 1:
                 raise dg.Failure(
                     f"A run of pipeline {flow.slug!r} makes one chunk, and this one names "
                     f"{len(keys)} partitions. Launch them as a backfill: it has a run for each.",
                     allow_retries=False,
                 )
-            taken = _next(claimer, flow) if keys is None else _asked(claimer, keys[0], root)
+            taken = (
+                _claim_next(claimer, flow)
+                if keys is None
+                else _claim_requested(claimer, keys[0], root)
+            )
             if taken is not None:
                 Buffer(flow.project, flow.slug, taken[0].generation).sweep(
                     live_generations(store, flow.slug)
@@ -295,7 +301,7 @@ def begin(context: Context, flow: Flow) -> Iterator[dg.Output]:
     except dg.Failure:
         raise
     except Exception as error:
-        raise told(store, error) from None
+        raise as_failure(store, error) from None
     except BaseException as error:
         claimer.give_up(error)
         raise
@@ -307,7 +313,7 @@ def begin(context: Context, flow: Flow) -> Iterator[dg.Output]:
     yield dg.Output({"claim": dict(claim._asdict()), "partition": key, "began": store.now()}, CLAIM)
 
 
-def _next(claimer: Claimer, flow: Flow) -> tuple[Claim, str] | None:
+def _claim_next(claimer: Claimer, flow: Flow) -> tuple[Claim, str] | None:
     """The next chunk that the tables offer; items are left to `odf serve`."""
     claims: list[Claim] = []
     if takes_items(flow.project, flow.pipeline):
@@ -322,8 +328,8 @@ def _next(claimer: Claimer, flow: Flow) -> tuple[Claim, str] | None:
     return claims[0], flow.translator.partition_key(claims[0].dataid)
 
 
-def _asked(claimer: Claimer, key: str, root: bool) -> tuple[Claim, str] | None:
-    """The chunk of a partition; nothing if it is READY already, which is told."""
+def _claim_requested(claimer: Claimer, key: str, root: bool) -> tuple[Claim, str] | None:
+    """The chunk of a partition; None if it is READY already, which is logged."""
     dataid = claimer.translator.dataid(key)
     if root:
         offer_run(claimer.store, claimer.jobid, dataid, who=f"dagster run {claimer.runid}")
@@ -333,8 +339,8 @@ def _asked(claimer: Claimer, key: str, root: bool) -> tuple[Claim, str] | None:
         if claims := claimer.claim(dataid):
             return claims[0], key
         if events := claimer.ready_already(dataid, key):
-            for each in events:
-                claimer.context.log_event(each)
+            for event in events:
+                claimer.context.log_event(event)
             claimer.context.log.info(f"{printable(dataid)} is READY already: it isn't made again")
             return None
         refused = claimer.refuse(dataid)
@@ -342,7 +348,7 @@ def _asked(claimer: Claimer, key: str, root: bool) -> tuple[Claim, str] | None:
             return refused[0], key
         if refused is not None:
             raise dg.Failure(claimer.refused[dataid], allow_retries=False)
-        time.sleep(DIAL_POLL)
+        time.sleep(DIAL_POLL_SECONDS)
 
 
 # --- one transformation ---
@@ -350,9 +356,12 @@ def _asked(claimer: Claimer, key: str, root: bool) -> tuple[Claim, str] | None:
 
 def transform(context: Context, flow: Flow, number: int, name: str, handed: Handed) -> None:
     """Run one transformation on what the step before has left, and leave what it returns."""
-    with held(context, flow, handed) as work:
+    with holding_claim(context, flow, handed) as work:
         frames: list[Any] = [
-            Once(each, InBuffer(work.buffer, at, work.session, again=_again(flow, number, at)))
+            Once(
+                each,
+                InBuffer(work.buffer, at, work.session, again=_is_read_again(flow, number, at)),
+            )
             for at, each in enumerate(
                 open_sources(work.store, flow.project, flow.pipeline, work.chunk)
             )
@@ -374,11 +383,11 @@ def transform(context: Context, flow: Flow, number: int, name: str, handed: Hand
                 NO_STREAM if item is None else json.loads(item),
                 keep=lambda frame: work.buffer.keep(number, frame),
             )
-            _show(context, name, ran.printed)
+            _log_printed(context, name, ran.printed)
         except Exception as error:
             cause = error.__cause__
             if isinstance(cause, TransformationError):
-                _show(context, name, cause.printed)
+                _log_printed(context, name, cause.printed)
                 if cause.trace:
                     context.log.error(cause.trace)
             raise
@@ -386,12 +395,12 @@ def transform(context: Context, flow: Flow, number: int, name: str, handed: Hand
         context.log.info(f"{name}: {ran.rows} rows, {ran.seconds:.1f} s")
 
 
-def _again(flow: Flow, number: int, at: int) -> bool:
+def _is_read_again(flow: Flow, number: int, at: int) -> bool:
     """Whether a step behind this one may read a source: the first one is the first step's alone."""
     return at > 0 and number < len(flow.pipeline.transformations)
 
 
-def _show(context: Context, name: str, text: str) -> None:
+def _log_printed(context: Context, name: str, text: str) -> None:
     """Print what a transformation has printed, and log it.
 
     Steps that share a process share what Dagster keeps of its output; the log is each one's own.
@@ -406,12 +415,12 @@ def _show(context: Context, name: str, text: str) -> None:
 
 def publish(context: Context, flow: Flow, handed: Handed) -> None:
     """Publish what the last transformation has left, settle the chunk, and tell Dagster of it."""
-    with held(context, flow, handed) as work:
+    with holding_claim(context, flow, handed) as work:
         store, claim = work.store, work.claim
         is_item = Stepping(store, claim, work.engine, flow.pipeline).item() is not None
         last = len(flow.pipeline.transformations)
 
-        def show(chunk: Chunk) -> Result:
+        def publish_frame(chunk: Chunk) -> Result:
             with failing(), work.engine.telling():
                 return publish_result(
                     store,
@@ -430,15 +439,15 @@ def publish(context: Context, flow: Flow, handed: Handed) -> None:
             claim,
             work.environment,
             lambda chunk: None,
-            publish=show,
+            publish=publish_frame,
             pulse=work.pulse,
             interrupted=lambda error: interrupted(context.instance, context.run.run_id, error),
         )
         work.buffer.clear()
         produced = produced._replace(seconds=store.now() - handed["began"])
         if produced.status != READY:
-            raise _not_made(context, produced)
-        log = dg.MetadataValue.url(f"/runs/{context.run.run_id}")
+            raise _settled_failure(context, produced)
+        log = run_log(context.run.run_id)
         for fact in produced.facts:
             context.log_event(
                 produced_event(produced, fact, handed["partition"], flow.translator, log)
@@ -456,7 +465,7 @@ def _destination(store: Store, flow: Flow) -> Destination:
     )
 
 
-def _not_made(context: Context, produced: Produced) -> dg.Failure:
+def _settled_failure(context: Context, produced: Produced) -> dg.Failure:
     claim, reason = produced.claim, produced.reason
     if produced.error:
         trace = "".join(traceback.format_exception(produced.error))

@@ -21,13 +21,13 @@ from ..store.item_folding import fold_marks
 from ..store.overview import Truth, facts, holders, known, truths
 from ..store.store import Store
 from .events import recorded_event
-from .grid import Mirror, Shown
+from .grid import Mirror, Square
 from .translator import DataflowTranslator
 
-PAGE = 5000
+PAGE_CHANGES = 5000
 """Changes that are taken in at once: a page is always finished, whatever the time."""
 
-PIECE = 1000
+PIECE_PARTITIONS = 1000
 """Partitions that are written between two looks at the clock."""
 
 NOTHING = Truth(PENDING, "", None)
@@ -48,19 +48,19 @@ class Reconciled(NamedTuple):
         return self.made + self.planned + self.cleared + self.keys
 
 
-class Difference(NamedTuple):
+class WrongSquare(NamedTuple):
     """A partition whose square isn't what the tables say, and how to put it right."""
 
     datasetid: str
     dataid: str
     truth: Truth
-    shown: Shown
+    shown: Square
     repair: str  # "make", "plan", "clear" or "wait"
     run_id: str = ""
 
 
 @dataclass
-class Place:
+class Cursor:
     """Where the last pass stopped."""
 
     log: str | None = None
@@ -108,7 +108,7 @@ class _Pass:
         self.members: dict[str, list[str]] = {}
         for datasetid, domain in sorted(self.catalog.domains.items()):
             self.members.setdefault(domain, []).append(datasetid)
-        self.place = _parsed(cursor)
+        self.place = _read_cursor(cursor)
         self.full = full
         self.wrote = {"made": 0, "planned": 0, "cleared": 0, "keys": 0}
 
@@ -169,7 +169,7 @@ class _Pass:
             touched: dict[str, set[str]] = {}
             blamed: dict[tuple[str, str], str] = {}
             try:
-                changes, log = events_after(self.store, place.log, PAGE)
+                changes, log = events_after(self.store, place.log, PAGE_CHANGES)
             except LostCursor:
                 changes, log = [], end_of_log(self.store)
                 place.datasets, place.domains = list(self.datasets.values()), list(self.members)
@@ -179,7 +179,7 @@ class _Pass:
                     if change.status_after == FAILED and change.who:
                         blamed[change.datasetid, change.dataid] = change.who
             news = self.mirror.news(
-                place.events, map(self.translator.asset_key, self.catalog.domains), PAGE
+                place.events, map(self.translator.asset_key, self.catalog.domains), PAGE_CHANGES
             )
             self._add(touched, news.touched)
             for backfill_id in [each for each in place.backfills if not self.mirror.is_open(each)]:
@@ -190,7 +190,7 @@ class _Pass:
                 if datasetid in self.catalog.domains:
                     self._sync(datasetid, dataids, blamed)
             place.log, place.events = log, news.cursor
-            if len(changes) < PAGE and not news.more:
+            if len(changes) < PAGE_CHANGES and not news.more:
                 return True
             if time.monotonic() > self.until:
                 return False
@@ -295,8 +295,8 @@ class _Pass:
         tail: list[str] = []
         if new:
             first = min(map(self._order, new))
-            tail = self._after(self.mirror.last_keys(name, PIECE), first)
-            if len(tail) == PIECE:
+            tail = self._after(self.mirror.last_keys(name, PIECE_PARTITIONS), first)
+            if len(tail) == PIECE_PARTITIONS:
                 tail = self._after(self.mirror.keys(name), first)
         self.mirror.replace_keys(
             name, [*tail, *(gone - set(tail))], sorted({*tail, *new} - gone, key=self._order)
@@ -343,7 +343,7 @@ def differences(
     datasetid: str,
     dataids: Iterable[str] | None = None,
     blamed: Mapping[tuple[str, str], str] | None = None,
-) -> list[Difference]:
+) -> list[WrongSquare]:
     """The chunks of a dataset (or some of them) whose squares aren't what the tables say.
 
     `blamed` tells who made chunks FAILED: when that is the run that Dagster shows as in progress
@@ -356,7 +356,7 @@ def differences(
     found, waiting = [], {}
     for part in dict.fromkeys([*parts, *shown]):
         dataid = parts.get(part) or translator.dataid(part)
-        truth, square = there.get(dataid, NOTHING), shown.get(part, Shown())
+        truth, square = there.get(dataid, NOTHING), shown.get(part, Square())
         blame = (blamed or {}).get((datasetid, dataid), "")
         repair, run_id = _repair(truth, square, blame), ""
         if repair == "clear" and square.state == FAILED and square.run_id and not square.word:
@@ -365,12 +365,12 @@ def differences(
             if waiting[square.run_id]:
                 repair, run_id = "wait", waiting[square.run_id]
         if repair:
-            found.append(Difference(datasetid, dataid, truth, square, repair, run_id or ""))
+            found.append(WrongSquare(datasetid, dataid, truth, square, repair, run_id or ""))
     found.sort(key=lambda each: (natural_key(each.dataid), each.dataid))
     return _with_holders(store, mirror, found)
 
 
-def _repair(truth: Truth, shown: Shown, blame: str) -> str:
+def _repair(truth: Truth, shown: Square, blame: str) -> str:
     """What has to be done about one square, or nothing."""
     if shown.live:  # it will tell itself how it ended, unless it's through with this chunk already
         return "plan" if truth.status == FAILED and shown.run_id in blame else ""
@@ -385,7 +385,7 @@ def _repair(truth: Truth, shown: Shown, blame: str) -> str:
     return "" if same else "plan"
 
 
-def _with_holders(store: Store, mirror: Mirror, found: list[Difference]) -> list[Difference]:
+def _with_holders(store: Store, mirror: Mirror, found: list[WrongSquare]) -> list[WrongSquare]:
     """Name the Dagster run that holds a chunk, so that its square leads there."""
     running = {
         each.dataid: each.truth
@@ -404,13 +404,15 @@ def _with_holders(store: Store, mirror: Mirror, found: list[Difference]) -> list
     ]
 
 
-def _parsed(cursor: str | None) -> Place:
+def _read_cursor(cursor: str | None) -> Cursor:
     """Where a cursor points; one that can't be read means the beginning."""
     try:
-        return Place(**json.loads(cursor or "{}"))
+        return Cursor(**json.loads(cursor or "{}"))
     except (ValueError, TypeError):
-        return Place()
+        return Cursor()
 
 
 def _pieces(items: list) -> Iterable[list]:
-    return (items[start : start + PIECE] for start in range(0, len(items), PIECE))
+    return (
+        items[start : start + PIECE_PARTITIONS] for start in range(0, len(items), PIECE_PARTITIONS)
+    )

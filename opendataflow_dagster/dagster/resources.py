@@ -17,6 +17,12 @@ from ..store.opening import open_from
 from ..store.store import Store
 from ..util.text import first_line
 
+RESOURCE_KEY = "dataflow"
+"""The key of the resource by which a step finds the tables."""
+
+PYSPARK_KEY = "pyspark"
+"""The key of the resource that has the session of Spark, in a project that brings its own."""
+
 _log = logging.getLogger("opendataflow_dagster")
 _lock = threading.Lock()
 _stores: dict[tuple, Store] = {}
@@ -43,13 +49,13 @@ class DataflowResource(dg.ConfigurableResource):
     @property
     def settings(self) -> Settings:
         """Where the tables are, by the fields, the environment and the file, in this order."""
-        told = {
+        fields = {
             "DATAFLOW_URL": self.url,
             "DATAFLOW_SCHEMA": self.schema_,
             "DATAFLOW_USER": self.user,
             "DATAFLOW_TIMEZONE": self.timezone,
         }
-        given = {name: value for name, each in told.items() if (value := _value(each))}
+        given = {name: value for name, field in fields.items() if (value := _value(field))}
         return load_settings(_value(self.config), {**os.environ, **given})
 
     @property
@@ -92,7 +98,7 @@ class DataflowResource(dg.ConfigurableResource):
             )
             return catalog
         finally:
-            store.db.drop()  # it is seldom asked: no connection is kept for it
+            store.db.drop()  # it is read seldom: keep no connection open for it
         _keep(path, catalog.to_json())
         return catalog
 

@@ -9,11 +9,31 @@ from ..errors import WrongUse
 from ..store.catalog import Catalog
 from ..store.claimable import offer, told
 from ..util.times import zone_called
-from .catch_up_sensor import PATIENCE, Assets, Launcher, Target, away
+from .catch_up_sensor import DATABASE_WAIT_SECONDS, JobAssets, Launcher, Target, unreadable
 from .resources import DataflowResource
 from .translator import DataflowTranslator
 
-PERIODS = (1, 2, 3, 4, 5, 6, 10, 12, 15, 20, 30, 60, 120, 180, 240, 360, 480, 720, 1440)
+CRON_PERIODS_MINUTES = (
+    1,
+    2,
+    3,
+    4,
+    5,
+    6,
+    10,
+    12,
+    15,
+    20,
+    30,
+    60,
+    120,
+    180,
+    240,
+    360,
+    480,
+    720,
+    1440,
+)
 """Minutes after which a cron expression can come round, in every day the same."""
 
 
@@ -55,7 +75,7 @@ def cron(every_minutes: int | None, zone: str | None = "UTC") -> str:
     Where the day begins isn't known, it is looked for every hour.
     """
     minutes = every_minutes or (1440 if zone else 60)
-    period = max(each for each in PERIODS if minutes % each == 0)
+    period = max(period for period in CRON_PERIODS_MINUTES if minutes % period == 0)
     if period < 60:
         return f"*/{period} * * * *"
     # Not on the hour: by the database's clock it may still be yesterday.
@@ -98,12 +118,12 @@ def _schedule(
     def today(context: dg.ScheduleEvaluationContext) -> dg.RunRequest | dg.SkipReason:
         store = None
         try:
-            store = dataflow.patient_store(PATIENCE)
+            store = dataflow.patient_store(DATABASE_WAIT_SECONDS)
             found = offer(store, jobid)
             launcher = Launcher(context.instance, translator=translator, batch=batch)
             running = launcher.at_work([jobid], store)[jobid]
         except Exception as error:
-            return dg.SkipReason(away(store, error))
+            return dg.SkipReason(unreadable(store, error))
         if found.obstacle:
             return dg.SkipReason(f"{jobid}: {told(found)}.")
         ended = launcher.ended(jobid)
@@ -111,7 +131,7 @@ def _schedule(
             return dg.SkipReason(f"{jobid}: {told(found)}, {waits}.")
         if running:
             return dg.SkipReason(f"{jobid}: {told(found)}, {len(running)} run at work.")
-        assets = Assets.of(target, context.repository_def)
+        assets = JobAssets.of(target, context.repository_def)
         return launcher.request(found, assets, ended)
 
     return today

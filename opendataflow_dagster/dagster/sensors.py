@@ -1,4 +1,4 @@
-"""The sensor that keeps Dagster's grid and the tables in agreement."""
+"""The sensors that follow the tables: the grid shows their statuses, ended runs are settled."""
 
 import threading
 import time
@@ -13,19 +13,16 @@ from ..model import Recovered
 from ..store.history import unread
 from ..store.runs import lost_runs, runs_at_work, settle_run
 from ..store.store import Store
-from .catch_up_sensor import PATIENCE, away
+from .catch_up_sensor import DATABASE_WAIT_SECONDS, unreadable
 from .resources import DataflowResource
-from .step import CATCH_UP, terminated
+from .step import CATCH_UP_TAG, LEASE_RENEWAL_SECONDS, terminated
 from .translator import DataflowTranslator
 
 if TYPE_CHECKING:
     from .reconcile import Reconciled
 
 
-GRACE = 60.0
-"""Seconds that workers have, after an outage of the database, to renew their leases."""
-
-_back: dict[str, float] = {}
+_renewal_ends: dict[str, float] = {}
 _lock = threading.Lock()
 
 
@@ -60,17 +57,19 @@ def reconcile_sensor(
 
         store = None
         try:
-            store = dataflow.patient_store(PATIENCE)
+            store = dataflow.patient_store(DATABASE_WAIT_SECONDS)
             settled = settle(store, context.instance)
             done = reconcile(
                 store, Mirror(context.instance), translator, context.cursor, seconds=seconds
             )
         except Exception as error:
-            return dg.SkipReason(_away(store, error))
+            return dg.SkipReason(_unreadable(store, error))
         context.update_cursor(done.cursor)
-        for each in settled:
-            context.log.info(f"{each.jobid} {each.dataid}: settled as {each.status}, {each.reason}")
-        return dg.SkipReason(" ".join(filter(None, [told(done, settled), unread(store)])))
+        for chunk in settled:
+            context.log.info(
+                f"{chunk.jobid} {chunk.dataid}: settled as {chunk.status}, {chunk.reason}"
+            )
+        return dg.SkipReason(" ".join(filter(None, [pass_line(done, settled), unread(store)])))
 
     return sensor
 
@@ -79,14 +78,14 @@ def settle(store: Store, instance: dg.DagsterInstance) -> list[Recovered]:
     """Settle the chunks of runs that ended or died, and what else holds a lease that is over."""
     done = list(settle_ended_runs(store, instance))
     with _lock:
-        waits = time.monotonic() < _back.get(store.db.where, 0.0)
+        waits = time.monotonic() < _renewal_ends.get(store.db.where, 0.0)
     if not waits:
         done += bury_lost_runs(store, instance)
         done += store.recover(who="dagster")
     return done
 
 
-def told(done: "Reconciled", settled: Iterable[Recovered]) -> str:
+def pass_line(done: "Reconciled", settled: Iterable[Recovered]) -> str:
     """One line about a pass."""
     counts = {
         "chunks shown as READY": done.made,
@@ -100,34 +99,31 @@ def told(done: "Reconciled", settled: Iterable[Recovered]) -> str:
     return f"{line}; there is more, which the next tick does." if done.more else f"{line}."
 
 
-def _away(store: Store | None, error: Exception) -> str:
+def _unreadable(store: Store | None, error: Exception) -> str:
     """One line about tables that can't be read; workers get time to renew their leases after it."""
-    line = away(store, error, "Nothing is shown or settled until they can. See `odf doctor`.")
+    line = unreadable(store, error, "Nothing is shown or settled until they can. See `odf doctor`.")
     if store is not None:
         with _lock:
-            _back[store.db.where] = time.monotonic() + GRACE
+            _renewal_ends[store.db.where] = time.monotonic() + LEASE_RENEWAL_SECONDS
     return line
 
 
-# What becomes of the chunks of Dagster runs that ended or died.
-
-
-SILENCE = 600.0
+SILENCE_SECONDS = 600.0
 """Seconds after which a run that launched us, but has no worker at work, is given up for dead."""
 
-IN_HAND = (
+LAUNCHED_STATUSES = (
     dg.DagsterRunStatus.STARTING,
     dg.DagsterRunStatus.STARTED,
     dg.DagsterRunStatus.CANCELING,
 )
 """QUEUED may take its time."""
 
-SOME = 500
+RUNS_PER_QUERY = 500
 """Runs that one query asks for."""
 
 
 def settle_ended_runs(store: Store, instance: dg.DagsterInstance) -> list[Recovered]:
-    """Settle what Dagster runs hold that have ended: of canceled ones HOLD, else made again.
+    """Settle the chunks of Dagster runs that have ended: HOLD after a cancellation, else RESUBMIT.
 
     A run that this Dagster doesn't know may be another's: its leases decide.
     """
@@ -155,7 +151,7 @@ def bury_lost_runs(
     Meanwhile its claims are recovered by their leases.
     """
     settled: list[Recovered] = []
-    silence = SILENCE if silence is None else silence
+    silence = SILENCE_SECONDS if silence is None else silence
     lost = lost_runs(store, grace)
     # First the runs: what is left when this is killed in between is found as that of ended runs.
     for run in _known(instance, lost):
@@ -164,10 +160,10 @@ def bury_lost_runs(
     known = {run.run_id: run for run in _known(instance, lost)}
     strangers = set(lost) - set(known)
     forgotten = strangers & set(lost_runs(store, max(grace, silence)) if strangers else ())
-    for runid in [each for each in lost if each in known or each in forgotten]:
+    for runid in [runid for runid in lost if runid in known or runid in forgotten]:
         canceled = runid in known and known[runid].status == dg.DagsterRunStatus.CANCELED
         why = terminated(runid) if canceled else f"the workers of run {runid} are gone"
-        settled += _settled(store, runid, why, canceled)
+        settled += _settle_run(store, runid, why, canceled)
     for run in _silent(store, instance, silence):
         _end(instance, run, "it has had no worker for too long")
     return settled
@@ -185,7 +181,7 @@ def settlement_sensors(
     busy, and go on when it is switched off.
     """
 
-    def made(name: str, status: dg.DagsterRunStatus, word: str) -> dg.SensorDefinition:
+    def sensor_for(name: str, status: dg.DagsterRunStatus, word: str) -> dg.SensorDefinition:
         @dg.run_status_sensor(
             run_status=status,
             name=f"opendataflow_settle_{name}",
@@ -196,29 +192,29 @@ def settlement_sensors(
         def settle(context: dg.RunStatusSensorContext) -> dg.SkipReason:
             store = None
             try:
-                store = dataflow.patient_store(PATIENCE)
+                store = dataflow.patient_store(DATABASE_WAIT_SECONDS)
                 settled = settle_ended_run(store, context.dagster_run)
             except Exception as error:
-                return dg.SkipReason(away(store, error, "Nothing is settled."))
+                return dg.SkipReason(unreadable(store, error, "Nothing is settled."))
             run = context.dagster_run.run_id
-            for each in settled:
-                context.log.info(f"{each.jobid} {each.dataid} of run {run} is {each.status}")
+            for chunk in settled:
+                context.log.info(f"{chunk.jobid} {chunk.dataid} of run {run} is {chunk.status}")
             return dg.SkipReason(f"Run {run} {word}: {len(settled)} chunks settled.")
 
         return settle
 
     return [
-        made("failed_runs", dg.DagsterRunStatus.FAILURE, "failed"),
-        made("canceled_runs", dg.DagsterRunStatus.CANCELED, "was canceled"),
+        sensor_for("failed_runs", dg.DagsterRunStatus.FAILURE, "failed"),
+        sensor_for("canceled_runs", dg.DagsterRunStatus.CANCELED, "was canceled"),
     ]
 
 
 def _known(instance: dg.DagsterInstance, runids: Iterable[str]) -> list[dg.DagsterRun]:
     """Those of some runs that Dagster knows; no query if there are none."""
-    asked, found = list(runids), []
-    for start in range(0, len(asked), SOME):
-        wanted = dg.RunsFilter(run_ids=asked[start : start + SOME])
-        found += instance.get_runs(filters=wanted)
+    wanted, found = list(runids), []
+    for start in range(0, len(wanted), RUNS_PER_QUERY):
+        runs = dg.RunsFilter(run_ids=wanted[start : start + RUNS_PER_QUERY])
+        found += instance.get_runs(filters=runs)
     return found
 
 
@@ -227,10 +223,10 @@ def _settle(store: Store, run: dg.DagsterRun) -> list[Recovered]:
     failed = run.status == dg.DagsterRunStatus.FAILURE
     how = "failed" if failed else "ended without settling it"
     why = terminated(run.run_id) if canceled else f"run {run.run_id} {how}"
-    return _settled(store, run.run_id, why, canceled)
+    return _settle_run(store, run.run_id, why, canceled)
 
 
-def _settled(store: Store, runid: str, why: str, canceled: bool) -> list[Recovered]:
+def _settle_run(store: Store, runid: str, why: str, canceled: bool) -> list[Recovered]:
     """What was settled; a run whose rows somebody keeps locked doesn't hold up the others."""
     try:
         return settle_run(store, runid, why=why, canceled=canceled)
@@ -248,7 +244,9 @@ def _end(instance: dg.DagsterInstance, run: dg.DagsterRun, why: str) -> None:
 def _silent(store: Store, instance: dg.DagsterInstance, silence: float) -> list[dg.DagsterRun]:
     """Runs of ours that are said to be at work, but aren't."""
     before = datetime.fromtimestamp(time.time() - silence, UTC)
-    wanted = dg.RunsFilter(statuses=IN_HAND, tags={CATCH_UP: "true"}, updated_before=before)
+    wanted = dg.RunsFilter(
+        statuses=LAUNCHED_STATUSES, tags={CATCH_UP_TAG: "true"}, updated_before=before
+    )
     found = instance.get_runs(filters=wanted)
     if not found:
         return []

@@ -1,4 +1,4 @@
-"""The body of a step: the chunks of a run, one by one, each as the tables allow."""
+"""The body of a step: claim the chunks of a run as the tables allow, produce them, report them."""
 
 import signal
 import time
@@ -23,25 +23,22 @@ from ..store.operations import resubmit
 from ..store.store import PLAN_AGE, Store, new_owner
 from ..util.text import first_line, printable
 from .checks import ChunkCheck, evaluation
-from .events import RESUBMIT_TAG, produced_event, skipped_event
+from .events import RESUBMIT_TAG, produced_event, run_log, skipped_event
 from .resources import DataflowResource
 from .translator import DataflowTranslator
 
-# How a step of Dagster comes by chunks: claimed, READY already, or refused.
+CATCH_UP_TAG = "opendataflow/catch-up"
 
-
-CATCH_UP = "opendataflow/catch-up"
-
-DIAL_POLL = 2.0
+DIAL_POLL_SECONDS = 2.0
 """Seconds between two looks at a dial that holds back all that is left of a run."""
 
-GRACE = 60.0
+LEASE_RENEWAL_SECONDS = 60.0
 """Seconds that other workers have, after an outage of the database, to renew their leases."""
 
-LOCK_PATIENCE = 10.0
-"""Seconds for which a chunk is asked for again that somebody else has in hand."""
+LOCK_WAIT_SECONDS = 10.0
+"""Seconds for which a chunk is claimed again and again that somebody else works on."""
 
-TERMINATED = dg.DagsterRunStatus.CANCELING, dg.DagsterRunStatus.CANCELED
+TERMINATED_STATUSES = dg.DagsterRunStatus.CANCELING, dg.DagsterRunStatus.CANCELED
 """The run of a process that something else ended becomes FAILURE, and never one of these."""
 
 Context = dg.AssetExecutionContext | dg.OpExecutionContext
@@ -69,13 +66,13 @@ class Claimer:
         self.waited = False
         self.locked: dict[str, float] = {}
         self.refused: dict[str, str] = {}
-        self.log = dg.MetadataValue.url(f"/runs/{self.runid}")
+        self.log = run_log(self.runid)
         self.again = is_on(context, RESUBMIT_TAG)
         self._environment = EnvironmentCache(store, jobid, secrets=secrets)
         self._recovered = 0.0
 
     def environment(self) -> JobEnvironment:
-        """What the work is told, as of a second ago at most; raises what forbids to claim."""
+        """The variables of the job, at most a second old; raises what forbids to claim."""
         return self._environment.read()
 
     def claim(self, dataid: str | None, k: int = 1) -> list[Claim]:
@@ -88,7 +85,7 @@ class Claimer:
             )
         claims = self._claim(dataid, k)
         due = time.monotonic() - self._recovered > PLAN_AGE
-        if not claims and due and self.pulse.is_steady(GRACE):
+        if not claims and due and self.pulse.is_steady(LEASE_RENEWAL_SECONDS):
             self._recovered = time.monotonic()
             if self.store.recover(self.jobid):
                 claims = self._claim(dataid, k)
@@ -97,10 +94,10 @@ class Claimer:
     def _claim(self, dataid: str | None, k: int) -> list[Claim]:
         found = self.store.claim(self.jobid, owner=self.owner, runid=self.runid, only=dataid, k=k)
         # After a lost connection the store tells of all that this owner has got.
-        return [each for each in found if each.generation not in self.taken]
+        return [claim for claim in found if claim.generation not in self.taken]
 
     def ready_already(self, dataid: str, key: str) -> list[dg.AssetMaterialization]:
-        """What there is to show of a chunk that needn't be made; nothing if it has to be."""
+        """The events of a chunk that is READY already; none if it has to be produced."""
         db = self.store.db
         rows, _ = db.insist(lambda: db.run("produce.outputs", jobid=self.jobid, dataid=dataid))
         ready = {row[0]: row for row in rows if row[2] == READY}
@@ -112,51 +109,39 @@ class Claimer:
         ]
 
     def refuse(self, dataid: str) -> list[Claim] | None:
-        """Count a chunk as refused, with the reason; or the claim, if there is none any more.
+        """Count a chunk as refused, with the reason; or return the claim if it is free now.
 
-        None if it has to wait: for the job's dial, or shortly for who has it in hand.
+        None if it has to wait: for the job's dial, or a few seconds for another worker.
         """
         answer = self.store.db.insist(lambda: explain(self.store, self.jobid, dataid))[0]
-        told = "somebody else changed it at this moment: launch the run again"
+        reason = "somebody else changed it at this moment: launch the run again"
         if answer.reasons:
-            told = f"{answer.reasons[0].code}: {answer.reasons[0].text}"
-            told += f". Run: {answer.action}" if answer.action else ""
+            reason = f"{answer.reasons[0].code}: {answer.reasons[0].text}"
+            reason += f". Run: {answer.action}" if answer.action else ""
         if answer.may_run and (claims := self.claim(dataid)):
             return claims
         if answer.reasons and self._passes(answer.reasons[0].code, dataid):
             if not self.waited:
-                self.say(f"{printable(dataid)} of job {self.jobid} waits for its turn: {told}")
+                self.say(f"{printable(dataid)} of job {self.jobid} waits for its turn: {reason}")
             self.waited = True
             return None
-        self.refused[dataid] = told
-        self.context.log.error(f"{printable(dataid)} of job {self.jobid} is refused: {told}")
+        self.refused[dataid] = reason
+        self.context.log.error(f"{printable(dataid)} of job {self.jobid} is refused: {reason}")
         return []
 
     def _passes(self, code: str, dataid: str) -> bool:
         """Whether what forbids a chunk may pass soon: another run may be nearly through with it."""
         since = self.locked.setdefault(dataid, time.monotonic())
-        shortly = time.monotonic() - since < LOCK_PATIENCE
+        shortly = time.monotonic() - since < LOCK_WAIT_SECONDS
         return code == "AT_CONCURRENCY" or (code == "LOCKED" and shortly)
 
     def send_back(self, dataid: str) -> None:
-        """Let a chunk be made again that is READY or has failed; what is held stays so."""
-        db = self.store.db
-        rows, _ = db.insist(lambda: db.run("produce.outputs", jobid=self.jobid, dataid=dataid))
-        words = {read_status(row[2]) for row in rows if row[1] == self.jobid}
-        if words & {READY, FAILED} and words <= {READY, FAILED, RESUBMIT, PENDING}:
-            run = f"run {self.runid}"
-            resubmit(
-                self.store,
-                self.jobid,
-                [dataid],
-                who=f"dagster {run}",
-                why=f"{run} has the tag {RESUBMIT_TAG}",
-            )
+        send_back(self.store, self.jobid, dataid, self.runid)
 
     def give_up(self, error: BaseException) -> None:
-        """Settle what this worker got without having begun with it."""
+        """Settle the claims of this worker that it hasn't started to work on."""
         store = self.store
-        store.db.drop()  # the old connection may have been cut off in mid-word
+        store.db.drop()  # the interrupt may have cut off a reply on the old connection
         try:
             stop = self.interrupted(error)
             claims = briefly(store.db, lambda: store._adopt(self.jobid, self.owner, 0.0))
@@ -176,9 +161,18 @@ def interrupted(instance: dg.DagsterInstance, runid: str, error: BaseException) 
     """Whether a person terminated the run of a step, or something else ended its process."""
     with suppress(Exception):  # Dagster's storage may be away
         found = instance.get_run_by_id(runid)
-        if found and found.status in TERMINATED:
+        if found and found.status in TERMINATED_STATUSES:
             return Stop(terminated(runid), hold=True)
     return Stop(f"run {runid} was interrupted ({first_line(error)})")
+
+
+def send_back(store: Store, jobid: str, dataid: str, runid: str) -> None:
+    """Resubmit a chunk that is READY or has failed, for a run with the tag; HOLD stays."""
+    rows, _ = store.db.insist(lambda: store.db.run("produce.outputs", jobid=jobid, dataid=dataid))
+    statuses = {read_status(row[2]) for row in rows if row[1] == jobid}
+    if statuses & {READY, FAILED} and statuses <= {READY, FAILED, RESUBMIT, PENDING}:
+        why = f"run {runid} has the tag {RESUBMIT_TAG}"
+        resubmit(store, jobid, [dataid], who=f"dagster run {runid}", why=why)
 
 
 def terminated(runid: str) -> str:
@@ -186,7 +180,7 @@ def terminated(runid: str) -> str:
     return f"terminated by a person in Dagster: run {runid}"
 
 
-def explained(store: Store, error: Exception) -> str | None:
+def failure_reason(store: Store, error: Exception) -> str | None:
     """A line for an error of the tables; None: it is no such error."""
     if store.db.trouble(error) == "gone":
         return (
@@ -196,9 +190,9 @@ def explained(store: Store, error: Exception) -> str | None:
     return str(error) if isinstance(error, DataflowError) else None
 
 
-def asked(context: Context) -> list[str] | None:
+def requested_partitions(context: Context) -> list[str] | None:
     """The partitions that a run names; None: whatever the tables offer."""
-    if is_on(context, CATCH_UP):
+    if is_on(context, CATCH_UP_TAG):
         return None
     if context.has_partition_key:
         return [context.partition_key]
@@ -210,16 +204,16 @@ def is_on(context: Context, tag: str) -> bool:
     return context.run.tags.get(tag, "").lower() == "true"
 
 
-BATCH = "opendataflow/batch"
-DEFAULT_BATCH = 500
+BATCH_TAG = "opendataflow/batch"
+DEFAULT_BATCH_CHUNKS = 500
 
-NAMED = 10
+MAX_NAMED_CHUNKS = 10
 """How many chunks the reason of a failed run names."""
 
 Event = dg.AssetMaterialization | dg.AssetCheckEvaluation
 
 
-class Stopped(BaseException):
+class ScriptStopped(BaseException):
     """A script was ended by a signal that this process got."""
 
     def __init__(self, number: int) -> None:
@@ -246,24 +240,24 @@ def run_chunks(
         run = _Run(context, dataflow.store, jobid, translator, maker, checks, secrets)
     except DataflowError as error:
         raise dg.Failure(str(error), allow_retries=False) from None
-    stop: Stopped | None = None
+    stop: ScriptStopped | None = None
     try:
         with Pulse(
             run.store, run.owner, runid=context.run.run_id, jobid=jobid, say=run.say
         ) as run.pulse:
-            keys = asked(context)
-            yield from run.offered() if keys is None else run.asked(keys)
+            keys = requested_partitions(context)
+            yield from run.make_offered() if keys is None else run.make_requested(keys)
         run.conclude()
     except (dg.Failure, GeneratorExit):
         raise
     except Exception as error:
-        reason = explained(run.store, error)
+        reason = failure_reason(run.store, error)
         if reason is None:
             raise
         raise dg.Failure(reason, allow_retries=False) from None
     except BaseException as error:
         run.give_up(error)
-        if not isinstance(error, Stopped):
+        if not isinstance(error, ScriptStopped):
             raise
         stop = error
     finally:
@@ -287,13 +281,13 @@ class _Run(Claimer):
         secrets: bool,
     ) -> None:
         super().__init__(context, store, jobid, translator, secrets=secrets)
-        self.maker, self.checks = maker, [each.run for each in checks]
-        self.made = self.skipped = 0
+        self.maker, self.checks = maker, [check.run for check in checks]
+        self.produced = self.skipped = 0
         self.failed: dict[str, str] = {}
         self.lost: dict[str, str] = {}
 
-    def asked(self, keys: Sequence[str]) -> Iterator[Event]:
-        """Make the chunks of these partitions, in their order; what the dial holds back, last."""
+    def make_requested(self, keys: Sequence[str]) -> Iterator[Event]:
+        """Produce the chunks of these partitions in order, what a dial holds back last."""
         left, again = list(keys), self.again
         while left:
             held_back: list[str] = []
@@ -306,7 +300,7 @@ class _Run(Claimer):
             yield from self._make_taken()
             again = False
             if held_back == left:
-                time.sleep(DIAL_POLL)
+                time.sleep(DIAL_POLL_SECONDS)
             left = held_back
 
     def _ask(self, key: str, held_back: list[str]) -> Iterator[Event]:
@@ -393,9 +387,9 @@ class _Run(Claimer):
         self.taken.pop(claim.generation, None)
         self.pulse.let_go(claim)
 
-    def offered(self) -> Iterator[Event]:
-        """Make what may be made now, up to the size of a batch."""
-        left = int(self.context.run.tags.get(BATCH) or DEFAULT_BATCH)
+    def make_offered(self) -> Iterator[Event]:
+        """Claim and produce what the tables offer now, up to the size of a batch."""
+        left = int(self.context.run.tags.get(BATCH_TAG) or DEFAULT_BATCH_CHUNKS)
         while left > 0:
             self.environment()
             claims = self.claim(None, min(left, self.maker.at_once(self._dial())))
@@ -407,12 +401,12 @@ class _Run(Claimer):
             yield from self._make_taken()
 
     def _events(self, produced: Produced, key: str) -> Iterator[Event]:
-        """Count a chunk that was in hand, and tell Dagster of it."""
+        """Count a chunk that has ended, and report it to Dagster."""
         dataid = produced.claim.dataid
-        for counted in (self.failed, self.lost):
-            counted.pop(dataid, None)
+        for chunks in (self.failed, self.lost):
+            chunks.pop(dataid, None)
         if produced.status == READY:
-            self.made += 1
+            self.produced += 1
             for fact in produced.facts:
                 yield produced_event(produced, fact, key, self.translator, self.log)
         elif produced.status == LOST:
@@ -427,32 +421,34 @@ class _Run(Claimer):
             elif retry:
                 reason += f" (the next attempt is due in {retry:g} s)"
             self.failed[dataid] = reason
-            told = f"{printable(dataid)} of job {self.jobid}: {produced.status}: {reason}"
+            line = f"{printable(dataid)} of job {self.jobid}: {produced.status}: {reason}"
             if produced.error:  # in the text: Dagster doesn't keep `exc_info`
-                told += "\n" + "".join(traceback.format_exception(produced.error))
-            self.context.log.error(told)
+                line += "\n" + "".join(traceback.format_exception(produced.error))
+            self.context.log.error(line)
         if produced.status != LOST:
             for checked in produced.checks:
                 yield evaluation(checked, self.translator, key)
 
     def conclude(self) -> None:
-        """Say how it went, and fail the run if any chunk wasn't made."""
+        """Log the counts, and fail the run if any chunk wasn't produced."""
         bad = {**self.refused, **self.failed, **self.lost}
         counts = {
-            "made": self.made,
+            "made": self.produced,
             "skipped": self.skipped,
             "refused": len(self.refused),
             "failed": len(self.failed),
             "lost": len(self.lost),
         }
-        told = ", ".join(f"{count} {word}" for word, count in counts.items() if count)
-        told = told or nothing_to_do(self.store, self.jobid)
-        self.context.log.info(f"{self.jobid}: {told}")
+        summary = ", ".join(f"{count} {word}" for word, count in counts.items() if count)
+        summary = summary or nothing_to_do(self.store, self.jobid)
+        self.context.log.info(f"{self.jobid}: {summary}")
         if bad:
-            named = [f"{printable(dataid)}: {bad[dataid]}" for dataid in list(bad)[:NAMED]]
-            if len(bad) > NAMED:
-                named.append(f"and {len(bad) - NAMED} more")
-            every = len(bad) + self.made + self.skipped
+            named = [
+                f"{printable(dataid)}: {bad[dataid]}" for dataid in list(bad)[:MAX_NAMED_CHUNKS]
+            ]
+            if len(bad) > MAX_NAMED_CHUNKS:
+                named.append(f"and {len(bad) - MAX_NAMED_CHUNKS} more")
+            every = len(bad) + self.produced + self.skipped
             raise dg.Failure(
                 f"{len(bad)} of {every} chunks of job {self.jobid!r} weren't made:\n"
                 + "\n".join(named),

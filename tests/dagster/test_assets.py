@@ -947,7 +947,7 @@ def test_a_chunk_that_another_keeps_in_hand_is_refused(
     run: Callable[..., Ran],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("opendataflow_dagster.dagster.step.LOCK_PATIENCE", 0.0)
+    monkeypatch.setattr("opendataflow_dagster.dagster.step.LOCK_WAIT_SECONDS", 0.0)
     put(store, "bobin", keys(1)[0])
     store.claim("loadbob", owner="somebody else")
     assert not run(job_of(dataflow), *keys(1)).success

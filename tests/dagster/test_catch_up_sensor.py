@@ -335,7 +335,7 @@ def test_with_the_database_away_a_tick_says_so_and_the_cursor_stays(
 def test_an_outage_is_one_line_and_over_when_the_database_is_back(
     world: World, postgres_server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(launching, "PATIENCE", 0.1)
+    monkeypatch.setattr(launching, "DATABASE_WAIT_SECONDS", 0.1)
     put(world.store, "bobin", "1")
     [request] = world.tick()
     vars(world.store).pop("person").close()
@@ -418,12 +418,12 @@ def test_a_run_that_died_before_it_began_holds_up_none_for_long(
     store.init()
     with dg.DagsterInstance.ephemeral() as instance:
         run = dg.DagsterRun(
-            "any", status=dg.DagsterRunStatus.STARTED, tags={launching.JOB: "loadbob"}
+            "any", status=dg.DagsterRunStatus.STARTED, tags={launching.JOB_TAG: "loadbob"}
         )
         instance.add_run(run)
         launcher = launching.Launcher(instance)
         assert len(launcher.at_work(["loadbob"], store)["loadbob"]) == 1
-        monkeypatch.setattr(launching, "UNHEARD", -1.0)
+        monkeypatch.setattr(launching, "WORKER_START_SECONDS", -1.0)
         assert launcher.at_work(["loadbob"], store)["loadbob"] == []
         begin_work(store, "somebody", run.run_id, "loadbob")
         assert len(launcher.at_work(["loadbob"], store)["loadbob"]) == 1

@@ -90,7 +90,7 @@ def test_an_outage_settles_nothing_and_gives_workers_time(
     from opendataflow_dagster.store import registry
     from opendataflow_dagster.store.opening import open_store
 
-    monkeypatch.setattr("opendataflow_dagster.dagster.sensors.PATIENCE", 0.3)
+    monkeypatch.setattr("opendataflow_dagster.dagster.sensors.DATABASE_WAIT_SECONDS", 0.3)
     with Server() as server, dg.DagsterInstance.ephemeral() as instance:
         store = open_store(server.url())
         store.init()
@@ -112,7 +112,7 @@ def test_an_outage_settles_nothing_and_gives_workers_time(
         assert reason == "The grid agrees with the tables."
         assert truths(store, "copies")[DAYS[0]].status == RUNNING, "its worker may be back yet"
         with monkeypatch.context() as patched:
-            patched.setitem(sensors._back, store.db.where, 0.0)
+            patched.setitem(sensors._renewal_ends, store.db.where, 0.0)
             tick(sensor, instance, cursor)
         assert truths(store, "copies")[DAYS[0]].status == RESUBMIT
         store.close()

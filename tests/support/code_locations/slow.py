@@ -18,6 +18,6 @@ def slow(chunk: Chunk) -> None:
 
 
 # What a test can't wait for: a run that was killed before its first worker began.
-catch_up_sensor.UNHEARD, sensors.SILENCE = 10.0, 20.0
+catch_up_sensor.WORKER_START_SECONDS, sensors.SILENCE_SECONDS = 10.0, 20.0
 
 defs = build_definitions(functions={"slow": slow})
