@@ -41,6 +41,19 @@ def test_every_command_that_the_documents_name_exists() -> None:
             assert name in COMMANDS or name in later, f"{page.name} names `odf {name}`"
 
 
+def test_the_page_of_the_architecture_has_every_folder_and_files_that_exist() -> None:
+    page = (ROOT / "docs" / "architecture.md").read_text()
+    package = ROOT / "opendataflow_dagster"
+    tree = page[page.index("```") :].split("```")[1]
+
+    listed = set(re.findall(r"^ +(\w+)/", tree, re.MULTILINE))
+    assert {path.name for path in package.rglob("*") if (path / "__init__.py").exists()} <= listed
+    named = set(re.findall(r"`([\w/]+\.(?:py|sql))`", page))
+    assert len(named) > 50
+    missing = {name for name in named if not ((package / name).exists() or (ROOT / name).exists())}
+    assert missing - {"schema.sql", "job.sh"} == set()
+
+
 def test_links_of_the_readme_lead_somewhere() -> None:
     for target in re.findall(r"\]\(([^)#]+)\)", (ROOT / "README.md").read_text()):
         assert (ROOT / target).exists(), target

@@ -771,7 +771,8 @@ def test_what_the_dial_holds_back_waits_for_its_turn(
         if len(looks) == 3:
             store.finish(other)
 
-    monkeypatch.setattr("opendataflow_dagster.dagster.step.time", SimpleNamespace(sleep=look))
+    clock = SimpleNamespace(sleep=look, monotonic=time.monotonic)
+    monkeypatch.setattr("opendataflow_dagster.dagster.step.time", clock)
     ran = run(job_of(dataflow), *keys(3))
     assert ran.success
     assert len(looks) >= 3
@@ -933,7 +934,9 @@ def test_a_chunk_that_another_has_in_hand_is_asked_for_again_shortly(
     for key in keys(2):
         put(store, "bobin", key)
     [other] = store.claim("loadbob", owner="somebody else", only=keys(2)[0])
-    clock = SimpleNamespace(sleep=lambda seconds: store.finish(other))  # ours, not other threads'
+    clock = SimpleNamespace(  # ours, not other threads'
+        sleep=lambda seconds: store.finish(other), monotonic=time.monotonic
+    )
     monkeypatch.setattr("opendataflow_dagster.dagster.step.time", clock)
     assert run(job_of(dataflow), *keys(2)).success
     [again] = store.claim("loadbob", owner="somebody else", only=keys(2)[0]) or [None]
