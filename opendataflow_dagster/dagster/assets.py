@@ -39,7 +39,7 @@ warnings.filterwarnings(
 )  # they vary on purpose: see `_backfill_policy`
 
 MAX_PARTITIONS_PER_RUN = 500
-"""Chunks of a backfill that one run makes, unless told otherwise."""
+"""How many chunks of a backfill one run produces, if no policy of yours says otherwise."""
 
 
 def dataflow_specs(
@@ -56,12 +56,14 @@ def dataflow_specs(
     named = list(catalog.jobs) if jobs is None else list(jobs)
     if jobs is not None:
         one_producer_each(catalog, named)
-    made: dict[str, str] = {}
+    producers: dict[str, str] = {}
     for jobid in sorted(named):
         if jobs is not None or not catalog.jobs[jobid].flaw:
             for datasetid in registered_plan(catalog, jobid).outputs:
-                made.setdefault(datasetid, jobid)
-    return [translator.spec(catalog, datasetid, made[datasetid]) for datasetid in sorted(made)]
+                producers.setdefault(datasetid, jobid)
+    return [
+        translator.spec(catalog, datasetid, producers[datasetid]) for datasetid in sorted(producers)
+    ]
 
 
 def external_assets(
@@ -71,7 +73,11 @@ def external_assets(
 ) -> list[dg.AssetSpec]:
     """The assets of the datasets that nothing here produces."""
     translator, here = translator or DataflowTranslator(), set(produced)
-    return [translator.spec(catalog, each, None) for each in catalog.datasets if each not in here]
+    return [
+        translator.spec(catalog, datasetid, None)
+        for datasetid in catalog.datasets
+        if datasetid not in here
+    ]
 
 
 def dataflow_assets(
@@ -226,13 +232,13 @@ def _ports(specs: Sequence[dg.AssetSpec], checks: Sequence[dg.AssetCheckSpec]) -
 def _refuse_doubled_names(checks: Iterable[ChunkCheck], jobid: str) -> None:
     """Refuse two checks of one name: Dagster would say so in the words of its steps."""
     seen = set()
-    for each in checks:
-        if (each.dataset, each.name) in seen:
+    for rule in checks:
+        if (rule.dataset, rule.name) in seen:
             raise WrongUse(
-                f"Two checks of dataset {each.dataset!r}, which job {jobid!r} writes, are called "
-                f"{each.name!r}: rules of `expect` are checks too. Give one another name."
+                f"Two checks of dataset {rule.dataset!r}, which job {jobid!r} writes, are called "
+                f"{rule.name!r}: rules of `expect` are checks too. Give one another name."
             )
-        seen.add((each.dataset, each.name))
+        seen.add((rule.dataset, rule.name))
 
 
 def _backfill_policy(catalog: Catalog, jobid: str) -> dg.BackfillPolicy:
@@ -279,13 +285,13 @@ def _with_options(
     kinds: Set[str],
     automation_condition: dg.AutomationCondition | None,
 ) -> dg.AssetSpec:
-    """A spec with what the user told of this very job."""
-    told = {
+    """A spec with the options that the user gave for this job."""
+    options = {
         "group_name": group_name,
         "code_version": code_version,
         "automation_condition": automation_condition,
     }
-    given = {name: value for name, value in told.items() if value is not None}
+    given = {name: value for name, value in options.items() if value is not None}
     return spec.replace_attributes(**given, kinds={*spec.kinds, *kinds})
 
 
@@ -319,7 +325,7 @@ __all__: Sequence[str] = (
 
 
 LOST_CLAIM_POLL_SECONDS = 1.0
-"""Seconds at most until a script whose chunk was taken over is ended, once that is known."""
+"""Seconds between two looks at whether a running script has lost its claim; then it is ended."""
 
 
 def script_assets(

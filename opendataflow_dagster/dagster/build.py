@@ -1,4 +1,4 @@
-"""Everything in one call: a code location made of what the tables say."""
+"""A code location in one call, from what is registered in the tables."""
 
 import os
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -213,17 +213,17 @@ class JobRunners:
         self._by: dict[str, str] = {}
         self._checks, self._checked = list(checks), set[str]()
         self._keys: dict[dg.AssetKey, str] = {}
-        for each in catalog.datasets:
-            other = self._keys.setdefault(translator.asset_key(each), each)
-            if other != each:
+        for datasetid in catalog.datasets:
+            other = self._keys.setdefault(translator.asset_key(datasetid), datasetid)
+            if other != datasetid:
                 raise WrongUse(
-                    f"Datasets {other!r} and {each!r} are both called "
-                    f"{translator.asset_key(each).to_user_string()!r} by the translator. Give each "
-                    "a key of its own."
+                    f"Datasets {other!r} and {datasetid!r} are both called "
+                    f"{translator.asset_key(datasetid).to_user_string()!r} by the translator. Give "
+                    "each a key of its own."
                 )
 
     def add_assets(self, given: Any) -> None:
-        """Take assets as they are; those that run a job are told by what they say of themselves."""
+        """Take assets as they are; the metadata of those that run a job name it."""
         self.assets.append(given)
         if isinstance(given, dg.AssetsDefinition):
             jobid = self._job_of(given)
@@ -247,15 +247,15 @@ class JobRunners:
             )
         self._registered(jobid, f"function {name}")
         options = {"pyspark": True} if self._pyspark and is_spark_function(function) else {}
-        made = dataflow_assets(
+        definition = dataflow_assets(
             job=jobid,
             dataflow=self.catalog,
             translator=self.translator,
             checks=self._for(jobid),
             **options,
         )(function)
-        self._take(jobid, made, f"function {name}")
-        self.assets.append(made)
+        self._take(jobid, definition, f"function {name}")
+        self.assets.append(definition)
 
     def add_script(self, jobid: str, argv: list[str]) -> None:
         self._registered(jobid, f"script {argv[0]}")
@@ -263,43 +263,48 @@ class JobRunners:
             check(argv[0], os.environ.get("PATH", os.defpath))
         except CannotStart as refusal:
             raise WrongUse(f"The script of job {jobid!r} {refusal}.") from None
-        made = script_assets(
+        definition = script_assets(
             jobid, argv, dataflow=self.catalog, translator=self.translator, checks=self._for(jobid)
         )
-        self._take(jobid, made, f"script {argv[0]}")
-        self.assets.append(made)
+        self._take(jobid, definition, f"script {argv[0]}")
+        self.assets.append(definition)
 
     def check(self) -> None:
         """Refuse what Dagster would refuse in more words, or not at all."""
         one_producer_each(self.catalog, self.targets)
         seen: dict[dg.AssetKey, Any] = {}
-        for each in self.assets:
-            for key in _keys(each):
-                if seen.setdefault(key, each) is not each:
+        for definition in self.assets:
+            for key in _keys(definition):
+                if seen.setdefault(key, definition) is not definition:
                     raise WrongUse(
                         f"Asset {key.to_user_string()!r} is defined twice. Leave one of them out, "
                         "or rename the dataset's by a DataflowTranslator."
                     )
-        for each in self._checks:
-            if each.name not in self._checked:
-                of = f"dataset {each.dataset!r}" if each.dataset else "no dataset in particular"
+        for chunk_check in self._checks:
+            if chunk_check.name not in self._checked:
+                of = (
+                    f"dataset {chunk_check.dataset!r}"
+                    if chunk_check.dataset
+                    else "no dataset in particular"
+                )
                 raise WrongUse(
-                    f"Check {each.name!r} is for {of}, which no function or script here writes. "
-                    "Use @dataflow_check(dataset=…), or give it to @dataflow_assets(checks=…)."
+                    f"Check {chunk_check.name!r} is for {of}, which no function or script here "
+                    "writes. Use @dataflow_check(dataset=…), or give it to "
+                    "@dataflow_assets(checks=…)."
                 )
 
     def external(self, chosen: set[str] | None) -> list[dg.AssetSpec]:
         """The assets of all other datasets, or of those that the chosen jobs read or write."""
-        here = {key for each in self.assets for key in _keys(each)}
-        made = {datasetid for key, datasetid in self._keys.items() if key in here}
-        specs = external_assets(self.catalog, made, self.translator)
+        here = {key for definition in self.assets for key in _keys(definition)}
+        produced = {datasetid for key, datasetid in self._keys.items() if key in here}
+        specs = external_assets(self.catalog, produced, self.translator)
         if chosen is None:
             return specs
         plans = [self.catalog.jobs[jobid] for jobid in {*chosen, *self.targets}]
         near = {
-            self.translator.asset_key(each)
+            self.translator.asset_key(datasetid)
             for plan in plans
-            for each in (*plan.reads, *plan.outputs)
+            for datasetid in (*plan.reads, *plan.outputs)
         }
         return [
             spec.replace_attributes(deps=[dep for dep in spec.deps if dep.asset_key in near | here])
@@ -307,18 +312,18 @@ class JobRunners:
             if spec.key in near
         ]
 
-    def _take(self, jobid: str, made: dg.AssetsDefinition, by: str) -> None:
+    def _take(self, jobid: str, definition: dg.AssetsDefinition, by: str) -> None:
         if jobid in self._by:
             raise WrongUse(
                 f"Job {jobid!r} is given twice: by {self._by[jobid]} and by {by}. Leave out one."
             )
         self._by[jobid] = by
-        self.targets[jobid] = made
+        self.targets[jobid] = definition
 
     def _for(self, jobid: str) -> list[ChunkCheck]:
         outputs = self.catalog.jobs[jobid].outputs
-        found = [each for each in self._checks if each.dataset in outputs]
-        self._checked.update(each.name for each in found)
+        found = [check for check in self._checks if check.dataset in outputs]
+        self._checked.update(check.name for check in found)
         return found
 
     def _registered(self, jobid: str, by: str) -> None:
@@ -350,10 +355,10 @@ class JobRunners:
                     "Give the same translator to @dataflow_assets and to build_definitions."
                 )
             outputs.add(datasetid)
-        told = {spec.metadata.get("opendataflow/job") for spec in given.specs}
+        jobids = {spec.metadata.get("opendataflow/job") for spec in given.specs}
         for jobid, plan in self.catalog.jobs.items():
-            named = told == {jobid}
-            unnamed = told == {None} and given.node_def.name == self.translator.op_name(jobid)
+            named = jobids == {jobid}
+            unnamed = jobids == {None} and given.node_def.name == self.translator.op_name(jobid)
             if set(plan.outputs) == outputs and (named or unnamed):
                 return jobid
         return None

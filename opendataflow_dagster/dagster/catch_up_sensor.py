@@ -1,4 +1,4 @@
-"""Runs for what the tables offer: the sensor that launches them, and what a run is told."""
+"""Runs for the chunks that jobs may claim: the sensor that requests them, and their tags."""
 
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -112,7 +112,7 @@ class Launcher:
         """How long ago the last launch was, of a job that is launched every so often only."""
         if not (found.every_minutes and launched):
             return ""
-        ago = time.time() - max(each.create_timestamp.timestamp() for each in launched)
+        ago = time.time() - max(record.create_timestamp.timestamp() for record in launched)
         if ago >= found.every_minutes * 60 - EARLY_LAUNCH_SECONDS:
             return ""
         return f"every {found.every_minutes} minutes, launched {_duration(ago)} ago"

@@ -107,16 +107,16 @@ def _translation(context: dg.ResolutionContext, model: Any) -> Translate | None:
     fields = model.model_dump(exclude_unset=True)
 
     def translate(spec: dg.AssetSpec, dataset: Dataset, wanted: frozenset[str]) -> dict[str, Any]:
-        asked = {name: value for name, value in fields.items() if name in wanted}
+        raw = {name: value for name, value in fields.items() if name in wanted}
         scope = context.at_path("translation").with_scope(data=dataset, spec=spec)
-        told = dict(scope.resolve_value(asked))
+        values = dict(scope.resolve_value(raw))
         # A template that renders 2024 gives a number.
-        told |= {name: str(told[name]) for name in TEXTS if told.get(name) is not None}
-        if told.get("tags"):
-            told["tags"] = {name: str(value) for name, value in told["tags"].items()}
-        if told.get("kinds"):
-            told["kinds"] = set(told["kinds"])
-        return told
+        values |= {name: str(values[name]) for name in TEXTS if values.get(name) is not None}
+        if values.get("tags"):
+            values["tags"] = {name: str(value) for name, value in values["tags"].items()}
+        if values.get("kinds"):
+            values["kinds"] = set(values["kinds"])
+        return values
 
     return translate
 
@@ -124,22 +124,22 @@ def _translation(context: dg.ResolutionContext, model: Any) -> Translate | None:
 def _paths(context: dg.ResolutionContext, given: Any) -> Any:
     """Paths in a YAML file are relative to it: those with a slash, or of a folder or a file."""
     folder = dg.ComponentLoadContext.from_resolution_context(context).path
-    told = context.resolve_value(given)
-    if isinstance(told, str):
-        return os.path.join(folder, os.path.expanduser(told))
-    if isinstance(told, Mapping):
-        return {jobid: _program(folder, script) for jobid, script in told.items()}
-    return told
+    value = context.resolve_value(given)
+    if isinstance(value, str):
+        return os.path.join(folder, os.path.expanduser(value))
+    if isinstance(value, Mapping):
+        return {jobid: _program(folder, script) for jobid, script in value.items()}
+    return value
 
 
 def _folders(context: dg.ResolutionContext, given: Any) -> list[str] | None:
     """Folders of projects, as paths that are relative to the YAML file."""
-    told = context.resolve_value(given)
-    if told is None:
+    value = context.resolve_value(given)
+    if value is None:
         return None
     folder = dg.ComponentLoadContext.from_resolution_context(context).path
-    named = [told] if isinstance(told, str) else told
-    return [os.path.normpath(os.path.join(folder, os.path.expanduser(each))) for each in named]
+    named = [value] if isinstance(value, str) else value
+    return [os.path.normpath(os.path.join(folder, os.path.expanduser(path))) for path in named]
 
 
 def _program(folder: Path, script: str | list[str]) -> list[str]:
@@ -155,8 +155,8 @@ def _function(context: dg.ResolutionContext, name: str) -> Callable[..., Any]:
 
     A name that begins with a dot is beside the YAML file, and so is a path that is relative.
     """
-    told = context.resolve_value(name, as_type=str)
-    module, _, attribute = told.rpartition(":" if ":" in told else ".")
+    value = context.resolve_value(name, as_type=str)
+    module, _, attribute = value.rpartition(":" if ":" in value else ".")
     if not module:
         raise WrongUse(f"{name!r} names no function. Write it as package.module.function.")
     loading = dg.ComponentLoadContext.from_resolution_context(context)
@@ -185,19 +185,19 @@ class YamlTranslator(DataflowTranslator):
         if datasetid not in self._keys:
             key = super().asset_key(datasetid)
             # The mirror asks for keys of datasets of which it knows the id only.
-            told = self._translate(dg.AssetSpec(key), Dataset(datasetid, {}), KEYS)
-            if told.get("key"):
-                key = dg.AssetKey.from_user_string(told["key"])
-            if told.get("key_prefix"):
-                key = key.with_prefix(told["key_prefix"])
+            values = self._translate(dg.AssetSpec(key), Dataset(datasetid, {}), KEYS)
+            if values.get("key"):
+                key = dg.AssetKey.from_user_string(values["key"])
+            if values.get("key_prefix"):
+                key = key.with_prefix(values["key_prefix"])
             self._keys[datasetid] = key
         return self._keys[datasetid]
 
     def spec(self, catalog: Catalog, datasetid: str, jobid: str | None) -> dg.AssetSpec:
         spec = super().spec(catalog, datasetid, jobid)
-        told = self._translate(spec, catalog.datasets[datasetid], LOOKS)
-        tags, metadata = told.pop("tags", None) or {}, told.pop("metadata", None) or {}
-        return spec.replace_attributes(**told).merge_attributes(tags=tags, metadata=metadata)
+        values = self._translate(spec, catalog.datasets[datasetid], LOOKS)
+        tags, metadata = values.pop("tags", None) or {}, values.pop("metadata", None) or {}
+        return spec.replace_attributes(**values).merge_attributes(tags=tags, metadata=metadata)
 
 
 @dg.scaffold_with(Scaffolder)

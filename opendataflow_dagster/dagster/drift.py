@@ -36,12 +36,12 @@ def drift(
     if datasetid is not None:
         refuse_unknown_dataset(catalog, datasetid)
     found: list[Drift] = []
-    for each in [datasetid] if datasetid is not None else list(catalog.domains):
-        found += _of_grid(store, mirror, translator, each, catalog.domains[each], some.get(each))
-        found += drift_of_data(store, catalog, each, some)
+    for name in [datasetid] if datasetid is not None else list(catalog.domains):
+        found += _of_grid(store, mirror, translator, name, catalog.domains[name], some.get(name))
+        found += drift_of_data(store, catalog, name, some)
     if datasetid is None:
         for domain in sorted(set(catalog.domains.values())):
-            members = [each for each, name in catalog.domains.items() if name == domain]
+            members = [member for member, name in catalog.domains.items() if name == domain]
             if not some.keys().isdisjoint(members):  # only all chunks tell which keys have none
                 continue
             found += _of_keys(store, mirror, translator, domain, members)
@@ -79,18 +79,24 @@ def _of_grid(
 ) -> list[Drift]:
     """The squares of a dataset that aren't what the tables say, as stored or as the UI has them."""
     key = translator.asset_key(datasetid)
-    wrong = {each.dataid: each for each in differences(store, mirror, translator, datasetid, some)}
+    wrong = {
+        square.dataid: square for square in differences(store, mirror, translator, datasetid, some)
+    }
     found = [
         Drift(
             datasetid,
-            each.dataid,
-            shown_word(each.truth.status),
-            shown_word(each.shown.state)
-            + (" of an earlier generation" if _same(each.truth.status, each.shown.state) else ""),
+            square.dataid,
+            shown_word(square.truth.status),
+            shown_word(square.shown.state)
+            + (
+                " of an earlier generation"
+                if _same(square.truth.status, square.shown.state)
+                else ""
+            ),
             "",
-            "" if each.repair == "wait" else REPAIR_COMMAND,
+            "" if square.repair == "wait" else REPAIR_COMMAND,
         )
-        for each in wrong.values()
+        for square in wrong.values()
     ]
     if some is not None:
         return found
@@ -103,9 +109,9 @@ def _of_grid(
         state = stored[part].state if part in stored else ""
         if part in keys and dataid not in wrong and drawn.get(part, "") != state:
             truth = there.get(dataid, NOTHING)
-            told = f"{shown_word(drawn.get(part, ''))}, by an outdated cache"
+            text = f"{shown_word(drawn.get(part, ''))}, by an outdated cache"
             found.append(
-                Drift(datasetid, dataid, shown_word(truth.status), told, "", REPAIR_COMMAND)
+                Drift(datasetid, dataid, shown_word(truth.status), text, "", REPAIR_COMMAND)
             )
     return found
 
@@ -134,7 +140,7 @@ def _of_keys(
         Drift(domain, translator.dataid(key), "no chunk", "a partition key", "", REPAIR_COMMAND)
         for key in existing - wanted.keys()
     ]
-    return sorted(found, key=lambda each: (natural_key(each.dataid), each.dataid))
+    return sorted(found, key=lambda row: (natural_key(row.dataid), row.dataid))
 
 
 def _same(status: str, state: str) -> bool:

@@ -136,9 +136,9 @@ class Mirror:
                         RUNLESS_RUN_ID,
                         RUNLESS_JOB_NAME,
                         _MATERIALIZED,
-                        StepMaterializationData(each),
+                        StepMaterializationData(event),
                     )
-                    for each in some
+                    for event in some
                 ]
             )
 
@@ -151,9 +151,12 @@ class Mirror:
             self._write(
                 [
                     _entry(
-                        run_id, _title(word), _PLANNED, AssetMaterializationPlannedData(key, each)
+                        run_id,
+                        _title(word),
+                        _PLANNED,
+                        AssetMaterializationPlannedData(key, partition),
                     )
-                    for each in some
+                    for partition in some
                 ]
             )
 
@@ -205,7 +208,7 @@ class Mirror:
                     )
                 )
             for some in _batches(new):
-                rows = [{"partitions_def_name": name, "partition": each} for each in some]
+                rows = [{"partitions_def_name": name, "partition": partition} for partition in some]
                 kind = postgresql if db.dialect.name == "postgresql" else sqlite
                 db.execute(kind.insert(table).values(rows).on_conflict_do_nothing())
 
@@ -345,25 +348,25 @@ class Mirror:
 
     def _squares(self, key: dg.AssetKey, partitions: Sequence[str] | None) -> dict[str, Square]:
         events = self._newest_events(key.to_string(), partitions)
-        made = {row[0]: (row[2], row[4]) for row in events if row[1] == _MATERIALIZED}
+        materialized = {row[0]: (row[2], row[4]) for row in events if row[1] == _MATERIALIZED}
         planned = {row[0]: (row[2], row[3]) for row in events if row[1] == _PLANNED}
         # A plan counts as long as no materialization followed it.
         open_plans = {
             part: run_id
             for part, (number, run_id) in planned.items()
-            if part not in made or number > made[part][0]
+            if part not in materialized or number > materialized[part][0]
         }
         statuses = self._statuses(set(open_plans.values()))
-        squares = {part: Square(READY, version) for part, (_, version) in made.items()}
+        squares = {part: Square(READY, version) for part, (_, version) in materialized.items()}
         for part, run_id in open_plans.items():
             status = statuses.get(run_id)
-            version = made[part][1] if part in made else None
+            version = materialized[part][1] if part in materialized else None
             word = _STAND_IN_STATUSES.get(run_id, "")
             if status is not None and status not in FINISHED_STATUSES:
                 squares[part] = Square(RUNNING, version, run_id, word, live=not word)
             elif status == dg.DagsterRunStatus.FAILURE:
                 squares[part] = Square(FAILED, version, run_id, word)
-            elif part not in made:
+            elif part not in materialized:
                 squares[part] = Square()
         return squares
 

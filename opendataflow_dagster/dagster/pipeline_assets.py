@@ -26,9 +26,6 @@ from .pipeline_steps import CLAIM, OVER, Flow, begin, publish, transform
 from .resources import PYSPARK_KEY, RESOURCE_KEY, DataflowResource
 from .translator import DataflowTranslator
 
-# The projects of a code location: which of their pipelines are assets, and as which jobs.
-
-
 _log = logging.getLogger("opendataflow_dagster")
 
 ProjectFolder = str | PathLike[str]
@@ -47,19 +44,21 @@ class Projects:
     """The projects of a code location, as they are when it is loaded."""
 
     def __init__(self, folders: Iterable[ProjectFolder]) -> None:
-        self._projects = [read_project(find_project(str(each))) for each in folders]
+        self._projects = [read_project(find_project(str(folder))) for folder in folders]
         self._registered = False
         self.shown: dict[str, PipelineJob] = {}
         for project in self._projects:
-            for each in project.pipelines:
-                if each.trouble:
-                    _log.warning("%s: %s It is left out.", project.root, each.trouble)
+            for pipeline in project.pipelines:
+                if pipeline.trouble:
+                    _log.warning("%s: %s It is left out.", project.root, pipeline.trouble)
 
     def known_to(self, catalog: Catalog) -> Catalog:
         """A catalog with the jobs that the pipelines are."""
         plans: dict[str, Plan] = {}
-        own = {each.slug for project in self._projects for each in _sound(project)}
-        placed = {each for each, found in catalog.datasets.items() if is_placed(found.columns)}
+        own = {pipeline.slug for project in self._projects for pipeline in _sound(project)}
+        placed = {
+            datasetid for datasetid, found in catalog.datasets.items() if is_placed(found.columns)
+        }
         known = known_from(catalog.jobs, placed, own)
         alone = [plans_of(project, known) for project in self._projects]
         for project, mine in zip(self._projects, alone, strict=True):
@@ -67,25 +66,26 @@ class Projects:
             for others in alone:
                 jobs |= {} if others is mine else others
             found = plans_of(project, known._replace(jobs=jobs))
-            for each in _sound(project):
-                if each.slug in plans:
+            for pipeline in _sound(project):
+                if pipeline.slug in plans:
                     raise WrongUse(
-                        f"Pipeline {each.slug!r} of {project.root} is in another project too, but "
-                        "a job has one of them. Give one another slug, or a location of its own."
+                        f"Pipeline {pipeline.slug!r} of {project.root} is in another project too, "
+                        "but a job has one of them. Give one another slug, or a location of its "
+                        "own."
                     )
-                plans[each.slug] = found[each.slug]
+                plans[pipeline.slug] = found[pipeline.slug]
         self._choose(plans)
         return catalog.with_jobs(plans)
 
     @property
     def roots(self) -> frozenset[str]:
         """Those that wait for no other: their runs are begun, not claimed."""
-        return frozenset(slug for slug, each in self.shown.items() if not each.plan.reads)
+        return frozenset(slug for slug, job in self.shown.items() if not job.plan.reads)
 
     @property
     def taking_items(self) -> frozenset[str]:
         """Those whose items are left to `odf serve`."""
-        return frozenset(slug for slug, each in self.shown.items() if each.items)
+        return frozenset(slug for slug, job in self.shown.items() if job.items)
 
     def begin_due_runs(self, store: Store) -> list[tuple[str, str]]:
         """Begin the runs that are due of pipelines that wait for no other: (jobid, dataid)."""
@@ -101,7 +101,7 @@ class Projects:
         return found
 
     def register(self, dataflow: DataflowResource) -> None:
-        """Make the pipelines jobs, if the tables can be reached; else a run does so itself."""
+        """Register the pipelines as jobs, if the tables can be reached; else a run does so."""
         store = dataflow.patient_store(0.0)
         try:
             self.register_in(store)
@@ -113,13 +113,13 @@ class Projects:
             store.db.drop()
 
     def register_in(self, store: Store) -> None:
-        """Make the pipelines jobs, once; one that can't be is told, and the others are."""
+        """Register the pipelines as jobs, once; one that can't be is logged and left out."""
         if self._registered:
             return
         for project in self._projects:
-            for each in _sound(project):
+            for pipeline in _sound(project):
                 try:
-                    register(store, project, each.slug)
+                    register(store, project, pipeline.slug)
                 except DataflowError as error:
                     if store.db.trouble(error) or not hasattr(error, "code"):
                         raise
@@ -131,9 +131,9 @@ class Projects:
         maker: dict[str, str] = {}
         found: dict[str, PipelineJob] = {}
         for project in self._projects:
-            for each in _sound(project):
-                items = takes_items(project, each)
-                found[each.slug] = PipelineJob(project, each, plans[each.slug], items)
+            for pipeline in _sound(project):
+                items = takes_items(project, pipeline)
+                found[pipeline.slug] = PipelineJob(project, pipeline, plans[pipeline.slug], items)
         for slug in sorted(found, key=lambda slug: found[slug].items):
             output = plans[slug].outputs[0]
             if (other := maker.setdefault(output, slug)) != slug:
@@ -167,7 +167,7 @@ def tables_of(
 
 
 def _sound(project: Project) -> list[Pipeline]:
-    return [each for each in project.pipelines if not each.trouble]
+    return [pipeline for pipeline in project.pipelines if not pipeline.trouble]
 
 
 HANDOVER_KEY = "opendataflow_handover"
@@ -215,16 +215,16 @@ def assets_of(
     They bring `tables` along, or else take the resource `dataflow`.
     """
     translator = translator or DataflowTranslator()
-    made: list[dg.AssetsDefinition] = []
-    for each in projects.shown.values():
-        flow = Flow(each.project, each.pipeline, translator, pyspark)
-        asset = _asset(flow, catalog, each)
+    definitions: list[dg.AssetsDefinition] = []
+    for job in projects.shown.values():
+        flow = Flow(job.project, job.pipeline, translator, pyspark)
+        asset = _asset(flow, catalog, job)
         if tables is not None:
             key, bare = _key_of(tables), asset
-            asset = _asset(flow._replace(tables=key), catalog, each, {key: _tables[key]})
+            asset = _asset(flow._replace(tables=key), catalog, job, {key: _tables[key]})
             asset.bare = bare
-        made.append(asset)
-    return made
+        definitions.append(asset)
+    return definitions
 
 
 class _Asset(dg.AssetsDefinition):
@@ -248,8 +248,8 @@ _tables: dict[str, DataflowResource] = {}
 def _key_of(tables: DataflowResource) -> str:
     """The key of tables that are brought: Dagster refuses two objects by one key."""
     fields = (tables.url, tables.schema_, tables.user, tables.config, tables.timezone)
-    told = repr([(type(each).__name__, each) for each in fields])  # an EnvVar is a text, too
-    key = f"opendataflow_{sha256(told.encode()).hexdigest()[:12]}"
+    text = repr([(type(field).__name__, field) for field in fields])  # an EnvVar is a text, too
+    key = f"opendataflow_{sha256(text.encode()).hexdigest()[:12]}"
     _tables.setdefault(key, tables)
     return key
 
@@ -267,11 +267,11 @@ def _asset(
         engine_of(flow.project.transformation_file(flow.slug, name))
         for name in pipeline.transformations
     ]
-    told = {"opendataflow/project": str(flow.project.root)}
+    about = {"opendataflow/project": str(flow.project.root)}
     if pipeline.sources:
-        told["opendataflow/sources"] = ", ".join(pipeline.sources)
+        about["opendataflow/sources"] = ", ".join(pipeline.sources)
     spec = spec.replace_attributes(
-        kinds={*spec.kinds, *engines}, metadata={**told, **spec.metadata}
+        kinds={*spec.kinds, *engines}, metadata={**about, **spec.metadata}
     )
     ins = {f"input_{at}": dep.asset_key for at, dep in enumerate(spec.deps)}
     return _Asset(
@@ -370,7 +370,7 @@ def _publish_op(flow: Flow, name: str) -> dg.OpDefinition:
 def _wire(
     graph: str, ops: list[dg.OpDefinition], names: list[str], ins: list[str]
 ) -> dg.GraphDefinition:
-    """The ops in a row; the last one is also told when the first has nothing to do."""
+    """The ops in a row; the last one also runs when the first has nothing to do."""
     first, last = names[0], names[-1]
     wires: dict[Any, Mapping[str, Any]] = {dg.NodeInvocation(ops[0].name, alias=first): {}}
     before = dg.DependencyDefinition(first, CLAIM)
@@ -386,9 +386,9 @@ def _wire(
         dependencies=wires,
         input_mappings=[
             dg.InputMapping(
-                graph_input_name=each, mapped_node_name=first, mapped_node_input_name=each
+                graph_input_name=name, mapped_node_name=first, mapped_node_input_name=name
             )
-            for each in ins
+            for name in ins
         ],
         output_mappings=[
             dg.OutputMapping(

@@ -359,10 +359,10 @@ def transform(context: Context, flow: Flow, number: int, name: str, handed: Hand
     with holding_claim(context, flow, handed) as work:
         frames: list[Any] = [
             Once(
-                each,
+                source,
                 InBuffer(work.buffer, at, work.session, again=_is_read_again(flow, number, at)),
             )
-            for at, each in enumerate(
+            for at, source in enumerate(
                 open_sources(work.store, flow.project, flow.pipeline, work.chunk)
             )
         ]

@@ -61,7 +61,7 @@ class WrongSquare(NamedTuple):
 
 @dataclass
 class Cursor:
-    """Where the last pass stopped."""
+    """Where the last pass stopped; Dagster keeps it for the sensor, as JSON."""
 
     log: str | None = None
     events: int = 0
@@ -103,93 +103,106 @@ class _Pass:
         self.until = time.monotonic() + seconds
         self.catalog: Catalog = read_catalog(store)
         self.datasets = {
-            translator.asset_key(each).to_string(): each for each in sorted(self.catalog.domains)
+            translator.asset_key(datasetid).to_string(): datasetid
+            for datasetid in sorted(self.catalog.domains)
         }
         self.members: dict[str, list[str]] = {}
         for datasetid, domain in sorted(self.catalog.domains.items()):
             self.members.setdefault(domain, []).append(datasetid)
-        self.place = _read_cursor(cursor)
+        self.cursor = _read_cursor(cursor)
         self.full = full
         self.wrote = {"made": 0, "planned": 0, "cleared": 0, "keys": 0}
 
     def run(self) -> Reconciled:
-        place, before = self.place, self._marks()
+        cursor, before = self.cursor, self._marks()
         # A page that was being drawn when a cache was forgotten may have brought the old one back.
-        for datasetid in place.caches:
+        for datasetid in cursor.caches:
             self.mirror.forget_cache(self.translator.asset_key(datasetid))
-        place.caches = []
+        cursor.caches = []
         self._look_out(before)
         finished = self._follow() and self._verify()
-        place.marks = self._marks() if any(self.wrote.values()) else before
-        return Reconciled(json.dumps(asdict(place)), **self.wrote, more=not finished)
+        cursor.marks = self._marks() if any(self.wrote.values()) else before
+        return Reconciled(json.dumps(asdict(cursor)), **self.wrote, more=not finished)
 
     def _look_out(self, marks: dict[str, Any]) -> None:
         """Find out what has to be compared as a whole."""
-        place = self.place
-        names = sorted((key, self.catalog.domains[each]) for key, each in self.datasets.items())
+        cursor = self.cursor
+        names = sorted(
+            (key, self.catalog.domains[datasetid]) for key, datasetid in self.datasets.items()
+        )
         layout = hashlib.sha256(repr(names).encode()).hexdigest()
-        if self.full or place.log is None or place.layout != layout:
-            if place.log is None:
-                place.log, place.events = end_of_log(self.store), self.mirror.newest()
-            place.datasets, place.domains = list(self.datasets.values()), list(self.members)
-        elif marks["events"] < place.events:  # SQLite gives the numbers of deleted events again
-            place.events = self.mirror.newest()
-            place.datasets = list(self.datasets.values())
-        elif marks["runs"] != place.marks["runs"] and self.mirror.runs_were_deleted(
-            *place.marks["runs"]
+        if self.full or cursor.log is None or cursor.layout != layout:
+            if cursor.log is None:
+                cursor.log, cursor.events = end_of_log(self.store), self.mirror.newest()
+            cursor.datasets, cursor.domains = list(self.datasets.values()), list(self.members)
+        elif marks["events"] < cursor.events:  # SQLite gives the numbers of deleted events again
+            cursor.events = self.mirror.newest()
+            cursor.datasets = list(self.datasets.values())
+        elif marks["runs"] != cursor.marks["runs"] and self.mirror.runs_were_deleted(
+            *cursor.marks["runs"]
         ):
-            place.datasets = list(self.datasets.values())
+            cursor.datasets = list(self.datasets.values())
         else:
-            was, now = place.marks.get("assets", {}), marks["assets"]
-            lost = [each for key, each in self.datasets.items() if was.get(key) != now.get(key)]
-            place.datasets = list(dict.fromkeys([*place.datasets, *lost]))
-        was, now = place.marks.get("partitions", {}), marks["partitions"]
+            was, now = cursor.marks.get("assets", {}), marks["assets"]
+            lost = [
+                datasetid
+                for key, datasetid in self.datasets.items()
+                if was.get(key) != now.get(key)
+            ]
+            cursor.datasets = list(dict.fromkeys([*cursor.datasets, *lost]))
+        was, now = cursor.marks.get("partitions", {}), marks["partitions"]
         # Items that were folded have left no trace in the log.
         folds = fold_marks(self.store)
-        if place.layout:
-            shrunk = [each for each in folds if folds[each] != place.folds.get(each)]
-            shrunk = [each for each in shrunk if each in self.catalog.domains]
-            place.datasets = list(dict.fromkeys([*place.datasets, *shrunk]))
-            shrunk = [self.catalog.domains[each] for each in shrunk]
-            place.domains = list(dict.fromkeys([*place.domains, *shrunk]))
-        place.folds = folds
+        if cursor.layout:
+            shrunk = [
+                datasetid for datasetid in folds if folds[datasetid] != cursor.folds.get(datasetid)
+            ]
+            shrunk = [datasetid for datasetid in shrunk if datasetid in self.catalog.domains]
+            cursor.datasets = list(dict.fromkeys([*cursor.datasets, *shrunk]))
+            shrunk = [self.catalog.domains[datasetid] for datasetid in shrunk]
+            cursor.domains = list(dict.fromkeys([*cursor.domains, *shrunk]))
+        cursor.folds = folds
         changed = [
             domain
             for domain in self.members
             if was.get(self.translator.partitions_name(domain))
             != now.get(self.translator.partitions_name(domain))
         ]
-        place.domains = list(dict.fromkeys([*place.domains, *changed]))
-        place.layout = layout
+        cursor.domains = list(dict.fromkeys([*cursor.domains, *changed]))
+        cursor.layout = layout
 
     def _follow(self) -> bool:
         """Take in what has changed since the last pass, page by page; whether that is all of it."""
-        place = self.place
+        cursor = self.cursor
         while True:
             touched: dict[str, set[str]] = {}
             blamed: dict[tuple[str, str], str] = {}
             try:
-                changes, log = events_after(self.store, place.log, PAGE_CHANGES)
+                changes, log = events_after(self.store, cursor.log, PAGE_CHANGES)
             except LostCursor:
                 changes, log = [], end_of_log(self.store)
-                place.datasets, place.domains = list(self.datasets.values()), list(self.members)
+                cursor.datasets, cursor.domains = list(self.datasets.values()), list(self.members)
             for change in changes:
                 if change.locktype == "OUT":
                     touched.setdefault(change.datasetid, set()).add(change.dataid)
                     if change.status_after == FAILED and change.who:
                         blamed[change.datasetid, change.dataid] = change.who
             news = self.mirror.news(
-                place.events, map(self.translator.asset_key, self.catalog.domains), PAGE_CHANGES
+                cursor.events, map(self.translator.asset_key, self.catalog.domains), PAGE_CHANGES
             )
             self._add(touched, news.touched)
-            for backfill_id in [each for each in place.backfills if not self.mirror.is_open(each)]:
+            for backfill_id in [
+                backfill_id
+                for backfill_id in cursor.backfills
+                if not self.mirror.is_open(backfill_id)
+            ]:
                 self._add(touched, self.mirror.planned_by_backfill(backfill_id))
-                place.backfills.remove(backfill_id)
+                cursor.backfills.remove(backfill_id)
             self._sync_keys(touched)
             for datasetid, dataids in touched.items():
                 if datasetid in self.catalog.domains:
                     self._sync(datasetid, dataids, blamed)
-            place.log, place.events = log, news.cursor
+            cursor.log, cursor.events = log, news.cursor
             if len(changes) < PAGE_CHANGES and not news.more:
                 return True
             if time.monotonic() > self.until:
@@ -197,14 +210,14 @@ class _Pass:
 
     def _verify(self) -> bool:
         """Compare as a whole what has to be; whether that is finished."""
-        place = self.place
-        for domain in list(place.domains):
+        cursor = self.cursor
+        for domain in list(cursor.domains):
             self._sync_domain(domain)
-            place.domains.remove(domain)
-        for datasetid in list(place.datasets):
+            cursor.domains.remove(domain)
+        for datasetid in list(cursor.datasets):
             if datasetid in self.catalog.domains and not self._sync(datasetid, None, {}):
                 return False
-            place.datasets.remove(datasetid)
+            cursor.datasets.remove(datasetid)
         return True
 
     def _sync(
@@ -213,25 +226,29 @@ class _Pass:
         """Make the squares of a dataset right (all: None); whether there was time for all."""
         found = differences(self.store, self.mirror, self.translator, datasetid, dataids, blamed)
         key = self.translator.asset_key(datasetid)
-        made = [each for each in found if each.repair == "make"]
-        for some in _pieces(made):
+        ready = [square for square in found if square.repair == "make"]
+        for some in _pieces(ready):
             if dataids is None and self._is_late():
                 return False
-            told = facts(self.store, datasetid, {each.dataid: each.truth for each in some})
+            records = facts(self.store, datasetid, {square.dataid: square.truth for square in some})
             self.mirror.make(
                 [
                     recorded_event(
-                        datasetid, each.dataid, each.truth, told.get(each.dataid), self.translator
+                        datasetid,
+                        square.dataid,
+                        square.truth,
+                        records.get(square.dataid),
+                        self.translator,
                     )
-                    for each in some
+                    for square in some
                 ]
             )
             self.wrote["made"] += len(some)
         plans: dict[tuple[str, str], list[str]] = {}
-        for each in found:
-            if each.repair == "plan":
-                plans.setdefault((each.truth.status, each.run_id), []).append(
-                    self.translator.partition_key(each.dataid)
+        for square in found:
+            if square.repair == "plan":
+                plans.setdefault((square.truth.status, square.run_id), []).append(
+                    self.translator.partition_key(square.dataid)
                 )
         for (word, run_id), parts in plans.items():
             for some in _pieces(parts):
@@ -239,18 +256,20 @@ class _Pass:
                     return False
                 self.mirror.plan(key, some, word, run_id)
                 self.wrote["planned"] += len(some)
-        stale = any(each.repair == "plan" and each.shown.state == FAILED for each in found)
-        cleared = [each for each in found if each.repair == "clear"]
+        stale = any(square.repair == "plan" and square.shown.state == FAILED for square in found)
+        cleared = [square for square in found if square.repair == "clear"]
         for some in _pieces(cleared):
-            self.mirror.clear(key, [self.translator.partition_key(each.dataid) for each in some])
+            self.mirror.clear(
+                key, [self.translator.partition_key(square.dataid) for square in some]
+            )
             self.wrote["cleared"] += len(some)
         if stale or dataids is None:  # the cache goes on showing runs that were deleted
             self.mirror.forget_cache(key)
         if stale or cleared or dataids is None:
-            self.place.caches.append(datasetid)
-        for each in found:
-            if each.repair == "wait" and each.run_id not in self.place.backfills:
-                self.place.backfills.append(each.run_id)
+            self.cursor.caches.append(datasetid)
+        for square in found:
+            if square.repair == "wait" and square.run_id not in self.cursor.backfills:
+                self.cursor.backfills.append(square.run_id)
         return True
 
     def _is_late(self) -> bool:
@@ -267,12 +286,12 @@ class _Pass:
             name, there = self.translator.partitions_name(domain), set()
             for some in _pieces(sorted(dataids)):
                 there |= known(self.store, self.members[domain], some)
-            keys = {self.translator.partition_key(each): each for each in dataids}
+            keys = {self.translator.partition_key(dataid): dataid for dataid in dataids}
             existing = self.mirror.existing(name, list(keys))
             self._change_keys(
                 domain,
-                {key for key, each in keys.items() if each in there} - existing,
-                {key for key, each in keys.items() if each not in there} & existing,
+                {key for key, dataid in keys.items() if dataid in there} - existing,
+                {key for key, dataid in keys.items() if dataid not in there} & existing,
             )
 
     def _sync_domain(self, domain: str) -> None:
@@ -280,7 +299,7 @@ class _Pass:
         name, wanted = self.translator.partitions_name(domain), set()
         for datasetid in self.members[domain]:
             wanted |= {
-                self.translator.partition_key(each) for each in truths(self.store, datasetid)
+                self.translator.partition_key(dataid) for dataid in truths(self.store, datasetid)
             }
         existing = set(self.mirror.keys(name))
         self._change_keys(domain, wanted - existing, existing - wanted)
@@ -310,13 +329,13 @@ class _Pass:
         used: set[str] = set()
         for datasetid in self.members[domain]:
             shown = self.mirror.shown(self.translator.asset_key(datasetid), sorted(keys))
-            used |= {part for part, each in shown.items() if each.live}
+            used |= {part for part, square in shown.items() if square.live}
         return used
 
     def _after(self, keys: list[str], first: tuple[str, str]) -> list[str]:
-        for place, key in enumerate(keys):
+        for position, key in enumerate(keys):
             if self._order(key) > first:
-                return keys[place:]
+                return keys[position:]
         return []
 
     def _order(self, key: str) -> tuple[str, str]:
@@ -351,7 +370,7 @@ def differences(
     """
     asked = None if dataids is None else sorted(set(dataids))
     there = truths(store, datasetid, asked)
-    parts = {translator.partition_key(each): each for each in asked or there}
+    parts = {translator.partition_key(dataid): dataid for dataid in asked or there}
     shown = mirror.shown(translator.asset_key(datasetid), None if asked is None else list(parts))
     found, waiting = [], {}
     for part in dict.fromkeys([*parts, *shown]):
@@ -366,7 +385,7 @@ def differences(
                 repair, run_id = "wait", waiting[square.run_id]
         if repair:
             found.append(WrongSquare(datasetid, dataid, truth, square, repair, run_id or ""))
-    found.sort(key=lambda each: (natural_key(each.dataid), each.dataid))
+    found.sort(key=lambda square: (natural_key(square.dataid), square.dataid))
     return _with_holders(store, mirror, found)
 
 
@@ -388,19 +407,19 @@ def _repair(truth: Truth, shown: Square, blame: str) -> str:
 def _with_holders(store: Store, mirror: Mirror, found: list[WrongSquare]) -> list[WrongSquare]:
     """Name the Dagster run that holds a chunk, so that its square leads there."""
     running = {
-        each.dataid: each.truth
-        for each in found
-        if each.repair == "plan" and each.truth.status == RUNNING
+        square.dataid: square.truth
+        for square in found
+        if square.repair == "plan" and square.truth.status == RUNNING
     }
     if not running:
         return found
     held = holders(store, running)
     live = mirror.unfinished(set(held.values()))
     return [
-        each._replace(run_id=held[each.dataid])
-        if each.dataid in running and held.get(each.dataid) in live
-        else each
-        for each in found
+        square._replace(run_id=held[square.dataid])
+        if square.dataid in running and held.get(square.dataid) in live
+        else square
+        for square in found
     ]
 
 

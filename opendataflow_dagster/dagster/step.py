@@ -59,7 +59,7 @@ class Claimer:
         secrets: bool = False,
     ) -> None:
         self.context, self.store, self.jobid = context, store, jobid
-        self.translator, self.secrets = translator, secrets
+        self.translator = translator
         self.taken: dict[int, tuple[Claim, str]] = {}
         self.runid = context.run.run_id
         self.owner = f"{new_owner()} of run {self.runid}"  # history tells which run it was

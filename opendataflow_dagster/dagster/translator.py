@@ -97,12 +97,12 @@ class DataflowTranslator:
 
     def metadata(self, dataset: Dataset, jobid: str | None) -> Mapping[str, Any]:
         """What is known of a dataset without looking at its chunks."""
-        told = {
+        known = {
             "opendataflow/dataset": dataset.datasetid,
             "opendataflow/job": jobid,
             "opendataflow/location": place_of(dataset.columns) if dataset.columns else None,
         }
-        return {name: value for name, value in told.items() if value is not None}
+        return {name: value for name, value in known.items() if value is not None}
 
     def pool(self, jobid: str) -> str | None:
         """The pool whose slots a job's runs take; the job's own dial is `odf policy`."""
@@ -124,8 +124,8 @@ class DataflowTranslator:
         return dg.AssetSpec(
             self.asset_key(datasetid),
             deps=[
-                dg.AssetDep(self.asset_key(each), partition_mapping=dg.IdentityPartitionMapping())
-                for each in sorted(sources)
+                dg.AssetDep(self.asset_key(source), partition_mapping=dg.IdentityPartitionMapping())
+                for source in sorted(sources)
             ],
             description=self.description(dataset, jobid),
             metadata=self.metadata(dataset, jobid),
@@ -145,14 +145,14 @@ def escaped_partition(dataid: str) -> str:
     last = len(dataid) - 1
     dotted = {at for run in _DOTS.finditer(dataid) for at in range(*run.span())}
     return "".join(
-        _percent(each)
-        if each in _BREAKS_PARTITIONS
+        _percent(character)
+        if character in _BREAKS_PARTITIONS
         or at in dotted
-        or not each.isprintable()
-        or (each.isspace() and at in (0, last))
-        or (each == "%" and (last == 0 or _HEX.match(dataid, at)))
-        else each
-        for at, each in enumerate(dataid)
+        or not character.isprintable()
+        or (character.isspace() and at in (0, last))
+        or (character == "%" and (last == 0 or _HEX.match(dataid, at)))
+        else character
+        for at, character in enumerate(dataid)
     )
 
 
@@ -170,13 +170,13 @@ def escaped_key(datasetid: str) -> str:
     """A datasetid with what breaks an asset's address as `_x2F_`, and so on."""
     last = len(datasetid) - 1
     return "".join(
-        _word(each)
-        if each in _BREAKS_KEYS
-        or not each.isprintable()
-        or (each.isspace() and at in (0, last))
-        or (each == "_" and _begins_escape(datasetid, at))
-        else each
-        for at, each in enumerate(datasetid)
+        _word(character)
+        if character in _BREAKS_KEYS
+        or not character.isprintable()
+        or (character.isspace() and at in (0, last))
+        or (character == "_" and _begins_escape(datasetid, at))
+        else character
+        for at, character in enumerate(datasetid)
     )
 
 
@@ -185,10 +185,11 @@ def escaped_word(name: str) -> str:
     from keyword import iskeyword
 
     escaped = "".join(
-        each
-        if each.isascii() and (each.isalnum() or (each == "_" and not _begins_escape(name, at)))
-        else _word(each)
-        for at, each in enumerate(name)
+        character
+        if character.isascii()
+        and (character.isalnum() or (character == "_" and not _begins_escape(name, at)))
+        else _word(character)
+        for at, character in enumerate(name)
     )
     if escaped in _RESERVED or iskeyword(escaped):
         return _word(escaped[0]) + escaped[1:]
