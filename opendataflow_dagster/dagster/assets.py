@@ -176,6 +176,8 @@ def assets_of_job(
     _refuse_doubled_names([*promised, *checks], jobid)
 
     def body(context: dg.AssetExecutionContext) -> Iterator[Event]:
+        # Dagster calls this again for each retry of the step. So nothing is prepared at load: a
+        # maker that outlived an attempt would work on with its claims, which are settled by then.
         resource = getattr(context.resources, RESOURCE_KEY)
         return run_chunks(
             context, resource, jobid, translator, prepare(context), checks, secrets=secrets

@@ -251,6 +251,8 @@ def run_chunks(
     except (dg.Failure, GeneratorExit):
         raise
     except Exception as error:
+        # Failures of ours allow no retry by Dagster: the job's policy in the tables counts the
+        # attempts of each chunk, and a retry of the step would start over with all of them.
         reason = failure_reason(run.store, error)
         if reason is None:
             raise
