@@ -13,6 +13,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple
 
+import dagster as dg
+
 from ..ids import natural_key
 from ..model import FAILED, PENDING, READY, RUNNING
 from ..store.catalog import Catalog, read_catalog
@@ -225,10 +227,30 @@ class _Pass:
     ) -> bool:
         """Make the squares of a dataset right (all: None); whether there was time for all."""
         found = differences(self.store, self.mirror, self.translator, datasetid, dataids, blamed)
-        key = self.translator.asset_key(datasetid)
-        ready = [square for square in found if square.repair == "make"]
-        for some in _pieces(ready):
-            if dataids is None and self._is_late():
+        key, whole = self.translator.asset_key(datasetid), dataids is None
+        if not (self._make(datasetid, found, whole) and self._plan(key, found, whole)):
+            return False
+        stale = any(square.repair == "plan" and square.shown.state == FAILED for square in found)
+        cleared = [square for square in found if square.repair == "clear"]
+        for some in _pieces(cleared):
+            self.mirror.clear(
+                key, [self.translator.partition_key(square.dataid) for square in some]
+            )
+            self.wrote["cleared"] += len(some)
+        # Dagster's cache never removes a partition: it would go on showing runs that were deleted.
+        if stale or whole:
+            self.mirror.forget_cache(key)
+        if stale or cleared or whole:
+            self.cursor.caches.append(datasetid)
+        for square in found:
+            if square.repair == "wait" and square.run_id not in self.cursor.backfills:
+                self.cursor.backfills.append(square.run_id)
+        return True
+
+    def _make(self, datasetid: str, found: list[WrongSquare], whole: bool) -> bool:
+        """Show READY chunks as materialized; whether there was time for all."""
+        for some in _pieces([square for square in found if square.repair == "make"]):
+            if whole and self._is_late():
                 return False
             records = facts(self.store, datasetid, {square.dataid: square.truth for square in some})
             self.mirror.make(
@@ -244,6 +266,10 @@ class _Pass:
                 ]
             )
             self.wrote["made"] += len(some)
+        return True
+
+    def _plan(self, key: dg.AssetKey, found: list[WrongSquare], whole: bool) -> bool:
+        """Show chunks as in progress or failed, by run; whether there was time for all."""
         plans: dict[tuple[str, str], list[str]] = {}
         for square in found:
             if square.repair == "plan":
@@ -252,24 +278,10 @@ class _Pass:
                 )
         for (word, run_id), parts in plans.items():
             for some in _pieces(parts):
-                if dataids is None and self._is_late():
+                if whole and self._is_late():
                     return False
                 self.mirror.plan(key, some, word, run_id)
                 self.wrote["planned"] += len(some)
-        stale = any(square.repair == "plan" and square.shown.state == FAILED for square in found)
-        cleared = [square for square in found if square.repair == "clear"]
-        for some in _pieces(cleared):
-            self.mirror.clear(
-                key, [self.translator.partition_key(square.dataid) for square in some]
-            )
-            self.wrote["cleared"] += len(some)
-        if stale or dataids is None:  # the cache goes on showing runs that were deleted
-            self.mirror.forget_cache(key)
-        if stale or cleared or dataids is None:
-            self.cursor.caches.append(datasetid)
-        for square in found:
-            if square.repair == "wait" and square.run_id not in self.cursor.backfills:
-                self.cursor.backfills.append(square.run_id)
         return True
 
     def _is_late(self) -> bool:
