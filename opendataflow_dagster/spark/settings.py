@@ -4,7 +4,7 @@ import os
 import re
 import socket
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from ..config.settings import Settings, parse_properties
@@ -80,7 +80,7 @@ def given_conf(
             settings.path if settings and settings.path else "dataflow.properties",
             {key: value.strip() for key, value in values.items() if key.startswith("spark.")},
         ),
-        ("the environment", _named(values)),
+        ("the environment", _from_variables(values)),
         ("the argument `conf`", _checked(conf or {})),
     ]
     given: dict[str, str] = {}
@@ -155,23 +155,28 @@ def _text(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def _named(values: Mapping[str, str]) -> dict[str, str]:
-    """What DATAFLOW_SPARK_… sets; of variables' names, capitals and dots have to be found again."""
+def _from_variables(values: Mapping[str, str]) -> dict[str, str]:
+    """What DATAFLOW_SPARK_… sets, under the keys as Spark spells them.
+
+    Variables have neither capitals nor dots: the spelling comes from our own keys, from COMMON_KEYS
+    and from the properties file. A key that none of them has is taken for one in lower case.
+    """
     flat = {key: value.strip() for key, value in values.items() if key.startswith("spark_")}
-    dotted = [key for key in values if key.startswith("spark.")]
-    known = {_flat(key): key for key in (*DEFAULTS, *LOOPBACK, *COMMON, *dotted)}
-    if any(key not in known for key in flat):
-        known = {_flat(key): key for key in sorted(_keys_of_spark())} | known
-    return {known.get(key, key.replace("_", ".")): value for key, value in flat.items()}
+    in_file = [key for key in values if key.startswith("spark.")]
+    spelled = {_flat(key): key for key in (*DEFAULTS, *LOOPBACK, *COMMON_KEYS, *in_file)}
+    return {spelled.get(key, key.replace("_", ".")): value for key, value in flat.items()}
 
 
-COMMON = (
+COMMON_KEYS = (
     MASTER,
     REMOTE,
     OPTIONS,
     WAREHOUSE,
     "spark.driver.memory",
+    "spark.driver.memoryOverhead",
+    "spark.driver.maxResultSize",
     "spark.executor.memory",
+    "spark.executor.memoryOverhead",
     "spark.executor.cores",
     "spark.executor.instances",
     "spark.local.dir",
@@ -184,29 +189,6 @@ COMMON = (
 
 def _flat(key: str) -> str:
     return key.replace(".", "_").replace("-", "_").lower()
-
-
-def _keys_of_spark() -> set[str]:
-    """The names of settings as the classes of the installed Spark have them."""
-    import zipfile
-    from glob import glob
-
-    from pyspark.find_spark_home import _find_spark_home
-
-    found: set[str] = set()
-    for path in glob(os.path.join(_find_spark_home(), "jars", "spark-*.jar")):
-        with zipfile.ZipFile(path) as jar:
-            for name in jar.namelist():
-                if re.search(r"(/config/\w+|/Config|SQLConf|SqlApiConfHelper)\$\.class$", name):
-                    found.update(_constants(jar.read(name)))
-    return found
-
-
-def _constants(compiled: bytes) -> Iterator[str]:
-    """The names among the texts of a class file: each has a 1 and its length before it."""
-    for length, text in re.findall(rb"\x01\x00(.)(spark\.[\w.-]+)", compiled, re.DOTALL):
-        if len(text) >= length[0]:
-            yield text[: length[0]].decode("ascii")
 
 
 # The servers that a master or a remote names, and whether they are there.

@@ -113,19 +113,23 @@ def test_of_masters_and_servers_the_nearest_one_wins() -> None:
     ("variable", "key"),
     [
         ("DATAFLOW_SPARK_SQL_SESSION_TIMEZONE", "spark.sql.session.timeZone"),
-        ("DATAFLOW_SPARK_SQL_MAXPLANSTRINGLENGTH", "spark.sql.maxPlanStringLength"),
+        ("DATAFLOW_SPARK_DRIVER_MEMORY", "spark.driver.memory"),
         ("DATAFLOW_SPARK_EXECUTOR_MEMORYOVERHEAD", "spark.executor.memoryOverhead"),
         ("DATAFLOW_SPARK_HADOOP_FS_S3A_ENDPOINT", "spark.hadoop.fs.s3a.endpoint"),
     ],
 )
-def test_a_variable_finds_the_key_with_its_capitals(variable: str, key: str) -> None:
+def test_a_variable_finds_the_usual_keys_and_those_in_lower_case(variable: str, key: str) -> None:
     assert conf(**{variable: "x"})[key] == "x"
 
 
 def test_a_variable_beats_the_file_also_for_a_key_that_only_the_file_can_spell() -> None:
-    Path("dataflow.properties").write_text("spark.hadoop.ourOwn-key=1\n")
+    Path("dataflow.properties").write_text(
+        "spark.hadoop.ourOwn-key=1\nspark.sql.maxPlanStringLength=1\n"
+    )
 
-    found = conf(DATAFLOW_SPARK_HADOOP_OUROWN_KEY="2")
+    found = conf(DATAFLOW_SPARK_HADOOP_OUROWN_KEY="2", DATAFLOW_SPARK_SQL_MAXPLANSTRINGLENGTH="3")
+
+    assert found["spark.sql.maxPlanStringLength"] == "3"
 
     assert {key: value for key, value in found.items() if "own" in key.lower()} == {
         "spark.hadoop.ourOwn-key": "2"
