@@ -44,25 +44,25 @@ def validate(
     Example: odf validate
     Example: odf validate clean_orders --project shop --junit report.xml
     """
-    from ..pipelines import validation_report
+    from ..pipelines import validate as validation
     from ..pipelines.project import find_project, read_project
-    from ..pipelines.validate import validate as judge
 
     project = read_project(find_project(folder))
     verdicts = []
-    for verdict in judge(project, pipeline, ctx.find_root().obj, say=narrator(sys.stderr)):
+    say = narrator(sys.stderr)
+    for verdict in validation.validate(project, pipeline, ctx.find_root().obj, say=say):
         verdicts.append(verdict)
         if as_json:
             continue
-        click.echo(printable(validation_report.line_of(verdict)))
+        click.echo(printable(validation.line_of(verdict)))
         if not verdict.passed:
-            for line in validation_report.details_of(verdict):
+            for line in validation.details_of(verdict):
                 click.echo(f"        {printable(line)}")
     if as_json:
-        show([validation_report.object_of(verdict) for verdict in verdicts], as_json=True)
+        show([validation.object_of(verdict) for verdict in verdicts], as_json=True)
     if junit:
-        validation_report.write_junit(verdicts, Path(junit))
-    click.echo(validation_report.summary_of(verdicts), err=True)
+        validation.write_junit(verdicts, Path(junit))
+    click.echo(validation.summary_of(verdicts), err=True)
     if not all(verdict.passed for verdict in verdicts):
         ctx.exit(1)
 
@@ -130,8 +130,7 @@ def run_(
     Example: odf pipeline run --all
     Example: odf pipeline run signups --stream new.csv --project shop
     """
-    from ..pipelines.project import find_project, read_project
-    from ..pipelines.project_settings import open_project, project_settings
+    from ..pipelines.project import find_project, open_project, project_settings, read_project
     from ..pipelines.run import run_project
 
     if stream is not None and all_chunks:
@@ -198,8 +197,7 @@ def list_(ctx: click.Context, folder: str | None, as_json: bool) -> None:
     Example: odf pipeline list
     """
     from ..pipelines.jobs import plans_of, takes_items
-    from ..pipelines.project import find_project, read_project
-    from ..pipelines.project_settings import project_settings
+    from ..pipelines.project import find_project, project_settings, read_project
 
     project = read_project(find_project(folder))
     plans = plans_of(project, _known(project_settings(project.root, ctx.find_root().obj), project))

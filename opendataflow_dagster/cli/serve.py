@@ -77,8 +77,7 @@ def serve(
     Example: odf serve --project shop
     Example: odf serve --host 0.0.0.0 --port 80 --rate 200
     """
-    from ..pipelines.project import find_project, read_project
-    from ..pipelines.project_settings import project_settings
+    from ..pipelines.project import find_project, project_settings, read_project
 
     config = ctx.find_root().obj
     if as_worker and folder:
@@ -97,9 +96,8 @@ def _serve(
     rate: float,
     line: list[str] | None,
 ) -> int:
-    from ..pipelines.deployment import Deploys
-    from ..pipelines.live_project import Current
-    from ..pipelines.project_settings import open_project
+    from ..pipelines.deployment import Current, Deploys
+    from ..pipelines.project import open_project
     from ..pipelines.worker import runs_here
     from ..server import Limits, make_app
     from ..server.http_server import make_server
@@ -211,8 +209,13 @@ def token(ctx: click.Context, slug: str, drop: bool, folder: str | None) -> None
 def _token_store(ctx: click.Context, slug: str, folder: str | None, drop: bool) -> Store:
     """The store that `odf serve` would use; a pipeline that takes no items is refused a token."""
     from ..pipelines.jobs import takes_items, why_no_items
-    from ..pipelines.project import find_project, nearest_project, read_project
-    from ..pipelines.project_settings import open_project, project_settings
+    from ..pipelines.project import (
+        find_project,
+        nearest_project,
+        open_project,
+        project_settings,
+        read_project,
+    )
 
     root = find_project(folder) if folder else nearest_project()
     if root is None:

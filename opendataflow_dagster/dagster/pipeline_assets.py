@@ -12,10 +12,16 @@ import dagster as dg
 from ..config.settings import BUILT_IN, FILE_NAME
 from ..errors import DataflowError, WrongUse
 from ..model import Plan
-from ..pipelines.annotation import engine_of
 from ..pipelines.jobs import is_placed, known_from, plans_of, register, takes_items
-from ..pipelines.project import Pipeline, Project, find_project, read_project
-from ..pipelines.project_settings import open_project, project_settings
+from ..pipelines.project import (
+    Pipeline,
+    Project,
+    find_project,
+    open_project,
+    project_settings,
+    read_project,
+)
+from ..pipelines.transformation import engine_of
 from ..store.catalog import Catalog
 from ..store.claimable import Offer
 from ..store.items import begin_due_runs, without_items

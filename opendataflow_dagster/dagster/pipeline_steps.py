@@ -16,18 +16,18 @@ from ..chunk import Chunk, Result, open_chunk, reason_of
 from ..errors import Overtaken, SessionError, StaleClaim
 from ..model import FAILED, READY, RESUBMIT, Claim, Stop
 from ..pipelines.destinations import (
-    Destination,
     destination_of,
     publish_result,
     refuse_loss,
     refuse_older,
 )
+from ..pipelines.endpoints import Destination
 from ..pipelines.engine import Engine
 from ..pipelines.jobs import is_read, register, takes_items
 from ..pipelines.project import Pipeline, Project
 from ..pipelines.run import check, open_sources
 from ..pipelines.run_steps import CLEANED, Stepping
-from ..pipelines.source_snapshot import Once
+from ..pipelines.sources import Once
 from ..pipelines.step_frames import Buffer, InBuffer
 from ..pipelines.transformation import NO_STREAM, TransformationError
 from ..runner.environment import JobEnvironment, job_environment

@@ -16,9 +16,7 @@ from ..model import Claim
 from ..storage.files import as_table, need
 from ..util.text import first_line, printable, typed
 from .datasets import REPLACE
-from .destinations import Confirm, Destination, Parts, as_pandas, one
-from .sources import Source
-from .write_errors import Verdict, fault
+from .endpoints import Confirm, Destination, Parts, Source, Verdict, as_pandas, fault, one
 
 if TYPE_CHECKING:
     from pandas import DataFrame as PandasFrame

@@ -4,11 +4,10 @@ from collections.abc import Container, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..spark.text_formats import retyped
-from .annotation import PANDAS, SPARK
-from .transformation import TransformationError
+from .transformation import PANDAS, SPARK, TransformationError
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
 
 def kind_of(frame: Any) -> str | None:
@@ -104,6 +103,20 @@ def arrow(column: Any) -> Any:
     except (pyarrow.ArrowException, PySparkException, *_REFUSALS) as error:
         raise TypeError(str(error)) from None
     return made
+
+
+def from_pandas(spark: "SparkSession", frame: Any) -> "DataFrame":
+    """A frame of pandas as one of Spark; what Spark has no type for becomes texts."""
+    import pyarrow
+
+    columns = []
+    for _, column in frame.items():
+        try:
+            columns.append(arrow(column))
+        except TypeError:
+            texts = column.map(str, na_action="ignore")
+            columns.append(pyarrow.array(texts, pyarrow.string(), from_pandas=True))
+    return sent(spark, [str(name) for name in frame.columns], columns, len(frame))
 
 
 def _as_arrow(name: str, column: Any) -> Any:

@@ -9,12 +9,14 @@ import fcntl
 import json
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from hashlib import blake2b
 from typing import Any, NamedTuple
 
 from ..errors import Refused
+from ..model import Claim
+from ..store.store import Store
 
 PATIENCE = 60.0
 """Seconds to wait for another process that writes to the file."""
@@ -253,3 +255,197 @@ def _lock(handle: int, path: str, deadline: float) -> None:
             time.sleep(0.01)
         except OSError:
             return  # no locks in this file system
+
+
+# The parts of a CSV file: where they are, and what a killed process has left.
+
+
+NEAR = 4096
+"""Bytes in front of a batch by which it is seen that nobody has changed the file since."""
+
+
+def refuse_loss(path: str, instead: str) -> None:
+    """Refuse to replace a file that holds what claims have appended; `instead` is what to do."""
+    path = os.path.realpath(path)
+    if os.path.exists(path) and os.path.exists(path_of(path)):
+        journal = Journal(path)
+        with suppress(PermissionError), journal.held(make=False):  # to replace it will tell
+            refuse_to_lose(path, journal, instead)
+
+
+def refuse_to_lose(path: str, journal: Journal, instead: str) -> None:
+    """The same with the journal in hand; what a killed process has left doesn't count."""
+    mend(path, journal)
+    if not os.path.exists(path) or not os.path.getsize(path):
+        return
+    # A whole batch of which nobody has told the journal may be committed.
+    if held := max(journal.held_items, journal.batch.items if journal.batch else 0):
+        who = "1 item has" if held == 1 else f"{held} items have"
+        raise Refused(f"{path} holds what {who} appended, and this run would replace it. {instead}")
+
+
+def mend(path: str, journal: Journal, is_committed: Callable[[Batch], bool] | None = None) -> None:
+    """Cut off what a killed process has left at the end of the file, if nobody has touched it.
+
+    Without tables that tell whether a batch was committed, one that is whole stays.
+    """
+    batch = journal.batch
+    if batch is None:
+        return
+    if not os.path.exists(path):
+        journal.undone(never=True)
+        return
+    with open(path, "rb+") as file:
+        if batch.parts:
+            is_whole = all(is_at(file, part, part.start) for part in batch.parts)
+        else:
+            file.seek(batch.at)
+            is_whole = digest(file.read(batch.end - batch.at)) == batch.digest
+        if is_whole and not batch.parts and is_committed is None:
+            return
+        if is_whole and (batch.parts or not is_committed or is_committed(batch)):
+            journal.done()
+            return
+        size = file.seek(0, os.SEEK_END)
+        file.seek(max(0, batch.at - NEAR))
+        untouched = digest(file.read(min(batch.at, NEAR))) == batch.before
+        if (untouched and batch.at < size <= batch.end) or (is_whole and size > batch.end):
+            file.seek(batch.end)
+            more = file.read()  # somebody has added to it since
+            file.seek(batch.at)
+            file.write(more)
+            file.truncate()
+            file.flush()
+            os.fsync(file.fileno())
+            size = batch.at
+        journal.undone(never=untouched and size == batch.at)
+
+
+def where(file: Any, part: Part, taken: Sequence[Part]) -> int | None:
+    """Where the bytes of a part are: where they were written, or where an edit has moved them.
+
+    Of two chunks with the same rows each has its own: what is `taken` is another's.
+    """
+    if not part.length:
+        return None
+
+    def is_free(start: int) -> bool:
+        return all(start >= each.end or start + part.length <= each.start for each in taken)
+
+    if is_at(file, part, part.start) and is_free(part.start):
+        return part.start
+    file.seek(0)
+    data, at = file.read(), 0
+    while at + part.length <= len(data):
+        end = at + part.length
+        if data[end - 1] == 10 and digest(data[at:end]) == part.digest and is_free(at):
+            return at
+        at = data.find(b"\n", at) + 1
+        if not at:
+            break
+    return None
+
+
+def is_at(file: Any, part: Part, start: int) -> bool:
+    """Whether the bytes of a part are at a place of the file."""
+    file.seek(start)
+    return digest(file.read(part.length)) == part.digest
+
+
+def part_of(claim: Claim, start: int, text: bytes) -> Part:
+    """The part that some bytes of a claim are."""
+    return Part(claim.dataid, claim.generation, start, len(text), digest(text))
+
+
+# What the tables tell of a CSV file that is appended to: its length, and whose its parts are.
+
+
+PAGE = 1000
+"""Parts of an old journal that one transaction brings."""
+
+
+class Committed(NamedTuple):
+    """How long a file was with all that is committed, and the batch that was committed last."""
+
+    length: int
+    batch: str
+
+
+class Ledger:
+    """The rows of one journal, by its number; no row is ever changed without the journal's lock."""
+
+    def __init__(self, store: Store) -> None:
+        self._store, self._db = store, store.db
+
+    @property
+    def store(self) -> str:
+        return self._store.id
+
+    def committed(self, journal: str) -> Committed | None:
+        """What was committed last, if anything was."""
+        rows, _ = self._db.insist(lambda: self._db.run("appends.committed", journal=journal))
+        return Committed(*rows[0]) if rows else None
+
+    def parts(self, journal: str, dataids: Sequence[str]) -> dict[str, list[Part]]:
+        """What was appended for some chunks; what is being replaced comes first."""
+        asked = json.dumps(list(dataids))
+        rows, _ = self._db.insist(
+            lambda: self._db.run("appends.parts", journal=journal, dataids=asked)
+        )
+        found: dict[str, list[Part]] = {}
+        for row in rows:
+            found.setdefault(row[0], []).append(Part(*row))
+        return found
+
+    def expect(self, journal: str, jobid: str, parts: Iterable[Part]) -> None:
+        """Tell of parts that are about to take the place of others; those are told, too."""
+        told = json.dumps([part._asdict() for part in parts])
+        self._db.insist(
+            lambda: self._db.change("appends.add", journal=journal, jobid=jobid, parts=told)
+        )
+
+    def commit(
+        self,
+        journal: str,
+        location: str,
+        jobid: str,
+        last: Committed,
+        parts: Sequence[Part],
+        replaced: Sequence[str] = (),
+        moves: Sequence[tuple[int, int]] = (),
+    ) -> None:
+        """Tell of parts that are on the disk, all in one transaction.
+
+        `replaced` are the chunks that had others; `moves` tell, the last first, from where on all
+        others lie by how many bytes further.
+        """
+        told = json.dumps([part._asdict() for part in parts])
+
+        def work() -> None:
+            known = {"journal": journal, "jobid": jobid}
+            with self._db.transaction():
+                if self._db.run("appends.is_last", journal=journal, batch=last.batch):
+                    return  # the connection was lost after the commit
+                for start, by in moves:
+                    self._db.change("appends.shift", journal=journal, start=start, by=by)
+                self._db.change("appends.add", parts=told, **known)
+                if replaced:
+                    self._db.change("appends.forget_older", parts=told, journal=journal)
+                self._db.change(
+                    "appends.commit", journal=journal, location=location, **last._asdict()
+                )
+
+        self._db.insist(work)
+
+    def take_over(
+        self, journal: str, location: str, jobid: str, length: int, parts: Iterable[Part]
+    ) -> None:
+        """Tell all that a journal of an earlier version told; it may be told again."""
+        parts = list(parts)
+        for at in range(0, len(parts), PAGE):
+            self.expect(journal, jobid, parts[at : at + PAGE])
+        self._db.insist(
+            lambda: self._db.change(
+                "appends.commit", journal=journal, location=location, length=length, batch=""
+            )
+        )

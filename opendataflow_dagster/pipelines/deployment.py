@@ -19,15 +19,24 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
+from threading import Lock
 
 from ..errors import DataflowError
-from ..model import Say
-from ..util.text import first_line
-from .annotation import PANDAS, engine_of, takes_stream
-from .project import FILE, Project, read_project
+from ..model import Plan, Say
+from ..store.store import Store
+from ..util.text import first_line, typed
+from .jobs import register, takes_items
+from .project import FILE, Pipeline, Project, read_project
 from .project_files import LEFT_OUT, Listing, listing
 from .sandbox import LINK
-from .transformation import TransformationError, load, supported_engine
+from .transformation import (
+    PANDAS,
+    TransformationError,
+    engine_of,
+    load,
+    supported_engine,
+    takes_stream,
+)
 
 QUIET = 1.0
 """Seconds without a change after which a deploy is taken for done."""
@@ -38,7 +47,7 @@ RETRY = 5.0
 CHECKED = 60.0
 """Seconds that the files of a version may take to be loaded."""
 
-AGAIN = 60.0
+RELOAD_SECONDS = 60.0
 """Seconds after which a refused version is loaded again: a package may be installed since."""
 
 KEPT = 10
@@ -105,7 +114,7 @@ class Deploys:
                 why = first_line(error)
             if self._files() != found:
                 return
-            self._judged, self._due = found, time.monotonic() + AGAIN
+            self._judged, self._due = found, time.monotonic() + RELOAD_SECONDS
             if why or version is None:
                 if why != self.refused:
                     self._say(f"The project stays as it was: {why}")
@@ -293,7 +302,7 @@ def _remove_leftovers() -> None:
     for folder in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
         with suppress(OSError):
             about = folder.stat()
-            if about.st_uid != os.getuid() or time.time() - about.st_mtime < AGAIN:
+            if about.st_uid != os.getuid() or time.time() - about.st_mtime < RELOAD_SECONDS:
                 continue  # another's, or just made and not locked yet
             handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
             try:
@@ -308,3 +317,88 @@ if __name__ == "__main__":
     signal.alarm(int(CHECKED) + 5)  # should the server be killed meanwhile
     _tell(Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3] == "1")
     os._exit(0)  # threads that the project's code has started don't matter
+
+
+# A project that goes on being edited while it is served.
+
+
+REREGISTER_SECONDS = 30.0
+"""Seconds after which the pipelines are registered again, in case somebody has removed one."""
+
+
+class Current:
+    """A project as it is now: its pipelines that take items, registered as jobs.
+
+    An edit that can't be read leaves the project as it was, and is said once. With a `folder`, the
+    project's code is read there, and its data in the project.
+    """
+
+    def __init__(
+        self, store: Store, project: Project, *, say: Say, folder: Path | None = None
+    ) -> None:
+        self.store, self.project, self._say = store, project, say
+        self.code = project
+        """The project whose folder has the code."""
+        self._folder = folder or project.root
+        self.plans: dict[str, Plan] = {}
+        self.taking: dict[str, Pipeline] = {}
+        self.others: dict[str, str] = {}
+        """The pipelines that take no items, and what tells why: anybody may read this."""
+        self._lock = Lock()
+        self._seen: object = None
+        self._said = ""
+        self._due = 0.0
+
+    def refresh(self) -> None:
+        """Read again what has changed on disk; raises what the database does."""
+        root = self._folder.resolve()
+        seen = self._look(root)
+        if seen == self._seen and time.monotonic() < self._due:
+            return
+        try:
+            code = read_project(root)
+            plans = register(self.store, code)
+        except DataflowError as error:
+            if self.store.db.trouble(error) or not self.plans:
+                raise
+            if self._said != str(error):
+                self._say(f"The project stays as it was: {first_line(error)}")
+            self._said, self._seen, self._due = (
+                str(error),
+                seen,
+                time.monotonic() + REREGISTER_SECONDS,
+            )
+            return
+        taking, others = {}, {}
+        for each in code.pipelines:
+            if each.trouble:
+                others[each.slug] = "can't run as it is declared: see `odf validate`."
+            elif takes_items(code, each):
+                taking[each.slug] = each
+            else:
+                others[each.slug] = f"takes no items: see `odf token {typed(each.slug)}`."
+        with self._lock:
+            self.project, self.code = code._replace(root=self.project.root), code
+            self.plans, self.taking, self.others = plans, taking, others
+        self._said, self._seen, self._due = "", seen, time.monotonic() + REREGISTER_SECONDS
+
+    def serving(self, slug: str) -> tuple[Pipeline | None, Project]:
+        """A pipeline that takes items, if there is one, and the project with its code."""
+        with self._lock:
+            return self.taking.get(slug), self.code
+
+    def _look(self, root: Path) -> list[tuple[str, int, int]]:
+        """What tells that the project's declaration, or one of its transformations, has changed."""
+        project = self.code._replace(root=root)
+        files = [root / FILE]
+        for each in project.pipelines:
+            files += [project.transformation_file(each.slug, name) for name in each.transformations]
+        found = []
+        for file in files:
+            try:
+                about = os.stat(file)
+            except OSError:
+                found.append((str(file), 0, 0))
+            else:
+                found.append((str(file), about.st_mtime_ns, about.st_size))
+        return found

@@ -1,8 +1,8 @@
 """Where a pipeline's result goes: a CSV file, a chunk of a folder or table, rows, BigQuery."""
 
 import os
-from collections.abc import Callable, Container, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack
 from typing import Any
 
 from ..chunk import Chunk, Place, Result, reason_of
@@ -21,65 +21,15 @@ from ..store import precedence
 from ..store.csv_options import csv_options
 from ..store.store import Store
 from ..util.text import typed
-from . import convert, csv_file, csv_parts, spill
-from .annotation import SPARK
+from . import csv_file, csv_journal, spill
+from .bigquery import BigQueryDestination
 from .convert import kind_of
 from .datasets import REPLACE, Row, registered, write_mode
+from .endpoints import Confirm, Destination, Parts, Verdict, as_pandas, judged, one
 from .project import Pipeline, Project
-from .sql_types import only_once
+from .sql_table import TableDestination, only_once
 from .step_frames import FOLDER
-from .write_errors import Verdict, judged
-
-__all__ = [
-    "Destination",
-    "destination_of",
-    "publish_result",
-    "publish_with_output",
-    "refuse_older",
-    "write_output",
-]
-
-Confirm = Callable[[], None]
-Parts = Sequence[tuple[Claim, Any]]
-
-
-class Destination:
-    """What a pipeline writes to; a frame's index is left out everywhere."""
-
-    location = ""
-    """Where it is, for people."""
-    work = ""
-    """A folder for what is on its way, which Spark's executors share with this process."""
-
-    @contextmanager
-    def rows(self, frame: Any, chunk: Chunk, moments: Container[str] = ()) -> Iterator[Any]:
-        """A frame in memory, as one of pandas; a large one of Spark as a `Spill`."""
-        if not is_spark_frame(frame):
-            yield as_pandas(frame)
-        elif spill.is_large(frame):
-            folder = os.path.join(self.work, str(chunk.generation), "publish.parquet")
-            with spill.spilled(frame, folder, moments) as found:
-                yield found
-        else:
-            yield from_spark(frame, moments)
-
-    def refuse_loss(self) -> None:
-        """Refuse a batch run that would take away what items have made."""
-
-    def replaces(self, *, items: bool = False) -> bool:
-        """Whether a run, or each of some items, takes the place of all that is there."""
-        return False
-
-    def publish(self, frame: Any, chunk: Chunk, confirm: Confirm) -> Result:
-        """Publish what a batch run has made. `confirm` raises if the claim isn't ours any more."""
-        raise NotImplementedError
-
-    def append(self, parts: Parts, confirm: Confirm) -> list[Verdict]:
-        """Publish what items have made, each as its own chunk; a bad one fails alone.
-
-        It raises what isn't about one of them: a claim is lost, or the place can't be used now.
-        """
-        raise NotImplementedError
+from .transformation import SPARK
 
 
 def destination_of(
@@ -131,12 +81,8 @@ def _destination_of(
         appender = csv_file.CsvAppender(where.path, store, say)
         return CsvDestination(appender, where.path, mode, typed(slug))
     if isinstance(where, BigQueryTable):
-        from .bigquery import BigQueryDestination
-
         return BigQueryDestination(where, row.password, mode)
     if isinstance(where, Table) and not where.column:
-        from .sql_table import TableDestination
-
         return TableDestination(where, row.password, mode)
     return ChunkDestination(store, row)
 
@@ -238,7 +184,7 @@ def refuse_loss(project: Project, pipeline: Pipeline, destination: Destination) 
     destination.refuse_loss()
     if not is_output(project, pipeline, destination):
         path = output_file(project, pipeline.slug)
-        csv_parts.refuse_loss(path, _moved(path))
+        csv_journal.refuse_loss(path, _moved(path))
 
 
 def is_output(project: Project, pipeline: Pipeline, destination: Destination) -> bool:
@@ -274,7 +220,7 @@ class CsvDestination(Destination):
 
     def refuse_loss(self) -> None:
         if self._instead:
-            csv_parts.refuse_loss(self.location, self._instead)
+            csv_journal.refuse_loss(self.location, self._instead)
 
     def replaces(self, *, items: bool = False) -> bool:
         return self._mode == REPLACE or not (self._mode or items)
@@ -354,24 +300,3 @@ class ChunkDestination(Destination):
             where.root, claim.dataid, claim.generation, write, confirm=confirm, store=self._store.id
         )
         return Result(told["rows"], told["bytes"], location=path)
-
-
-def as_pandas(frame: Any) -> Any:
-    """A frame of pandas, a frame of Spark, or a source, as a frame of pandas."""
-    return from_spark(frame) if is_spark_frame(frame) else convert.as_pandas(frame)
-
-
-def from_spark(frame: Any, moments: Container[str] = ()) -> Any:
-    """A frame of Spark as one of pandas, in which whole numbers stay whole beside NULLs.
-
-    Times are those that the session's clock shows, but the columns `moments` have a zone.
-    """
-    return spill.as_frame(convert.by_the_clock(frame, moments).toArrow())
-
-
-def one(verdicts: list[Verdict]) -> Result:
-    """The result of the only claim, or its error."""
-    [verdict] = verdicts
-    if isinstance(verdict, DataflowError):
-        raise verdict
-    return verdict

@@ -1,32 +1,28 @@
 """Runs transformations on Spark, each by the engine that its first parameter asks for."""
 
 import math
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from ..errors import DataflowError
 from ..spark.progress import Watch
 from ..spark.session import has_ended, how_ended, in_a_line
-from .annotation import PANDAS
-from .convert import as_pandas
-from .driver_engine import on_driver
-from .item_batch import ItemRan, StepRan, run_items
+from .convert import as_pandas, as_spark, kind_of
+from .parcels import Shipper
 from .project import Project
 from .project_files import Homes
-from .sandbox import forget
-from .task import Item, Sent, ask, one
-from .task_data import Shipper
-from .task_frames import Loads, loaded
-from .time_limit import TOLD
-from .transformation import NO_STREAM, TransformationError, supported_engine
+from .sandbox import OURS, TOLD, forget, surroundings
+from .task import Item, ItemDone, Loads, Sent, StepRan, ask, loaded, many, one
+from .transformation import NO_STREAM, PANDAS, SPARK, TransformationError, load, supported_engine
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-
-__all__ = ["Engine", "ItemRan", "Ran", "StepRan", "Stopped", "WorkerDied"]
 
 
 class WorkerDied(TransformationError):
@@ -45,6 +41,17 @@ class Ran(NamedTuple):
     seconds: float
     rows: int
     engine: str
+
+
+class ItemRan(NamedTuple):
+    """What became of an item; chained, only the last good one has its frame."""
+
+    frame: Any
+    steps: tuple[StepRan, ...]
+
+    @property
+    def ok(self) -> bool:
+        return all(each.ok for each in self.steps)
 
 
 class Engine:
@@ -287,3 +294,163 @@ def _empty() -> Any:
     import pandas
 
     return pandas.DataFrame()
+
+
+# --- items: a batch in one task, or one by one ---
+
+
+def run_items(
+    engine: "Engine",
+    slug: str,
+    names: Sequence[str],
+    sources: Sequence[Any],
+    items: Sequence[Any],
+    chained: bool,
+    limit: float | None = None,
+) -> list[ItemRan]:
+    """What became of each item, in order; of pandas' transformations, within so many seconds."""
+    if not items:
+        return []
+    if any(engine.engine_of(slug, name) != PANDAS for name in names):
+        return _one_by_one(engine, slug, names, sources, items, chained, limit)
+    return _in_task(engine, slug, names, sources, items, chained, limit)
+
+
+def _in_task(
+    engine: "Engine",
+    slug: str,
+    names: Sequence[str],
+    sources: Sequence[Any],
+    items: Sequence[Any],
+    chained: bool,
+    limit: float | None,
+) -> list[ItemRan]:
+
+    given: list[Item] = [(each,) for each in items]
+    first: list[Sent] = []
+    try:
+        with engine.watched(slug) as spark:
+            loads = engine.loads(spark)
+            if chained:  # the first frame is another one in each batch
+                first = [loads.once(as_pandas(sources[0]))]
+            sent = first + loads.sources(slug, sources[len(first) :])
+            done: list[ItemDone] = engine.ask(spark, many, sent, slug, names, given, chained, limit)
+    except WorkerDied:
+        if len(items) == 1:  # to find the transformation
+            return _one_by_one(engine, slug, names, sources, items, chained, limit)
+        half = len(items) // 2
+        start = _in_task(engine, slug, names, sources, items[:half], chained, limit)
+        if chained:
+            sources = [_last(start, sources[0]), *sources[1:]]
+        rest = _in_task(engine, slug, names, sources, items[half:], chained, limit)
+        if chained and any(each.ok for each in rest):
+            start = [each._replace(frame=None) for each in start]
+        return start + rest
+    finally:
+        for each in first:
+            each.parcel.drop()
+    return [_ran(each, engine) for each in done]
+
+
+def _one_by_one(
+    engine: "Engine",
+    slug: str,
+    names: Sequence[str],
+    sources: Sequence[Any],
+    items: Sequence[Any],
+    chained: bool,
+    limit: float | None,
+) -> list[ItemRan]:
+    with engine.watched(slug):
+        first, *rest = [as_pandas(each) for each in sources]
+    ran: list[ItemRan] = []
+    for item in items:
+        buffer, steps, made = first, [], []
+        due = time.monotonic() + limit if limit else math.inf
+        for name in names:
+            start = time.perf_counter()
+            try:
+                done = engine.run(slug, name, [buffer, *rest], item, due=due)
+            except TransformationError as error:
+                seconds = time.perf_counter() - start
+                steps.append(StepRan(name, str(error), error.printed, error.trace, None, seconds))
+                break
+            buffer = done.frame
+            made.append(buffer)
+            steps.append(StepRan(name, "", done.printed, "", done.rows, done.seconds))
+        one = ItemRan(None, tuple(steps))
+        if one.ok:
+            with engine.watched(slug):
+                frame = as_pandas(buffer)
+            if chained:
+                first, ran = frame, [each._replace(frame=None) for each in ran]
+            one = one._replace(frame=frame)
+        if made:
+            engine.release(*made)
+        ran.append(one)
+    return ran
+
+
+def _ran(done: ItemDone, engine: "Engine") -> ItemRan:
+    frame = None if done.frame is None else loaded(done.frame, engine.project.root)
+    return ItemRan(frame, done.steps)
+
+
+def _last(ran: Sequence[ItemRan], before: Any) -> Any:
+    """The frame of the last good item; where there is none, the one before."""
+    return next((each.frame for each in ran if each.frame is not None), before)
+
+
+# --- transformations of Spark's own frames: called here, computed by the cluster ---
+
+
+def on_driver(
+    spark: "SparkSession",
+    project: Project,
+    slug: str,
+    name: str,
+    frames: Sequence[Any],
+    item: tuple[()] | tuple[Any],
+) -> tuple[Any, str]:
+    """The frame that a transformation makes, not computed yet, and what it printed."""
+    transformation = load(project, slug, name)
+    printed = transformation.printed
+    given = [as_spark(frame, spark) for frame in frames[: transformation.shape.most]]
+    stream = item[0] if item and transformation.shape.stream else NO_STREAM
+    with surroundings(project.root), _by_value(project.root):
+        try:
+            made, said = transformation.call(given, stream)
+        except TransformationError as error:
+            error.printed = printed + error.printed
+            raise
+    printed += said
+    if kind_of(made) != SPARK:
+        what = "nothing" if made is None else f"a {type(made).__module__}.{type(made).__name__}"
+        raise TransformationError(
+            f"`run` returns {what}, but its first parameter is a {SPARK} DataFrame, and so "
+            "must be what it returns.",
+            printed=printed,
+        )
+    return made, printed
+
+
+@contextmanager
+def _by_value(root: Path) -> Iterator[None]:
+    """Send functions of the project's modules to the workers, which can't import them."""
+    from pyspark.cloudpickle import cloudpickle
+
+    names = {each.stem for each in root.iterdir() if each.suffix == ".py" or each.is_dir()}
+    names = {each for each in names if each.isidentifier()} - {OURS, *sys.stdlib_module_names}
+    registered = []
+    for name in sorted(names - cloudpickle.list_registry_pickle_by_value()):
+        new = name not in sys.modules
+        module = sys.modules.setdefault(name, ModuleType(name))
+        cloudpickle.register_pickle_by_value(module)
+        registered.append(module)
+        if new:
+            del sys.modules[name]
+    try:
+        yield
+    finally:
+        for module in registered:
+            cloudpickle.unregister_pickle_by_value(module)

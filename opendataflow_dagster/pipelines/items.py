@@ -25,19 +25,18 @@ from ..store.precedence import refuse_older
 from ..store.step_log import Step, record
 from ..store.store import Store, taken_over
 from ..util.text import first_line, tidy
-from .destinations import Destination, destination_of
-from .engine import Engine, Stopped
-from .item_batch import ItemRan, StepRan
+from .deployment import Current
+from .destinations import destination_of
+from .endpoints import Destination, Verdict, is_to_blame
+from .engine import Engine, ItemRan, StepRan, Stopped
 from .item_claims import Heads, claim_items, heads
 from .item_pace import Pace
 from .item_turns import Turns
 from .jobs import is_read
-from .live_project import Current
 from .project import Pipeline
 from .run_steps import CLEANED, reason_of_item, steps_of
 from .sources import source_of
 from .transformation import TransformationError
-from .write_errors import Verdict, is_to_blame
 
 LEASE = 30.0
 """Seconds after which another worker goes on, if this one and its machine are gone."""

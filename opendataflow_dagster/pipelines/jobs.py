@@ -13,8 +13,8 @@ from ..store.catalog import read_jobs
 from ..store.registry import add_job, datasets
 from ..store.store import Store
 from ..util.text import printable, typed
-from .annotation import takes_stream
 from .project import Pipeline, Project, ProjectError
+from .transformation import takes_stream
 
 MARK = "project"
 """The item of a job that names the project whose pipeline it is."""

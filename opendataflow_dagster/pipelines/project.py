@@ -1,12 +1,15 @@
 """A project folder: its `project.yml`, read as it stands."""
 
 import math
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ..config.settings import PROJECT
-from ..errors import DataflowError, Refused, WrongUse
+from ..config.settings import BUILT_IN, PROJECT, Settings, load_settings
+from ..errors import DataflowError, NoDatabase, Refused, WrongUse
+from ..store.opening import open_from
+from ..store.store import Store
 from ..util.text import meant, printable
 
 FILE = PROJECT
@@ -226,3 +229,27 @@ def _lines_of(node: Any, key: str) -> list[tuple[int, dict[str, int]]]:
         )
         for each in listed.value
     ]
+
+
+# Where the tables of a project are: as configured, else beside its project.yml.
+
+
+def project_settings(
+    root: Path, config: str | None = None, environ: Mapping[str, str] = os.environ
+) -> Settings:
+    """The settings for a project, from whichever folder its commands are typed."""
+    return load_settings(config, environ, home=root)
+
+
+def open_project(settings: Settings) -> Store:
+    """The store of a project; in the embedded default the tables are made, or upgraded, if need be.
+
+    Elsewhere they are other people's too, so that it takes an `odf init`.
+    """
+    store = open_from(settings)
+    if settings.origin == BUILT_IN:
+        try:
+            store.db.insist(lambda: store.db.run("pipelines.tables"))
+        except NoDatabase:
+            store.init()
+    return store

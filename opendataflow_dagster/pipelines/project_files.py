@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 from ..config.settings import FILE_NAME as PROPERTIES
 from ..errors import DataflowError
+from .parcels import Parcel, Shipper
 from .sandbox import LINK
-from .task_data import Parcel, Shipper
 
 MOST = 256 * 2**20
 """Bytes of a project that are sent to a cluster."""

@@ -23,11 +23,12 @@ from ..store.store import Store
 from ..util.text import first_line, printable, typed
 from .datasets import registered
 from .destinations import destination_of, publish_result, refuse_loss, refuse_older
+from .endpoints import Source
 from .engine import Engine
 from .jobs import in_order, is_read, makers_of, output_of, register, takes_items
 from .project import Pipeline, Project
 from .run_steps import Stepping
-from .sources import Source, source_of
+from .sources import source_of
 from .step_frames import Buffer
 from .transformation import TransformationError, supported_engine
 

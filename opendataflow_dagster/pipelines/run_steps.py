@@ -13,10 +13,10 @@ from ..store.items import cleaned_away, payloads
 from ..store.step_log import Step, record
 from ..store.store import Store
 from ..util.text import first_line, printable
+from .endpoints import Source
 from .engine import Engine, ItemRan, Ran
 from .project import Pipeline
-from .source_snapshot import InMemory, Once
-from .sources import Source
+from .sources import InMemory, Once
 from .transformation import NO_STREAM, TransformationError
 
 CLEANED = "its payload was cleaned away: post the item again"

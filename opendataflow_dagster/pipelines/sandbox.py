@@ -1,14 +1,21 @@
 """A project's folder and modules around its code, so that projects in one process don't mix."""
 
+import fcntl
 import os
+import signal
 import sys
-from collections.abc import Iterator
+import tempfile
+import threading
+import warnings
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from importlib.machinery import ModuleSpec, PathFinder
 from importlib.util import module_from_spec
+from io import RawIOBase, TextIOWrapper
 from pathlib import Path
 from threading import RLock
-from types import ModuleType
+from types import FrameType, ModuleType
+from typing import IO, Any
 
 OURS = __name__.partition(".")[0]
 INSTALLED = {"site-packages", "dist-packages"}
@@ -145,3 +152,206 @@ def _own(name: str, module: ModuleType, root: Path) -> bool:
             # A virtual environment may lie in the project.
             return not INSTALLED & set(Path(place).resolve().relative_to(root).parts)
     return False
+
+
+# Whether a signal came while some code ran: what the code raised may be an interruption then.
+
+
+@contextmanager
+def signals() -> Iterator[Callable[[], bool]]:
+    """What tells whether a signal that has a handler came since."""
+    if threading.current_thread() is not threading.main_thread():
+        yield lambda: False  # handlers run in the main thread
+        return
+    heard, told = os.pipe()
+    os.set_blocking(heard, False)
+    os.set_blocking(told, False)
+    seen = b""
+
+    def came() -> bool:
+        nonlocal seen
+        with suppress(BlockingIOError):
+            seen += os.read(heard, 4096)
+        return bool(seen)
+
+    before = signal.set_wakeup_fd(told, warn_on_full_buffer=False)
+    try:
+        yield came
+    finally:
+        signal.set_wakeup_fd(before)
+        if came() and before != -1:
+            with suppress(OSError):
+                os.write(before, seen)
+        os.close(heard)
+        os.close(told)
+
+
+# What some code prints, whichever way it does: kept, and not shown.
+
+
+STDOUT = 1
+
+_files: list[IO[bytes]] = []
+"""Where what is printed goes; the last one counts."""
+
+
+class _Bytes(RawIOBase):
+    """What is printed goes into the file of now, or else to standard error."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any) -> int:
+        try:
+            _files[-1].write(data)
+        except (IndexError, ValueError):  # a thread, or a log at the very end
+            shown = sys.__stderr__ if isinstance(sys.stderr, _Stream) else sys.stderr
+            with suppress(Exception):
+                shown.write(bytes(data).decode(errors="replace"))  # pyright: ignore
+        return len(data)
+
+    def close(self) -> None:
+        """Stay open: `TextIOWrapper(sys.stdout.buffer)` closes what it was given."""
+
+
+class _Stream(TextIOWrapper):
+    """`sys.stdout` or `sys.stderr` of all code whose prints are kept.
+
+    They are always the same two, since a handler of `logging` keeps the one it was made with.
+    """
+
+    def __init__(self, name: str) -> None:
+        super().__init__(
+            _Bytes(f"<{name}>"), "utf-8", "backslashreplace", newline="", write_through=True
+        )
+        self._called = name
+
+    def close(self) -> None:
+        """Stay open, for those that come after."""
+
+    def detach(self) -> Any:
+        return self.buffer
+
+    def reconfigure(self, **_: Any) -> None:
+        """Stay UTF-8, which is what those who call this mostly ask for."""
+
+    def __reduce__(self) -> Any:
+        return getattr, (sys, self._called)
+
+
+_out, _err = _Stream("stdout"), _Stream("stderr")
+
+
+class Prints:
+    """What some code prints: on standard output and error, as warnings, as logs.
+
+    Also what other processes write on standard output that it starts. Their standard error is
+    left to them: threads of ours may be writing there.
+    """
+
+    text = ""
+    """All of it, once the code is over."""
+
+    @contextmanager
+    def taken(self) -> Iterator[None]:
+        """Keep what the code prints. Whatever it asks standard input for, that is at its end."""
+
+        def show(message, category, filename, lineno, file=None, line=None) -> None:
+            _err.write(warnings.formatwarning(message, category, filename, lineno, line))
+
+        before = sys.stdin, sys.stdout, sys.stderr
+        _flush(sys.stdout, sys.__stdout__)
+        with _file() as file, open(os.devnull) as nothing, warnings.catch_warnings():
+            # A warning of the user's is told, and never an error, whatever `-W` or pytest say.
+            warnings.simplefilter("default")
+            warnings.showwarning = show
+            _files.append(file)
+            try:
+                with _instead_of_stdout(file.fileno()):
+                    try:
+                        sys.stdin, sys.stdout, sys.stderr = nothing, _out, _err
+                        yield
+                    finally:
+                        # The code may have put others in their place.
+                        _flush(sys.stdout, sys.stderr, sys.__stdout__)
+                        sys.stdin, sys.stdout, sys.stderr = before
+            finally:
+                _files.remove(file)
+                file.seek(0)
+                self.text = file.read().decode(errors="replace")
+
+
+@contextmanager
+def _file() -> Iterator[IO[bytes]]:
+    """A file that has no name, in memory where that can be."""
+    try:
+        handle = os.memfd_create("printed")
+    except (AttributeError, OSError):
+        opened = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115 - closed below
+    else:
+        opened = os.fdopen(handle, "w+b", buffering=0)
+    with opened as file:
+        # A process that opens /dev/stdout anew would else write over what is there.
+        fcntl.fcntl(file, fcntl.F_SETFL, fcntl.fcntl(file, fcntl.F_GETFL) | os.O_APPEND)
+        yield file
+
+
+@contextmanager
+def _instead_of_stdout(file: int) -> Iterator[None]:
+    """Let this process, and those it starts, have a file as their standard output."""
+    try:
+        ours = os.dup(STDOUT)
+    except OSError:  # closed: nobody sees what is written there
+        yield
+        return
+    try:
+        os.dup2(file, STDOUT)
+        yield
+    finally:
+        os.dup2(ours, STDOUT)
+        os.close(ours)
+
+
+def _flush(*streams: Any) -> None:
+    for each in streams:
+        with suppress(Exception):  # None, or closed
+            each.flush()
+
+
+# A limit to the time that an item's transformations take, in the process that runs them.
+
+
+TOLD = "it took longer than the time_limit that `odf policy` tells"
+
+
+class OverTime(BaseException):
+    """An item took too long; no `except Exception` of the user's keeps it from ending."""
+
+
+@contextmanager
+def within(seconds: float | None, root: Path) -> Iterator[None]:
+    """End code of the project that takes longer, by an alarm.
+
+    It reaches Python code, also in a library, and not a call of C that never returns.
+    """
+    if seconds is None or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def over(number: int, frame: FrameType | None) -> None:
+        while frame is not None:  # our own code, which cleans up after the user's, isn't ended
+            if Path(frame.f_code.co_filename).is_relative_to(root):
+                raise OverTime(TOLD)
+            frame = frame.f_back
+
+    before = signal.signal(signal.SIGALRM, over)
+    # Again each second: the first may be lost in a `finally` or a bare `except`.
+    signal.setitimer(signal.ITIMER_REAL, seconds, 1.0)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)

@@ -1,11 +1,15 @@
 """What a pipeline reads: each source as a frame of pandas or of Spark, wherever it lies."""
 
 import os
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from functools import reduce
+from hashlib import sha256
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from ..chunk import Place
-from ..errors import Refused
+from ..errors import DataflowError, Refused
+from ..ids import natural_key
 from ..location import (
     BigQueryTable,
     CsvFile,
@@ -17,7 +21,8 @@ from ..location import (
     is_select,
     resolve,
 )
-from ..spark.read import read_chunk_frame
+from ..spark.foreign_files import declared
+from ..spark.read import CSV, NO_VALUE, literal, read_chunk_frame, read_files
 from ..spark.text_formats import WHOLE_FILE_BYTES
 from ..storage import files
 from ..storage.publish import read
@@ -26,38 +31,19 @@ from ..storage.table import Rows
 from ..store.csv_options import CsvOptions, csv_options, read_pandas
 from ..store.store import Store
 from ..util.text import typed
+from .bigquery import BigQuerySource
+from .convert import as_pandas, from_pandas
+from .csv_file import whole
 from .datasets import Row, registered
+from .endpoints import Source
 from .jobs import makers_of
 from .project import Project
+from .sql_table import TableSource
+from .transformation import PANDAS, SPARK
 
 if TYPE_CHECKING:
     from pandas import DataFrame as PandasFrame
     from pyspark.sql import DataFrame, SparkSession
-
-__all__ = ["Source", "registered", "source_of"]
-
-
-class Source:
-    """A source of a pipeline, which is read when it is asked for."""
-
-    location = ""
-    """Where it is, for people."""
-
-    def pandas(self) -> "PandasFrame":
-        """All of it as a frame of pandas, which is the caller's own."""
-        raise NotImplementedError
-
-    def spark(self, spark: "SparkSession") -> "DataFrame":
-        """All of it as a frame of Spark."""
-        raise NotImplementedError
-
-    def version(self) -> str | None:
-        """What changes when the data does; None if only reading it again can tell."""
-        return None
-
-    def by_pandas(self) -> bool:
-        """Whether the frame of Spark is that of pandas, converted; else Spark reads, and later."""
-        return False
 
 
 def source_of(
@@ -77,18 +63,12 @@ def source_of(
     if isinstance(where, CsvFile):
         return CsvSource(where.path, slug, csv_options(slug, where.options))
     if isinstance(where, BigQueryTable):
-        from .bigquery import BigQuerySource
-
         return BigQuerySource(where, row.password)
     if isinstance(where, Table) and (not where.column or is_select(where.name)):
-        from .sql_table import TableSource
-
         return TableSource(where, row.password)
     if place is not None and dataid is not None:
         return ChunkSource(store, row, where, place, dataid)
     if isinstance(where, Table):
-        from .sql_table import TableSource
-
         return TableSource(where, row.password)
     if isinstance(where, ObjectStore):
         raise Refused(
@@ -96,8 +76,6 @@ def source_of(
             f"it, so that its chunks are tracked: see odf job list.",
             code="INVALID_LOCATION",
         )
-    from .whole_folder import FolderSource
-
     return FolderSource(store, where)
 
 
@@ -115,8 +93,6 @@ def _of_project(
 
 def _as_made(store: Store, project: Project, slug: str, makers: Sequence[str]) -> Source:
     """What pipelines have made last of a source, or its file in `sources/`."""
-    from .whole_folder import NewestSource
-
     newest = NewestSource(store, Folder(slug, str(project.root / "output" / slug), "csv"))
     if makers and newest.is_there():
         return newest
@@ -137,8 +113,6 @@ class CsvSource(Source):
         self._options = options or CsvOptions(slug)
 
     def pandas(self) -> "PandasFrame":
-        from .csv_file import whole
-
         pandas = files.need("pandas")
         try:
             with whole(self.location):
@@ -152,8 +126,6 @@ class CsvSource(Source):
             raise self._refused(f"can't be read as CSV: {line}") from error
 
     def spark(self, spark: "SparkSession") -> "DataFrame":
-        from .csv_on_spark import read_csv
-
         if not os.path.isfile(self.location):
             raise self._missing()
         return read_csv(spark, self.location, self.pandas, self._options)
@@ -237,3 +209,318 @@ def _as_csv(frame: "PandasFrame") -> "PandasFrame":
             values[gone] = float("nan")
             frame.isetitem(at, pandas.Series(values, index=frame.index, dtype=object))
     return frame
+
+
+# All chunks of a folder as one source: those that are READY, or all files if nobody tracks it.
+
+
+class Ready(NamedTuple):
+    """A chunk that is READY, the job that made it, and whether it is an item."""
+
+    dataid: str
+    generation: int | None
+    location: str | None
+    jobid: str
+    is_item: bool
+
+
+class FolderSource(Source):
+    """A folder as it stands, chunk after chunk in their natural order."""
+
+    def __init__(self, store: Store, where: Folder) -> None:
+        self._store, self._where, self.location = store, where, where.root
+
+    def pandas(self) -> "PandasFrame":
+        chunks = self._chunks()
+        if chunks is None:
+            return files.read_frame(self._there(), self._where.format, None, self._options())
+        frames = [read(self._reading(*each), self._where) for each in chunks]
+        return files.need("pandas").concat(frames, ignore_index=True)
+
+    def spark(self, spark: "SparkSession") -> "DataFrame":
+        chunks = self._chunks()
+        if chunks is None:
+            return read_files(spark, self._there(), {}, self._where.format, self._options())
+        where = self._where
+        columns = {"hostname": where.root, "format": where.format, "options": where.options}
+        frames = [
+            read_chunk_frame(
+                spark,
+                Place(self._where.datasetid, columns, location, generation, store=self._store.id),
+                dataid,
+                lambda: None,
+                lambda: None,
+            )
+            for dataid, generation, location in chunks
+        ]
+        return reduce(lambda one, other: one.unionByName(other, allowMissingColumns=True), frames)
+
+    def version(self) -> str | None:
+        chunks = self._chunks(insist=False)
+        return None if chunks is None else sha256(repr(chunks).encode()).hexdigest()
+
+    def _chunks(self, *, insist: bool = True) -> list[tuple[str, int | None, str | None]] | None:
+        """dataid, generation and location of what is READY; None if the tables tell nothing."""
+        rows, _ = self._store.db.insist(
+            lambda: self._store.db.run("places.chunks", datasetid=self._where.datasetid)
+        )
+        folded = list(self._folded({row[0] for row in rows}))
+        if not rows and not folded:
+            return None
+        ready = [Ready(*row[:3], *row[4:]) for row in rows if row[3] == "READY"]
+        ready = self._chosen([*ready, *folded])
+        if insist and not ready:
+            raise Refused(
+                f"Source {self._where.datasetid!r} has no chunk that is READY. "
+                f"Run: odf status {typed(self._where.datasetid)}",
+                code="DATA_NOT_READY",
+            )
+        return [each[:3] for each in sorted(ready, key=lambda each: natural_key(each.dataid))]
+
+    def _chosen(self, ready: list[Ready]) -> list[Ready]:
+        return ready
+
+    def _folded(self, known: set[str]) -> Iterator[Ready]:
+        """The chunks of items that were folded: their directories are all that tells of them."""
+        datasetid, root = self._where.datasetid, self._where.root
+        rows, _ = self._store.db.insist(
+            lambda: self._store.db.run("folding.of_dataset", datasetid=datasetid)
+        )
+        [(first, last)] = rows
+        if first is None or not os.path.isdir(root):
+            return
+        for name in os.listdir(root):
+            number = name.removeprefix("dataid=")
+            if number.isdecimal() and number not in known and first <= int(number) <= last:
+                yield Ready(number, None, os.path.join(root, name), "", is_item=True)
+
+    def _reading(self, dataid: str, generation: int | None, location: str | None) -> Reading:
+        fact: dict[str, Any] = {"location": location}
+        return Reading(self._where.datasetid, dataid, {}, None, [], [], [], generation, fact=fact)
+
+    def _options(self) -> CsvOptions:
+        return csv_options(self._where.datasetid, self._where.options)
+
+    def _there(self) -> str:
+        if not os.path.exists(self.location):
+            raise Refused(
+                f"Source {self._where.datasetid!r} is {self.location}, which doesn't exist. Run: "
+                f"odf dataset add {typed(self._where.datasetid)} --hostname /FOLDER",
+                code="INVALID_LOCATION",
+            )
+        return self.location
+
+
+class NewestSource(FolderSource):
+    """What pipelines have made last in a folder of theirs: the newest run of each, and all items.
+
+    That is what the rest of the world sees of them: each run takes the place of the one before.
+    """
+
+    def is_there(self) -> bool:
+        """Whether there is such a chunk."""
+        return bool(self._chunks(insist=False))
+
+    def _chosen(self, ready: list[Ready]) -> list[Ready]:
+        root = self._where.root + os.sep
+        mine = [each for each in ready if (each.location or "").startswith(root)]
+        runs = [each for each in mine if not each.is_item]
+        newest = {each.jobid: each for each in sorted(runs, key=lambda x: natural_key(x.dataid))}
+        return [*newest.values(), *(each for each in mine if each.is_item)]
+
+
+# A CSV file as a frame of Spark, with the values and types that pandas gives it.
+
+
+ROWS = 200_000
+"""Rows that are looked at at once, to find the types of a large file."""
+
+
+def read_csv(
+    spark: "SparkSession", path: str, by_pandas: Callable[[], Any], options: CsvOptions
+) -> "DataFrame":
+    """The frame that pandas reads, as one of Spark; a large file is read by Spark's own tasks."""
+    if os.path.getsize(path) <= WHOLE_FILE_BYTES:
+        return from_pandas(spark, by_pandas())
+    types = _types(path, options)
+    if types is None:
+        return from_pandas(spark, by_pandas())
+    return _large(spark, path, *types, options)
+
+
+def _types(path: str, options: CsvOptions) -> tuple[dict[str, str], bool] | None:
+    """Column → type, and whether some values have several lines; None: it isn't a plain table."""
+    import pandas
+
+    seen: dict[str, set[str]] = {}
+    rows = 0
+    options.checked(path)
+    reader: Any = pandas.read_csv(path, chunksize=ROWS, **options.for_pandas())
+    with reader as parts:
+        for part in parts:
+            if not isinstance(part.index, pandas.RangeIndex):  # its lines are longer than the first
+                return None
+            rows += len(part)
+            for name, column in part.items():
+                kinds = seen.setdefault(str(name), set())
+                if column.notna().any():
+                    kinds.add(_kind(column))
+    with open(path, "rb") as file:
+        lines = sum(bool(line.strip()) for line in file)
+    kinds = {name: _type(kinds) for name, kinds in seen.items()}
+    return kinds | options.kinds(kinds), lines != rows + options.header
+
+
+def _kind(column: Any) -> str:
+    from pandas.api.types import infer_dtype
+
+    kind = str(column.dtype)
+    return "bool" if kind == "object" and infer_dtype(column, skipna=True) == "boolean" else kind
+
+
+def _type(kinds: set[str]) -> str:
+    if kinds <= {"float64"}:
+        return "double"
+    if kinds == {"int64"}:
+        return "bigint"
+    if kinds <= {"int64", "uint64", "float64"}:
+        return "double" if "float64" in kinds else "decimal(20,0)"
+    return "boolean" if kinds == {"bool"} else "string"
+
+
+def _large(
+    spark: "SparkSession", path: str, types: dict[str, str], lines: bool, options: CsvOptions
+) -> "DataFrame":
+    """The file by Spark: read as texts, of which pandas' words for nothing are NULL."""
+    from pandas._libs.parsers import STR_NA_VALUES
+    from pyspark.sql import functions as F
+    from pyspark.sql.types import StringType, StructType
+
+    schema = StructType()
+    for at in range(len(types)):
+        schema.add(f"c{at}", StringType())
+    told = {**CSV, "nullValue": NO_VALUE, "multiLine": str(lines).lower()}
+    told |= declared(spark, options)
+    nothing = ["", *filter(None, [options.null])] if options.typed else STR_NA_VALUES
+    texts = spark.read.options(**told).schema(schema).csv(literal(path))
+    found = []
+    for at, (name, kind) in enumerate(types.items()):
+        value = F.when(~F.col(f"c{at}").isin(*nothing), F.col(f"c{at}"))
+        found.append(value.cast(kind).alias(name))
+    return texts.select(*found)
+
+
+# A source as one run sees it: as it was when it was first read, whichever steps read it.
+
+
+class Shelf(Protocol):
+    """Where a run keeps what it has read of one source, for the steps that come."""
+
+    @property
+    def version(self) -> str | None:
+        """That of the source when it was first read."""
+
+    @version.setter
+    def version(self, version: str | None) -> None: ...
+
+    def has(self, kind: str) -> bool:
+        """Whether there is a frame of this engine."""
+        ...
+
+    def frame(self, kind: str) -> Any:
+        """The frame of this engine that is there."""
+        ...
+
+    def keep(self, kind: str, frame: Any) -> Any:
+        """Keep a frame, if a later step may ask for it; the one to go on with."""
+        ...
+
+
+class InMemory:
+    """The shelf of a run whose steps are all in this process."""
+
+    def __init__(self, *, again: bool) -> None:
+        self.version: str | None = None
+        self._again = again
+        self._frames: dict[str, Any] = {}
+
+    def has(self, kind: str) -> bool:
+        return kind in self._frames
+
+    def frame(self, kind: str) -> Any:
+        return self._frames[kind]
+
+    def keep(self, kind: str, frame: Any) -> Any:
+        if not self._again:
+            return frame
+        if kind == SPARK:  # which is lazy: it is read now, and not once more for each that asks
+            frame = frame.persist()
+            frame.count()
+        self._frames[kind] = frame
+        return frame
+
+    def clear(self) -> None:
+        """Let Spark forget what is kept."""
+        if SPARK in self._frames:
+            with suppress(Exception):  # the session may be over
+                self._frames[SPARK].unpersist()
+        self._frames.clear()
+
+
+class Once(Source):
+    """A source of which all steps of a run see one version.
+
+    What was read as a frame of pandas is kept, and so are rows that nothing tells the version of.
+    Files that Spark reads are large: they stay where they are, and are refused once they change.
+    """
+
+    def __init__(self, source: Source, shelf: Shelf) -> None:
+        self._source, self._shelf, self.location = source, shelf, source.location
+        self._converted: Any = None
+        self._lazy: Any = None
+
+    def pandas(self) -> Any:
+        if self._shelf.has(PANDAS):
+            return self._shelf.frame(PANDAS)
+        if self._shelf.has(SPARK):
+            return as_pandas(self._shelf.frame(SPARK))
+        return self._shelf.keep(PANDAS, self._of_one_version(self._source.pandas))
+
+    def spark(self, spark: "SparkSession") -> "DataFrame":
+        if self._shelf.has(SPARK):
+            return self._shelf.frame(SPARK)
+        if self._source.by_pandas() or (self._shelf.has(PANDAS) and not self._is_the_same()):
+            if self._converted is None:
+                self._converted = from_pandas(spark, self.pandas())
+            return self._converted
+        if self._lazy is None:
+            self._lazy = self._source.spark(spark)
+        frame = self._of_one_version(lambda: self._lazy)
+        return frame if self._shelf.version else self._shelf.keep(SPARK, frame)
+
+    def version(self) -> str | None:
+        return self._source.version()
+
+    def by_pandas(self) -> bool:
+        return self._source.by_pandas()
+
+    def _of_one_version(self, read: Callable[[], Any]) -> Any:
+        """What is read; `Refused` if it isn't what the steps before have seen."""
+        if self._shelf.version is None:
+            self._shelf.version = self._source.version()
+            return read()
+        frame = read()
+        if not self._is_the_same():
+            raise Refused(
+                f"{self.location} has changed since this run began to read it, and is too large to "
+                "be kept. Nothing is published; make the run again when nobody writes there.",
+                code="INVALID_LOCATION",
+            )
+        return frame
+
+    def _is_the_same(self) -> bool:
+        try:
+            now = self._source.version()
+        except DataflowError:  # it is gone
+            return False
+        return now is not None and now == self._shelf.version

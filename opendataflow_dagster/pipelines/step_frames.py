@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 from ..config.settings import make_folder
 from ..errors import DataflowError
 from ..storage.files import is_frame
-from .annotation import PANDAS
 from .project import Project
-from .task_frames import dumped, loaded
+from .task import dumped, loaded
+from .transformation import PANDAS
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -1,27 +1,88 @@
 """One Spark task that runs pandas transformations, and what its worker keeps for the next one."""
 
+import hashlib
 import os
 import pickle
 import tempfile
+import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from copy import deepcopy
+from datetime import date, datetime, timedelta
+from datetime import time as time_of_day
+from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from ..errors import DataflowError
 from ..util.text import printable
-from .frame_copies import Master
+from .convert import as_pandas
+from .parcels import LITTLE, Exchange, OnDisk, Parcel, Shipper
 from .project import Project
 from .project_files import Home
-from .sandbox import forget, surroundings
-from .task_data import LITTLE, Exchange, OnDisk, Parcel, Shipper
-from .time_limit import OverTime, within
+from .sandbox import OverTime, forget, surroundings, within
 from .transformation import NO_STREAM, Transformation, TransformationError, load
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+
+# Copies of one frame, many times: what copying costs is found out once.
+
+
+class Master:
+    """A frame of which copies are made that share nothing, not even the lists in its cells."""
+
+    def __init__(self, frame: Any) -> None:
+        self.frame = frame
+        kinds = [str(kind) for kind in frame.dtypes]
+        self._deep = [
+            at
+            for at, kind in enumerate(kinds)
+            if kind == "object" and not set(map(type, frame.iloc[:, at].array)) <= _plain()
+        ]
+
+    def copy(self) -> Any:
+        import pandas
+
+        made = self.frame.copy(deep=True)
+        for at in self._deep:
+            cells = [deepcopy(each) for each in made.iloc[:, at]]
+            made.isetitem(at, pandas.Series(cells, index=made.index, dtype=object))
+        return made
+
+
+_known: set[type] = set()
+
+
+def _plain() -> set[type]:
+    """The types of cells that nobody can change."""
+    if not _known:
+        import pandas
+
+        _known.update(
+            (
+                str,
+                bytes,
+                int,
+                float,
+                bool,
+                complex,
+                type(None),
+                date,
+                datetime,
+                time_of_day,
+                timedelta,
+                Decimal,
+                pandas.Timestamp,
+                pandas.Timedelta,
+                type(pandas.NaT),
+                type(pandas.NA),
+            )
+        )
+    return _known
+
 
 PART = 32 * 2**20
 """Bytes of a row at most: a result is pickled, and cut into rows."""
@@ -243,3 +304,78 @@ def _master(sent: Sent) -> Master:
     while len(_Kept.masters) > KEPT:
         _Kept.masters.popitem(last=False)
     return made
+
+
+# Frames on their way to the tasks: those that many batches read are sent once.
+
+
+class Loads:
+    """What was sent to the tasks of one session, for one project."""
+
+    def __init__(self, root: Path, shipper: Shipper) -> None:
+        self.root, self.shipper = root, shipper
+        self._lock = threading.Lock()
+        self._known: dict[tuple[str, int], tuple[Any, Sent]] = {}
+        self._retired: list[Sent] = []
+
+    def once(self, frame: Any) -> Sent:
+        """Send a frame for one task; whoever asks drops it."""
+        return Sent(self.shipper.send(dumped(frame, self.root)))
+
+    def sources(self, slug: str, sources: Sequence[Any]) -> list[Sent]:
+        """Send a pipeline's sources, unless the tasks have them as they are now."""
+        return [self._source((slug, at), each) for at, each in enumerate(sources)]
+
+    def _source(self, place: tuple[str, int], source: Any) -> Sent:
+        version = source.version() if hasattr(source, "version") else None
+        told = None if version is None else (source.location, version)
+        with self._lock:
+            known = self._known.get(place)
+        if known and told is not None and known[0] == told:
+            return known[1]
+        data = dumped(as_pandas(source), self.root)
+        digest = hashlib.sha256(data).hexdigest()
+        with self._lock:
+            if known and known[1].key == digest:
+                sent = known[1]
+            else:
+                sent = Sent(self.shipper.send(data), digest)
+                if known:  # a batch may be reading it
+                    self._retired.append(known[1])
+            self._known[place] = told, sent
+        return sent
+
+    def tidy(self) -> None:
+        """Remove what has a newer version, while no task is at work."""
+        with self._lock:
+            while self._retired:
+                self._retired.pop().parcel.drop()
+
+    def close(self) -> None:
+        self.tidy()
+        with self._lock:
+            while self._known:
+                _, (_, sent) = self._known.popitem()
+                sent.parcel.drop()
+
+
+def dumped(frame: Any, root: Path) -> bytes:
+    """A pickled frame, with its index and types; its cells may have classes of the project's."""
+    try:
+        return pickle.dumps(frame, 5)
+    except Exception:
+        try:
+            with surroundings(root):
+                return pickle.dumps(frame, 5)
+        except Exception as error:
+            raise TransformationError(
+                f"A frame has a value that can't go to another process: {in_one_line(error)}"
+            ) from error
+
+
+def loaded(data: bytes, root: Path) -> Any:
+    try:
+        return pickle.loads(data)
+    except (ImportError, AttributeError):
+        with surroundings(root):
+            return pickle.loads(data)

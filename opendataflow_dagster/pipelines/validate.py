@@ -2,30 +2,38 @@
 
 import re
 import time
+import xml.etree.ElementTree as xml
 from collections.abc import Collection, Iterator, Sequence
 from itertools import chain, islice
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..config.settings import BUILT_IN
 from ..errors import DataflowError, NoDatabase
 from ..model import Say
 from ..store.opening import open_from
 from ..util.text import first_line, typed
-from .annotation import PANDAS, takes_stream
 from .compare import Difference, differences, identical
-from .examples import copied, expectations_of
+from .convert import as_pandas
+from .engine import Engine
 from .jobs import known_of, makers_of
-from .project import FILE, Pipeline, Project
-from .project_settings import project_settings
+from .project import FILE, Pipeline, Project, project_settings
 from .sandbox import forget
 from .transformation import (
     NO_STREAM,
+    PANDAS,
     Transformation,
     TransformationError,
+    copied,
+    expectations_of,
     load,
     supported_engine,
+    takes_stream,
 )
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
 
 MOST = 20
 """Differences that are kept of one transformation."""
@@ -199,8 +207,6 @@ def _judge(
     inputs, expected, samples = expectations_of(transformation.module)
     run, compare = transformation, differences
     if native:
-        from .spark_validation import Native
-
         run = Native(project, transformation)
         compare = run.differences
     printed, output = "", None
@@ -231,3 +237,144 @@ def _in_short(found: tuple[Difference, ...], many: int) -> str:
         return ""
     more = f" (and {many - 1} more)" if many > 1 else ""
     return f"{found[0]}{more}"
+
+
+# Validating transformations of Spark's own frames: on a session of this process.
+
+
+class Native:
+    """A transformation of Spark's own frames, called like one of pandas' frames."""
+
+    def __init__(self, project: Project, transformation: Transformation) -> None:
+        self.project, self.of = project, transformation
+
+    def __call__(self, frames: Sequence[Any], item: Any) -> tuple[Any, str]:
+        """The frame, as one of pandas, that it makes of some, and what it printed."""
+        with Engine(self.project, _session) as engine:
+            ran = engine.run(self.of.pipeline, self.of.name, frames, item)
+            return as_pandas(ran.frame), ran.printed
+
+    def differences(self, expected: Any, got: Any) -> Iterator[Difference]:
+        """What differs; rows may come in any order, as Spark promises none."""
+        if next(differences(expected, got), None) is not None:
+            yield from differences(_in_order(expected), _in_order(got))
+
+
+def _session() -> "SparkSession":
+    from ..spark.session import spark_session
+
+    return spark_session(app="odf validate", short=True)
+
+
+def _in_order(frame: Any) -> Any:
+    """The rows in an order that depends on nothing but what is in them."""
+    columns = sorted(frame.columns, key=str)
+    keys = [[_key(cell) for cell in frame[column]] for column in columns]
+    places = sorted(range(len(frame)), key=lambda place: [key[place] for key in keys])
+    return frame.iloc[places]
+
+
+def _key(cell: Any) -> str:
+    import pandas
+
+    if pandas.api.types.is_scalar(cell) and pandas.isna(cell):
+        return ""
+    if isinstance(cell, int | float):  # 1 and 1.0 are the same
+        return f"{cell:.9g}"
+    return str(cell)
+
+
+# How verdicts are told: lines for people, objects for programs, JUnit's XML for CI.
+
+
+ILLEGAL = re.compile("[^\t\n\r -\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+PRINTED = 2000
+"""Letters that are shown of what a failed transformation printed; JSON and XML have all."""
+
+
+def line_of(verdict: Verdict) -> str:
+    """`ok` or `FAILED`, the name, and what is wrong."""
+    if verdict.passed:
+        return f"ok      {verdict.name}"
+    return f"FAILED  {verdict.name}: {verdict.message}"
+
+
+def details_of(verdict: Verdict) -> Iterator[str]:
+    """What there is to say of a failure beyond its line."""
+    if len(verdict.differences) > 1:
+        yield from (str(each) for each in verdict.differences)
+    yield from verdict.traceback.rstrip("\n").splitlines()
+    printed = verdict.printed.strip("\n")
+    if printed:
+        yield "It printed:"
+        cut = len(printed) > PRINTED
+        yield from ((["…"] if cut else []) + printed[-PRINTED:].splitlines())
+
+
+def summary_of(verdicts: Sequence[Verdict]) -> str:
+    """`3 transformations in 2 pipelines: all pass.`"""
+    failed = sum(not each.passed for each in verdicts)
+    of = len({each.pipeline for each in verdicts})
+    many = sum(each.transformation is not None for each in verdicts)
+    what = f"{_count(many, 'transformation')} in {_count(of, 'pipeline')}"
+    return f"{what}: {_count(failed, 'failure') if failed else 'all pass'}."
+
+
+def object_of(verdict: Verdict) -> dict[str, Any]:
+    """A verdict for JSON."""
+    return {
+        "pipeline": verdict.pipeline,
+        "transformation": verdict.transformation,
+        "file": verdict.file,
+        "status": "passed" if verdict.passed else "failed",
+        "seconds": round(verdict.seconds, 4),
+        "message": verdict.message or None,
+        "differences": [each.told() for each in verdict.differences],
+        "traceback": verdict.traceback or None,
+        "printed": verdict.printed,
+    }
+
+
+def write_junit(verdicts: Sequence[Verdict], file: Path) -> None:
+    """Write JUnit's XML: a suite for each pipeline."""
+    root = xml.Element("testsuites", _totals(verdicts))
+    for pipeline in dict.fromkeys(each.pipeline for each in verdicts):
+        own = [each for each in verdicts if each.pipeline == pipeline]
+        suite = xml.SubElement(root, "testsuite", {"name": _legal(pipeline)} | _totals(own))
+        for verdict in own:
+            _case(suite, verdict)
+    xml.ElementTree(root).write(file, encoding="utf-8", xml_declaration=True)
+
+
+def _case(suite: xml.Element, verdict: Verdict) -> None:
+    told = {
+        "classname": verdict.pipeline,
+        "name": verdict.transformation or "project.yml",
+        "file": verdict.file,
+        "time": f"{verdict.seconds:.3f}",
+    }
+    case = xml.SubElement(suite, "testcase", {key: _legal(text) for key, text in told.items()})
+    if not verdict.passed:
+        failure = xml.SubElement(case, "failure", {"message": _legal(verdict.message)})
+        lines = [*map(str, verdict.differences), verdict.traceback]
+        failure.text = _legal("\n".join(filter(None, lines)) or verdict.message)
+    if verdict.printed:
+        xml.SubElement(case, "system-out").text = _legal(verdict.printed)
+
+
+def _totals(verdicts: Sequence[Verdict]) -> dict[str, str]:
+    return {
+        "tests": str(len(verdicts)),
+        "failures": str(sum(not each.passed for each in verdicts)),
+        "errors": "0",
+        "time": f"{sum(each.seconds for each in verdicts):.3f}",
+    }
+
+
+def _legal(text: str) -> str:
+    """Text without the letters that XML can't hold."""
+    return ILLEGAL.sub("\ufffd", text)
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"

@@ -23,11 +23,10 @@ from ..store.items import has_token
 from ..store.runs import settle_run
 from ..store.store import Store, new_owner
 from ..util.text import first_line, printable, typed
+from .deployment import Current
 from .engine import Engine, Stopped
 from .items import LEASE, Consumer, EngineGone
-from .live_project import Current
-from .project import Project
-from .project_settings import open_project
+from .project import Project, open_project
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -16,9 +16,8 @@ from starlette.routing import Route
 
 from ..errors import DataflowError, Refused
 from ..model import FAILED, PENDING, READY, RESUBMIT, RUNNING, Say, read_status
-from ..pipelines.deployment import Deploys
+from ..pipelines.deployment import Current, Deploys
 from ..pipelines.jobs import register
-from ..pipelines.live_project import Current
 from ..pipelines.project import Project
 from ..store.item_folding import Fold, fold_of
 from ..store.items import Accepted, Post, backlog, item_status

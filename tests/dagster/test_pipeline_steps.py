@@ -15,8 +15,7 @@ from opendataflow_dagster import pipeline_assets
 from opendataflow_dagster.dagster import resources
 from opendataflow_dagster.pipelines import step_frames
 from opendataflow_dagster.pipelines.jobs import plans_of
-from opendataflow_dagster.pipelines.project import read_project
-from opendataflow_dagster.pipelines.project_settings import open_project, project_settings
+from opendataflow_dagster.pipelines.project import open_project, project_settings, read_project
 from opendataflow_dagster.pipelines.run import run_pipeline
 from opendataflow_dagster.pipelines.transformation import TransformationError
 from opendataflow_dagster.store.step_log import steps

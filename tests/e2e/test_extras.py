@@ -11,8 +11,7 @@ import pytest
 
 from opendataflow_dagster.errors import EXTRAS, SessionError
 from opendataflow_dagster.model import PENDING, RESUBMIT
-from opendataflow_dagster.pipelines.project import read_project
-from opendataflow_dagster.pipelines.project_settings import open_project, project_settings
+from opendataflow_dagster.pipelines.project import open_project, project_settings, read_project
 from opendataflow_dagster.pipelines.run import run_pipeline
 from tests.support.store_fixtures import sql
 

@@ -359,7 +359,7 @@ def test_what_is_refused_is_asked_again_for_a_package_that_comes_later(
     monkeypatch.setenv("PYTHONPATH", str(tmp_path / "packages"))
     versions.look(2)
     assert versions.deploys.refused
-    versions.look(deployment.AGAIN)
+    versions.look(deployment.RELOAD_SECONDS)
     assert versions.deploys.refused == ""
     assert versions.served() == text
 
@@ -445,7 +445,7 @@ def test_without_room_for_the_copy_it_says_so(
     small: Path, root: Path, sqlite_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(small))
-    monkeypatch.setattr("opendataflow_dagster.pipelines.deployment.AGAIN", 2.0)
+    monkeypatch.setattr("opendataflow_dagster.pipelines.deployment.RELOAD_SECONDS", 2.0)
     store = open_store(sqlite_url)
     store.init()
     with Client(store, root) as client:

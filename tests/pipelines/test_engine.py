@@ -18,14 +18,13 @@ import pandas as pd
 import pytest
 from dateutil.tz import tzlocal
 
-from opendataflow_dagster.pipelines import csv_on_spark
-from opendataflow_dagster.pipelines.annotation import engine_of
-from opendataflow_dagster.pipelines.convert import as_pandas, as_spark
-from opendataflow_dagster.pipelines.destinations import from_spark
+from opendataflow_dagster.pipelines import sources as pipeline_sources
+from opendataflow_dagster.pipelines.convert import as_pandas, as_spark, from_pandas
+from opendataflow_dagster.pipelines.endpoints import from_spark
 from opendataflow_dagster.pipelines.engine import Engine, Stopped, WorkerDied
 from opendataflow_dagster.pipelines.project import Project, read_project
 from opendataflow_dagster.pipelines.sources import CsvSource
-from opendataflow_dagster.pipelines.transformation import TransformationError, load
+from opendataflow_dagster.pipelines.transformation import TransformationError, engine_of, load
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -301,8 +300,8 @@ def test_large_numbers_of_a_source_reach_spark(
     made: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole: bool
 ) -> None:
     if not whole:
-        monkeypatch.setattr(csv_on_spark, "WHOLE", 0)
-        monkeypatch.setattr(csv_on_spark, "ROWS", 1)
+        monkeypatch.setattr(pipeline_sources, "WHOLE_FILE_BYTES", 0)
+        monkeypatch.setattr(pipeline_sources, "ROWS", 1)
     (tmp_path / "n.csv").write_text("n,m\n18446744073709551615,1\n1,2\n")
     source = CsvSource(str(tmp_path / "n.csv"), "n")
     frame = made(native=NATIVE).run("p", "native", [source]).frame
@@ -312,7 +311,7 @@ def test_large_numbers_of_a_source_reach_spark(
 def test_what_spark_has_no_type_for_is_a_text_in_a_source(spark: "SparkSession") -> None:
     period = pd.Series(pd.PeriodIndex(["2020-01", None], freq="M"))
     given = pd.DataFrame({"p": period, "x": [1, "a"], "n": [None, None], "big": [2**70, 1]})
-    rows = csv_on_spark.from_pandas(spark, given).collect()
+    rows = from_pandas(spark, given).collect()
     assert [tuple(each) for each in rows] == [
         ("2020-01", "1", None, str(2**70)),
         (None, "a", None, "1"),
@@ -360,7 +359,7 @@ def test_a_large_frame_comes_and_goes(made: Made) -> None:
     ran = engine.run("p", "twice", [given])
     assert ran.frame["b"].sum() == given["a"].sum() * 2
     assert list(given) == ["a"]
-    from opendataflow_dagster.pipelines.task_data import _folder
+    from opendataflow_dagster.pipelines.parcels import _folder
 
     assert os.listdir(_folder()[0]) == ["word"]
 
@@ -683,7 +682,7 @@ import shutil, sys
 from pathlib import Path
 import pandas as pd
 from opendataflow_dagster.pipelines import project_files as homes
-from opendataflow_dagster.pipelines.destinations import as_pandas
+from opendataflow_dagster.pipelines.endpoints import as_pandas
 from opendataflow_dagster.pipelines.engine import Engine
 from opendataflow_dagster.pipelines.project import read_project
 from opendataflow_dagster.spark.session import spark_session

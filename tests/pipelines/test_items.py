@@ -19,12 +19,12 @@ from psycopg.conninfo import conninfo_to_dict
 
 from opendataflow_dagster.errors import Refused
 from opendataflow_dagster.model import Fact
+from opendataflow_dagster.pipelines.deployment import Current
 from opendataflow_dagster.pipelines.engine import Engine, ItemRan, StepRan, Stopped
 from opendataflow_dagster.pipelines.item_claims import heads
 from opendataflow_dagster.pipelines.item_pace import FIRST, MOST, Pace
 from opendataflow_dagster.pipelines.item_turns import Turns
 from opendataflow_dagster.pipelines.items import Consumer, EngineGone
-from opendataflow_dagster.pipelines.live_project import Current
 from opendataflow_dagster.pipelines.project import read_project
 from opendataflow_dagster.pipelines.sources import source_of
 from opendataflow_dagster.pipelines.transformation import TransformationError

@@ -1164,7 +1164,7 @@ def test_pipelines_are_listed_without_making_tables(
 def test_the_tables_are_in_the_project_unless_something_names_others(
     typed: Shop, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    from opendataflow_dagster.pipelines.project_settings import project_settings
+    from opendataflow_dagster.pipelines.project import project_settings
 
     root = typed.root
     assert project_settings(root).url == f"sqlite:///{root}/.dataflow/dataflow.db"

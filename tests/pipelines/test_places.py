@@ -27,19 +27,19 @@ from opendataflow_dagster.errors import DataflowError, Refused, StaleClaim
 from opendataflow_dagster.explain.explain import explain
 from opendataflow_dagster.location import POSTGRES, place_of
 from opendataflow_dagster.model import Claim, Fact, Plan
-from opendataflow_dagster.pipelines import csv_file, csv_journal, csv_on_spark, csv_parts
+from opendataflow_dagster.pipelines import csv_file, csv_journal, sources
 from opendataflow_dagster.pipelines.csv_file import CsvAppender
-from opendataflow_dagster.pipelines.csv_journal import Journal, digest, path_of
-from opendataflow_dagster.pipelines.csv_ledger import Ledger
+from opendataflow_dagster.pipelines.csv_journal import Journal, Ledger, digest, path_of
+from opendataflow_dagster.pipelines.datasets import registered
 from opendataflow_dagster.pipelines.destinations import (
-    Destination,
     destination_of,
     publish_with_output,
     write_output,
 )
+from opendataflow_dagster.pipelines.endpoints import Destination
 from opendataflow_dagster.pipelines.project import Pipeline, Project, read_project
-from opendataflow_dagster.pipelines.sources import CsvSource, registered, source_of
-from opendataflow_dagster.pipelines.sql_types import columns_for
+from opendataflow_dagster.pipelines.sources import CsvSource, source_of
+from opendataflow_dagster.pipelines.sql_table import columns_for
 from opendataflow_dagster.runner.environment import job_environment
 from opendataflow_dagster.store.opening import open_store
 from opendataflow_dagster.store.registry import add_dataset
@@ -294,7 +294,7 @@ def test_what_claims_have_appended_is_not_replaced_unless_that_is_said(
     before = path.read_bytes()
 
     for refused in (
-        lambda: csv_parts.refuse_loss(str(path), "Do this."),
+        lambda: csv_journal.refuse_loss(str(path), "Do this."),
         lambda: csv_file.replace(str(path), row(9), instead="Do this."),
     ):
         with pytest.raises(Refused) as error:
@@ -577,7 +577,7 @@ def test_what_was_committed_stays_if_the_journal_was_not_told(store: Store, tmp_
         Doom(COMMIT + 1),
     )
     with pytest.raises(Refused, match="holds what 2 items have appended"):
-        csv_parts.refuse_loss(str(path), "Do this.")
+        csv_journal.refuse_loss(str(path), "Do this.")
     again = [(claim(2, 9), row(2)), (claim(3, 9), row(3))]
     good(CsvAppender(str(path), store, said.append).append(again, nothing))
     assert list(pd.read_csv(path).n) == [1, 2, 3]
@@ -640,7 +640,7 @@ def test_a_journal_of_an_earlier_version_is_taken_over(store: Store, tmp_path: P
         )
     )
     with pytest.raises(Refused, match="holds what 3 items have appended"):
-        csv_parts.refuse_loss(str(path), "Do this.")
+        csv_journal.refuse_loss(str(path), "Do this.")
 
     good(CsvAppender(str(path), store).append([(claim(1, 2), row(1, "again"))], nothing))
 
@@ -656,7 +656,7 @@ def test_a_journal_of_an_earlier_version_is_taken_over(store: Store, tmp_path: P
     good(CsvAppender(str(path), store).append([(claim(3, 2), row(3))], nothing))
     assert list(pd.read_csv(path).n) == [0, 1, 2, 3]
     with pytest.raises(Refused, match="holds what 4 items have appended"):
-        csv_parts.refuse_loss(str(path), "Do this.")
+        csv_journal.refuse_loss(str(path), "Do this.")
 
 
 def test_a_journal_does_not_grow(
@@ -668,7 +668,7 @@ def test_a_journal_does_not_grow(
         good(CsvAppender(str(path), lite).append([(claim(n), row(n))], nothing))
         assert os.path.getsize(path_of(str(path))) < 1600
     with pytest.raises(Refused, match="holds what 20 items have appended"):
-        csv_parts.refuse_loss(str(path), "Do this.")
+        csv_journal.refuse_loss(str(path), "Do this.")
     good(CsvAppender(str(path), lite).append([(claim(3, 2), row(3, "again"))], nothing))
     assert list(pd.read_csv(path).n) == list(range(20))
 
@@ -1208,8 +1208,8 @@ def test_a_source_is_read_as_it_is_declared(
     whole: int,
 ) -> None:
     """By pandas, and by Spark's own tasks if it is large."""
-    monkeypatch.setattr(csv_on_spark, "WHOLE", whole)
-    monkeypatch.setattr("opendataflow_dagster.pipelines.sources.WHOLE", whole)
+    monkeypatch.setattr(sources, "WHOLE_FILE_BYTES", whole)
+    monkeypatch.setattr("opendataflow_dagster.pipelines.sources.WHOLE_FILE_BYTES", whole)
     file = project.root / "sources" / "orders.csv"
     file.write_bytes("id;zip;name\n1;007;Müller\n2;NA;-\n".encode("cp1252"))
     with pytest.raises(Refused, match="isn't utf-8 at line 2, column 8: the byte 0xfc"):
@@ -1239,8 +1239,8 @@ def test_a_large_csv_file_has_the_types_of_pandas_in_spark(
         "-3,inf,true,false,2026-01-04 ,08,NA,\\z,d\n"
     )
     small = CsvSource(str(path), "large").spark(spark)
-    monkeypatch.setattr(csv_on_spark, "WHOLE", 0)
-    monkeypatch.setattr(csv_on_spark, "ROWS", 2)
+    monkeypatch.setattr(sources, "WHOLE_FILE_BYTES", 0)
+    monkeypatch.setattr(sources, "ROWS", 2)
     large = CsvSource(str(path), "large").spark(spark)
 
     assert (

@@ -12,11 +12,11 @@ from pyspark.sql import DataFrame, SparkSession
 
 from opendataflow_dagster.dagster import resources
 from opendataflow_dagster.errors import Refused
-from opendataflow_dagster.pipelines import csv_on_spark, sources
+from opendataflow_dagster.pipelines import sources
 from opendataflow_dagster.pipelines.convert import as_pandas
+from opendataflow_dagster.pipelines.endpoints import Source
 from opendataflow_dagster.pipelines.project import Project
-from opendataflow_dagster.pipelines.source_snapshot import InMemory, Once, Shelf
-from opendataflow_dagster.pipelines.sources import CsvSource, Source
+from opendataflow_dagster.pipelines.sources import CsvSource, InMemory, Once, Shelf
 from opendataflow_dagster.pipelines.step_frames import Buffer, InBuffer
 from tests.dagster.test_pipeline_steps import Twice
 
@@ -84,8 +84,7 @@ def test_a_large_file_that_spark_reads_is_refused_once_it_has_changed(
     twice: Twice, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     written = twice.write(project(["spark", "spark"]))
-    for module in (csv_on_spark, sources):
-        monkeypatch.setattr(module, "WHOLE", 0)
+    monkeypatch.setattr(sources, "WHOLE_FILE_BYTES", 0)
     for way in (twice.by_dagster, twice.by_command):
         with pytest.raises(AssertionError, match=r"sources/prices\.csv has changed since this run"):
             way(written, "p")
@@ -135,7 +134,7 @@ def test_what_nothing_tells_the_version_of_is_kept(
 def test_a_file_that_is_read_again_is_the_same_or_what_was_kept(
     shelf: Shelf, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sources, "WHOLE", 0)
+    monkeypatch.setattr(sources, "WHOLE_FILE_BYTES", 0)
     path = tmp_path / "n.csv"
     path.write_text("n\n1\n")
     once = Once(CsvSource(str(path), "n"), shelf)

@@ -11,7 +11,7 @@ from opendataflow_dagster.cli.app import app
 from opendataflow_dagster.errors import Refused
 from opendataflow_dagster.location import Folder, is_packed
 from opendataflow_dagster.model import Fact
-from opendataflow_dagster.pipelines.whole_folder import FolderSource
+from opendataflow_dagster.pipelines.sources import FolderSource
 from opendataflow_dagster.store import item_folding
 from opendataflow_dagster.store.item_folding import fold_items, fold_of, folds
 from opendataflow_dagster.store.items import Accepted, Post, accept
