@@ -7,10 +7,10 @@ STAMP := .venv/.installed
 ARCHIVE := .venv/spark-classes.jsa
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test check ui soak bench docs clean
+.PHONY: help install demo test test-fast check ui soak bench docs clean
 
 help: ## List these targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "%-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "%-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 # Compiled here, not at the first start: with PYTHONDONTWRITEBYTECODE set, every start would compile.
 install: $(STAMP) ## Make .venv with everything that is needed here
@@ -27,10 +27,21 @@ $(STAMP): pyproject.toml constraints.txt
 demo: install ## See a month of chunks run, fail and catch up, by Spark and Dagster, on SQLite
 	@$(BIN)/odf demo
 
-# Whole files, in the order of tests/conftest.py: the long ones aren't among the last.
-test: install $(ARCHIVE) ## Run the tests, on SQLite and on a PostgreSQL of their own; WORKERS=3 SHUFFLE=seed
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder \
+# Whole files, in the order of tests/conftest.py: the long ones aren't among the last. What they write is in memory,
+# where there are 8 GB for it: on a disk, every commit of a test's database waits.
+define PYTEST
+	@memory=$$(df -Pk /dev/shm 2>/dev/null | awk 'NR == 2 && $$4 > 8000000 { print $$6 }'); \
+	folder=$$(mktemp -d "$${memory:-$${TMPDIR:-/tmp}}/odf-tests.XXXX") || exit; chmod 755 "$$folder"; \
+	trap 'rm -rf "$$folder"' EXIT; trap : INT TERM; \
+	TMPDIR=$$folder $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder \
 		$(if $(SHUFFLE),--shuffle=$(SHUFFLE))
+endef
+
+test: install $(ARCHIVE) ## Run the tests, on SQLite and on a PostgreSQL of their own; WORKERS=3 SHUFFLE=seed
+	$(PYTEST)
+
+test-fast: install ## Run the tests that start no Spark, no PostgreSQL and no Dagster
+	$(PYTEST) -m "not soak and not servers"
 
 # Tests start Spark a hundred times: with this, each start takes half the time.
 $(ARCHIVE): $(STAMP)

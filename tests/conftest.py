@@ -7,12 +7,16 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from functools import cache
 from itertools import count
 from pathlib import Path
+from uuid import uuid4
 
+import psycopg
 import pytest
 
 from opendataflow_dagster.config import passkey
+from opendataflow_dagster.store.opening import open_store
 from tests.support import spark_archive
 from tests.support.postgres import Server
 
@@ -30,6 +34,21 @@ pytest_plugins = [
 ]
 
 TESTS = Path(__file__).parent
+SERVERS = {
+    "chromium",
+    "connect_url",
+    "postgres_server",
+    "spark_cluster",
+    "spark_for_all",
+    "start_cluster",
+    "start_dagster",
+    "wheel",
+}
+"""Fixtures of what takes seconds to start: `make test-fast` leaves out the tests that use one."""
+
+SERVER_CLASSES = {"Cluster", "Dagster", "Server"}
+"""What tests/support/ starts for a test that names its class, without a fixture."""
+
 LONG_FILES = ("e2e", "spark", "pipelines", "dagster")  # folders, the slowest first
 
 _numbers = count(1)
@@ -49,8 +68,15 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
     return [f"files shuffled: make test SHUFFLE={seed}"] if seed else []
 
 
+@pytest.hookimpl(tryfirst=True)  # before `-m` chooses by the marks
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Start with the folders of long files, or shuffle; all workers of xdist need one order."""
+    """Mark what needs servers, and start with the folders of long files, or shuffle the files.
+
+    All workers of xdist need the same order.
+    """
+    for item in items:
+        if _needs_servers(item):
+            item.add_marker(pytest.mark.servers)
     files = sorted({item.path for item in items}, key=lambda path: (_folder_rank(path), path))
     if seed := config.getoption("shuffle"):
         random.Random(seed).shuffle(files)
@@ -58,9 +84,31 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items.sort(key=lambda item: turns[item.path])
 
 
+def _needs_servers(item: pytest.Item) -> bool:
+    """Whether a test starts Spark, PostgreSQL, Dagster's processes, or another slow program."""
+    if _folder(item.path) == "e2e" or SERVERS & set(getattr(item, "fixturenames", ())):
+        return True
+    code = getattr(getattr(item, "function", None), "__code__", None)
+    if code and SERVER_CLASSES & set(code.co_names):
+        return True
+    variant = getattr(item, "callspec", None)
+    if variant and "postgres" in map(str, variant.params.values()):
+        return True
+    return _mentions_spark(item.path)  # it starts Spark in a process of its own
+
+
+@cache
+def _mentions_spark(path: Path) -> bool:
+    return "pyspark" in path.read_text()
+
+
+def _folder(path: Path) -> str:
+    return path.relative_to(TESTS).parts[0] if path.is_relative_to(TESTS) else ""
+
+
 def _folder_rank(path: Path) -> int:
     """A worker that begins a long file last keeps the run going while the others are idle."""
-    folder = path.relative_to(TESTS).parts[0] if path.is_relative_to(TESTS) else ""
+    folder = _folder(path)
     return LONG_FILES.index(folder) if folder in LONG_FILES else len(LONG_FILES)
 
 
@@ -100,11 +148,27 @@ def postgres_server() -> Iterator[Server]:
         yield server
 
 
+@pytest.fixture(scope="session")
+def postgres_template(postgres_server: Server) -> str:
+    """The name of a database in which `init` has made our tables: a copy takes half the time."""
+    store = open_store(postgres_server.create_database("template_of_tables"))
+    store.init()
+    store.close()
+    return "template_of_tables"
+
+
 @pytest.fixture
-def postgres_url(postgres_server: Server) -> Iterator[str]:
-    """The URL of an empty PostgreSQL database, for one test."""
+def postgres_url(postgres_server: Server, request: pytest.FixtureRequest) -> Iterator[str]:
+    """The URL of a PostgreSQL database for one test: empty, or with our tables for a `store`."""
     name = f"test_{next(_numbers)}"
-    yield postgres_server.create_database(name)
+    if {"store", "url"} <= set(request.fixturenames):
+        url = postgres_server.create_database(name, request.getfixturevalue("postgres_template"))
+        with psycopg.connect(url) as connection:  # a store of its own, not one of many copies
+            naming = "update dataflow.dataflow_meta set value = %s where name = 'store'"
+            connection.execute(naming, [uuid4().hex])
+    else:
+        url = postgres_server.create_database(name)
+    yield url
     postgres_server.drop_database(name)
 
 

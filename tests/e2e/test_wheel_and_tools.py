@@ -19,7 +19,19 @@ from opendataflow_dagster.store.database import named_statements
 from tests.support.postgres import Server
 
 ROOT = Path(__file__).parents[2]
-TARGETS = {"install", "demo", "test", "check", "ui", "soak", "bench", "docs", "clean", "help"}
+TARGETS = {
+    "install",
+    "demo",
+    "test",
+    "test-fast",
+    "check",
+    "ui",
+    "soak",
+    "bench",
+    "docs",
+    "clean",
+    "help",
+}
 
 
 def run(*command: object) -> str:

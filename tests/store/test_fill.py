@@ -195,9 +195,9 @@ def test_a_filling_that_is_killed_goes_on_elsewhere(full: Store, url: str) -> No
     register(full, "job", ["a"], ["b"])
     program = (
         "import sys, time\n"
-        "from opendataflow_dagster.store import sqlite, store as stores\n"
+        "from opendataflow_dagster.store import opening, sqlite, store as stores\n"
         "stores.FILL_BATCH, sqlite.TURN = 50, 0\n"
-        "store = stores.open_store(sys.argv[1])\n"
+        "store = opening.open_store(sys.argv[1])\n"
         "store.fill(narrate=lambda line: (print('filled', flush=True), time.sleep(0.02)))\n"
     )
     process = subprocess.Popen(
