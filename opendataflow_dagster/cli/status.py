@@ -17,6 +17,7 @@ from ..explain.explain import ADVICE, Explanation, explain
 from ..explain.state import Reason
 from ..model import ABSENT, FAILED, HOLD, PENDING, READY, RESUBMIT, RUNNING
 from ..storage.audit import Drift, drift_of_data, shown_word
+from ..storage.presence import look_at
 from ..store.adhoc_sql import change, select
 from ..store.catalog import Catalog, read_catalog
 from ..store.history import NEWEST, whole_runs
@@ -273,7 +274,7 @@ def why(
     """
     store = store_of(ctx)
     moment = parse_time(store, at) if at else None
-    explanation = explain(store, job, dataid, moment, everything=everything, look=True)
+    explanation = explain(store, job, dataid, moment, everything=everything, look=look_at)
     if explanation.code == "NOT_REGISTERED" and pipeline_here(store, job):
         reason = Reason(
             explanation.code, f"Pipeline {job!r} hasn't run yet", f"odf pipeline run {typed(job)}"

@@ -1,6 +1,6 @@
 """Why a chunk, or a job as a whole, may run or not: the five questions, answered from rows."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from datetime import datetime
 from typing import NamedTuple
 
@@ -15,7 +15,7 @@ from ..util.text import typed
 from ..util.times import from_table, shown, to_table
 from .answers import five_answers
 from .reasons import IN_A_CIRCLE, advice, hindrances
-from .state import Answer, Reason, datasets_at, producers_at, read_plan, read_state
+from .state import Answer, Look, Reason, State, datasets_at, producers_at, read_plan, read_state
 
 CODES = (
     "NOT_REGISTERED",
@@ -56,6 +56,10 @@ class Explanation(NamedTuple):
         return next((reason.action for reason in self.reasons if reason.action), "")
 
 
+LookAt = Callable[[Store, State], dict[str, Look]]
+"""Looks at the places of a chunk: dataset → whether its data is there now."""
+
+
 def explain(
     store: Store,
     jobid: str,
@@ -63,23 +67,24 @@ def explain(
     at: datetime | None = None,
     *,
     everything: bool = False,
-    look: bool = False,
+    look: LookAt | None = None,
 ) -> Explanation:
     """Answer for one chunk, or for a job as a whole; for now, or for a moment in the past.
 
     Of a job of many chunks, only examples are looked at, unless `everything` is to be.
 
-    With `look`, the places of the chunk are looked at, too: whether its data is there now.
+    `look` says whether the data of the chunk is in its place now; `storage.presence.look_at` does.
 
     Of the past, statuses, facts and what was registered are known, but not the leases of claims.
     """
     check_id("jobid", jobid)
     if dataid is not None:
         check_id("dataid", dataid)
+    look = look if at is None else None  # what was in a place in the past can't be seen now
     with store.db.reading():
         if dataid is None:
-            return explain_job(store, jobid, at, everything, look=look and at is None)
-        return explain_chunk(store, jobid, dataid, at, look=look and at is None)
+            return explain_job(store, jobid, at, everything, look=look)
+        return explain_chunk(store, jobid, dataid, at, look=look)
 
 
 def explain_chunk(
@@ -89,7 +94,7 @@ def explain_chunk(
     at: datetime | None,
     asked: frozenset[str] = frozenset(),
     *,
-    look: bool = False,
+    look: LookAt | None = None,
 ) -> Explanation:
     """The same within a transaction; `asked` are the consumers for whom a producer is asked."""
     state = read_state(store, read_plan(store, jobid, at), dataid, at)
@@ -101,11 +106,7 @@ def explain_chunk(
         return Explanation(jobid, dataid, at, False, [Reason("FOLDED", text)], [], [], {})
 
     if look:
-        from ..storage.presence import (
-            look_at,  # imported late: only a person waits for what it finds
-        )
-
-        state = state._replace(looks=look_at(store, state))
+        state = state._replace(looks=look(store, state))
 
     def above(producer: str) -> Reason | None:
         if producer in asked or producer == jobid:
@@ -209,7 +210,7 @@ def explain_job(
     everything: bool = False,
     asked: frozenset[str] = frozenset(),
     *,
-    look: bool = False,
+    look: LookAt | None = None,
 ) -> Explanation:
     """What may be claimed next and how much of it; if nothing, what the first chunks wait for.
 

@@ -5,7 +5,6 @@ once the tables know of it. What was appended is in the tables, by the journal's
 journal is written anew before it grows. Those of earlier versions told of each part themselves.
 """
 
-import fcntl
 import json
 import os
 import time
@@ -17,9 +16,7 @@ from typing import Any, NamedTuple
 from ..errors import Refused
 from ..model import Claim
 from ..store.store import Store
-
-PATIENCE = 60.0
-"""Seconds to wait for another process that writes to the file."""
+from ..util.directory_lock import LOCK_WAIT_SECONDS, wait_for_lock
 
 LARGE = 16 * 1024
 """Bytes of a journal that are written anew as one line."""
@@ -123,7 +120,7 @@ class Journal:
         aside = f"{self.path}-{os.urandom(4).hex()}"
         handle = os.open(aside, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
         try:
-            _lock(handle, self.path, time.monotonic())
+            wait_for_lock(handle, f"writing beside {self.path}", time.monotonic())
             held, self._handle = self._handle, handle
             self._forget()
             self.number = number or self.number
@@ -147,7 +144,7 @@ class Journal:
         self._forget()
 
     def _locked(self, make: bool) -> int | None:
-        deadline = time.monotonic() + PATIENCE
+        deadline = time.monotonic() + LOCK_WAIT_SECONDS
         while True:
             try:
                 handle = os.open(self.path, os.O_RDWR | (os.O_CREAT if make else 0), 0o666)
@@ -156,7 +153,7 @@ class Journal:
                     raise
                 return None
             try:
-                _lock(handle, self.path, deadline)
+                wait_for_lock(handle, f"writing beside {self.path}", deadline)
                 if os.path.samestat(os.fstat(handle), os.stat(self.path)):
                     return handle
             except FileNotFoundError:
@@ -238,23 +235,6 @@ def sync_folder(path: str) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
-
-
-def _lock(handle: int, path: str, deadline: float) -> None:
-    while True:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return
-        except BlockingIOError:
-            if time.monotonic() > deadline:
-                raise Refused(
-                    f"Another process has been writing beside {path} for {PATIENCE:.0f} s. "
-                    "If it hangs, end it; then let the chunk be made again.",
-                    code="LOCKED",
-                ) from None
-            time.sleep(0.01)
-        except OSError:
-            return  # no locks in this file system
 
 
 # The parts of a CSV file: where they are, and what a killed process has left.

@@ -11,10 +11,8 @@ from ..location import JDBC, BigQueryTable, CsvFile, Folder, Table, is_select, r
 from ..model import Claim, Plan, Say
 from ..spark.session import is_spark_frame
 from ..spark.write import publish_frame
-from ..storage import files
 from ..storage.csv_types import headed
-from ..storage.folder import put
-from ..storage.publish import publish
+from ..storage.publish import publish, publish_to_folder
 from ..storage.read import bounds_of
 from ..storage.table import Rows
 from ..store import precedence
@@ -273,7 +271,7 @@ class ChunkDestination(Destination):
     def _written(self, claim: Claim, frame: Any, confirm: Confirm) -> Result:
         where = self._where
         if isinstance(where, Folder):
-            return self._to_folder(where, claim, frame, confirm)
+            return publish_to_folder(where, claim, frame, confirm, self._store.id)
         if isinstance(where, Table) and where.dialect != JDBC:
             bounds = bounds_of(self._store, self._row.datasetid, claim.dataid)
             only_once(frame.columns, where.dialect)
@@ -288,15 +286,3 @@ class ChunkDestination(Destination):
 
     def _is_csv(self) -> bool:
         return isinstance(self._where, Folder) and self._where.format == "csv"
-
-    def _to_folder(self, where: Folder, claim: Claim, frame: Any, confirm: Confirm) -> Result:
-        told: dict[str, Any] = {}
-
-        def write(folder: str) -> dict[str, Any]:
-            told.update(files.write(frame, folder, where.format))
-            return {"jobid": claim.jobid, **told}
-
-        path = put(
-            where.root, claim.dataid, claim.generation, write, confirm=confirm, store=self._store.id
-        )
-        return Result(told["rows"], told["bytes"], location=path)

@@ -1,6 +1,5 @@
 """The process that consumes items: one Spark session, warm, for all pipelines of a project."""
 
-import fcntl
 import json
 import os
 import select
@@ -22,6 +21,7 @@ from ..store.item_folding import fold_age, fold_items, tidy
 from ..store.items import has_token
 from ..store.runs import settle_run
 from ..store.store import Store, new_owner
+from ..util.directory_lock import try_lock
 from ..util.text import first_line, printable, typed
 from .deployment import Current
 from .engine import Engine, Stopped
@@ -279,19 +279,14 @@ def alone(root: Path, bell: Bell, say: Say) -> Iterator[bool]:
     """
     folder, said = os.open(root, os.O_RDONLY | os.O_DIRECTORY), False
     try:
-        while True:
-            try:
-                fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                if not said:
-                    say("Another worker consumes this project's items: this one stands by")
-                said = True
-                bell.wait(0.2)
-                if bell.over:
-                    yield False
-                    return
-            else:
-                break
+        while not try_lock(folder):
+            if not said:
+                say("Another worker consumes this project's items: this one stands by")
+            said = True
+            bell.wait(0.2)
+            if bell.over:
+                yield False
+                return
         yield True
     finally:
         os.close(folder)

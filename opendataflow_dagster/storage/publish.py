@@ -16,6 +16,7 @@ from ..location import (
     chunk_place,
     is_packed,
 )
+from ..model import Claim
 from ..store.csv_options import csv_options
 from ..store.store import Store
 from . import files
@@ -44,13 +45,35 @@ def publish(
         if isinstance(target, Folder):
             if target.format not in FORMATS:
                 raise _spark_only(target, "written")
-            return _to_folder(target, chunk, obj, confirm, store.id)
+            return publish_to_folder(target, chunk.claim, obj, confirm, store.id)
         if isinstance(target, ObjectStore) or target.dialect == JDBC:
             raise _spark_only(target, "written")
         bounds = bounds_of(store, place.datasetid, chunk.dataid)
         rows = Rows(target, chunk.dataid, bounds, lambda: chunk.password(place.datasetid))
         frame = obj if files.is_frame(obj) else files.as_table(obj).to_pandas()
         return Result(rows.replace(frame, confirm), location=target.location)
+
+
+def publish_to_folder(
+    folder: Folder, claim: Claim, obj: Any, confirm: Callable[[], None], store: str
+) -> Result:
+    """Publish an object as a chunk of a folder of files.
+
+    Args:
+        folder: The place; its format is one that needs no Spark.
+        claim: Which chunk, and for which generation.
+        obj: What `files.write` takes: a frame, an Arrow table, bytes, or a Path.
+        confirm: Raises if the claim isn't ours any more; called right before the chunk appears.
+        store: The id of the store whose generation it is.
+    """
+    note: dict[str, Any] = {}
+
+    def write(path: str) -> dict[str, Any]:
+        note.update(files.write(obj, path, folder.format))
+        return {"jobid": claim.jobid, **note}
+
+    path = put(folder.root, claim.dataid, claim.generation, write, confirm=confirm, store=store)
+    return Result(note.get("rows"), note["bytes"], location=path)
 
 
 def publishing(
@@ -118,17 +141,6 @@ def read(found: Reading, target: Any, kind: str = "pandas") -> Any:
     way = files.read_table if kind == "arrow" else files.read_frame
     options = csv_options(found.datasetid, target.options)
     return way(path, format, note.get("columns"), options)
-
-
-def _to_folder(target: Folder, chunk: Chunk, obj: Any, confirm: Any, store: str) -> Result:
-    told: dict[str, Any] = {}
-
-    def write(folder: str) -> dict[str, Any]:
-        told.update(files.write(obj, folder, target.format))
-        return {"jobid": chunk.jobid, **told}
-
-    path = put(target.root, chunk.dataid, chunk.generation, write, confirm=confirm, store=store)
-    return Result(told.get("rows"), told["bytes"], location=path)
 
 
 def _packed(location: str, note: Mapping[str, Any], kind: str) -> Any:

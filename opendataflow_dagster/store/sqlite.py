@@ -11,7 +11,7 @@ from ..config.settings import make_folder, private_folder
 from ..errors import DataflowError, LostRace, NoDatabase
 from ..ids import natural_key
 from ..model import FAILED, RESUBMIT, Claim, Fact, Failure, Plan, effect
-from ..util.directory_lock import had
+from ..util.directory_lock import try_lock
 from .database import Database, no_tables
 from .store import Changed, Settled, Store
 
@@ -171,7 +171,7 @@ class SqliteDatabase(Database):
             yield
             return
         try:
-            while not had(handle) and time.monotonic() < deadline:
+            while not try_lock(handle) and time.monotonic() < deadline:
                 time.sleep(ASK)
             yield
         finally:

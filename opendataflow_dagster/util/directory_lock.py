@@ -1,4 +1,4 @@
-"""Locks of directories, which end with their process: whose turn it is to change what is there."""
+"""Locks of directories and files, which end with their process: whose turn it is to change them."""
 
 import fcntl
 import os
@@ -8,8 +8,8 @@ from contextlib import contextmanager, suppress
 
 from ..errors import Refused
 
-PATIENCE = 60.0
-"""Seconds to wait for somebody else who is publishing the same chunk this moment."""
+LOCK_WAIT_SECONDS = 60.0
+"""How long to wait for another process that is publishing the same chunk or file."""
 
 
 @contextmanager
@@ -17,15 +17,7 @@ def turn(staging: str) -> Iterator[None]:
     """Let one publish of a chunk after the other look at what is there and replace it."""
     handle = os.open(staging, os.O_RDONLY)
     try:
-        deadline = time.monotonic() + PATIENCE
-        while not had(handle):
-            if time.monotonic() > deadline:
-                raise Refused(
-                    f"Another process has been publishing to {staging} for {PATIENCE:.0f} s. "
-                    "If it hangs, end it; then let the chunk be made again.",
-                    code="LOCKED",
-                )
-            time.sleep(0.02)
+        wait_for_lock(handle, f"publishing to {staging}", time.monotonic() + LOCK_WAIT_SECONDS)
         yield
     finally:
         os.close(handle)
@@ -40,14 +32,29 @@ def locked(path: str) -> Iterator[bool]:
         yield False
         return
     try:
-        mine = had(handle) and os.path.exists(path)
+        mine = try_lock(handle) and os.path.exists(path)
         yield mine and os.path.samestat(os.fstat(handle), os.stat(path))
     finally:
         os.close(handle)
 
 
-def had(handle: int) -> bool:
-    """Whether a lock is ours now; without locks in this file system, the generations tell."""
+def wait_for_lock(handle: int, activity: str, deadline: float) -> None:
+    """Take a lock, or refuse at the deadline, by `time.monotonic()`; `activity` is the other's."""
+    while not try_lock(handle):
+        if time.monotonic() > deadline:
+            raise Refused(
+                f"Another process has been {activity} for {LOCK_WAIT_SECONDS:.0f} s. "
+                "If it hangs, end it; then let the chunk be made again.",
+                code="LOCKED",
+            )
+        time.sleep(0.01)
+
+
+def try_lock(handle: int) -> bool:
+    """Whether a lock is ours now.
+
+    A file system without locks gives it to everybody: there, the generations tell who is newer.
+    """
     with suppress(OSError):
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -293,7 +293,7 @@ def test_a_place_that_is_gone_or_moved(line: Store, tmp_path: Path) -> None:
 
 def look(store: Store) -> tuple[bool | None, str, str, str]:
     """What `odf why load` says of where its data is: answer, text, code and action."""
-    found = explain(store, "load", D, look=True)
+    found = explain(store, "load", D, look=presence.look_at)
     return found.answers[2].ok, found.answers[2].text, found.code, found.action
 
 
@@ -318,7 +318,7 @@ def test_files_of_a_chunk_that_are_gone_are_noticed(line: Store, tmp_path: Path)
     assert f"there is nothing of chunk '{D}' in {tmp_path}/a" in look(line)[1]
     assert look(line)[2:] == again
     assert explain(line, "load", D).answers[2].ok is True, "who claims a chunk doesn't look"
-    assert explain(line, "load", look=True).code == "INVALID_LOCATION"
+    assert explain(line, "load", look=presence.look_at).code == "INVALID_LOCATION"
 
     put(line, "b", "READY", jobid="load")
     add_dataset(line, "a", hostname="")

@@ -310,7 +310,7 @@ def test_a_writer_that_fails_changes_nothing(tmp_path: Path) -> None:
 def test_who_waits_for_a_hanging_publish_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(directory_lock, "PATIENCE", 0.05)
+    monkeypatch.setattr(directory_lock, "LOCK_WAIT_SECONDS", 0.05)
 
     refused: list[str] = []
 
