@@ -10,7 +10,7 @@ from itertools import islice
 from typing import NamedTuple
 
 from ..errors import WrongUse
-from ..location import is_packed, path_of, place_of
+from ..location import is_missing, is_packed, path_of, place_of
 from ..model import PENDING, READY
 from ..store.catalog import Catalog
 from ..store.overview import Truth, facts, is_larger, newest, pages, truths
@@ -108,7 +108,7 @@ def misplaced(
         some = _pieces(dataids) if dataids is not None else pages(store, datasetid)
         return (truths(store, datasetid, each) for each in some)
 
-    if path is not None and not os.path.exists(path):
+    if root and path is not None and is_missing(root):
         if any(_ready(there) for there in parts()):
             yield Holding("", READY, NO_FOLDER, path)
         return
