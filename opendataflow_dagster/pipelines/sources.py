@@ -21,8 +21,9 @@ from ..location import (
     is_select,
     resolve,
 )
+from ..spark.chunk_files import CSV, NO_VALUE, escaped_path, read_files
 from ..spark.foreign_files import declared
-from ..spark.read import CSV, NO_VALUE, literal, read_chunk_frame, read_files
+from ..spark.read import read_chunk_frame
 from ..spark.text_formats import WHOLE_FILE_BYTES
 from ..storage import files
 from ..storage.publish import read
@@ -402,7 +403,7 @@ def _large(
     told = {**CSV, "nullValue": NO_VALUE, "multiLine": str(lines).lower()}
     told |= declared(spark, options)
     nothing = ["", *filter(None, [options.null])] if options.typed else STR_NA_VALUES
-    texts = spark.read.options(**told).schema(schema).csv(literal(path))
+    texts = spark.read.options(**told).schema(schema).csv(escaped_path(path))
     found = []
     for at, (name, kind) in enumerate(types.items()):
         value = F.when(~F.col(f"c{at}").isin(*nothing), F.col(f"c{at}"))

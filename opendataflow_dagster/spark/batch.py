@@ -2,29 +2,29 @@
 
 import os
 import shutil
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, suppress
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from ..chunk import Chunk, ChunkFailed, Place
 from ..errors import DataflowError, SessionError
 from ..location import Folder, Table, chunk_place, is_packed
+from ..model import Claim
 from ..storage.folder import BATCH, DATAID_COLUMN, STAGING, directory
 from ..storage.read import located
 from ..storage.table import Bounds
 from ..store.store import Store
 from . import text_formats
+from .chunk_files import escaped_path, noted_schema, write_files
 from .evidence import ROWS, observed, of_groups
-from .input_change import unchanged
-from .job import ANY, CHUNK
-from .read import TABLE_FORMATS, literal, schema_of
+from .job import ANY, SparkJob
+from .read import TABLE_FORMATS, unchanged
 from .schema import compare, quoted, schema_text
-from .write import StagedFolder, write_files
+from .write import StagedFolder, StagedFrame
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import DataFrame, SparkSession
 
-    from .worker import SparkWork
 
 FILE_FORMATS = ("parquet", "orc")
 """Of other formats, the files tell no types and hold no schema of an empty chunk."""
@@ -43,6 +43,28 @@ Sources = Mapping[str, Source]
 """The inputs of one chunk, by dataset."""
 
 
+class BatchWork(Protocol):
+    """What a batch needs of the work on a job (`SparkWork`)."""
+
+    store: Store
+    job: SparkJob
+    format: str
+    say: Callable[[str], Any]
+
+    @property
+    def takes_chunk(self) -> bool: ...
+    def spark(self) -> "SparkSession": ...
+    def inputs_of(self, chunk: Chunk) -> list[str]: ...
+    def watched(self, chunks: Sequence[Chunk]) -> AbstractContextManager[None]: ...
+    def call(self, chunk: Chunk | None, frames: Mapping[str, "DataFrame"]) -> dict[str, Any]: ...
+    def fit(self, datasetid: str, dataid: str, df: "DataFrame") -> "DataFrame": ...
+    def extra(self, datasetid: str, df: "DataFrame") -> list[str]: ...
+    def keep(self, chunk: Chunk, datasetid: str, staged: StagedFrame) -> None: ...
+    def forget(self, claim: Claim) -> None: ...
+    def sweep(self, place: Place) -> None: ...
+    def why_stopping(self) -> str | None: ...
+
+
 class Batch:
     """Some claimed chunks of a job, as far as they can be made together.
 
@@ -50,7 +72,7 @@ class Batch:
     what fails, is left to be made alone.
     """
 
-    def __init__(self, work: "SparkWork", chunks: Sequence[Chunk]) -> None:
+    def __init__(self, work: BatchWork, chunks: Sequence[Chunk]) -> None:
         self.work, self.chunks = work, chunks
         self._schemas: dict[str, str] = {}
 
@@ -70,8 +92,8 @@ class Batch:
         """The chunks whose inputs are read in one go: of the same schemas and formats."""
         if not all(self._is_folder(self.chunks[0], each) for each in self.chunks[0].outputs):
             return []
-        if any(each.what == CHUNK for each in self.work._arguments.values()):
-            return []  # the function wants to know which chunk it is
+        if self.work.takes_chunk:
+            return []
         found: dict[Any, list[tuple[Chunk, Sources]]] = {}
         for chunk in self.chunks:
             with suppress(DataflowError):  # it says so again when it is made alone
@@ -118,8 +140,8 @@ class Batch:
                 raise ChunkFailed(
                     f"{work.job.name} returned rows for {strangers[0]}, which isn't in the batch."
                 )
-            typed = schema_of({"schema": schema}).add(DATAID_COLUMN, "string")
-            written = spark.read.format(target.format).schema(typed).load(literal(path))
+            typed = noted_schema({"schema": schema}).add(DATAID_COLUMN, "string")
+            written = spark.read.format(target.format).schema(typed).load(escaped_path(path))
             extra = work.extra(datasetid, df.drop(DATAID_COLUMN))
             evidence = of_groups(written, DATAID_COLUMN, extra) if there else {}
             seen.check(sum(each.rows for each in evidence.values()))
@@ -184,7 +206,7 @@ class Batch:
         path, note = located(
             target, chunk.dataid, place.location, place.generation, store=place.store
         )
-        schema = schema_of(note)
+        schema = noted_schema(note)
         root, name = os.path.split(path.rstrip("/"))
         if schema is None or name != directory(chunk.dataid) or own_key(schema.names):
             return None
@@ -245,7 +267,7 @@ def _read(spark: Any, sources: Sequence[Source]) -> "DataFrame":
     first = sources[0]
     schema = type(first.schema)(list(first.schema)).add(DATAID_COLUMN, "string")
     reader = spark.read.format(first.format).schema(schema).option("basePath", first.root)
-    return reader.load([literal(each.path) for each in sources])
+    return reader.load([escaped_path(each.path) for each in sources])
 
 
 def begin(root: str, generations: Sequence[int]) -> str:

@@ -21,8 +21,8 @@ from ..storage.cleanup import (
 from ..storage.compact import Standing, all_standing, standing
 from ..storage.folder import NOTE, directory, unescaped
 from ..store.store import Store
-from .hadoop_files import Files, files_of, loads, text_of
-from .object_store import Version, versions
+from . import jdbc, postgres_write
+from .object_store import Files, Version, files_of, loads, text_of, versions
 
 _ASIDE = re.compile(r"/dataid=([^/]+)/_odf-[0-9a-f]+$")
 """A pointer that was being written."""
@@ -79,14 +79,10 @@ def in_table(
     if table.dialect == JDBC:
         if not is_written(store, table.datasetid):
             return  # so that Java isn't needed for it
-        from . import jdbc
-
         found = jdbc.leftovers(table, password, session())
         drop = partial(jdbc.drop, spark=session())
     else:
-        from .postgres_write import drop, leftovers
-
-        found = leftovers(table, password)
+        found, drop = postgres_write.leftovers(table, password), postgres_write.drop
     alive = live(store, table.datasetid)
     for name, generation in found:
         if generation not in alive.generations:

@@ -11,9 +11,9 @@ from ..errors import DataflowError, Refused
 from ..location import Table
 from ..storage.table import Bounds, not_split, split_command, strangers
 from ..store.database import named_statements
-from .jdbc_loss import watched
+from .lossless import observed_losses, refuse_losses
 from .schema import quoted
-from .table_loss import refuse_losses
+from .session import in_a_line, is_remote, mask_logs, spark_session
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -182,8 +182,6 @@ class Place:
 
     def trouble(self, error: Exception) -> Exception:
         """What says in a line why the database refused, without a secret; else the error itself."""
-        from .session import in_a_line
-
         cause = getattr(error, "java_exception", None)
         told = cause.getMessage() if cause is not None else in_a_line(error)
         if told is None:
@@ -226,8 +224,6 @@ def _keep_from_logs(spark: "SparkSession") -> None:
 
     A driver gets its password from Spark's options only: there is no other way for all of them.
     """
-    from .session import is_remote, mask_logs
-
     mask_logs()
     if is_remote(spark):
         return
@@ -240,8 +236,6 @@ def _keep_from_logs(spark: "SparkSession") -> None:
 
 def need_classic(spark: "SparkSession", table: Table) -> None:
     """Refuse a session without Java at hand."""
-    from .session import is_remote
-
     if is_remote(spark):
         raise Refused(
             f"{table.location} is published by JDBC from the process that has Java, and a session "
@@ -321,12 +315,10 @@ def read_rows(
 
 
 def _usual_parts(spark: "SparkSession") -> int:
-    from .session import is_remote
-
     return 1 if is_remote(spark) else min(_MOST_PARTS, spark.sparkContext.defaultParallelism)
 
 
-class StagedRows:
+class StagedJdbcRows:
     """A chunk in a staging table, written by Spark."""
 
     def __init__(self, spark: "SparkSession", place: "Place", name: str) -> None:
@@ -343,7 +335,7 @@ class StagedRows:
         password: Password | None,
         generation: int,
         parts: int | None = None,
-    ) -> "StagedRows":
+    ) -> "StagedJdbcRows":
         """Load a frame into a new staging table beside the table."""
         from pyspark.sql import functions as F
 
@@ -430,7 +422,7 @@ class StagedRows:
         try:
             there = self._spark.read.format("jdbc").options(**options).load().schema
             place.find(there[place.column].dataType)
-            checked, losses = watched(df, there, digits)
+            checked, losses = observed_losses(df, there, digits)
             checked.write.format("jdbc").options(**options).mode("append").save()
         except DataflowError:
             raise
@@ -489,6 +481,4 @@ def drop(
 
 
 def _session(spark: "SparkSession | None") -> "SparkSession":
-    from .session import spark_session
-
     return spark or spark_session()

@@ -10,6 +10,7 @@ from ..errors import DataflowError, Refused
 from ..location import Table
 from ..storage.table import Bounds, Rows
 from ..store.database import named_statements
+from .session import mask_logs
 from .types import Column
 
 if TYPE_CHECKING:
@@ -155,8 +156,6 @@ class PostgresRows(Rows):
     def login(self) -> Login:
         """What a task needs to connect, the password included."""
         from psycopg.conninfo import make_conninfo
-
-        from .session import mask_logs
 
         mask_logs()  # it goes into the function that the tasks run
         host, _, port = self.table.host.partition(":")

@@ -10,7 +10,7 @@ from ..errors import WrongUse
 from ..location import Table
 from ..storage.table import Bounds
 from .postgres import Login, Password, PostgresRows, linked, snapshot_statements
-from .types import Column, fitted, schema_of
+from .types import Column, fitted, frame_schema
 
 if TYPE_CHECKING:
     import pyarrow
@@ -43,7 +43,7 @@ def read_rows(
         alone = snapshot is None and dataid is not None and parts is None
         queries = _queries(rows, connection, columns, dataid is None, 1 if alone else parts)
         first = snapshot_statements(rows, snapshot)
-    schema = schema_of({column.name: column.spark_type for column in columns})
+    schema = frame_schema({column.name: column.spark_type for column in columns})
     count = len(queries)
     return spark.range(0, count, 1, count).mapInArrow(
         _reader(rows.login(), first, queries, schema), schema

@@ -2,27 +2,71 @@
 
 import json
 import os
+import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from hashlib import blake2b
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..errors import DataflowError, Refused
 from ..location import Table
 from ..storage.table import Bounds, strangers
+from . import lossless
+from .lossless import refuse_losses
 from .postgres import Login, Password, PostgresRows, linked
 from .postgres_read import ROWS_OF_A_PART, read_rows
-from .table_loss import refuse_losses
-from .types import Column, Loaded, loaded
+from .types import SAME_TYPES, TEXT, Column
 
 if TYPE_CHECKING:
     import pyarrow
     from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.types import DataType
 
 STAGE = "odf_stage"
 PARTS = "_parts"
 """What the name of the table has at its end that tells which parts of a staging table are whole."""
+
+_NATURAL = {
+    "boolean": "bool",
+    "tinyint": "int2",
+    "smallint": "int2",
+    "int": "int4",
+    "bigint": "int8",
+    "float": "float4",
+    "double": "float8",
+    "string": "text",
+    "binary": "bytea",
+    "date": "date",
+    "timestamp_ntz": "timestamp",
+    "timestamp": "timestamptz",
+    "decimal": "numeric",
+}
+"""The type in which a column of Spark is loaded."""
+
+_TEXTS = ("text", "varchar", "bpchar", "name")
+_WHOLE_TYPES = ("int2", "int4", "int8", "oid")
+_FRACTIONS = ("float4", "float8", "numeric")
+_DRIVER_HAS_NO_ARRAY_OF = ("numeric", "int2")
+_JSON = ("json", "jsonb")
+
+
+class Loaded(NamedTuple):
+    """How a column of a frame gets into a column of a table."""
+
+    target: Column
+    expression: str
+    """What Spark makes of the column `{}` for the way."""
+    type: str
+    """The type of the staging table's column."""
+    cast: str | None
+    """The type to cast it to for the table, if PostgreSQL doesn't do it by itself."""
+    back: str
+    """What makes the frame's column of the staging table's again."""
+    lost: str | None
+    """What is true of a value that the table wouldn't keep as it is, if there may be one."""
+    told: str
+    """The type in the frame."""
 
 
 class StagedRows:
@@ -292,3 +336,70 @@ def _loader(
         yield pyarrow.record_batch({"rows": [rows]})
 
     return load
+
+
+# --- how a column of a frame gets into a column of the table ---
+
+
+def loaded(name: str, type: "DataType", target: Column) -> Loaded | str:
+    """How to load a column, or what is in the way."""
+    told, kind = type.simpleString(), _kind(type)
+    natural = _NATURAL.get(kind)
+    scale: int | None = getattr(type, "scale", None)
+
+    def way(
+        expression: str, staged: str, cast: str | None, back: str = "", lost: str | None = None
+    ) -> Loaded:
+        return Loaded(target, expression, staged, cast, back or f"cast({{}} as {told})", lost, told)
+
+    if kind == "variant" and target.base in _JSON:
+        return way("to_json({})", TEXT, target.type, "parse_json({})")
+    if kind in ("array", "map", "struct") and target.base in _JSON:
+        schema = told.replace("'", "\\'").replace("{", "{{").replace("}", "}}")
+        return way("to_json({})", TEXT, target.type, f"from_json({{}}, '{schema}')")
+    if kind == "array" and target.is_array:
+        element = getattr(type, "elementType")  # noqa: B009
+        natural = _NATURAL.get(_kind(element))
+        if natural is not None:
+            lost = lossless.of_array(natural, getattr(element, "scale", None), target)
+            if natural == target.element and natural not in _DRIVER_HAS_NO_ARRAY_OF:
+                return way("{}", f"{natural}[]", None, lost=lost)
+            return way("cast({} as array<string>)", "text[]", target.type, lost=lost)
+    elif kind in ("void", "time") or "interval" in kind or natural == TEXT:
+        lost = lossless.of_text(target)
+        return way("cast({} as string)", TEXT, _from_text(target), lost=lost)
+    elif {natural, target.base} == {"timestamp", "timestamptz"}:
+        # By the zone of Spark's session: the server would take its own.
+        lost = lossless.of_value(target.base, None, target)
+        return way(f"cast({{}} as {SAME_TYPES[target.base]})", target.base, None, lost=lost)
+    elif natural is not None and _is_kept(natural, target):
+        staged = told.replace("decimal", "numeric") if natural == "numeric" else natural
+        # PostgreSQL's own cast keeps 15 digits of a double, its text all of them.
+        cast = "text::numeric" if (natural[:5], target.base) == ("float", "numeric") else None
+        expression = "cast({} as smallint)" if kind == "tinyint" else "{}"
+        lost = lossless.of_value(natural, scale, target)
+        return way(expression, staged, cast, lost=lost)
+    return f"{name!r} is {told} in the frame and {target.type} in the table"
+
+
+def _is_kept(natural: str, target: Column) -> bool:
+    """Whether PostgreSQL puts a value of a type into a column by itself.
+
+    What it would round, `lossless` finds among the values of the frame.
+    """
+    base = target.base
+    if natural == base or base in _TEXTS:
+        return True
+    if base in _WHOLE_TYPES:
+        return natural in _WHOLE_TYPES  # one that is too large is an error
+    return base in _FRACTIONS and natural in (*_WHOLE_TYPES, *_FRACTIONS)
+
+
+def _kind(type: "DataType") -> str:
+    """The name of a type without what it is made of."""
+    kind = re.split(r"[(<]", type.simpleString())[0]
+    return "string" if kind in ("varchar", "char") else kind
+
+
+def _from_text(target: Column) -> str | None:
+    return None if target.base in _TEXTS else target.type

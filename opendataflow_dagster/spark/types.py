@@ -1,19 +1,19 @@
-"""How the types of PostgreSQL and of Spark become each other."""
+"""The types of columns of PostgreSQL and SQLite, and those that Spark reads them as."""
 
-import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ..errors import DataflowError
-from . import lossless
+from ..errors import DataflowError, Refused
+from ..storage.table import Rows
 
 if TYPE_CHECKING:
     import pyarrow
-    from pyspark.sql.types import DataType, StructType
+    from pyspark.sql.types import StructType
+
 
 TEXT = "text"
 
-_SAME = {
+SAME_TYPES = {
     "bool": "boolean",
     "int2": "smallint",
     "int4": "int",
@@ -30,29 +30,6 @@ _SAME = {
     "timestamptz": "timestamp",
 }
 """Types that both have, and the driver too; all others travel as texts."""
-
-_NATURAL = {
-    "boolean": "bool",
-    "tinyint": "int2",
-    "smallint": "int2",
-    "int": "int4",
-    "bigint": "int8",
-    "float": "float4",
-    "double": "float8",
-    "string": "text",
-    "binary": "bytea",
-    "date": "date",
-    "timestamp_ntz": "timestamp",
-    "timestamp": "timestamptz",
-    "decimal": "numeric",
-}
-"""The type in which a column of Spark is loaded."""
-
-_TEXTS = ("text", "varchar", "bpchar", "name")
-_WHOLE = ("int2", "int4", "int8", "oid")
-_FRACTIONS = ("float4", "float8", "numeric")
-_DRIVER_HAS_NO_ARRAY_OF = ("numeric", "int2")
-_JSON = ("json", "jsonb")
 
 _DAYS = (-2440588, 2145031948)
 """The dates that PostgreSQL has, in days from 1970: what is outside means infinity."""
@@ -87,15 +64,15 @@ class Column(NamedTuple):
     def travels(self) -> str | None:
         """The type to cast it to for the way to Spark, if it doesn't travel as it is."""
         if self.is_array:
-            return None if self.element in _SAME else "text[]"
+            return None if self.element in SAME_TYPES else "text[]"
         if self.base == "oid":
             return "int8"
-        return None if self.base in _SAME else TEXT
+        return None if self.base in SAME_TYPES else TEXT
 
     def _plain(self, base: str) -> str:
         if base == "numeric":
             return "decimal({}, {})".format(*self.digits())
-        return "bigint" if base == "oid" and not self.is_array else _SAME.get(base, "string")
+        return "bigint" if base == "oid" and not self.is_array else SAME_TYPES.get(base, "string")
 
     def digits(self) -> tuple[int, int]:
         """Precision and scale of a NUMERIC, as near as Spark has them."""
@@ -158,89 +135,7 @@ def _check_finite(numbers: Any, limits: tuple[int, int], name: str) -> None:
         )
 
 
-class Loaded(NamedTuple):
-    """How a column of a frame gets into a column of a table."""
-
-    target: Column
-    expression: str
-    """What Spark makes of the column `{}` for the way."""
-    type: str
-    """The type of the staging table's column."""
-    cast: str | None
-    """The type to cast it to for the table, if PostgreSQL doesn't do it by itself."""
-    back: str
-    """What makes the frame's column of the staging table's again."""
-    lost: str | None
-    """What is true of a value that the table wouldn't keep as it is, if there may be one."""
-    told: str
-    """The type in the frame."""
-
-
-def loaded(name: str, type: "DataType", target: Column) -> Loaded | str:
-    """How to load a column, or what is in the way."""
-    told, kind = type.simpleString(), _kind(type)
-    natural = _NATURAL.get(kind)
-    scale: int | None = getattr(type, "scale", None)
-
-    def way(
-        expression: str, staged: str, cast: str | None, back: str = "", lost: str | None = None
-    ) -> Loaded:
-        return Loaded(target, expression, staged, cast, back or f"cast({{}} as {told})", lost, told)
-
-    if kind == "variant" and target.base in _JSON:
-        return way("to_json({})", TEXT, target.type, "parse_json({})")
-    if kind in ("array", "map", "struct") and target.base in _JSON:
-        schema = told.replace("'", "\\'").replace("{", "{{").replace("}", "}}")
-        return way("to_json({})", TEXT, target.type, f"from_json({{}}, '{schema}')")
-    if kind == "array" and target.is_array:
-        element = getattr(type, "elementType")  # noqa: B009
-        natural = _NATURAL.get(_kind(element))
-        if natural is not None:
-            lost = lossless.of_array(natural, getattr(element, "scale", None), target)
-            if natural == target.element and natural not in _DRIVER_HAS_NO_ARRAY_OF:
-                return way("{}", f"{natural}[]", None, lost=lost)
-            return way("cast({} as array<string>)", "text[]", target.type, lost=lost)
-    elif kind in ("void", "time") or "interval" in kind or natural == TEXT:
-        lost = lossless.of_text(target)
-        return way("cast({} as string)", TEXT, _from_text(target), lost=lost)
-    elif {natural, target.base} == {"timestamp", "timestamptz"}:
-        # By the zone of Spark's session: the server would take its own.
-        lost = lossless.of_value(target.base, None, target)
-        return way(f"cast({{}} as {_SAME[target.base]})", target.base, None, lost=lost)
-    elif natural is not None and _is_kept(natural, target):
-        staged = told.replace("decimal", "numeric") if natural == "numeric" else natural
-        # PostgreSQL's own cast keeps 15 digits of a double, its text all of them.
-        cast = "text::numeric" if (natural[:5], target.base) == ("float", "numeric") else None
-        expression = "cast({} as smallint)" if kind == "tinyint" else "{}"
-        lost = lossless.of_value(natural, scale, target)
-        return way(expression, staged, cast, lost=lost)
-    return f"{name!r} is {told} in the frame and {target.type} in the table"
-
-
-def _is_kept(natural: str, target: Column) -> bool:
-    """Whether PostgreSQL puts a value of a type into a column by itself.
-
-    What it would round is told by `postgres_loss`, of the values at hand.
-    """
-    base = target.base
-    if natural == base or base in _TEXTS:
-        return True
-    if base in _WHOLE:
-        return natural in _WHOLE  # one that is too large is an error
-    return base in _FRACTIONS and natural in (*_WHOLE, *_FRACTIONS)
-
-
-def _kind(type: "DataType") -> str:
-    """The name of a type without what it is made of."""
-    kind = re.split(r"[(<]", type.simpleString())[0]
-    return "string" if kind in ("varchar", "char") else kind
-
-
-def _from_text(target: Column) -> str | None:
-    return None if target.base in _TEXTS else target.type
-
-
-def schema_of(columns: Mapping[str, str]) -> "StructType":
+def frame_schema(columns: Mapping[str, str]) -> "StructType":
     """The schema of a frame with these columns and types."""
     from pyspark.sql.types import StructType, _parse_datatype_string  # pyright: ignore
 
@@ -248,3 +143,65 @@ def schema_of(columns: Mapping[str, str]) -> "StructType":
     for name, type in columns.items():
         made = made.add(name, _parse_datatype_string(type))
     return made
+
+
+# What SQLite's columns are declared as: it tells what a chunk's types are, and what they keep.
+
+
+INTEGER, SQLITE_TEXT, BLOB, REAL, NUMERIC = "integer", "text", "blob", "real", "numeric"
+
+_WORDS = {
+    INTEGER: ("INT",),
+    SQLITE_TEXT: ("CHAR", "CLOB", "TEXT"),
+    BLOB: ("BLOB",),
+    REAL: ("REAL", "FLOA", "DOUB"),
+}
+"""What SQLite looks for in a declared type, in its order; all else is numeric."""
+
+_FITTING = {
+    INTEGER: ("int64", (int,)),
+    SQLITE_TEXT: ("string", (str,)),
+    BLOB: ("binary", (bytes,)),
+    REAL: ("float64", (int, float)),
+}
+
+
+def affinity(declared: str) -> str:
+    """What SQLite makes of values in a column that is declared so."""
+    if not declared:
+        return BLOB  # it keeps them as they are
+    return next(
+        (kind for kind, words in _WORDS.items() if any(each in declared for each in words)), NUMERIC
+    )
+
+
+def arrow_of(rows: Rows) -> "pyarrow.Table":
+    """The rows of a chunk, of the same types whatever is in it, as far as they are declared."""
+    import pyarrow
+
+    names, found = rows.fetch()
+    declared = rows.declared()
+    columns = list(zip(*found, strict=True)) if found else [()] * len(names)
+    arrays = [
+        _array(rows, name, declared.get(name, ""), values)
+        for name, values in zip(names, columns, strict=True)
+    ]
+    return pyarrow.table(arrays, names=names)
+
+
+def _array(rows: Rows, name: str, declared: str, values: Sequence[Any]) -> Any:
+    import pyarrow
+
+    kind, fitting = _FITTING.get(affinity(declared), ("", ())) if declared else ("", ())
+    if kind and all(value is None or isinstance(value, fitting) for value in values):
+        return pyarrow.array(values, kind)
+    try:
+        found = pyarrow.array(values)
+    except pyarrow.ArrowException as error:
+        raise Refused(
+            f"Column {name!r} of {rows.table.location} has values of several types in chunk "
+            f"{rows.dataid!r}: {error}. Make them one type there.",
+            code="INVALID_LOCATION",
+        ) from None
+    # A column of NULLs has no type of its own, and Spark writes none without.
+    return found.cast(pyarrow.string()) if found.type == pyarrow.null() else found

@@ -22,7 +22,6 @@ from .batch import Batch, keyed, sweep
 from .evidence import Evidence
 from .expectations import Rule, rules_of
 from .foreign_files import Known
-from .input_change import unchanged
 from .job import (
     ANY,
     CHUNK,
@@ -39,8 +38,15 @@ from .job import (
 from .last_chunk import Last, confirm, fit
 from .postgres_read import looking
 from .progress import Watch, which_of, working_on
-from .read import TABLE_FORMATS, read_chunk_frame
-from .session import ended_meanwhile, in_a_line, is_spark_frame
+from .read import TABLE_FORMATS, read_chunk_frame, unchanged
+from .session import (
+    ended_meanwhile,
+    has_ended,
+    in_a_line,
+    is_spark_frame,
+    let_go,
+    spark_session,
+)
 from .write import StagedFrame, result_of, stage
 
 if TYPE_CHECKING:
@@ -262,6 +268,11 @@ class SparkWork(Maker):
         """The frame with the dataset's schema, as far as the job has declared how to get there."""
         return fit(df, self._last_of(datasetid), dataid, self.job.schema, DECLARED)
 
+    @property
+    def takes_chunk(self) -> bool:
+        """Whether the function wants to know which chunk it makes."""
+        return any(given.what == CHUNK for given in self._arguments.values())
+
     def inputs_of(self, chunk: Chunk) -> list[str]:
         """The inputs whose frames the function is given."""
         given = self._arguments.values()
@@ -422,8 +433,6 @@ def run_spark_job(
     too. Without a `session`, one is
     started with the first chunk, and ended; another one, if it ends before.
     """
-    from .session import has_ended, let_go, spark_session
-
     if batch is not None:
         job = replace(job, batch=batch, threads=1)
     workers = workers if workers > 1 else job.threads

@@ -1,23 +1,22 @@
 """A frame on its way to be a chunk: written aside with its evidence, then shown or discarded."""
 
-import os
-import shutil
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ..chunk import Chunk, ChunkFailed, Place, Result
 from ..errors import DataflowError
 from ..location import DEFAULT_FORMAT, Folder, Table, chunk_place
-from ..storage import files
 from ..storage.folder import Staged
 from ..storage.read import failing
 from ..store.store import Store
 from . import text_formats
+from .chunk_files import count_rows, read_files, remove_markers, write_files
 from .evidence import Evidence, Unseen, observed, of_frame
-from .progress import PROGRESS_SECONDS, Progress, ending, interrupting, working_on
-from .read import CSV, TABLE_FORMATS, read_files
+from .object_store import StagedRemote
+from .progress import PROGRESS_SECONDS, Progress, interrupting, working_on
+from .read import TABLE_FORMATS
 from .session import in_a_line
-from .text_formats import WHOLE_FILE_BYTES, line_aggregates, line_note, refuse_unwritable, storable
+from .text_formats import line_aggregates, line_note
 from .write_table import StagedLake, staged_rows
 
 if TYPE_CHECKING:
@@ -25,9 +24,6 @@ if TYPE_CHECKING:
 
 
 Confirm = Callable[[], None]
-
-MOMENT = "yyyy-MM-dd'T'HH:mm:ss.SSSSSS"
-"""How a time is written as a text."""
 
 
 class StagedFrame(Protocol):
@@ -70,8 +66,6 @@ def stage(
         return StagedLake(spark, chunk, place, target, df, extra)
     if isinstance(target, Folder):
         return StagedFolder(spark, chunk, target, df, extra, store=store.id)
-    from .object_store import StagedRemote
-
     return StagedRemote.write(spark, chunk, target, df, extra, store=store.id)
 
 
@@ -113,7 +107,7 @@ class StagedFolder:
         extra = [*extra, *line_aggregates(df.schema, format), *texts]
         frame, taken = observed(df, extra)
         write_files(frame, self.path, format)
-        schema, rows = df.schema.jsonValue(), rows_of(self.path, format)
+        schema, rows = df.schema.jsonValue(), count_rows(self.path, format)
         try:
             evidence = taken(rows)
         except Unseen:  # tasks were done again: what is there tells
@@ -131,14 +125,14 @@ class StagedFolder:
 
     def take(self, evidence: Evidence, schema: Mapping[str, Any]) -> None:
         """Verify what was written with other chunks, and let its note tell of it."""
-        rows = rows_of(self.path, self._target.format)
+        rows = count_rows(self.path, self._target.format)
         if rows not in (None, evidence.rows):
             raise _short(self.path, rows, evidence.rows)
         self._tell(evidence, schema)
 
     def _tell(self, evidence: Evidence, schema: Mapping[str, Any]) -> None:
         self.evidence, self._schema = evidence, schema
-        self.bytes = tidy(self.path)
+        self.bytes = remove_markers(self.path)
         self._staged.tell(self.note())
 
     def note(self) -> dict[str, Any]:
@@ -160,53 +154,6 @@ class StagedFolder:
 
     def frame(self) -> "DataFrame":
         return read_files(self._spark, self.path, self.note(), self._target.format)
-
-
-def write_files(df: "DataFrame", path: str, format: str, by: str | None = None) -> None:
-    """Write a frame's files into an empty directory; of many chunks, by their column."""
-    refuse_unwritable(df.schema, format)
-    writer = storable(df, format).write.format(format).mode("append")
-    if format == "csv":
-        # An empty text is quoted, so that it isn't taken for NULL; spaces belong to a text.
-        spaces = dict.fromkeys(("ignoreLeadingWhiteSpace", "ignoreTrailingWhiteSpace"), "false")
-        writer = writer.options(**CSV, emptyValue='""', **spaces)
-    if format in ("csv", "json"):  # by default, they stop at milliseconds, and zones at minutes
-        writer = writer.options(timestampFormat=f"{MOMENT}XXXXX", timestampNTZFormat=MOMENT)
-    if format == "json":
-        writer = writer.option("ignoreNullFields", "false")
-    with ending(df.sparkSession):
-        (writer.partitionBy(by) if by else writer).save(path)
-
-
-def tidy(path: str) -> int:
-    """Remove what Spark leaves beside the data; the bytes of the data."""
-    total = 0
-    for above, folders, names in os.walk(path):
-        for name in names:
-            each = os.path.join(above, name)
-            if name == "_SUCCESS" or (name.startswith(".") and name.endswith(".crc")):
-                os.unlink(each)
-            elif name[0] not in "_.":
-                total += os.path.getsize(each)
-        if "_temporary" in folders:
-            shutil.rmtree(os.path.join(above, "_temporary"), ignore_errors=True)
-            folders.remove("_temporary")
-    return total
-
-
-def rows_of(path: str, format: str) -> int | None:
-    """How many rows the files of a chunk have; None: a text file would have to be read whole."""
-    found = 0
-    for each in files.data_files(path):
-        if format == "orc":
-            from pyarrow import orc
-
-            found += orc.ORCFile(each).nrows
-        elif format == "parquet" or os.path.getsize(each) <= WHOLE_FILE_BYTES:
-            found += files.count(each, format)
-        else:
-            return None
-    return found
 
 
 def _short(where: str, found: int | None, rows: int | None) -> DataflowError:

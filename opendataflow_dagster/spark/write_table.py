@@ -10,14 +10,14 @@ from ..storage.read import bounds_of
 from ..storage.table import Rows, strangers
 from ..store.store import Store
 from .evidence import observed
+from .jdbc import StagedJdbcRows
+from .lossless import refuse_sqlite_losses
+from .postgres_write import StagedRows
 from .read import Password, lake_name, lake_trouble
 from .schema import literal, quoted
-from .sqlite_types import refuse_changes
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
-
-    from .write import StagedFrame
 
 Confirm = Callable[[], None]
 
@@ -31,20 +31,17 @@ def staged_rows(
     table: Table,
     df: "DataFrame",
     extra: Sequence[str],
-) -> "StagedFrame":
+) -> "StagedTable | StagedDatabaseTable":
     """Load a frame beside a table, or keep it, until it is shown."""
     bounds = bounds_of(store, table.datasetid, chunk.dataid)
     password: Password = lambda: chunk.password(table.datasetid)  # noqa: E731
     if table.dialect == SQLITE:
         rows = Rows(table, chunk.dataid, bounds, password)
         return StagedTable(spark, table, rows, df, extra, rehearse=len(chunk.outputs) > 1)
-    if table.dialect == JDBC:
-        from .jdbc import StagedRows
-    else:
-        from .postgres_write import StagedRows
+    kind = StagedJdbcRows if table.dialect == JDBC else StagedRows
     frame, taken = observed(df, extra)
-    staged = StagedRows.write(frame, table, chunk.dataid, bounds, password, chunk.generation)
-    return StagedRowsOf(spark, table, staged, taken)
+    staged = kind.write(frame, table, chunk.dataid, bounds, password, chunk.generation)
+    return StagedDatabaseTable(spark, table, staged, taken)
 
 
 class _Rehearsed(Exception):
@@ -72,7 +69,7 @@ class StagedTable:
         self._table, self._rows, self._spark, self._schema = table, rows, spark, df.schema
         self._data = frame.toArrow()
         self.evidence, self.bytes = taken(self._data.num_rows), None
-        refuse_changes(rows, self._data, df.schema)
+        refuse_sqlite_losses(rows, self._data, df.schema)
         if rehearse:  # what the table refuses is to be known before another output is shown
             with suppress(_Rehearsed):
                 self._replace(_rehearsed)
@@ -95,7 +92,7 @@ class StagedTable:
         return self._spark.createDataFrame(self._data, self._schema)
 
 
-class StagedRowsOf:
+class StagedDatabaseTable:
     """A chunk of a table in a staging table beside it."""
 
     def __init__(self, spark: "SparkSession", table: Table, staged: Any, taken: Any) -> None:

@@ -15,7 +15,7 @@ from opendataflow_dagster.config.settings import Settings
 from opendataflow_dagster.pipelines.project import read_project
 from opendataflow_dagster.pipelines.run import run_pipeline
 from opendataflow_dagster.runner.run import Outcome
-from opendataflow_dagster.spark.read import read_files
+from opendataflow_dagster.spark.chunk_files import read_files
 from opendataflow_dagster.storage import files
 from opendataflow_dagster.storage import folder as folders
 from opendataflow_dagster.storage.compact import compact

@@ -25,7 +25,7 @@ TALE = """
 import logging, os, sys
 from opendataflow_dagster.errors import DataflowError, Refused, StaleClaim
 from opendataflow_dagster.location import Table
-from opendataflow_dagster.spark.jdbc import StagedRows, drop, leftovers, read_rows
+from opendataflow_dagster.spark.jdbc import StagedJdbcRows, drop, leftovers, read_rows
 from opendataflow_dagster.spark.session import spark_session
 folder, url, jar = sys.argv[1:4]
 secret = sys.stdin.read()
@@ -44,7 +44,7 @@ def ids(frame):
     return sorted(row.id for row in frame.select("id").collect())
 
 def write(frame, target, dataid, bounds=None, generation=7):
-    return StagedRows.write(frame, target, dataid, bounds, password, generation)
+    return StagedJdbcRows.write(frame, target, dataid, bounds, password, generation)
 
 def ours():
     pass

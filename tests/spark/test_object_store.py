@@ -22,8 +22,15 @@ from opendataflow_dagster.location import Folder, ObjectStore, Table, address, c
 from opendataflow_dagster.model import Claim, Fact
 from opendataflow_dagster.runner.environment import job_environment
 from opendataflow_dagster.spark.cleanup import in_remote
-from opendataflow_dagster.spark.hadoop_files import HadoopFiles, LocalFiles, loads
-from opendataflow_dagster.spark.object_store import StagedRemote, chunk_version, point, read_version
+from opendataflow_dagster.spark.object_store import (
+    HadoopFiles,
+    LocalFiles,
+    StagedRemote,
+    chunk_version,
+    loads,
+    point,
+    read_version,
+)
 from opendataflow_dagster.storage import cleanup
 from opendataflow_dagster.storage import folder as folders
 from opendataflow_dagster.store import operations
@@ -264,7 +271,7 @@ KILLED = """
 import os, signal, sys
 from opendataflow_dagster.model import Fact
 from opendataflow_dagster.store.opening import open_store
-from opendataflow_dagster.spark import object_store as remote, hadoop_files as stores
+from opendataflow_dagster.spark import object_store as remote, object_store as stores
 from tests.support.store_fixtures import take
 from tests.spark.test_object_store import ours, written
 
@@ -412,9 +419,8 @@ TIMES = {
 def test_spark_reads_the_same_after_compaction(
     sqlite_url: str, spark: Any, kind: str, as_: str
 ) -> None:
-
+    from opendataflow_dagster.spark.chunk_files import read_files
     from opendataflow_dagster.spark.evidence import observed
-    from opendataflow_dagster.spark.read import read_files
     from opendataflow_dagster.storage.compact import compact
 
     spark.conf.set("spark.sql.parquet.outputTimestampType", as_)

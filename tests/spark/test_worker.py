@@ -1266,7 +1266,7 @@ def test_a_large_csv_with_line_breaks_has_as_many_rows_as_were_written(
     if not told:
         path.write_text(json.dumps(note))
     parts: list[int] = []
-    monkeypatch.setattr("opendataflow_dagster.spark.read._options", spied(parts))
+    monkeypatch.setattr("opendataflow_dagster.spark.chunk_files._reader_options", spied(parts))
 
     through.run("again", lambda copies: copies)
 
@@ -1277,10 +1277,10 @@ def test_a_large_csv_with_line_breaks_has_as_many_rows_as_were_written(
 
 def spied(parts: list) -> Any:
     """The options of a reader, which tell whether a file is read by one task."""
-    from opendataflow_dagster.spark.read import _options
+    from opendataflow_dagster.spark.chunk_files import _reader_options
 
     def options(kind: str, path: str, note: Any) -> dict[str, str]:
-        found = _options(kind, path, note)
+        found = _reader_options(kind, path, note)
         if kind == "csv":
             parts.append(found["multiLine"] == "true")
         return found

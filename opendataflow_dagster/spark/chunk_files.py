@@ -1,0 +1,187 @@
+"""The files of a chunk, as Spark writes and reads them."""
+
+import os
+import shutil
+from collections.abc import Mapping
+from copy import deepcopy
+from typing import TYPE_CHECKING, Any
+
+from ..errors import Refused
+from ..storage import csv_types, files
+from ..store.csv_options import UNDECLARED, CsvOptions
+from .foreign_files import Known, of_others
+from .progress import ending
+from .text_formats import (
+    WHOLE_FILE_BYTES,
+    is_read_whole,
+    refuse_unwritable,
+    restored,
+    storable,
+    without_collations,
+)
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+CSV: Mapping[str, str] = {"header": "true", "escape": '"', "quote": '"'}
+"""As everybody else writes CSV: a quote within quotes is doubled."""
+
+NO_VALUE = "\x00nothing\x00"
+"""What a reader of CSV takes nothing for: by default, that is an empty text, which is a value."""
+
+TIME_PATTERN = "yyyy-MM-dd'T'HH:mm:ss.SSSSSS"
+"""How a time is written as a text."""
+
+
+def read_files(
+    spark: "SparkSession",
+    path: str,
+    note: Mapping[str, Any],
+    format: str,
+    options: CsvOptions = UNDECLARED,
+    known: Known | None = None,
+) -> "DataFrame":
+    """The files of one chunk: with the schema that its note tells, or as Spark finds it."""
+    kind = note.get("format") or files.SUFFIXES.get(os.path.splitext(path)[1].lower(), format)
+    reader = spark.read.format(kind).options(**_reader_options(kind, path, note))
+    if schema := noted_schema(note):
+        reader = reader.schema(without_collations(schema) if kind == "orc" else schema)
+        return restored(reader.load(escaped_path(path)), schema, kind)
+    if os.path.isdir(path) and not files.data_files(path):
+        raise Refused(
+            f"{path} has no files, so there is nothing to tell its columns by. Write an empty "
+            "frame instead.",
+            code="INVALID_LOCATION",
+        )
+    if kind in ("csv", "json") and (columns := note.get("columns")):
+        schema = _as_pandas_had(reader, path, kind, columns)
+        if kind == "csv" and len(columns) == 1 and _has_empty_lines(path):
+            rows = files.read_table(path, kind, columns)
+            return spark.createDataFrame(rows, schema)  # pyright: ignore
+        reader = reader.schema(schema)
+    elif kind in ("csv", "json"):
+        return of_others(spark, reader, path, escaped_path(path), kind, options, known)
+    return reader.load(escaped_path(path))
+
+
+def _has_empty_lines(path: str) -> bool:
+    """Whether a row of one column has no value: Spark takes its line for none."""
+    for each in files.data_files(path):
+        with open(each, "rb") as file:
+            if b"\n" in file:
+                return True
+    return False
+
+
+def _as_pandas_had(reader: Any, path: str, kind: str, columns: Mapping[str, str]) -> Any:
+    """The schema of a frame of pandas, by its dtypes: in a text file, 007 may be a number.
+
+    Of what dtypes don't tell, Spark looks into the file.
+    """
+    from pyspark.sql.types import StringType, StructType
+
+    if kind == "csv" and csv_types.AS_READ in columns.values():
+        columns = csv_types.resolved(files.data_files(path), columns)
+    told = {name: _DTYPES.get(dtype.partition("[")[0]) for name, dtype in columns.items()}
+    told |= {name: "timestamp" for name, dtype in columns.items() if "," in dtype}  # with its zone
+    if kind == "json":  # an object may be a list, there
+        told = {name: None if columns[name] == "object" else each for name, each in told.items()}
+    seen = {}
+    if None in told.values():
+        seen = {each.name: each.dataType for each in reader.load(escaped_path(path)).schema}
+    schema = StructType()
+    for name, each in told.items():
+        schema.add(name, each or seen.get(name, StringType()))
+    return schema
+
+
+_DTYPES = {
+    "int8": "byte",
+    "int16": "short",
+    "int32": "integer",
+    "int64": "long",
+    "Int64": "long",
+    "float32": "float",
+    "float64": "double",
+    "bool": "boolean",
+    "boolean": "boolean",
+    "object": "string",
+    "string": "string",
+    "datetime64": "timestamp_ntz",
+}
+"""A dtype of pandas and the type of Spark that its values in a text file have."""
+
+
+def noted_schema(note: Mapping[str, Any]) -> Any:
+    """The schema that a chunk was written with by Spark, if its note has it."""
+    from pyspark.sql.types import StructType
+
+    told = note.get("schema")
+    # Of a copy: it removes from what it is given where collations come from.
+    return StructType.fromJson(deepcopy(told)) if isinstance(told, dict) else None
+
+
+def escaped_path(path: str) -> str:
+    """A path in which Spark sees no pattern."""
+    return "".join(f"\\{each}" if each in "{}[]*?\\" else each for each in path)
+
+
+def _reader_options(kind: str, path: str, note: Mapping[str, Any]) -> dict[str, str]:
+    if kind not in ("csv", "json"):
+        return {}
+    told = dict(CSV) if kind == "csv" else {}
+    if kind == "csv":
+        told["nullValue"] = NO_VALUE
+        told["multiLine"] = str(is_read_whole(path, note)).lower()
+    if noted_schema(note) is None and kind == "csv":
+        told["inferSchema"] = "true"
+    return told
+
+
+def write_files(df: "DataFrame", path: str, format: str, by: str | None = None) -> None:
+    """Write a frame's files into an empty directory; of many chunks, by their column."""
+    refuse_unwritable(df.schema, format)
+    writer = storable(df, format).write.format(format).mode("append")
+    if format == "csv":
+        # An empty text is quoted, so that it isn't taken for NULL; spaces belong to a text.
+        spaces = dict.fromkeys(("ignoreLeadingWhiteSpace", "ignoreTrailingWhiteSpace"), "false")
+        writer = writer.options(**CSV, emptyValue='""', **spaces)
+    if format in ("csv", "json"):  # by default, they stop at milliseconds, and zones at minutes
+        writer = writer.options(
+            timestampFormat=f"{TIME_PATTERN}XXXXX", timestampNTZFormat=TIME_PATTERN
+        )
+    if format == "json":
+        writer = writer.option("ignoreNullFields", "false")
+    with ending(df.sparkSession):
+        (writer.partitionBy(by) if by else writer).save(path)
+
+
+def remove_markers(path: str) -> int:
+    """Remove what Spark leaves beside the data; the bytes of the data."""
+    total = 0
+    for above, folders, names in os.walk(path):
+        for name in names:
+            each = os.path.join(above, name)
+            if name == "_SUCCESS" or (name.startswith(".") and name.endswith(".crc")):
+                os.unlink(each)
+            elif name[0] not in "_.":
+                total += os.path.getsize(each)
+        if "_temporary" in folders:
+            shutil.rmtree(os.path.join(above, "_temporary"), ignore_errors=True)
+            folders.remove("_temporary")
+    return total
+
+
+def count_rows(path: str, format: str) -> int | None:
+    """How many rows the files of a chunk have; None: a text file would have to be read whole."""
+    found = 0
+    for each in files.data_files(path):
+        if format == "orc":
+            from pyarrow import orc
+
+            found += orc.ORCFile(each).nrows
+        elif format == "parquet" or os.path.getsize(each) <= WHOLE_FILE_BYTES:
+            found += files.count(each, format)
+        else:
+            return None
+    return found
