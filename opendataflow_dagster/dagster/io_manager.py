@@ -216,7 +216,7 @@ class _Output:
     def _fit(self, df: Any, dataid: str) -> Any:
         """A frame of Spark in the schema of the dataset's last chunk, as the asset declares."""
         from ..spark.job import SAME, SCHEMAS
-        from ..spark.last_chunk import Last, fit
+        from ..spark.last_chunk import LastChunks, fit
 
         declared = (self.context.definition_metadata or {}).get(SCHEMA_METADATA, SAME)
         rule = str(getattr(declared, "value", declared))
@@ -226,7 +226,7 @@ class _Output:
                 f"choose from {', '.join(map(repr, SCHEMAS))}."
             )
         how = f'give the asset the metadata {{{{"{SCHEMA_METADATA}": "{{}}"}}}}'
-        return fit(df, Last(self.store, self.datasetid), dataid, rule, how)
+        return fit(df, LastChunks(self.store, self.datasetid), dataid, rule, how)
 
     def _compare(self, chunk: Chunk) -> None:
         """Fail the chunk if what the claim has locked isn't what was read for it."""

@@ -34,7 +34,7 @@ from ..runner.environment import JobEnvironment, job_environment
 from ..runner.heartbeat import Pulse
 from ..runner.produce import Produced, produce
 from ..runner.run import LOST, nothing_to_do
-from ..spark.progress import label, working_on
+from ..spark.progress import label_jobs, working_on
 from ..storage.read import failing
 from ..store.claims import give_back, interrupt, interrupt_soon
 from ..store.items import live_generations, next_runs, offer_run
@@ -89,7 +89,7 @@ class Flow(NamedTuple):
 
                 settings = getattr(context.resources, self.tables).settings
                 session = spark_session(app=f"odf {self.slug}", settings=settings)
-            label()
+            label_jobs()
             return session
 
         return given

@@ -22,7 +22,7 @@ from ..location import (
     resolve,
 )
 from ..spark.chunk_files import CSV, NO_VALUE, escaped_path, read_files
-from ..spark.foreign_files import declared
+from ..spark.foreign_files import csv_reader_options
 from ..spark.read import read_chunk_frame
 from ..spark.text_formats import WHOLE_FILE_BYTES
 from ..storage import files
@@ -401,7 +401,7 @@ def _large(
     for at in range(len(types)):
         schema.add(f"c{at}", StringType())
     told = {**CSV, "nullValue": NO_VALUE, "multiLine": str(lines).lower()}
-    told |= declared(spark, options)
+    told |= csv_reader_options(spark, options)
     nothing = ["", *filter(None, [options.null])] if options.typed else STR_NA_VALUES
     texts = spark.read.options(**told).schema(schema).csv(escaped_path(path))
     found = []

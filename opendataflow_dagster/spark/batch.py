@@ -16,7 +16,7 @@ from ..storage.table import Bounds
 from ..store.store import Store
 from . import text_formats
 from .chunk_files import escaped_path, noted_schema, write_files
-from .evidence import ROWS, observed, of_groups
+from .evidence import ROWS, evidence_by_group, observed
 from .job import ANY, SparkJob
 from .read import TABLE_FORMATS, unchanged
 from .schema import compare, quoted, schema_text
@@ -30,7 +30,7 @@ FILE_FORMATS = ("parquet", "orc")
 """Of other formats, the files tell no types and hold no schema of an empty chunk."""
 
 
-class Source(NamedTuple):
+class BatchInput(NamedTuple):
     """The directory of an input's chunk, and how to read it with others."""
 
     path: str
@@ -39,7 +39,7 @@ class Source(NamedTuple):
     schema: Any
 
 
-Sources = Mapping[str, Source]
+BatchInputs = Mapping[str, BatchInput]
 """The inputs of one chunk, by dataset."""
 
 
@@ -65,7 +65,7 @@ class BatchWork(Protocol):
     def why_stopping(self) -> str | None: ...
 
 
-class Batch:
+class ChunkBatch:
     """Some claimed chunks of a job, as far as they can be made together.
 
     What can't be (another schema, a chunk that is no directory, an output that is a table), and
@@ -88,13 +88,13 @@ class Batch:
                 except Exception as error:
                     self._left_alone(chunks, error)
 
-    def _alike(self) -> list[list[tuple[Chunk, Sources]]]:
+    def _alike(self) -> list[list[tuple[Chunk, BatchInputs]]]:
         """The chunks whose inputs are read in one go: of the same schemas and formats."""
         if not all(self._is_folder(self.chunks[0], each) for each in self.chunks[0].outputs):
             return []
         if self.work.takes_chunk:
             return []
-        found: dict[Any, list[tuple[Chunk, Sources]]] = {}
+        found: dict[Any, list[tuple[Chunk, BatchInputs]]] = {}
         for chunk in self.chunks:
             with suppress(DataflowError):  # it says so again when it is made alone
                 inputs = self.work.inputs_of(chunk)
@@ -107,7 +107,7 @@ class Batch:
                     found.setdefault(key, []).append((chunk, sources))
         return list(found.values())
 
-    def _make(self, chunks: Sequence[Chunk], sources: Sequence[Sources]) -> None:
+    def _make(self, chunks: Sequence[Chunk], sources: Sequence[BatchInputs]) -> None:
         work, spark = self.work, self.work.spark()
         inputs = list(sources[0])
         with unchanged(chunks, inputs, work.format):
@@ -121,10 +121,10 @@ class Batch:
         work, spark = self.work, self.work.spark()
         target = self._folder(chunks[0], datasetid)
         work.sweep(chunks[0].outputs[datasetid])
-        path = begin(target.root, [each.generation for each in chunks])
+        path = create_folder(target.root, [each.generation for each in chunks])
         try:
             df = self._fitted(datasetid, chunks[0].dataid, df)
-            seen = Holdable(df, target.format)
+            seen = FormatCheck(df, target.format)
             write_files(seen.frame, path, target.format, by=DATAID_COLUMN)
             schema = {
                 "type": "struct",
@@ -143,12 +143,12 @@ class Batch:
             typed = noted_schema({"schema": schema}).add(DATAID_COLUMN, "string")
             written = spark.read.format(target.format).schema(typed).load(escaped_path(path))
             extra = work.extra(datasetid, df.drop(DATAID_COLUMN))
-            evidence = of_groups(written, DATAID_COLUMN, extra) if there else {}
+            evidence = evidence_by_group(written, DATAID_COLUMN, extra) if there else {}
             seen.check(sum(each.rows for each in evidence.values()))
             for name in there:  # an empty chunk has no directory: it is made alone
                 self._stage(mine[name], datasetid, os.path.join(path, name), evidence, schema)
         finally:
-            end(path)
+            remove_folder(path)
 
     def _fitted(self, datasetid: str, dataid: str, df: "DataFrame") -> "DataFrame":
         """The frame with the dataset's schema; the column that tells chunks apart comes last."""
@@ -195,7 +195,7 @@ class Batch:
             f"A batch of {len(chunks)} chunks can't be made in one go ({reason}): one by one"
         )
 
-    def _source(self, chunk: Chunk, datasetid: str) -> Source | None:
+    def _source(self, chunk: Chunk, datasetid: str) -> BatchInput | None:
         """The directory of a chunk that can be read with others, if it is one."""
         place = chunk.inputs[datasetid]
         target = chunk_place(datasetid, place.columns, self.work.format)
@@ -208,11 +208,11 @@ class Batch:
         )
         schema = noted_schema(note)
         root, name = os.path.split(path.rstrip("/"))
-        if schema is None or name != directory(chunk.dataid) or own_key(schema.names):
+        if schema is None or name != directory(chunk.dataid) or dataid_column(schema.names):
             return None
         if note["format"] not in FILE_FORMATS:
             return None
-        return Source(path, root, note["format"], schema)
+        return BatchInput(path, root, note["format"], schema)
 
     def _is_folder(self, chunk: Chunk, datasetid: str) -> bool:
         target = chunk_place(datasetid, chunk.outputs[datasetid].columns, self.work.format)
@@ -224,7 +224,7 @@ class Batch:
         return target
 
 
-class Holdable:
+class FormatCheck:
     """The rows of a batch, in whose files a value that the format changes wouldn't be seen."""
 
     def __init__(self, df: "DataFrame", format: str) -> None:
@@ -239,12 +239,12 @@ class Holdable:
             raise ChunkFailed("a value may be one that its format can't hold")
 
 
-def own_key(names: Sequence[str]) -> str | None:
+def dataid_column(names: Sequence[str]) -> str | None:
     """The column of an input's own that a batch would take for its column of dataids."""
     return next((each for each in names if each.lower() == DATAID_COLUMN), None)
 
 
-def keyed(
+def with_dataid(
     df: "DataFrame", dataid: str, place: Place, bounds: Bounds | None, format: str
 ) -> "DataFrame":
     """An input as a batch gives it, with a column that tells its chunk; no other is replaced."""
@@ -254,7 +254,7 @@ def keyed(
     is_table = isinstance(target, Table) or target.format in TABLE_FORMATS
     is_by_value = bounds is None or bounds[1:] == (None, None)
     key = place.columns.get("chunkcolumn") or DATAID_COLUMN
-    if (name := own_key(df.columns)) and not (is_table and is_by_value and name == key):
+    if (name := dataid_column(df.columns)) and not (is_table and is_by_value and name == key):
         raise ChunkFailed(
             f"{place.datasetid!r} has a column {name!r} of its own, by which a batch would tell "
             "its chunks apart. Rename it, or run the job without batch."
@@ -262,7 +262,7 @@ def keyed(
     return df.drop(name or DATAID_COLUMN).withColumn(DATAID_COLUMN, F.lit(dataid))
 
 
-def _read(spark: Any, sources: Sequence[Source]) -> "DataFrame":
+def _read(spark: Any, sources: Sequence[BatchInput]) -> "DataFrame":
     """An input's chunks as one frame, told apart by a column."""
     first = sources[0]
     schema = type(first.schema)(list(first.schema)).add(DATAID_COLUMN, "string")
@@ -270,14 +270,14 @@ def _read(spark: Any, sources: Sequence[Source]) -> "DataFrame":
     return reader.load([escaped_path(each.path) for each in sources])
 
 
-def begin(root: str, generations: Sequence[int]) -> str:
+def create_folder(root: str, generations: Sequence[int]) -> str:
     """A directory for many chunks, whose name tells the last of their generations."""
     path = os.path.join(root, STAGING, f"{BATCH}{max(generations)}-{os.urandom(4).hex()}")
     os.makedirs(path)
     return path
 
 
-def sweep(store: Store, root: str) -> None:
+def sweep_folders(store: Store, root: str) -> None:
     """Remove the directories of batches that no living claim is of: who made them was killed."""
     with suppress(FileNotFoundError):
         left = [each for each in os.listdir(os.path.join(root, STAGING)) if each.startswith(BATCH)]
@@ -285,10 +285,10 @@ def sweep(store: Store, root: str) -> None:
         generations = {str(row[0]) for row in alive}
         for name in left:
             if name.removeprefix(BATCH).partition("-")[0] not in generations:
-                end(os.path.join(root, STAGING, name))
+                remove_folder(os.path.join(root, STAGING, name))
 
 
-def end(path: str) -> None:
+def remove_folder(path: str) -> None:
     shutil.rmtree(path, ignore_errors=True)
     with suppress(OSError):  # somebody else is at work in it
         os.rmdir(os.path.dirname(path))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from ..errors import Refused
 from ..storage import csv_types, files
 from ..store.csv_options import UNDECLARED, CsvOptions
-from .foreign_files import Known, of_others
+from .foreign_files import KnownSchema, read_foreign_files
 from .progress import ending
 from .text_formats import (
     WHOLE_FILE_BYTES,
@@ -39,7 +39,7 @@ def read_files(
     note: Mapping[str, Any],
     format: str,
     options: CsvOptions = UNDECLARED,
-    known: Known | None = None,
+    known: KnownSchema | None = None,
 ) -> "DataFrame":
     """The files of one chunk: with the schema that its note tells, or as Spark finds it."""
     kind = note.get("format") or files.SUFFIXES.get(os.path.splitext(path)[1].lower(), format)
@@ -60,7 +60,7 @@ def read_files(
             return spark.createDataFrame(rows, schema)  # pyright: ignore
         reader = reader.schema(schema)
     elif kind in ("csv", "json"):
-        return of_others(spark, reader, path, escaped_path(path), kind, options, known)
+        return read_foreign_files(spark, reader, path, escaped_path(path), kind, options, known)
     return reader.load(escaped_path(path))
 
 

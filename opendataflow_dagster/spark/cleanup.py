@@ -22,7 +22,7 @@ from ..storage.compact import Standing, all_standing, standing
 from ..storage.folder import NOTE, directory, unescaped
 from ..store.store import Store
 from . import jdbc, postgres_write
-from .object_store import Files, Version, files_of, loads, text_of, versions
+from .object_store import Files, Version, files_of, from_json, to_json, versions
 
 _ASIDE = re.compile(r"/dataid=([^/]+)/_odf-[0-9a-f]+$")
 """A pointer that was being written."""
@@ -95,7 +95,7 @@ def in_table(
 def _pointed(files: Files, target: ObjectStore, dataid: str) -> str:
     """The version that a chunk's pointer names."""
     chunk = f"{target.root}/{directory(dataid)}"
-    return f"{chunk}/{loads(files.read(f'{address(chunk)}/{NOTE}')).get('version')}"
+    return f"{chunk}/{from_json(files.read(f'{address(chunk)}/{NOTE}')).get('version')}"
 
 
 def _correct(store: Store, files: Files, chunk: Standing, path: str) -> bool:
@@ -105,5 +105,5 @@ def _correct(store: Store, files: Files, chunk: Standing, path: str) -> bool:
         return False
     version = chunk.location.rpartition("/")[2]
     told = {"version": version, "generation": chunk.generation, "store": store.id}
-    files.write(address(path), text_of(told))
+    files.write(address(path), to_json(told))
     return True

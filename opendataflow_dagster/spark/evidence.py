@@ -15,10 +15,10 @@ if TYPE_CHECKING:
     from pyspark.sql.types import DataType, StructField, StructType
 
 
-__all__ = ["Evidence", "Observed", "observed", "of_groups", "schema_text"]
+__all__ = ["Evidence", "Observed", "evidence_by_group", "observed", "schema_text"]
 
 ROWS, HIGH, LOW = "odf_rows", "odf_high", "odf_low"
-PATIENCE = 60.0
+OBSERVATION_SECONDS = 60.0
 """Seconds that Spark may take after a job to tell what it observed: a lost event is never told."""
 
 
@@ -31,7 +31,7 @@ class Evidence(NamedTuple):
     told: Mapping[str, Any] = {}
 
 
-class Unseen(DataflowError):
+class IncompleteObservation(DataflowError):
     """What Spark observed isn't what was written."""
 
 
@@ -54,7 +54,7 @@ class Observed:
         if seen is None or (rows is not None and rows != seen):
             saw = "nothing" if seen is None else f"{seen:,} rows"
             there = "others are there" if rows is None or rows < 0 else f"{rows:,} are there"
-            raise Unseen(
+            raise IncompleteObservation(
                 f"Spark observed {saw} of this chunk, but {there}: its job has failed, or did tasks"
                 " again. Nothing of it may be recorded: run the chunk again."
             )
@@ -66,12 +66,12 @@ class Observed:
 
         waiting = getattr(self._observation, "_jo", None)  # there is none on Spark Connect
         if waiting is not None:
-            until, pause, future = time.monotonic() + PATIENCE, 0.0005, waiting.future()
+            until, pause, future = time.monotonic() + OBSERVATION_SECONDS, 0.0005, waiting.future()
             while not future.isCompleted():
                 if time.monotonic() > until:
                     raise DataflowError(
-                        f"Spark didn't tell within {PATIENCE:.0f} s what it observed of this chunk:"
-                        " it was never written, or Spark dropped the event. Run the chunk again."
+                        f"Spark didn't tell within {OBSERVATION_SECONDS:.0f} s what it observed of this"
+                        " chunk: it was never written, or Spark dropped the event. Run the chunk again."
                     )
                 time.sleep(pause)
                 pause = min(pause * 2, 0.05)
@@ -95,7 +95,7 @@ def observed(df: "DataFrame", extra: Sequence[str] = ()) -> tuple["DataFrame", O
     return seen, Observed(df, observation, schema_text(schema))
 
 
-def of_frame(df: "DataFrame", extra: Sequence[str] = ()) -> Evidence:
+def evidence_of_frame(df: "DataFrame", extra: Sequence[str] = ()) -> Evidence:
     """The evidence of a frame's rows, in a pass of its own."""
     from pyspark.sql import functions as F
 
@@ -104,7 +104,9 @@ def of_frame(df: "DataFrame", extra: Sequence[str] = ()) -> Evidence:
     return _evidence(told.asDict(recursive=False), schema_text(schema))
 
 
-def of_groups(df: "DataFrame", column: str, extra: Sequence[str] = ()) -> dict[str, Evidence]:
+def evidence_by_group(
+    df: "DataFrame", column: str, extra: Sequence[str] = ()
+) -> dict[str, Evidence]:
     """The evidence of each chunk of a frame of many, by the column that holds the dataid."""
     from pyspark.sql import functions as F
 
@@ -136,7 +138,7 @@ def _evidence(told: Mapping[str, Any], schema: str) -> Evidence:
 # The SQL text that hashes a row of any types, the same for every way to store the row.
 
 
-END = "5138008317640127543L"
+VALUE_END = "5138008317640127543L"
 """Hashed after each value: Spark's hash skips a NULL, and (NULL, 'a') would equal ('a', NULL).
 
 A number that no data has. Booleans for what is NULL would do as well, but a chunk of usual size
@@ -176,7 +178,13 @@ def _number(text: str) -> int:
     return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "big", signed=True)
 
 
-_KINDS = {"byte": "int", "short": "int", "integer": "int", "char": "string", "varchar": "string"}
+_SAME_HASH_KINDS = {
+    "byte": "int",
+    "short": "int",
+    "integer": "int",
+    "char": "string",
+    "varchar": "string",
+}
 """Types whose values hash alike, and which a place may keep as each other."""
 
 
@@ -198,7 +206,7 @@ def _kind(type: "DataType") -> str:
             return _kind(type.sqlType())
         case _:
             name = type.typeName().partition("(")[0]
-            return _KINDS.get(name, name)
+            return _SAME_HASH_KINDS.get(name, name)
 
 
 def _hash(parts: Iterable[str]) -> str:
@@ -214,7 +222,7 @@ def _parts(sql: str, kind: "DataType", nullable: bool, names: Iterator[int]) -> 
 
     match kind:
         case types.NullType():
-            return [END]
+            return [VALUE_END]
         case types.StructType():
             parts = [f"{sql} is null" if nullable else "false"]
             for each in kind.fields:
@@ -243,9 +251,9 @@ def _parts(sql: str, kind: "DataType", nullable: bool, names: Iterator[int]) -> 
             return [_size(sql), f"transform({sql}, {element} -> {inner})"]
         case types.VariantType():
             # Its text has no types: a date looks like a string.
-            return [f"to_json({sql})", f"schema_of_variant({sql})", END]
+            return [f"to_json({sql})", f"schema_of_variant({sql})", VALUE_END]
         case _:
-            return [_leaf(sql, kind), END]
+            return [_leaf(sql, kind), VALUE_END]
 
 
 def _size(sql: str) -> str:

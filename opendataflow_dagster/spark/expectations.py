@@ -18,15 +18,15 @@ from .rules import (
     Rule,
     SqlRule,
     UniqueRule,
-    anyway,
-    shown,
+    abbreviated_sql,
+    null_on_error,
 )
-from .schema import MOST_DIGITS, literal, quoted
+from .schema import DECIMAL_DIGITS, literal, quoted
 
 __all__ = ["Rule", "rules_of"]
 
 WARNING = "warn"
-LIMITS = ("min", "max", "change")
+ROW_LIMITS = ("min", "max", "change")
 
 
 def rules_of(expect: Mapping[str, Any] | None, outputs: Sequence[str]) -> list[Rule]:
@@ -34,7 +34,7 @@ def rules_of(expect: Mapping[str, Any] | None, outputs: Sequence[str]) -> list[R
     rules: list[Rule] = []
     names: set[str] = set()
     for datasetid, asked in _by_dataset(expect or {}, outputs).items():
-        for make in _made(asked, datasetid, ERROR, f"expect of {datasetid!r}"):
+        for make in _rule_makers(asked, datasetid, ERROR, f"expect of {datasetid!r}"):
             rule = make(names)
             names.add(rule.name)
             rules.append(rule)
@@ -80,7 +80,9 @@ def _by_dataset(expect: Any, outputs: Sequence[str]) -> dict[str, Mapping[str, A
 Make = Callable[[Iterable[str]], Rule]
 
 
-def _made(asked: Mapping[str, Any], datasetid: str, severity: str, about: str) -> Iterator[Make]:
+def _rule_makers(
+    asked: Mapping[str, Any], datasetid: str, severity: str, about: str
+) -> Iterator[Make]:
     """What makes each rule, once it's told the names that are taken."""
     for kind, what in asked.items():
         _known_kind(kind, about)
@@ -90,7 +92,7 @@ def _made(asked: Mapping[str, Any], datasetid: str, severity: str, about: str) -
             raise WrongUse(f"{about} has {WARNING!r} within {WARNING!r}. Take the inner one out.")
         else:
             _mapping(what, f"{about}, {WARNING}", "{kind: what}, as expect itself")
-            yield from _made(what, datasetid, WARN, f"{about}, {WARNING}")
+            yield from _rule_makers(what, datasetid, WARN, f"{about}, {WARNING}")
 
 
 def _known_kind(kind: Any, about: str) -> None:
@@ -173,15 +175,16 @@ def _range(what: Any, about: str, *of: str) -> Iterator[Make]:
 def _rows(what: Any, about: str, *of: str) -> Iterator[Make]:
     limits = _mapping(what, about, "{'min': 1, 'max': None, 'change': 0.5}")
     for name, limit in limits.items():
-        if name not in LIMITS:
+        if name not in ROW_LIMITS:
             raise WrongUse(
-                f"{about} has {name!r}. Choose from {', '.join(LIMITS)}{meant(str(name), LIMITS)}"
+                f"{about} has {name!r}. Choose from {', '.join(ROW_LIMITS)}"
+                f"{meant(str(name), ROW_LIMITS)}"
             )
         number = isinstance(limit, int) or (name == "change" and isinstance(limit, float))
         if limit is not None and (isinstance(limit, bool) or not number or not limit >= 0):
             wanted = "a share, such as 0.5" if name == "change" else "a number of rows"
             raise _refused(f"{about}, {name}", limit, wanted)
-    low, high, change = (limits.get(each) for each in LIMITS)
+    low, high, change = (limits.get(each) for each in ROW_LIMITS)
     if low is not None and high is not None and low > high:
         raise WrongUse(f"{about} has a min of {low} above its max of {high}. Swap them.")
     if low is high is change is None:
@@ -200,8 +203,8 @@ def _sql(what: Any, about: str, *of: str) -> Iterator[Make]:
             name,
             of,
             sql=sql,
-            violation=f"not coalesce({anyway(sql)}, false)",
-            says=f"don't meet {shown(sql)}",
+            violation=f"not coalesce({null_on_error(sql)}, false)",
+            says=f"don't meet {abbreviated_sql(sql)}",
         )
 
 
@@ -290,6 +293,6 @@ def _literal(bound: Any) -> str:
             return f"double('{bound!r}')"
         case _:
             text = format(bound, "f") if isinstance(bound, Decimal) else str(bound)
-            if sum(map(str.isdigit, text)) > MOST_DIGITS:
+            if sum(map(str.isdigit, text)) > DECIMAL_DIGITS:
                 return f"double('{text}')"
             return text

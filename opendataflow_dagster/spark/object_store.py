@@ -134,7 +134,7 @@ class HadoopFiles:
             self._path(root).getFileSystem(self._conf)
         except Py4JJavaError as error:
             told = str(error.java_exception)
-            if not any(each in told for each in _NO_CLASSES):
+            if not any(each in told for each in _MISSING_CLASS_MESSAGES):
                 raise
             raise Refused(
                 f"{target.datasetid!r} is at {target.root}, and Spark has nothing here that reads "
@@ -170,7 +170,7 @@ class HadoopFiles:
     def write(self, path: str, data: bytes) -> None:
         there = self._path(path)
         system = there.getFileSystem(self._conf)
-        if system.getScheme() not in _RENAMING:
+        if system.getScheme() not in _RENAMING_SCHEMES:
             # An object store shows an object when it is closed, whole.
             self._put(system, there, data)
             return
@@ -199,16 +199,16 @@ class HadoopFiles:
         return self._jvm.org.apache.hadoop.fs.Path(url)
 
 
-_NO_CLASSES = ("ClassNotFound", "NoClassDefFound", "No FileSystem for scheme")
-_RENAMING = ("file", "hdfs", "viewfs", "webhdfs")
+_MISSING_CLASS_MESSAGES = ("ClassNotFound", "NoClassDefFound", "No FileSystem for scheme")
+_RENAMING_SCHEMES = ("file", "hdfs", "viewfs", "webhdfs")
 
 
-def text_of(told: Mapping[str, Any]) -> bytes:
+def to_json(told: Mapping[str, Any]) -> bytes:
     """What is told, as a small file has it."""
     return json.dumps(told, ensure_ascii=True).encode()
 
 
-def loads(data: bytes | None) -> dict[str, Any]:
+def from_json(data: bytes | None) -> dict[str, Any]:
     """The same read, or nothing."""
     try:
         found = json.loads(data or b"{}")
@@ -314,7 +314,7 @@ class StagedRemote:
             **told,
             **({"store": self._store} if self._store else {}),
         }
-        self._files.write(f"{self.path}/{NOTE}", text_of(self._note))
+        self._files.write(f"{self.path}/{NOTE}", to_json(self._note))
 
     def verify(self, rows: int) -> None:
         """Compare the rows that are there with those that were counted."""
@@ -358,7 +358,7 @@ def read_version(
             f"{target.root}. Let it be made again: odf resubmit",
             code="INVALID_LOCATION",
         )
-    note = loads(files.read(f"{address(location)}/{NOTE}"))
+    note = from_json(files.read(f"{address(location)}/{NOTE}"))
     return _read(spark, address(location), note, target.format)
 
 
@@ -369,7 +369,7 @@ def chunk_version(
     chunk = f"{target.root}/{directory(dataid)}"
     if location and location.rstrip("/") != target.root:
         return location
-    named = loads(files.read(f"{address(chunk)}/{NOTE}")).get("version")
+    named = from_json(files.read(f"{address(chunk)}/{NOTE}")).get("version")
     if isinstance(named, str) and _VERSION.fullmatch(named):
         return f"{chunk}/{named}"
     return chunk if files.below(address(chunk)) else None
@@ -382,13 +382,13 @@ def point(files: Files, chunk: str, location: str, generation: int, store: str =
     `odf clean`: who goes by the tables isn't concerned.
     """
     path = f"{address(chunk)}/{NOTE}"
-    there = loads(files.read(path))
+    there = from_json(files.read(path))
     if there.get("generation", 0) > generation and not is_foreign(there, store):
         return False
     version = location.rpartition("/")[2]
     if there.get("version") != version:
         named = {"version": version, "generation": generation}
-        files.write(path, text_of(named | ({"store": store} if store else {})))
+        files.write(path, to_json(named | ({"store": store} if store else {})))
     return True
 
 

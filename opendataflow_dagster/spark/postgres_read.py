@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     import pyarrow
     from pyspark.sql import DataFrame, SparkSession
 
-ROWS_OF_A_PART, MOST_PARTS = 250_000, 16
+ROWS_PER_PART, MAX_PARTS = 250_000, 16
 
-_looks: ContextVar[dict[Any, Any] | None] = ContextVar("looks", default=None)
+_snapshots: ContextVar[dict[Any, Any] | None] = ContextVar("looks", default=None)
 
 
 def read_rows(
@@ -38,7 +38,7 @@ def read_rows(
     if parts is not None and parts < 1:
         raise WrongUse(f"There are no {parts} parts. Say 1 or more.")
     rows = PostgresRows(table, dataid, bounds, password)
-    with _at(rows) as (connection, snapshot):
+    with _connection_for(rows) as (connection, snapshot):
         columns = rows.columns(connection)
         alone = snapshot is None and dataid is not None and parts is None
         queries = _queries(rows, connection, columns, dataid is None, 1 if alone else parts)
@@ -58,19 +58,19 @@ def looking() -> Iterator[None]:
     there.
     """
     held: dict[Any, Any] = {}
-    token = _looks.set(held)
+    token = _snapshots.set(held)
     try:
         yield
     finally:
-        _looks.reset(token)
+        _snapshots.reset(token)
         for connection, _ in held.values():
             connection.close()
 
 
 @contextmanager
-def _at(rows: PostgresRows) -> Iterator[tuple[Any, str | None]]:
+def _connection_for(rows: PostgresRows) -> Iterator[tuple[Any, str | None]]:
     """A connection to ask by, and the name of the moment that it holds, if it does."""
-    held, table = _looks.get(), rows.table
+    held, table = _snapshots.get(), rows.table
     if held is None:
         with rows.connected() as connection:
             yield connection, None
@@ -104,7 +104,7 @@ def _queries(
         if expected is None:
             [(plan,)] = rows.run(connection, "expected_of_all")
             expected = plan[0]["Plan"]["Plan Rows"]
-        parts = min(MOST_PARTS, max(1, round(expected / ROWS_OF_A_PART)))
+        parts = min(MAX_PARTS, max(1, round(expected / ROWS_PER_PART)))
     if parts == 1:
         return [query()]
     if not whole and layout.indexed:

@@ -15,7 +15,7 @@ from ..storage.table import Bounds, strangers
 from . import lossless
 from .lossless import refuse_losses
 from .postgres import Login, Password, PostgresRows, linked
-from .postgres_read import ROWS_OF_A_PART, read_rows
+from .postgres_read import ROWS_PER_PART, read_rows
 from .types import SAME_TYPES, TEXT, Column
 
 if TYPE_CHECKING:
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import DataType
 
-STAGE = "odf_stage"
-PARTS = "_parts"
+STAGE_PREFIX = "odf_stage"
+PARTS_SUFFIX = "_parts"
 """What the name of the table has at its end that tells which parts of a staging table are whole."""
 
-_NATURAL = {
+_STAGED_TYPES = {
     "boolean": "bool",
     "tinyint": "int2",
     "smallint": "int2",
@@ -51,7 +51,7 @@ _DRIVER_HAS_NO_ARRAY_OF = ("numeric", "int2")
 _JSON = ("json", "jsonb")
 
 
-class Loaded(NamedTuple):
+class ColumnLoad(NamedTuple):
     """How a column of a frame gets into a column of a table."""
 
     target: Column
@@ -73,7 +73,7 @@ class StagedRows:
     """A chunk in its staging table, which is as fast to fill as nobody reads it."""
 
     def __init__(
-        self, rows: PostgresRows, dataid: str, name: str, ways: Sequence[Loaded], schema: str
+        self, rows: PostgresRows, dataid: str, name: str, ways: Sequence[ColumnLoad], schema: str
     ) -> None:
         self._rows, self._dataid, self._ways, self._schema = rows, dataid, ways, schema
         self.name, self.rows = name, 0
@@ -93,15 +93,15 @@ class StagedRows:
         """Load a frame into a new staging table in the table's schema, a task for each part."""
         rows = PostgresRows(table, dataid, bounds, password)
         marks = blake2b(f"{rows.name}\n{dataid}".encode(), digest_size=4).hexdigest()
-        name = f"{STAGE}_{generation}_{marks}_{os.urandom(4).hex()}"
+        name = f"{STAGE_PREFIX}_{generation}_{marks}_{os.urandom(4).hex()}"
         with rows.connected() as connection:
-            ways = _ways(rows, df, rows.columns(connection))
+            ways = _column_loads(rows, df, rows.columns(connection))
             rows.find(connection)
             schema = rows.layout(connection).schema
             made = cls(rows, dataid, name, list(ways.values()), schema)
             left = [
                 each
-                for each, older in _found(rows, connection)
+                for each, older in _staging_tables(rows, connection)
                 if older < generation and each.split("_")[3] == marks
             ]
             made._create(connection)
@@ -148,7 +148,7 @@ class StagedRows:
         """The rows as they were loaded, with the columns and types that the frame had."""
         assert self._spark is not None
         stage = self._rows.table._replace(schema=self._schema, name=self.name)
-        parts = max(1, round(self.rows / ROWS_OF_A_PART))
+        parts = max(1, round(self.rows / ROWS_PER_PART))
         loaded = read_rows(self._spark, stage, password=self._rows.password, parts=parts)
         back = loaded.selectExpr(
             *(f"{way.back.format(f'c{at}')} as c{at}" for at, way in enumerate(self._ways))
@@ -239,10 +239,10 @@ def leftovers(table: Table, password: Password | None) -> list[tuple[str, int]]:
     """The staging tables beside a table, each with its generation."""
     rows = PostgresRows(table, None, None, password)
     with rows.connected() as connection:
-        return _found(rows, connection)
+        return _staging_tables(rows, connection)
 
 
-def _found(rows: PostgresRows, connection: Any) -> list[tuple[str, int]]:
+def _staging_tables(rows: PostgresRows, connection: Any) -> list[tuple[str, int]]:
     told = rows.run(connection, "leftovers", name=rows.name, note=_note(rows.name))
     return [(name, int(name.split("_")[2])) for (name,) in told]
 
@@ -261,7 +261,7 @@ def _drop(
     with rows.connected() as connection:
         rows.run(connection, patience)
         for name in names:
-            if not name.startswith(STAGE + "_"):
+            if not name.startswith(STAGE_PREFIX + "_"):
                 raise DataflowError(f"{name!r} is no staging table.")
             rows.run(connection, "unstage", _names(rows, schema, name))
         connection.commit()
@@ -271,7 +271,7 @@ def _names(rows: PostgresRows, schema: str, name: str) -> dict[str, str]:
     above = rows.quoted(schema)
     return {
         "stage": f"{above}.{rows.quoted(name)}",
-        "parts": f"{above}.{rows.quoted(name + PARTS)}",
+        "parts": f"{above}.{rows.quoted(name + PARTS_SUFFIX)}",
     }
 
 
@@ -279,7 +279,9 @@ def _note(name: str) -> str:
     return json.dumps({"odf": "staging", "table": name})
 
 
-def _ways(rows: PostgresRows, df: "DataFrame", columns: Sequence[Column]) -> dict[int, Loaded]:
+def _column_loads(
+    rows: PostgresRows, df: "DataFrame", columns: Sequence[Column]
+) -> dict[int, ColumnLoad]:
     """How each column of a frame gets into the table, by its number in the frame."""
     known = {column.name: column for column in columns}
     table, told = rows.table, [field.name for field in df.schema]
@@ -296,12 +298,12 @@ def _ways(rows: PostgresRows, df: "DataFrame", columns: Sequence[Column]) -> dic
     ]
     if table.column not in told and not rows.is_value:
         wrong.append(f"{table.column!r} is missing, by which the table is split")
-    found: dict[int, Loaded] = {}
+    found: dict[int, ColumnLoad] = {}
     for at, field in enumerate(df.schema):
         target = known.get(field.name)
         if target is None or target.generated:
             continue
-        way = loaded(field.name, field.dataType, target)
+        way = column_load(field.name, field.dataType, target)
         if isinstance(way, str):
             wrong.append(way)
         else:
@@ -341,16 +343,18 @@ def _loader(
 # --- how a column of a frame gets into a column of the table ---
 
 
-def loaded(name: str, type: "DataType", target: Column) -> Loaded | str:
+def column_load(name: str, type: "DataType", target: Column) -> ColumnLoad | str:
     """How to load a column, or what is in the way."""
     told, kind = type.simpleString(), _kind(type)
-    natural = _NATURAL.get(kind)
+    natural = _STAGED_TYPES.get(kind)
     scale: int | None = getattr(type, "scale", None)
 
     def way(
         expression: str, staged: str, cast: str | None, back: str = "", lost: str | None = None
-    ) -> Loaded:
-        return Loaded(target, expression, staged, cast, back or f"cast({{}} as {told})", lost, told)
+    ) -> ColumnLoad:
+        return ColumnLoad(
+            target, expression, staged, cast, back or f"cast({{}} as {told})", lost, told
+        )
 
     if kind == "variant" and target.base in _JSON:
         return way("to_json({})", TEXT, target.type, "parse_json({})")
@@ -359,25 +363,25 @@ def loaded(name: str, type: "DataType", target: Column) -> Loaded | str:
         return way("to_json({})", TEXT, target.type, f"from_json({{}}, '{schema}')")
     if kind == "array" and target.is_array:
         element = getattr(type, "elementType")  # noqa: B009
-        natural = _NATURAL.get(_kind(element))
+        natural = _STAGED_TYPES.get(_kind(element))
         if natural is not None:
-            lost = lossless.of_array(natural, getattr(element, "scale", None), target)
+            lost = lossless.array_loss(natural, getattr(element, "scale", None), target)
             if natural == target.element and natural not in _DRIVER_HAS_NO_ARRAY_OF:
                 return way("{}", f"{natural}[]", None, lost=lost)
             return way("cast({} as array<string>)", "text[]", target.type, lost=lost)
     elif kind in ("void", "time") or "interval" in kind or natural == TEXT:
-        lost = lossless.of_text(target)
+        lost = lossless.text_loss(target)
         return way("cast({} as string)", TEXT, _from_text(target), lost=lost)
     elif {natural, target.base} == {"timestamp", "timestamptz"}:
         # By the zone of Spark's session: the server would take its own.
-        lost = lossless.of_value(target.base, None, target)
+        lost = lossless.value_loss(target.base, None, target)
         return way(f"cast({{}} as {SAME_TYPES[target.base]})", target.base, None, lost=lost)
     elif natural is not None and _is_kept(natural, target):
         staged = told.replace("decimal", "numeric") if natural == "numeric" else natural
         # PostgreSQL's own cast keeps 15 digits of a double, its text all of them.
         cast = "text::numeric" if (natural[:5], target.base) == ("float", "numeric") else None
         expression = "cast({} as smallint)" if kind == "tinyint" else "{}"
-        lost = lossless.of_value(natural, scale, target)
+        lost = lossless.value_loss(natural, scale, target)
         return way(expression, staged, cast, lost=lost)
     return f"{name!r} is {told} in the frame and {target.type} in the table"
 

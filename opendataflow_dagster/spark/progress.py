@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 PROGRESS_SECONDS = 10.0
 """Seconds between two lines about a job of Spark that takes long."""
 
-LATER = 6
+MAX_GAP_FACTOR = 6
 """So many times `every` at most lie between two lines: a long job says less and less."""
 
 
-class State(NamedTuple):
+class StageProgress(NamedTuple):
     """How far the running job is."""
 
     stage: int
@@ -34,7 +34,7 @@ class State(NamedTuple):
         return f"stage {self.stage} of {self.stages}: {self.done} of {self.tasks} tasks"
 
 
-class Progress:
+class SparkProgress:
     """While its block runs, tell how far the Spark jobs of this thread are.
 
     `say` is given a line when a block takes longer than `every` seconds; `live` is given each
@@ -47,11 +47,11 @@ class Progress:
         say: Callable[[str], object],
         *,
         every: float = 10.0,
-        live: Callable[[State], object] | None = None,
+        live: Callable[[StageProgress], object] | None = None,
     ) -> None:
         self._session, self._say, self._every, self._live = session, say, every, live
         self._over = threading.Event()
-        self._state: State | None = None
+        self._state: StageProgress | None = None
         self._close: Callable[[], object] = lambda: None
 
     def __enter__(self) -> Self:
@@ -82,7 +82,7 @@ class Progress:
             self._close = lambda: context.removeJobTag(tag)
             self._look = lambda: _of_classic(context, tag)
 
-    def _look(self) -> State | None:
+    def _look(self) -> StageProgress | None:
         return self._state
 
     def _watch(self) -> None:
@@ -97,7 +97,7 @@ class Progress:
                     continue
                 if state and state != said and not self._over.is_set():
                     self._say(f"{state}, after {_now() - start:.0f} s")
-                    said, gap = state, min(gap * 2, LATER * self._every)
+                    said, gap = state, min(gap * 2, MAX_GAP_FACTOR * self._every)
                 due = _now() + gap
 
 
@@ -110,7 +110,7 @@ def _new_tag() -> str:
     return f"odf-{uuid4().hex}"
 
 
-def _of_classic(context: Any, tag: str) -> State | None:
+def _of_classic(context: Any, tag: str) -> StageProgress | None:
     tracker = context._jsc.sc().statusTracker()
     python = context.statusTracker()
     stages = {
@@ -125,7 +125,7 @@ def _of_classic(context: Any, tag: str) -> State | None:
     )
 
 
-def _of_connect(stages: list[Any]) -> State | None:
+def _of_connect(stages: list[Any]) -> StageProgress | None:
     """The server doesn't say what it skips: a stage that others have overtaken isn't at work."""
     found = sorted(stages, key=lambda each: each.stage_id)
     last = max((at for at, each in enumerate(found) if each.num_completed_tasks), default=0)
@@ -137,22 +137,22 @@ def _of_connect(stages: list[Any]) -> State | None:
     )
 
 
-def _first_of(stages: list[tuple[int, int, bool]]) -> State | None:
+def _first_of(stages: list[tuple[int, int, bool]]) -> StageProgress | None:
     """The first stage that is at work, of the (done, tasks, at work) of each."""
     for number, (done, tasks, at_work) in enumerate(stages, 1):
         if at_work:
-            return State(number, len(stages), done, tasks)
+            return StageProgress(number, len(stages), done, tasks)
     return None
 
 
 _here = threading.local()
 """The tag and the label of this thread's jobs: Java forgets them with an interrupted call."""
 
-_LABEL = "spark.jobGroup.id", "spark.job.description"
+_LABEL_PROPERTIES = "spark.jobGroup.id", "spark.job.description"
 """The properties of a thread of Java that Spark's UI shows of each job."""
 
 
-def which_of(claims: Sequence[Claim]) -> str:
+def describe_chunks(claims: Sequence[Claim]) -> str:
     """The chunk of a claim; of several claims, the first and how many more."""
     more = f" and {len(claims) - 1} more" if len(claims) > 1 else ""
     return printable(claims[0].dataid) + more
@@ -162,13 +162,13 @@ def which_of(claims: Sequence[Claim]) -> str:
 def working_on(claims: Sequence[Claim]) -> Iterator[None]:
     """Let Spark's UI show of each job that this thread starts which chunks it is for.
 
-    A session that starts only in the block is labelled by `label`.
+    A session that starts only in the block is labelled by `label_jobs`.
     """
-    jobid, which = printable(claims[0].jobid), which_of(claims)
+    jobid, which = printable(claims[0].jobid), describe_chunks(claims)
     outer = getattr(_here, "label", None)
     before = _shown_label()
     _here.label = f"{jobid} {which}", f"odf {jobid}: chunk {which}"
-    label()
+    label_jobs()
     try:
         yield
     finally:
@@ -176,7 +176,7 @@ def working_on(claims: Sequence[Claim]) -> Iterator[None]:
         _here.label = outer
 
 
-def label() -> None:
+def label_jobs() -> None:
     """Label this thread's jobs, if a session runs and the thread is at work on chunks."""
     if told := getattr(_here, "label", None):
         _show_label(told)
@@ -185,14 +185,14 @@ def label() -> None:
 def _shown_label() -> tuple[str | None, ...]:
     with suppress(Exception):  # Java may be gone
         if context := _context():
-            return tuple(context.getLocalProperty(name) for name in _LABEL)
-    return (None,) * len(_LABEL)
+            return tuple(context.getLocalProperty(name) for name in _LABEL_PROPERTIES)
+    return (None,) * len(_LABEL_PROPERTIES)
 
 
 def _show_label(values: Sequence[str | None]) -> None:
     with suppress(Exception):
         if context := _context():
-            for name, value in zip(_LABEL, values, strict=True):
+            for name, value in zip(_LABEL_PROPERTIES, values, strict=True):
                 context.setLocalProperty(name, value)
 
 
@@ -202,10 +202,10 @@ def _context() -> Any:
     return pyspark.SparkContext._active_spark_context if pyspark else None
 
 
-ENDING = 10.0
+JOB_END_SECONDS = 10.0
 """Seconds that jobs may take to end once they are told to."""
 
-CALM = 0.5
+QUIET_SECONDS = 0.5
 """Seconds without a job after which none is taken to come any more."""
 
 
@@ -226,7 +226,7 @@ def ending(session: "SparkSession") -> Iterator[None]:
             if not is_remote(session):
                 context: Any = session.sparkContext
                 _hang_up(context._gateway._gateway_client)
-            _end_jobs(session, getattr(_here, "tag", None), CALM)
+            _end_jobs(session, getattr(_here, "tag", None), QUIET_SECONDS)
         raise
 
 
@@ -238,10 +238,10 @@ def _end_jobs(session: Any, tag: str | None, calm: float) -> None:
         session.interruptTag(tag)
         return
     context = session.sparkContext
-    until, quiet = _now() + ENDING, _now() + calm
+    until, quiet = _now() + JOB_END_SECONDS, _now() + calm
     while _now() < until:
         context.cancelJobsWithTag(tag)
-        if _at_work(context, tag):
+        if _is_running(context, tag):
             quiet = _now() + calm
         elif _now() >= quiet:
             return
@@ -258,7 +258,7 @@ def _hang_up(client: Any) -> None:
         connection.close()
 
 
-def _at_work(context: Any, tag: str) -> bool:
+def _is_running(context: Any, tag: str) -> bool:
     tracker = context.statusTracker()
     for job in context._jsc.sc().statusTracker().getJobIdsForTag(tag):
         if told := tracker.getJobInfo(job):
@@ -290,7 +290,7 @@ def interrupting(session: "SparkSession") -> Iterator[Callable[[], None]]:
             threading.Thread(target=end, name="odf-spark-cancel", daemon=True).start()
 
     target.addTag(tag) if remote else target.addJobTag(tag)
-    label()
+    label_jobs()
     before = getattr(_here, "tag", None)
     _here.tag = tag
     try:
@@ -306,7 +306,7 @@ def interrupting(session: "SparkSession") -> Iterator[Callable[[], None]]:
 # Lets what Spark is at for several threads be ended from outside.
 
 
-LOOK = 0.5
+WATCH_SECONDS = 0.5
 """Seconds in which work that Spark does notices that it is to stop."""
 
 
@@ -340,7 +340,7 @@ class Watch:
         def say(line: str) -> None:
             self._say(f"{which}: {line}")
 
-        with interrupting(spark) as stop, Progress(spark, say, every=PROGRESS_SECONDS):
+        with interrupting(spark) as stop, SparkProgress(spark, say, every=PROGRESS_SECONDS):
             self._blocks[stop] = over
             try:
                 yield
@@ -375,7 +375,7 @@ class Watch:
         self._closed.set()
 
     def _watch(self) -> None:
-        while not self._closed.wait(LOOK):
+        while not self._closed.wait(WATCH_SECONDS):
             for stop, over in list(self._blocks.items()):
                 if self.ended() or over():
                     stop()

@@ -24,7 +24,7 @@ from ..store.csv_options import csv_options
 from ..util.text import printable
 from . import jdbc, postgres_read
 from .chunk_files import escaped_path, read_files
-from .foreign_files import Known
+from .foreign_files import KnownSchema
 from .object_store import read_version
 from .schema import quoted
 from .types import arrow_of
@@ -45,7 +45,7 @@ def read_chunk_frame(
     password: Password,
     bounds: Callable[[], Bounds | None],
     format: str = DEFAULT_FORMAT,
-    known: Known | None = None,
+    known: KnownSchema | None = None,
 ) -> "DataFrame":
     """The rows of a READY chunk; `known` tells the columns of files that are no chunks of ours."""
     target = chunk_place(place.datasetid, place.columns, format)

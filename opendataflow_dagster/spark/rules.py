@@ -10,7 +10,7 @@ from ..chunk import ERROR, WARN, Checked, Chunk, reason_of
 from ..util.text import meant, tidy
 from .evidence import Evidence
 from .job import CHUNK, type_name
-from .schema import MOST_DIGITS, quoted
+from .schema import DECIMAL_DIGITS, quoted
 from .session import in_a_line
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ class Rule:
             try:
                 told = self._analyze(df)
             except PySparkException as error:
-                told = line_of(error)
+                told = error_line(error)
             if len(self._seen) > 100:
                 self._seen.clear()
             self._seen[key] = told
@@ -105,12 +105,14 @@ class RowRule(Rule):
                     return self.failed(told, rows=evidence.rows)
                 count = frame().selectExpr(*self.observes(prefix)).collect()[0][0]
             except PySparkException as error:
-                return self.failed(f"it can't be asked: {line_of(error)}", rows=evidence.rows)
+                return self.failed(f"it can't be asked: {error_line(error)}", rows=evidence.rows)
         if not count:
             return self.passed(rows=evidence.rows, violations=0)
         message, more = f"{count:,} of {evidence.rows:,} rows {self.says}", {}
         with suppress(PySparkException):  # the answer stands without a sample
-            more["sample"] = of_rows(frame(), self.violation, self.columns or self._named(frame()))
+            more["sample"] = sample_rows(
+                frame(), self.violation, self.columns or self._named(frame())
+            )
             message += f", such as {more['sample']}"
         return self.failed(message, rows=evidence.rows, violations=count, **more)
 
@@ -149,7 +151,7 @@ class RangeRule(RowRule):
             )
         if isinstance(column.dataType, types.DecimalType):
             whole = column.dataType.precision - column.dataType.scale
-            if self.decimals > max(column.dataType.scale, MOST_DIGITS - whole):
+            if self.decimals > max(column.dataType.scale, DECIMAL_DIGITS - whole):
                 return (
                     f"the column {name!r} is {column.dataType.simpleString()}, beside which Spark "
                     f"rounds a bound with {self.decimals} decimals: round it, or give it as a float"
@@ -168,17 +170,19 @@ class SqlRule(RowRule):
 
         [told] = df.selectExpr(f"(\n{self.sql}\n) as told").schema
         if told.dataType.typeName() not in ("boolean", "void"):
-            return f"{shown(self.sql)} is {told.dataType.simpleString()}, not true or false"
+            return (
+                f"{abbreviated_sql(self.sql)} is {told.dataType.simpleString()}, not true or false"
+            )
         try:
             return super()._analyze(df)
         except AnalysisException:
             return (
-                f"{shown(self.sql)} can't be asked row by row: it has an aggregate, a window, a "
-                "subquery or a Python function. Write a rule of the kind function instead"
+                f"{abbreviated_sql(self.sql)} can't be asked row by row: it has an aggregate, a "
+                "window, a subquery or a Python function. Write a rule of the kind function instead"
             )
 
 
-def anyway(sql: str) -> str:
+def null_on_error(sql: str) -> str:
     """An expression that is NULL where computing the user's condition would raise.
 
     An overflow or a malformed cast would else fail the job, and not the rule. Spark has no `try`
@@ -197,7 +201,7 @@ def _observable(df: "DataFrame", aggregates: Sequence[str]) -> None:
     _ = df.observe("odf_asked", *map(F.expr, aggregates)).selectExpr("1").schema
 
 
-def line_of(error: BaseException) -> str:
+def error_line(error: BaseException) -> str:
     """The reason, without Spark's codes."""
     line = in_a_line(error) or reason_of(error)
     if line.startswith("["):
@@ -205,7 +209,7 @@ def line_of(error: BaseException) -> str:
     return line.partition(" SQLSTATE:")[0].rstrip(".")
 
 
-def shown(sql: str) -> str:
+def abbreviated_sql(sql: str) -> str:
     text = " ".join(sql.split())
     return f"`{text if len(text) <= 80 else text[:79] + '…'}`"
 
@@ -213,7 +217,7 @@ def shown(sql: str) -> str:
 # The rules that a chunk has to meet as a whole: keys, how many rows, a function of its frame.
 
 
-KNOWN = 5
+COMPARED_CHUNKS = 5
 """Chunks that the number of rows is compared with."""
 
 
@@ -240,7 +244,7 @@ class UniqueRule(Rule):
         [(values, rows)] = twice.selectExpr("count(1)", "coalesce(sum(times), 0)").collect()
         if not values:
             return self.passed(rows=evidence.rows, violations=0)
-        sample = of_keys(twice, self.columns, "times")
+        sample = sample_keys(twice, self.columns, "times")
         return self.failed(
             f"{rows:,} of {evidence.rows:,} rows share {', '.join(self.columns)} with another"
             f" ({values:,} {'values' if values > 1 else 'value'}), such as {sample}{self.hint}",
@@ -266,7 +270,7 @@ class RowsRule(Rule):
     def judge(
         self, prefix: str, evidence: Evidence, frame: Frame, last: Sequence[int], chunk: Chunk
     ) -> Checked:
-        rows, known = evidence.rows, list(last)[-KNOWN:]
+        rows, known = evidence.rows, list(last)[-COMPARED_CHUNKS:]
         told = f"{rows:,} {'row' if rows == 1 else 'rows'}"
         if self.least is not None and rows < self.least:
             return self.failed(f"{told}, expected at least {self.least:,}", rows=rows)
@@ -330,22 +334,24 @@ def _takes_chunk(fn: Callable[..., Any]) -> bool:
 # A few rows of a frame, on a line, for somebody who asks what is wrong with them.
 
 
-ROWS, COLUMNS, LETTERS = 5, 4, 30
+SAMPLE_ROWS, SAMPLE_COLUMNS, SAMPLE_LETTERS = 5, 4, 30
 
 
-def of_rows(df: "DataFrame", condition: str, first: Sequence[str]) -> str:
+def sample_rows(df: "DataFrame", condition: str, first: Sequence[str]) -> str:
     """Rows that meet a condition: the columns named first, then others, as far as there's room."""
     folded = {each.casefold() for each in first}
-    fields = sorted(df.schema.fields, key=lambda each: each.name.casefold() not in folded)[:COLUMNS]
-    rows = df.where(condition).limit(ROWS).selectExpr(*map(_text, fields)).collect()
+    fields = sorted(df.schema.fields, key=lambda each: each.name.casefold() not in folded)[
+        :SAMPLE_COLUMNS
+    ]
+    rows = df.where(condition).limit(SAMPLE_ROWS).selectExpr(*map(_text, fields)).collect()
     names = [each.name for each in fields]
     return ", ".join(_shown(names, row) for row in rows)
 
 
-def of_keys(counted: "DataFrame", columns: Sequence[str], times: str) -> str:
+def sample_keys(counted: "DataFrame", columns: Sequence[str], times: str) -> str:
     """The values that come most often, with how often they do."""
     fields = [each for each in counted.schema.fields if each.name != times]
-    found = counted.orderBy(counted[times].desc()).limit(ROWS)
+    found = counted.orderBy(counted[times].desc()).limit(SAMPLE_ROWS)
     rows = found.selectExpr(*map(_text, fields), times).collect()
     return ", ".join(f"{_shown(columns, row[:-1])} {row[-1]:,}×" for row in rows)
 
@@ -356,8 +362,8 @@ def _text(field: "StructField") -> str:
 
     name = quoted(field.name)
     if isinstance(field.dataType, types.BinaryType):
-        return f"concat('0x', left(hex({name}), {LETTERS}))"
-    text = f"left(cast({name} as string), {LETTERS + 1})"
+        return f"concat('0x', left(hex({name}), {SAMPLE_LETTERS}))"
+    text = f"left(cast({name} as string), {SAMPLE_LETTERS + 1})"
     return f"concat('''', {text}, '''')" if isinstance(field.dataType, types.StringType) else text
 
 
@@ -370,4 +376,4 @@ def _shown(names: Sequence[str], values: Sequence[str | None]) -> str:
 
 
 def _short(text: str) -> str:
-    return text if len(text) <= LETTERS + 2 else text[:LETTERS] + "…"
+    return text if len(text) <= SAMPLE_LETTERS + 2 else text[:SAMPLE_LETTERS] + "…"

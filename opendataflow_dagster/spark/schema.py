@@ -12,12 +12,15 @@ if TYPE_CHECKING:
 
 __all__ = ["compare", "fitted", "merged", "schema_of", "schema_text"]
 
-WHOLE = ("tinyint", "smallint", "int", "bigint")
+WHOLE_NUMBERS = ("tinyint", "smallint", "int", "bigint")
 _DIGITS = {"tinyint": 3, "smallint": 5, "int": 10, "bigint": 20}
-EXACT = {"float": ("tinyint", "smallint"), "double": ("tinyint", "smallint", "int", "float")}
+EXACT_IN_FLOATS = {
+    "float": ("tinyint", "smallint"),
+    "double": ("tinyint", "smallint", "int", "float"),
+}
 """The whole numbers and floats of which a float has all."""
 
-MOST_DIGITS = 38
+DECIMAL_DIGITS = 38
 
 
 def quoted(name: str) -> str:
@@ -141,10 +144,10 @@ def _wider(one: "DataType", other: "DataType") -> "DataType | None":
     first, second = type_text(one), type_text(other)
     if first == second:
         return one
-    if first in WHOLE and second in WHOLE:
-        return one if WHOLE.index(first) > WHOLE.index(second) else other
+    if first in WHOLE_NUMBERS and second in WHOLE_NUMBERS:
+        return one if WHOLE_NUMBERS.index(first) > WHOLE_NUMBERS.index(second) else other
     for wide, narrow in ((one, second), (other, first)):
-        if narrow in EXACT.get(type_text(wide), ()):
+        if narrow in EXACT_IN_FLOATS.get(type_text(wide), ()):
             return wide
     pair = {first, second}
     if pair == {"float", "int"}:
@@ -164,13 +167,13 @@ def _decimal(one: "DataType", other: "DataType") -> "DataType | None":
         else:
             return None
     whole, scale = (max(each) for each in zip(*sizes, strict=True))
-    return DecimalType(whole + scale, scale) if whole + scale <= MOST_DIGITS else None
+    return DecimalType(whole + scale, scale) if whole + scale <= DECIMAL_DIGITS else None
 
 
 # A schema as a text, and back: without a session, which Spark's own parser needs.
 
 
-TIMES = ("day", "hour", "minute", "second")
+INTERVAL_UNITS = ("day", "hour", "minute", "second")
 _PLAIN = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _TOKEN = re.compile(r"`(?:[^`]|``)*`|[A-Za-z0-9_ ]+(?:\([^)]*\))?")
 
@@ -324,7 +327,7 @@ def _simple(word: str) -> "DataType | None":
         case ["string", "collate", collation], []:
             return types.StringType(collation)
         case ["interval", first, *last], []:
-            units = ("year", "month") if first in ("year", "month") else TIMES
+            units = ("year", "month") if first in ("year", "month") else INTERVAL_UNITS
             kind = types.YearMonthIntervalType if "year" in units else types.DayTimeIntervalType
             if first in units:
                 return kind(units.index(first), units.index(last[-1] if last else first))

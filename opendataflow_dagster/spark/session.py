@@ -17,9 +17,9 @@ from ..errors import DataflowError, SessionError, WrongUse
 from ..util.text import in_one
 from .java import driver_options, java_environment, java_home, needed_java, warehouse
 from .settings import (
-    LEVEL,
+    JAVA_OPTIONS,
+    LOG_LEVEL,
     MASTER,
-    OPTIONS,
     REMOTE,
     WAREHOUSE,
     given_conf,
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 __all__ = ["is_remote", "java_home", "mask_logs", "spark_conf", "spark_session"]
 
-PATIENCE = 10.0
+CONNECT_SECONDS = 10.0
 """Seconds that a server may take until it listens."""
 
 DEPLOY_MODE = "spark.submit.deployMode"
@@ -44,7 +44,7 @@ _MASTERS = re.compile("yarn$|spark|k8s|local")
 _log = logging.getLogger("opendataflow_dagster")
 
 
-class _Known:
+class _SessionRequest:
     """What the session of this process was asked for, and what it was said not to become."""
 
     session: "SparkSession | None" = None
@@ -68,36 +68,36 @@ def spark_session(
     `conf` beats `settings`, which beat our defaults (see conf.py). `short` is for runs of seconds:
     Java starts faster, and computes more slowly.
     """
-    with starting:
-        _pyspark()
+    with session_lock:
+        _require_pyspark()
         mask_logs()
         given = given_conf(settings, conf)
-        session = _running()
+        session = _running_session()
         if session is not None:
             _adapt(session, given)
             return session
         wanted = spark_conf(settings, conf)
         wanted.setdefault("spark.app.name", app)
-        if wanted.get(LEVEL, "ERROR").upper() in ("ERROR", "FATAL", "OFF"):
+        if wanted.get(LOG_LEVEL, "ERROR").upper() in ("ERROR", "FATAL", "OFF"):
             _silence_what_is_raised()
         if REMOTE in wanted:
-            session = _connected(dict(wanted))
+            session = _connect_session(dict(wanted))
         elif "PYSPARK_GATEWAY_PORT" in os.environ:
-            session = _submitted(wanted, given)
+            session = _submitted_session(wanted, given)
         else:
-            session = _launched(dict(wanted), short)
-        _Known.of(session, wanted)
+            session = _launch_session(dict(wanted), short)
+        _SessionRequest.of(session, wanted)
         return session
 
 
 def refuse_impossible(settings: Settings | None) -> None:
     """Refuse, before anything is claimed, a session that can't start: without pyspark, or Java."""
-    _pyspark()
+    _require_pyspark()
     if "PYSPARK_GATEWAY_PORT" not in os.environ and REMOTE not in spark_conf(settings):
         needed_java()
 
 
-def _pyspark() -> None:
+def _require_pyspark() -> None:
     try:
         import pyspark.sql  # noqa: F401
     except ImportError as error:
@@ -156,7 +156,7 @@ def _is_ours(record: logging.LogRecord) -> bool:
 # --- a session that runs already ----------------------------------------------------------------
 
 
-def _running() -> "SparkSession | None":
+def _running_session() -> "SparkSession | None":
     from pyspark.sql import SparkSession
 
     if "SPARK_CONNECT_MODE_ENABLED" in os.environ:
@@ -173,22 +173,22 @@ def _running() -> "SparkSession | None":
 
 def _adapt(session: "SparkSession", given: Mapping[str, str]) -> None:
     """Set what can be set while a session runs, and say once what can't be."""
-    if session is not _Known.session:  # somebody else has made it
-        _Known.of(session, {})
-    new = {key: value for key, value in given.items() if _Known.asked.get(key) != value}
-    if not new or new == _Known.refused:
+    if session is not _SessionRequest.session:  # somebody else has made it
+        _SessionRequest.of(session, {})
+    new = {key: value for key, value in given.items() if _SessionRequest.asked.get(key) != value}
+    if not new or new == _SessionRequest.refused:
         return
     fixed, refused = [], {}
     for key, value in new.items():
-        now = _now(session, key)
+        now = _current_value(session, key)
         if now == value:
             continue
-        if key not in (MASTER, REMOTE) and _set(session, key, value):
-            _Known.asked = {**_Known.asked, key: value}
+        if key not in (MASTER, REMOTE) and _try_set(session, key, value):
+            _SessionRequest.asked = {**_SessionRequest.asked, key: value}
         else:
             refused[key] = value
             fixed.append(f"{key} stays {public(now) if now else 'unset'}, not {public(value)}")
-    _Known.refused = refused
+    _SessionRequest.refused = refused
     if fixed:
         _log.warning(
             "A Spark session runs already in this process, so that %s. End it first with "
@@ -197,16 +197,16 @@ def _adapt(session: "SparkSession", given: Mapping[str, str]) -> None:
         )
 
 
-def _now(session: "SparkSession", key: str) -> str | None:
+def _current_value(session: "SparkSession", key: str) -> str | None:
     if key == REMOTE or (key == MASTER and is_remote(session)):
-        return _Known.asked.get(key)
+        return _SessionRequest.asked.get(key)
     found = session.conf.get(key, None)
     if found is None and not is_remote(session):
         found = session.sparkContext.getConf().get(key)
     return found
 
 
-def _set(session: "SparkSession", key: str, value: str) -> bool:
+def _try_set(session: "SparkSession", key: str, value: str) -> bool:
     try:
         if not session.conf.isModifiable(key):
             return False
@@ -219,7 +219,7 @@ def _set(session: "SparkSession", key: str, value: str) -> bool:
 # --- a new one ----------------------------------------------------------------------------------
 
 
-def _connected(wanted: dict[str, str]) -> "SparkSession":
+def _connect_session(wanted: dict[str, str]) -> "SparkSession":
     from pyspark.sql import SparkSession
 
     address = wanted.pop(REMOTE)
@@ -242,7 +242,7 @@ def _connected(wanted: dict[str, str]) -> "SparkSession":
             f"No Spark Connect server answers at {public(address)}: {_cause(error)}. Start it, "
             f"or correct {REMOTE}, then run `odf doctor`."
         ) from error
-    server = [key for key, value in wanted.items() if not _set(session, key, value)]
+    server = [key for key, value in wanted.items() if not _try_set(session, key, value)]
     if server:
         _log.warning(
             "The Spark Connect server at %s decides itself about %s: set it where the server is "
@@ -255,14 +255,14 @@ def _connected(wanted: dict[str, str]) -> "SparkSession":
 
 def _wait_for(address: str, key: str) -> None:
     """Refuse in seconds what Spark would try for minutes."""
-    if not listens(address, patience=PATIENCE):
+    if not listens(address, patience=CONNECT_SECONDS):
         raise SessionError(
             f"Nothing listens at {public(address)}, which {key} names. Start that server, or "
             f"correct {key}, then run `odf doctor`."
         )
 
 
-def _launched(wanted: dict[str, str], short: bool) -> "SparkSession":
+def _launch_session(wanted: dict[str, str], short: bool) -> "SparkSession":
     from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
@@ -280,9 +280,9 @@ def _launched(wanted: dict[str, str], short: bool) -> "SparkSession":
     _wait_for(wanted[MASTER], MASTER)
     # What a session of Spark Connect has left, now that it is over.
     os.environ.pop("SPARK_CONNECT_MODE_ENABLED", None)
-    wanted[OPTIONS] = driver_options(wanted, short)
-    if not wanted[OPTIONS]:
-        del wanted[OPTIONS]
+    wanted[JAVA_OPTIONS] = driver_options(wanted, short)
+    if not wanted[JAVA_OPTIONS]:
+        del wanted[JAVA_OPTIONS]
     if wanted.get("spark.sql.catalogImplementation") != "hive":
         wanted.setdefault(WAREHOUSE, warehouse())
     try:
@@ -344,7 +344,7 @@ def _system_cause(error: OSError) -> str:
     return f"{what}{where}. Correct that, then run `odf doctor`."
 
 
-def _submitted(wanted: Mapping[str, str], given: Mapping[str, str]) -> "SparkSession":
+def _submitted_session(wanted: Mapping[str, str], given: Mapping[str, str]) -> "SparkSession":
     """The session of a script that spark-submit runs: what its command line says beats defaults."""
     from pyspark import SparkConf, SparkContext
     from pyspark.sql import SparkSession
@@ -360,13 +360,13 @@ def _submitted(wanted: Mapping[str, str], given: Mapping[str, str]) -> "SparkSes
 # Whether a session of Spark still lives, and letting go of one that doesn't.
 
 
-starting = threading.RLock()
+session_lock = threading.RLock()
 """Held by whoever makes the session of this process, or lets go of it."""
 
-ENDED = "Spark has ended in mid-work"
+SPARK_ENDED = "Spark has ended in mid-work"
 
 
-MEMORY = (
+MORE_MEMORY = (
     "Give it more: spark.driver.memory in dataflow.properties (on a cluster spark.executor.memory, "
     "too), such as 4g; or collect fewer rows at once"
 )
@@ -386,18 +386,21 @@ def how_ended(session: Any) -> str:
         with suppress(Exception):  # it ends a moment after it stops to answer
             code = java.wait(5)
     if code == _OUT_OF_MEMORY:
-        return f"{ENDED}: Java ran out of memory. {MEMORY}"
+        return f"{SPARK_ENDED}: Java ran out of memory. {MORE_MEMORY}"
     if code == -signal.SIGKILL:
         return (
-            f"{ENDED}: Java was killed, as the system does when memory is short. Give the machine "
-            "more, or Java less: spark.driver.memory in dataflow.properties"
+            f"{SPARK_ENDED}: Java was killed, as the system does when memory is short. Give the "
+            "machine more, or Java less: spark.driver.memory in dataflow.properties"
         )
     why = (
         f"Java ended with exit code {code}"
         if code
         else ("Java was killed or out of memory, or its server is away")
     )
-    return f"{ENDED}: {why}. If it lacked memory, raise spark.driver.memory in dataflow.properties"
+    return (
+        f"{SPARK_ENDED}: {why}. If it lacked memory, raise spark.driver.memory in "
+        "dataflow.properties"
+    )
 
 
 def is_remote(session: "SparkSession") -> bool:
@@ -433,7 +436,7 @@ def ended_meanwhile(session: Any) -> str:
 
 def let_go(session: Any) -> None:
     """End a session, also one whose Java is gone, so that this process can start another."""
-    with starting, warnings.catch_warnings(), suppress(Exception):
+    with session_lock, warnings.catch_warnings(), suppress(Exception):
         warnings.simplefilter("ignore")
         if is_remote(session):
             session.stop()
@@ -500,7 +503,7 @@ def in_a_line(error: BaseException) -> str | None:
         return None
     text = str(error).strip()
     if "java.lang.OutOfMemoryError" in text:
-        return f"Java ran out of memory. {MEMORY}"
+        return f"Java ran out of memory. {MORE_MEMORY}"
     if _TRACE in text:  # of a function of the user's, in a worker: what it raised comes last
         lines = text.rpartition(_TRACE)[2].splitlines()
         raised = next((at for at, line in enumerate(lines) if _RAISED.match(line)), None)

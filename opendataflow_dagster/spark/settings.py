@@ -11,19 +11,19 @@ from ..config.settings import Settings, parse_properties
 from ..errors import WrongUse
 
 MASTER, REMOTE = "spark.master", "spark.remote"
-LEVEL = "spark.log.level"
-OPTIONS = "spark.driver.extraJavaOptions"
+LOG_LEVEL = "spark.log.level"
+JAVA_OPTIONS = "spark.driver.extraJavaOptions"
 WAREHOUSE = "spark.sql.warehouse.dir"
 
-ANYWHERE = {
+CONNECT_DEFAULTS = {
     # Else the chunk 007 of a folder would be read as 7.
     "spark.sql.sources.partitionColumnTypeInference.enabled": "false",
 }
 """What also a server of Spark Connect is told, where nobody else says something about it."""
 
 DEFAULTS = {
-    **ANYWHERE,
-    LEVEL: "ERROR",
+    **CONNECT_DEFAULTS,
+    LOG_LEVEL: "ERROR",
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
     # What is kept of finished work, also without a UI: else the driver grows with each chunk.
@@ -54,7 +54,7 @@ def spark_conf(
     """
     given = given_conf(settings, conf, environ)
     if REMOTE in given:
-        told = dict(ANYWHERE)
+        told = dict(CONNECT_DEFAULTS)
     else:
         master = given.setdefault(MASTER, "local[*]")
         told = dict(DEFAULTS)
@@ -170,7 +170,7 @@ def _from_variables(values: Mapping[str, str]) -> dict[str, str]:
 COMMON_KEYS = (
     MASTER,
     REMOTE,
-    OPTIONS,
+    JAVA_OPTIONS,
     WAREHOUSE,
     "spark.driver.memory",
     "spark.driver.memoryOverhead",
@@ -194,7 +194,7 @@ def _flat(key: str) -> str:
 # The servers that a master or a remote names, and whether they are there.
 
 
-USUAL = {"sc": 15002, "spark": 7077}
+DEFAULT_PORTS = {"sc": 15002, "spark": 7077}
 PROXIES = ("grpc_proxy", "https_proxy", "http_proxy")
 
 
@@ -217,7 +217,7 @@ def listens(
     while True:
         for each in found[2].split(","):
             host, _, port = each.rpartition(":") if re.search(r":\d+$", each) else (each, "", "")
-            if _answers(host.strip("[]"), int(port or USUAL[found[1]])):
+            if _answers(host.strip("[]"), int(port or DEFAULT_PORTS[found[1]])):
                 return True
         if time.monotonic() >= ends:
             return False

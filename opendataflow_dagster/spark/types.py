@@ -37,7 +37,7 @@ _DAYS = (-2440588, 2145031948)
 _MOMENTS = (-210866803200000000, 9223371331199999999)
 """The same of timestamps, in microseconds."""
 
-MOST_DIGITS, DIGITS_AFTER = 38, 18
+DECIMAL_DIGITS, DECIMAL_SCALE = 38, 18
 
 
 class Column(NamedTuple):
@@ -77,13 +77,13 @@ class Column(NamedTuple):
     def digits(self) -> tuple[int, int]:
         """Precision and scale of a NUMERIC, as near as Spark has them."""
         if self.modifier < 4:
-            return MOST_DIGITS, DIGITS_AFTER
+            return DECIMAL_DIGITS, DECIMAL_SCALE
         precision, scale = (self.modifier - 4) >> 16 & 0xFFFF, (self.modifier - 4) & 0x7FF
         scale -= 2048 if scale > 1023 else 0
         if scale < 0:
             precision, scale = precision - scale, 0
         precision = max(precision, scale)
-        return min(precision, MOST_DIGITS), min(scale, MOST_DIGITS)
+        return min(precision, DECIMAL_DIGITS), min(scale, DECIMAL_DIGITS)
 
 
 def fitted(batch: "pyarrow.RecordBatch", schema: "pyarrow.Schema") -> "pyarrow.RecordBatch":
@@ -120,7 +120,7 @@ def _wider(type: "pyarrow.DataType") -> "pyarrow.DataType":
 
     if pyarrow.types.is_list(type):
         return pyarrow.list_(_wider(type.value_type))
-    is_full = pyarrow.types.is_decimal128(type) and type.precision == MOST_DIGITS
+    is_full = pyarrow.types.is_decimal128(type) and type.precision == DECIMAL_DIGITS
     return pyarrow.decimal256(76, type.scale) if is_full else type
 
 
@@ -150,7 +150,7 @@ def frame_schema(columns: Mapping[str, str]) -> "StructType":
 
 INTEGER, SQLITE_TEXT, BLOB, REAL, NUMERIC = "integer", "text", "blob", "real", "numeric"
 
-_WORDS = {
+_AFFINITY_WORDS = {
     INTEGER: ("INT",),
     SQLITE_TEXT: ("CHAR", "CLOB", "TEXT"),
     BLOB: ("BLOB",),
@@ -158,7 +158,7 @@ _WORDS = {
 }
 """What SQLite looks for in a declared type, in its order; all else is numeric."""
 
-_FITTING = {
+_ARROW_TYPES = {
     INTEGER: ("int64", (int,)),
     SQLITE_TEXT: ("string", (str,)),
     BLOB: ("binary", (bytes,)),
@@ -171,7 +171,12 @@ def affinity(declared: str) -> str:
     if not declared:
         return BLOB  # it keeps them as they are
     return next(
-        (kind for kind, words in _WORDS.items() if any(each in declared for each in words)), NUMERIC
+        (
+            kind
+            for kind, words in _AFFINITY_WORDS.items()
+            if any(each in declared for each in words)
+        ),
+        NUMERIC,
     )
 
 
@@ -192,7 +197,7 @@ def arrow_of(rows: Rows) -> "pyarrow.Table":
 def _array(rows: Rows, name: str, declared: str, values: Sequence[Any]) -> Any:
     import pyarrow
 
-    kind, fitting = _FITTING.get(affinity(declared), ("", ())) if declared else ("", ())
+    kind, fitting = _ARROW_TYPES.get(affinity(declared), ("", ())) if declared else ("", ())
     if kind and all(value is None or isinstance(value, fitting) for value in values):
         return pyarrow.array(values, kind)
     try:

@@ -18,10 +18,10 @@ from ..runner.run import Outcome, Tell, run_chunks
 from ..storage.publish import publish
 from ..storage.read import bounds_of, failing, with_code
 from ..store.store import Store
-from .batch import Batch, keyed, sweep
+from .batch import ChunkBatch, sweep_folders, with_dataid
 from .evidence import Evidence
 from .expectations import Rule, rules_of
-from .foreign_files import Known
+from .foreign_files import KnownSchema
 from .job import (
     ANY,
     CHUNK,
@@ -30,14 +30,14 @@ from .job import (
     INPUTS,
     MERGE,
     SESSION,
+    SingleChunkFrame,
     SparkJob,
-    Unmixed,
     outputs_of,
     send_modules,
 )
-from .last_chunk import Last, confirm, fit
+from .last_chunk import LastChunks, confirm, fit
 from .postgres_read import looking
-from .progress import Watch, which_of, working_on
+from .progress import Watch, describe_chunks, working_on
 from .read import TABLE_FORMATS, read_chunk_frame, unchanged
 from .session import (
     ended_meanwhile,
@@ -53,14 +53,14 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 
-DECLARED = '@spark_job(schema="{}")'
+SCHEMA_DECLARATION = '@spark_job(schema="{}")'
 
 
-class Interrupted(BaseException):
+class RunInterrupted(BaseException):
     """A thread's work was ended because that of the whole run was."""
 
 
-class Made(NamedTuple):
+class StagedOutput(NamedTuple):
     """An output of a chunk that is staged, and what the rules say of it."""
 
     staged: StagedFrame
@@ -90,9 +90,9 @@ class SparkWork(Maker):
         self.batch, self.threads = job.batch, job.threads
         self.keyed = job.batch > 1
         super().__init__(self.compute, self.publish, [self._check(rule) for rule in self.rules])
-        self._made: dict[int, dict[str, Made]] = {}
+        self._made: dict[int, dict[str, StagedOutput]] = {}
         self._rest: dict[int, dict[str, Any]] = {}
-        self._last: dict[str, Last] = {}
+        self._last: dict[str, LastChunks] = {}
         self._swept: set[str] = set()
         self._lock = threading.Lock()
         self._none: SessionError | None = None
@@ -182,7 +182,7 @@ class SparkWork(Maker):
         self._watch.interrupt()
 
     def prepare(self, chunks: Sequence[Chunk]) -> None:
-        Batch(self, chunks).make()
+        ChunkBatch(self, chunks).make()
 
     def close(self) -> None:
         self._watch.close()
@@ -208,7 +208,7 @@ class SparkWork(Maker):
         try:
             with (
                 working_on(claims),
-                self._watch.block(spark, which_of(claims), over),
+                self._watch.block(spark, describe_chunks(claims), over),
                 looking(),  # the parts of a read see one moment
             ):
                 yield
@@ -218,7 +218,7 @@ class SparkWork(Maker):
             raise ChunkFailed(with_code(error)) from error
         except Exception as error:
             if self._watch.interrupted:
-                raise Interrupted(str(error).partition("\n")[0]) from error
+                raise RunInterrupted(str(error).partition("\n")[0]) from error
             if told := self._watch.ended() or over():
                 raise ChunkFailed(told) from None
             if told := ended_meanwhile(spark):
@@ -241,20 +241,20 @@ class SparkWork(Maker):
     def keep(self, chunk: Chunk, datasetid: str, staged: StagedFrame) -> None:
         """Ask the rules about a staged output, and keep both until it is published."""
         made = self._made.setdefault(chunk.generation, {})
-        made[datasetid] = Made(staged, [])  # forgotten with the chunk, should a rule raise
+        made[datasetid] = StagedOutput(staged, [])  # forgotten with the chunk, should a rule raise
         checked = [
             self._judge(at, staged, chunk)
             for at, each in enumerate(self.rules)
             if each.datasetid == datasetid and not each.is_late
         ]
-        made[datasetid] = Made(staged, checked)
+        made[datasetid] = StagedOutput(staged, checked)
 
     def sweep(self, place: Place) -> None:
         """Clear away, once, what a batch that was killed has left."""
         target = chunk_place(place.datasetid, place.columns, self.format)
         if isinstance(target, Folder) and target.root not in self._swept:
             self._swept.add(target.root)
-            sweep(self.store, target.root)
+            sweep_folders(self.store, target.root)
 
     def extra(self, datasetid: str, df: "DataFrame") -> list[str]:
         """What the rules want to be observed in the pass that writes an output."""
@@ -266,7 +266,7 @@ class SparkWork(Maker):
 
     def fit(self, datasetid: str, dataid: str, df: "DataFrame") -> "DataFrame":
         """The frame with the dataset's schema, as far as the job has declared how to get there."""
-        return fit(df, self._last_of(datasetid), dataid, self.job.schema, DECLARED)
+        return fit(df, self._last_of(datasetid), dataid, self.job.schema, SCHEMA_DECLARATION)
 
     @property
     def takes_chunk(self) -> bool:
@@ -298,7 +298,7 @@ class SparkWork(Maker):
 
     def _confirm(self, chunk: Chunk, datasetid: str, evidence: Evidence) -> None:
         last, rule = self._last_of(datasetid), self.job.schema
-        confirm(evidence.schema, last, chunk.dataid, rule, DECLARED, jobid=chunk.jobid)
+        confirm(evidence.schema, last, chunk.dataid, rule, SCHEMA_DECLARATION, jobid=chunk.jobid)
 
     def _make(self, chunk: Chunk) -> None:
         inputs = self.inputs_of(chunk)
@@ -310,7 +310,7 @@ class SparkWork(Maker):
         frames = {each: self._read(spark, chunk, each) for each in inputs}
         if self.keyed:
             frames = {
-                each: keyed(
+                each: with_dataid(
                     df,
                     chunk.dataid,
                     chunk.inputs[each],
@@ -326,7 +326,7 @@ class SparkWork(Maker):
             if not is_spark_frame(obj):
                 rest[datasetid] = obj
                 continue
-            mine = Unmixed(self.job, datasetid, chunk.dataid, obj) if self.keyed else None
+            mine = SingleChunkFrame(self.job, datasetid, chunk.dataid, obj) if self.keyed else None
             df = self.fit(datasetid, chunk.dataid, mine.frame if mine else obj)
             extra = self.extra(datasetid, df)
             place = chunk.outputs[datasetid]
@@ -347,12 +347,12 @@ class SparkWork(Maker):
             self._known(chunk, datasetid),
         )
 
-    def _known(self, chunk: Chunk, datasetid: str) -> Known | None:
+    def _known(self, chunk: Chunk, datasetid: str) -> KnownSchema | None:
         """What is known of an input's schema, unless the job takes each chunk's own."""
         if self.job.schema in (MERGE, ANY):
             return None
         generation = chunk.inputs[datasetid].generation
-        return Known(self.store, datasetid, chunk.dataid, generation)
+        return KnownSchema(self.store, datasetid, chunk.dataid, generation)
 
     def _judge(self, at: int, staged: StagedFrame, chunk: Chunk) -> Checked:
         rule = self.rules[at]
@@ -378,9 +378,9 @@ class SparkWork(Maker):
 
         return answer
 
-    def _last_of(self, datasetid: str) -> Last:
+    def _last_of(self, datasetid: str) -> LastChunks:
         with self._lock:
-            return self._last.setdefault(datasetid, Last(self.store, datasetid))
+            return self._last.setdefault(datasetid, LastChunks(self.store, datasetid))
 
 
 # `odf run --spark`: the next chunks of a job, made by a function of DataFrames.

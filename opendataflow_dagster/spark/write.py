@@ -11,9 +11,9 @@ from ..storage.read import failing
 from ..store.store import Store
 from . import text_formats
 from .chunk_files import count_rows, read_files, remove_markers, write_files
-from .evidence import Evidence, Unseen, observed, of_frame
+from .evidence import Evidence, IncompleteObservation, evidence_of_frame, observed
 from .object_store import StagedRemote
-from .progress import PROGRESS_SECONDS, Progress, interrupting, working_on
+from .progress import PROGRESS_SECONDS, SparkProgress, interrupting, working_on
 from .read import TABLE_FORMATS
 from .session import in_a_line
 from .text_formats import line_aggregates, line_note
@@ -110,13 +110,13 @@ class StagedFolder:
         schema, rows = df.schema.jsonValue(), count_rows(self.path, format)
         try:
             evidence = taken(rows)
-        except Unseen:  # tasks were done again: what is there tells
+        except IncompleteObservation:  # tasks were done again: what is there tells
             if texts or (format == "csv" and len(df.columns) == 1):  # or the format has lost some
-                seen = of_frame(df, extra)
+                seen = evidence_of_frame(df, extra)
                 text_formats.refuse_lossy(seen, df, format)
                 line_note(seen, df.schema, format)
             note = {"format": format, "schema": schema}
-            evidence = of_frame(read_files(self._spark, self.path, note, ""), extra)
+            evidence = evidence_of_frame(read_files(self._spark, self.path, note, ""), extra)
             if rows not in (None, evidence.rows):
                 raise _short(self.path, evidence.rows, rows) from None
         text_formats.refuse_lossy(evidence, df, format)
@@ -180,7 +180,7 @@ def publish_frame(
         with failing():
             spark = df.sparkSession
             with working_on([chunk.claim]):
-                with interrupting(spark), Progress(spark, say, every=PROGRESS_SECONDS):
+                with interrupting(spark), SparkProgress(spark, say, every=PROGRESS_SECONDS):
                     staged = stage(spark, store, chunk, place, df, (), format)
                 try:
                     return result_of(staged, staged.show(lambda: store.confirm(chunk.claim)))

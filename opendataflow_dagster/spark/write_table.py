@@ -31,13 +31,13 @@ def staged_rows(
     table: Table,
     df: "DataFrame",
     extra: Sequence[str],
-) -> "StagedTable | StagedDatabaseTable":
+) -> "StagedSqliteTable | StagedDatabaseTable":
     """Load a frame beside a table, or keep it, until it is shown."""
     bounds = bounds_of(store, table.datasetid, chunk.dataid)
     password: Password = lambda: chunk.password(table.datasetid)  # noqa: E731
     if table.dialect == SQLITE:
         rows = Rows(table, chunk.dataid, bounds, password)
-        return StagedTable(spark, table, rows, df, extra, rehearse=len(chunk.outputs) > 1)
+        return StagedSqliteTable(spark, table, rows, df, extra, rehearse=len(chunk.outputs) > 1)
     kind = StagedJdbcRows if table.dialect == JDBC else StagedRows
     frame, taken = observed(df, extra)
     staged = kind.write(frame, table, chunk.dataid, bounds, password, chunk.generation)
@@ -52,7 +52,7 @@ def _rehearsed() -> None:
     raise _Rehearsed
 
 
-class StagedTable:
+class StagedSqliteTable:
     """A chunk of a table of SQLite, kept on the driver until it is shown."""
 
     def __init__(

@@ -324,5 +324,5 @@ def test_every_error_class_is_raised_and_read() -> None:
 
 
 CAUGHT_BY_A_BASE = {
-    "opendataflow_dagster.spark.worker.Interrupted": "ends a thread's work; `make` raises why",
+    "opendataflow_dagster.spark.worker.RunInterrupted": "ends a thread's work; `make` raises why",
 }

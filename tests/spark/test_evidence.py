@@ -10,7 +10,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
 from opendataflow_dagster.errors import DataflowError
-from opendataflow_dagster.spark.evidence import Evidence, observed, of_groups
+from opendataflow_dagster.spark.evidence import Evidence, evidence_by_group, observed
 
 
 def evidence(df: DataFrame, extra: Sequence[str] = ()) -> Evidence:
@@ -215,7 +215,9 @@ def test_what_else_is_asked_comes_with_it(spark: SparkSession) -> None:
 
 def test_each_chunk_of_a_frame_of_many_has_what_it_has_alone(spark: SparkSession) -> None:
     df = spark.sql(ROWS)
-    found = of_groups(df.selectExpr("*", "concat('d', shop) as dataid"), "dataid", ["max(id) as m"])
+    found = evidence_by_group(
+        df.selectExpr("*", "concat('d', shop) as dataid"), "dataid", ["max(id) as m"]
+    )
     assert sorted(found) == [f"d{shop}" for shop in range(7)]
     for shop in range(7):
         assert found[f"d{shop}"] == evidence(df.where(f"shop = {shop}"), ["max(id) as m"])
@@ -241,7 +243,7 @@ def test_what_a_failed_job_saw_isnt_taken_for_the_chunk(
 def test_a_frame_never_written_is_told_after_a_while(
     spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("opendataflow_dagster.spark.evidence.PATIENCE", 0.1)
+    monkeypatch.setattr("opendataflow_dagster.spark.evidence.OBSERVATION_SECONDS", 0.1)
     _, told = observed(spark.sql(ROWS))
     with pytest.raises(DataflowError, match="never written"):
         told()
@@ -269,5 +271,5 @@ def test_random_rows_differ_wherever_one_value_does(spark: SparkSession) -> None
     rows = [row() for _ in range(3000)]
     distinct = {repr((*each[:5], each[5] and sorted(each[5].items()))) for each in rows}
     df = spark.createDataFrame([(at, *each) for at, each in enumerate(rows)], f"k int, {schema}")
-    found = of_groups(df, "k")
+    found = evidence_by_group(df, "k")
     assert len({each.fingerprint for each in found.values()}) == len(distinct)

@@ -12,7 +12,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from opendataflow_dagster.chunk import ERROR, WARN, Checked, Chunk
 from opendataflow_dagster.errors import WrongUse
-from opendataflow_dagster.spark.evidence import Evidence, observed, of_groups
+from opendataflow_dagster.spark.evidence import Evidence, evidence_by_group, observed
 from opendataflow_dagster.spark.expectations import rules_of
 
 CHUNK = cast(Chunk, SimpleNamespace(dataid="2026-11-18"))
@@ -393,7 +393,7 @@ def test_an_empty_chunk_meets_all_but_the_number_of_rows(df: DataFrame) -> None:
 
 def test_chunks_of_one_frame_are_judged_apart(df: DataFrame) -> None:
     [rule] = rules_of({"range": {"id": (0, 8)}}, ["out"])
-    found = of_groups(df, "shop", rule.observes("r0_"))
+    found = evidence_by_group(df, "shop", rule.observes("r0_"))
     passed = {
         shop: rule.judge("r0_", each, lambda shop=shop: df.where(f"shop = {shop}"), [], CHUNK)
         for shop, each in found.items()

@@ -10,7 +10,7 @@ from opendataflow_dagster.chunk import Chunk
 from opendataflow_dagster.errors import WrongUse
 from opendataflow_dagster.model import Plan
 from opendataflow_dagster.spark.job import (
-    Given,
+    Argument,
     SparkJob,
     arguments,
     is_spark_function,
@@ -28,7 +28,10 @@ def test_frames_are_given_by_the_names_of_datasets() -> None:
 
     found = arguments(fn, plan("customers", "orders", "today"))
 
-    assert found == {"orders": Given("frame", "orders"), "customers": Given("frame", "customers")}
+    assert found == {
+        "orders": Argument("frame", "orders"),
+        "customers": Argument("frame", "customers"),
+    }
 
 
 def test_a_name_that_no_parameter_can_have_is_written_with_underscores() -> None:
@@ -43,9 +46,9 @@ def test_the_only_input_may_be_called_anything() -> None:
     found = arguments(fn, plan("orders"))
 
     assert found == {
-        "df": Given("frame", "orders"),
-        "spark": Given("spark"),
-        "chunk": Given("chunk"),
+        "df": Argument("frame", "orders"),
+        "spark": Argument("spark"),
+        "chunk": Argument("chunk"),
     }
 
 
@@ -55,9 +58,9 @@ def test_annotations_beat_names() -> None:
     found = arguments(fn, plan("chunk"))
 
     assert found == {
-        "session": Given("spark"),
-        "c": Given("chunk"),
-        "chunk": Given("frame", "chunk"),
+        "session": Argument("spark"),
+        "c": Argument("chunk"),
+        "chunk": Argument("frame", "chunk"),
     }
 
 

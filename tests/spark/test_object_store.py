@@ -27,7 +27,7 @@ from opendataflow_dagster.spark.object_store import (
     LocalFiles,
     StagedRemote,
     chunk_version,
-    loads,
+    from_json,
     point,
     read_version,
 )
@@ -371,7 +371,7 @@ def test_hadoops_files_do_what_pythons_do(spark: Any, tmp_path: Path) -> None:
     assert hadoop.below(root) == []
     for text in ("one", "two"):
         hadoop.write(f"{root}/c/_odf.json", json.dumps({"is": text}).encode())
-        assert loads(hadoop.read(f"{root}/c/_odf.json")) == {"is": text}
+        assert from_json(hadoop.read(f"{root}/c/_odf.json")) == {"is": text}
         assert local.read(f"{root}/c/_odf.json") == hadoop.read(f"{root}/c/_odf.json")
     local.write(f"{root}/c/d/x", b"\x00\xff" * 1000)
     assert hadoop.read(f"{root}/c/d/x") == b"\x00\xff" * 1000

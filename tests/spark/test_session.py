@@ -17,7 +17,7 @@ import pytest
 from opendataflow_dagster.config.settings import load_settings
 from opendataflow_dagster.errors import DataflowError, WrongUse
 from opendataflow_dagster.spark import java
-from opendataflow_dagster.spark.progress import Progress, State, interrupting
+from opendataflow_dagster.spark.progress import SparkProgress, StageProgress, interrupting
 from opendataflow_dagster.spark.session import spark_session
 from opendataflow_dagster.spark.settings import spark_conf
 
@@ -540,9 +540,9 @@ def slow(session: "SparkSession", tasks: int = 12, seconds: float = 0.5) -> Any:
 
 def test_progress_says_how_far_a_long_job_is(spark: "SparkSession") -> None:
     said: list[str] = []
-    states: list[State] = []
+    states: list[StageProgress] = []
     began = time.monotonic()
-    with Progress(spark, said.append, every=1, live=states.append):
+    with SparkProgress(spark, said.append, every=1, live=states.append):
         slow(spark, 14).collect()
     took = time.monotonic() - began
 
@@ -557,10 +557,10 @@ def test_progress_is_silent_for_short_jobs_and_those_of_others(spark: "SparkSess
     said: list[object] = []
     other = threading.Thread(target=lambda: slow(spark).collect())
     other.start()
-    with Progress(spark, said.append, every=0.5, live=said.append):
+    with SparkProgress(spark, said.append, every=0.5, live=said.append):
         time.sleep(1.5)
     other.join()
-    with Progress(spark, said.append, every=60):  # a slow machine takes seconds for it
+    with SparkProgress(spark, said.append, every=60):  # a slow machine takes seconds for it
         assert spark.range(3).count() == 3
     time.sleep(0.1)
     assert said == []
@@ -574,7 +574,7 @@ def test_whoever_listens_to_progress_cannot_make_the_work_fail(spark: "SparkSess
         told.append(line)
         raise ValueError(line)
 
-    with Progress(spark, broken, every=0.5, live=broken):
+    with SparkProgress(spark, broken, every=0.5, live=broken):
         assert slow(spark, 4).count() == 4
     assert told
 

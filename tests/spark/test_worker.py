@@ -24,7 +24,7 @@ from opendataflow_dagster.errors import WrongUse
 from opendataflow_dagster.runner.run import Outcome
 from opendataflow_dagster.spark.evidence import HIGH, LOW, ROWS, Evidence, Observed
 from opendataflow_dagster.spark.job import spark_job
-from opendataflow_dagster.spark.last_chunk import Last
+from opendataflow_dagster.spark.last_chunk import LastChunks
 from opendataflow_dagster.spark.read import lake_name
 from opendataflow_dagster.spark.text_formats import is_read_whole
 from opendataflow_dagster.storage import folder as folders
@@ -973,7 +973,7 @@ def test_of_two_chunks_made_at_once_the_second_fits_the_first(
 
 
 def test_a_chunk_that_couldn_t_be_shown_isn_t_the_last_one(line: Line) -> None:
-    last = Last(line.store, "numbers")
+    last = LastChunks(line.store, "numbers")
 
     def show(dataid: str, schema: str, error: Exception | None = None) -> None:
         with last.next(dataid, Evidence(len(schema), "", schema), lambda: None):
@@ -991,7 +991,7 @@ def test_a_chunk_that_couldn_t_be_shown_isn_t_the_last_one(line: Line) -> None:
 
 
 def test_the_last_chunks_are_followed_by_many_threads(line: Line) -> None:
-    last = Last(line.store, "numbers")
+    last = LastChunks(line.store, "numbers")
     last.rows("0")
     before = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)

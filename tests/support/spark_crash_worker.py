@@ -180,7 +180,7 @@ def doom(point: str, delay: float, act: Callable[[], None]) -> None:
     elif point == "batch's write":
         while_written(batches)
     elif point == "between staging":
-        after(batches.Batch, "_stage", times=2)
+        after(batches.ChunkBatch, "_stage", times=2)
     elif point == "between shows":
         after(folders.Staged, "show", times=2)
     elif point == "any":

@@ -34,11 +34,15 @@ def spark_for_all(tmp_path_factory: pytest.TempPathFactory) -> Iterator["SparkSe
 @pytest.fixture
 def spark(spark_for_all: "SparkSession") -> Iterator["SparkSession"]:
     """A session on local[2] with 1 GB: settings that a test changed are taken back after it."""
-    from opendataflow_dagster.spark.session import _Known
+    from opendataflow_dagster.spark.session import _SessionRequest
 
-    before, asked, refused = dict(spark_for_all.conf.getAll), _Known.asked, _Known.refused
+    before, asked, refused = (
+        dict(spark_for_all.conf.getAll),
+        _SessionRequest.asked,
+        _SessionRequest.refused,
+    )
     yield spark_for_all
-    _Known.asked, _Known.refused = asked, refused
+    _SessionRequest.asked, _SessionRequest.refused = asked, refused
     after = dict(spark_for_all.conf.getAll)
     for key in after.keys() - before.keys():
         spark_for_all.conf.unset(key)
