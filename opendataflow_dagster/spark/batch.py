@@ -90,7 +90,9 @@ class ChunkBatch:
 
     def _alike(self) -> list[list[tuple[Chunk, BatchInputs]]]:
         """The chunks whose inputs are read in one go: of the same schemas and formats."""
-        if not all(self._is_folder(self.chunks[0], each) for each in self.chunks[0].outputs):
+        if not all(
+            self._is_folder(self.chunks[0], datasetid) for datasetid in self.chunks[0].outputs
+        ):
             return []
         if self.work.takes_chunk:
             return []
@@ -98,7 +100,11 @@ class ChunkBatch:
         for chunk in self.chunks:
             with suppress(DataflowError):  # it says so again when it is made alone
                 inputs = self.work.inputs_of(chunk)
-                sources = {each: source for each in inputs if (source := self._source(chunk, each))}
+                sources = {
+                    datasetid: source
+                    for datasetid in inputs
+                    if (source := self._source(chunk, datasetid))
+                }
                 if len(sources) == len(inputs):
                     key = tuple(
                         (name, each.root, each.format, each.schema.json())
@@ -121,7 +127,7 @@ class ChunkBatch:
         work, spark = self.work, self.work.spark()
         target = self._folder(chunks[0], datasetid)
         work.sweep(chunks[0].outputs[datasetid])
-        path = create_folder(target.root, [each.generation for each in chunks])
+        path = create_folder(target.root, [chunk.generation for chunk in chunks])
         try:
             df = self._fitted(datasetid, chunks[0].dataid, df)
             seen = FormatCheck(df, target.format)
@@ -135,7 +141,7 @@ class ChunkBatch:
                 ],
             }
             there = {each for each in os.listdir(path) if each.startswith(f"{DATAID_COLUMN}=")}
-            mine = {directory(each.dataid): each for each in chunks}
+            mine = {directory(chunk.dataid): chunk for chunk in chunks}
             if strangers := sorted(there - set(mine)):
                 raise ChunkFailed(
                     f"{work.job.name} returned rows for {strangers[0]}, which isn't in the batch."
@@ -152,7 +158,7 @@ class ChunkBatch:
 
     def _fitted(self, datasetid: str, dataid: str, df: "DataFrame") -> "DataFrame":
         """The frame with the dataset's schema; the column that tells chunks apart comes last."""
-        rest = [each for each in df.columns if each != DATAID_COLUMN]
+        rest = [column for column in df.columns if column != DATAID_COLUMN]
         kept = df.select(*map(quoted, rest), quoted(DATAID_COLUMN))
         fitted = self.work.fit(datasetid, dataid, kept.drop(DATAID_COLUMN))
         if fitted.columns != rest or fitted.schema != kept.drop(DATAID_COLUMN).schema:
@@ -241,7 +247,7 @@ class FormatCheck:
 
 def dataid_column(names: Sequence[str]) -> str | None:
     """The column of an input's own that a batch would take for its column of dataids."""
-    return next((each for each in names if each.lower() == DATAID_COLUMN), None)
+    return next((name for name in names if name.lower() == DATAID_COLUMN), None)
 
 
 def with_dataid(
@@ -267,7 +273,7 @@ def _read(spark: Any, sources: Sequence[BatchInput]) -> "DataFrame":
     first = sources[0]
     schema = type(first.schema)(list(first.schema)).add(DATAID_COLUMN, "string")
     reader = spark.read.format(first.format).schema(schema).option("basePath", first.root)
-    return reader.load([escaped_path(each.path) for each in sources])
+    return reader.load([escaped_path(source.path) for source in sources])
 
 
 def create_folder(root: str, generations: Sequence[int]) -> str:

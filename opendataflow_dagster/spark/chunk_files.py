@@ -88,7 +88,7 @@ def _as_pandas_had(reader: Any, path: str, kind: str, columns: Mapping[str, str]
         told = {name: None if columns[name] == "object" else each for name, each in told.items()}
     seen = {}
     if None in told.values():
-        seen = {each.name: each.dataType for each in reader.load(escaped_path(path)).schema}
+        seen = {field.name: field.dataType for field in reader.load(escaped_path(path)).schema}
     schema = StructType()
     for name, each in told.items():
         schema.add(name, each or seen.get(name, StringType()))
@@ -175,13 +175,13 @@ def remove_markers(path: str) -> int:
 def count_rows(path: str, format: str) -> int | None:
     """How many rows the files of a chunk have; None: a text file would have to be read whole."""
     found = 0
-    for each in files.data_files(path):
+    for file in files.data_files(path):
         if format == "orc":
             from pyarrow import orc
 
-            found += orc.ORCFile(each).nrows
-        elif format == "parquet" or os.path.getsize(each) <= WHOLE_FILE_BYTES:
-            found += files.count(each, format)
+            found += orc.ORCFile(file).nrows
+        elif format == "parquet" or os.path.getsize(file) <= WHOLE_FILE_BYTES:
+            found += files.count(file, format)
         else:
             return None
     return found

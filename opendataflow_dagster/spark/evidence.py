@@ -47,6 +47,8 @@ class Observed:
         After a job that failed, or one that had to do tasks again, Spark tells of part of the rows,
         or of some twice: it doesn't say so, only another count does.
         """
+        # Callers count what was written from the files' footers: that count is what lies there,
+        # while Spark adds up whatever its tasks saw, of repeated ones twice.
         told = self.told()
         seen = told.get(ROWS)
         if rows is None and seen == 0 and not self._frame.isEmpty():
@@ -64,14 +66,17 @@ class Observed:
         """What Spark has told of the aggregates; nothing if it lost them."""
         from pyspark.errors import PySparkException
 
-        waiting = getattr(self._observation, "_jo", None)  # there is none on Spark Connect
+        # `Observation.get` waits without end for an event that Spark's listener bus may have
+        # dropped. So we ask its future, which Spark Connect doesn't have: it answers at once.
+        waiting = getattr(self._observation, "_jo", None)
         if waiting is not None:
             until, pause, future = time.monotonic() + OBSERVATION_SECONDS, 0.0005, waiting.future()
             while not future.isCompleted():
                 if time.monotonic() > until:
                     raise DataflowError(
-                        f"Spark didn't tell within {OBSERVATION_SECONDS:.0f} s what it observed of this"
-                        " chunk: it was never written, or Spark dropped the event. Run the chunk again."
+                        f"Spark didn't tell within {OBSERVATION_SECONDS:.0f} s what it observed of "
+                        "this chunk: it was never written, or Spark dropped the event. Run the "
+                        "chunk again."
                     )
                 time.sleep(pause)
                 pause = min(pause * 2, 0.05)
@@ -89,6 +94,8 @@ def observed(df: "DataFrame", extra: Sequence[str] = ()) -> tuple["DataFrame", O
     from pyspark.sql import Observation
     from pyspark.sql import functions as F
 
+    # `observe` takes the evidence in the pass that writes: counting afterwards would read the chunk
+    # once more, and before, compute it twice. A name of its own keeps threads of one session apart.
     schema = df.schema
     observation = Observation(f"odf_{uuid4().hex}")
     seen = df.observe(observation, *map(F.expr, [*_aggregates(row_hash(schema)), *extra]))
@@ -110,7 +117,7 @@ def evidence_by_group(
     """The evidence of each chunk of a frame of many, by the column that holds the dataid."""
     from pyspark.sql import functions as F
 
-    kept = [each for each in df.schema.fields if each.name != column]
+    kept = [field for field in df.schema.fields if field.name != column]
     schema = schema_text(type(df.schema)(kept))
     aggregates = [*_aggregates(row_hash(df.schema, without=[column])), *extra]
     key = F.expr(f"{quoted(column)} as odf_key")
@@ -120,7 +127,11 @@ def evidence_by_group(
 
 
 def _aggregates(hash_of_row: str) -> list[str]:
-    """A sum of 64-bit numbers overflows where ANSI is on: two sums of their halves don't."""
+    """The count of rows, and the sum of their hashes in two halves of 32 bits.
+
+    In ANSI mode, Spark's default, a sum that leaves 64 bits is an error, not a wrap-around. The sum
+    of halves leaves them only beyond 2^31 rows. It is put together in Python, modulo 2^64.
+    """
     return [
         f"count(1) as {ROWS}",
         f"sum(shiftright({hash_of_row}, 32)) as {HIGH}",
@@ -153,13 +164,13 @@ def row_hash(schema: "StructType", without: Iterable[str] = ()) -> str:
     """
     left_out, names = set(without), count()
     fields = sorted(
-        (each for each in schema.fields if each.name not in left_out),
+        (field for field in schema.fields if field.name not in left_out),
         key=lambda each: (each.name.casefold(), each.name),
     )
     parts = (
         part
-        for each in fields
-        for part in _parts(quoted(each.name), each.dataType, each.nullable, names)
+        for field in fields
+        for part in _parts(quoted(field.name), field.dataType, field.nullable, names)
     )
     return _hash([f"{_number(columns(fields))}L", *parts])
 
@@ -170,7 +181,7 @@ def columns(fields: "Iterable[StructField]") -> str:
     Without them, 1.23, 12.3 and 123 would hash alike: Spark hashes a decimal without its scale.
     Databases fold the case of names.
     """
-    return ",".join(f"{quoted(each.name.casefold())}:{_kind(each.dataType)}" for each in fields)
+    return ",".join(f"{quoted(field.name.casefold())}:{_kind(field.dataType)}" for field in fields)
 
 
 def _number(text: str) -> int:

@@ -124,8 +124,8 @@ def _unique(what: Any, about: str, *of: str) -> Iterator[Make]:
         columns = (key,) if isinstance(key, str) else key
         if not isinstance(columns, list | tuple) or not columns:
             raise _refused(about, key, "a column, or a list of columns")
-        columns = tuple(_column(each, about) for each in columns)
-        if len({each.casefold() for each in columns}) < len(columns):
+        columns = tuple(_column(column, about) for column in columns)
+        if len({column.casefold() for column in columns}) < len(columns):
             raise _refused(about, key, "each column once")
         yield _rule(
             UniqueRule,

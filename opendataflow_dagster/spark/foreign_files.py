@@ -65,8 +65,8 @@ def read_foreign_files(
         if options.null is not None:
             reader = reader.option("nullValue", options.null)
     else:
-        for each in files.data_files(path):
-            refuse_undecodable(each, "utf-8")
+        for file in files.data_files(path):
+            refuse_undecodable(file, "utf-8")
     reader = reader.options(mode="FAILFAST", columnPruning="false")
     frame = _load(reader, path, pattern)
     if not frame.columns:
@@ -107,11 +107,11 @@ def _load(reader: Any, path: str, pattern: str) -> "DataFrame":
 def _check(path: str, options: CsvOptions) -> None:
     """Refuse files that aren't as declared, or that differ in their columns."""
     first: list[str] | None = None
-    for each in files.data_files(path):
-        names = options.checked(each)
+    for file in files.data_files(path):
+        names = options.checked(file)
         if first is not None and names and names != first:
             raise options.refused(
-                each,
+                file,
                 f"has the columns {', '.join(names)}, and another file of "
                 f"the chunk has {', '.join(first)}",
             )
@@ -140,22 +140,22 @@ def _as_before(
 
     last = known.last()
     if last is not None:
-        kinds = {each.name: each.dataType for each in schema_of(last[1]).fields}
+        kinds = {field.name: field.dataType for field in schema_of(last[1]).fields}
         declared = options.kinds(schema.names)
         fields, wrong = [], []
-        for each in schema.fields:
-            was = kinds.get(each.name)
-            if was is None or each.name in declared or _fits(frame, each, was):
-                kind = each.dataType if was is None or each.name in declared else was
-                fields.append(StructField(each.name, kind))
+        for field in schema.fields:
+            was = kinds.get(field.name)
+            if was is None or field.name in declared or _fits(frame, field, was):
+                kind = field.dataType if was is None or field.name in declared else was
+                fields.append(StructField(field.name, kind))
             else:
-                fields.append(each)
-                wrong.append(each.name)
+                fields.append(field)
+                wrong.append(field.name)
         schema = StructType(fields)
         before = StructType(
             [StructField(name, kind) for name, kind in kinds.items() if name not in declared]
         )
-        now = StructType([each for each in schema.fields if each.name not in declared])
+        now = StructType([field for field in schema.fields if field.name not in declared])
         if differences := compare(schema_text(before), schema_text(now)):
             better: dict[str, Any] = {"strings": wrong} if wrong else {}
             raise options.refused(

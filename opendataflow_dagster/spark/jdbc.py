@@ -103,6 +103,8 @@ class JdbcTable:
 
     def options(self, spark: "SparkSession", table: str) -> dict[str, str]:
         """What Spark opens a table with; the password is in them."""
+        # Java's drivers take the password only from the options, which Spark redacts in plans and
+        # in its UI, but which it logs at DEBUG.
         password = self.password() if self.password else None
         if password:
             _keep_from_logs(spark)

@@ -110,14 +110,21 @@ def spark_job(
     threads: int = 1,
     schema: str = SAME,
 ) -> Any:
-    """Say how the chunks of a function of DataFrames are made.
+    """Declare how to compute the chunks of a function of DataFrames.
 
-    `expect` is what has to hold before a chunk is published. With `batch`, the function is given
-    the frames of up to so many chunks at once, told apart by a column `dataid`, which it keeps:
-    right for functions that work row by row, or that group by it. With `threads`, so many chunks
-    are computed at once, each by itself. `schema` says what becomes of a chunk whose columns differ
-    from the last chunk's: `same` refuses it, `merge` lets columns be added and widened, `any` asks
-    nothing.
+    Args:
+        fn: The function; left out where the decorator is called with other arguments.
+        expect: What has to hold before a chunk is published, as {kind of rule: what}.
+        batch: Number of chunks whose rows the function gets in one frame, with a column `dataid`
+            that it has to keep. For functions that work row by row, or that group by `dataid`.
+        threads: Number of chunks to compute in parallel, each by itself.
+        schema: What to do with a chunk whose columns differ from the last chunk's: `same` refuses
+            it, `merge` lets columns be added and widened, `any` accepts it.
+
+    Example:
+        >>> @spark_job(expect={"not_null": ["id"]}, threads=4)
+        ... def revenue(orders: DataFrame) -> DataFrame:
+        ...     return orders.groupBy("id").agg(F.sum("amount").alias("amount"))
     """
 
     def made(function: Callable[..., Any]) -> SparkJob:
@@ -139,15 +146,17 @@ def is_spark_function(obj: Any) -> bool:
     except (TypeError, ValueError):
         return False
     return any(
-        type_name(each) in ("DataFrame", "SparkSession") and _package(each) == "pyspark"
-        for each in parameters
+        type_name(parameter) in ("DataFrame", "SparkSession") and _package(parameter) == "pyspark"
+        for parameter in parameters
     )
 
 
 def arguments(fn: Callable[..., Any], plan: Plan) -> dict[str, Argument]:
     """Parameter → what it is given: by its annotation, by its name, or as the only one left."""
     inputs = list(plan.reads)
-    by_name = {_plain(each): each for each in reversed(inputs)} | {each: each for each in inputs}
+    by_name = {_plain(each): each for each in reversed(inputs)} | {
+        datasetid: datasetid for datasetid in inputs
+    }
     found: dict[str, Argument] = {}
     unknown = []
     for parameter in inspect.signature(fn).parameters.values():
@@ -163,7 +172,7 @@ def arguments(fn: Callable[..., Any], plan: Plan) -> dict[str, Argument]:
             found[name] = Argument(FRAME, by_name.get(name) or by_name[_plain(name)])
         elif parameter.default is parameter.empty:
             unknown.append(name)
-    left = [each for each in inputs if Argument(FRAME, each) not in found.values()]
+    left = [datasetid for datasetid in inputs if Argument(FRAME, datasetid) not in found.values()]
     if len(unknown) == 1 and len(left) == 1:
         found[unknown.pop()] = Argument(FRAME, left[0])
     if unknown:
@@ -290,10 +299,10 @@ def _where(error: BaseException) -> str:
     frames = traceback.extract_tb(error.__traceback__)
     ours = os.path.dirname(os.path.dirname(__file__))
     theirs = [
-        each
-        for each in frames
-        if not each.filename.startswith(("<frozen", ours, os.path.dirname(importlib.__file__)))
-        and f"{os.sep}site-packages{os.sep}" not in each.filename
+        frame
+        for frame in frames
+        if not frame.filename.startswith(("<frozen", ours, os.path.dirname(importlib.__file__)))
+        and f"{os.sep}site-packages{os.sep}" not in frame.filename
     ]
     last = (theirs or frames)[-1]
     return f"{os.path.relpath(last.filename)}:{last.lineno}"
@@ -424,8 +433,8 @@ def _check(job: SparkJob, datasetid: str, df: "DataFrame") -> None:
     """Refuse a frame that has a name twice, or doesn't tell the chunks of a batch apart."""
     columns = df.columns
     is_exact = df.sparkSession.conf.get("spark.sql.caseSensitive") == "true"
-    seen = Counter(columns if is_exact else [each.lower() for each in columns])
-    if twice := [each for each in columns if seen[each if is_exact else each.lower()] > 1]:
+    seen = Counter(columns if is_exact else [column.lower() for column in columns])
+    if twice := [column for column in columns if seen[column if is_exact else column.lower()] > 1]:
         alike = [each for each in twice if each.lower() == twice[0].lower()]
         told = " and ".join(map(repr, dict.fromkeys(alike)))
         raise ChunkFailed(

@@ -246,6 +246,7 @@ class Link:
         return rows
 
 
+# The driver reads all types of a database when it opens one: once per process is enough.
 @lru_cache(maxsize=4)
 def _database(login: Login) -> Any:
     """What the driver learns of a database once: its types. No connection stays open."""

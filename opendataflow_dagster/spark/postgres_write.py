@@ -70,7 +70,12 @@ class ColumnLoad(NamedTuple):
 
 
 class StagedRows:
-    """A chunk in its staging table, which is as fast to fill as nobody reads it."""
+    """A chunk in a staging table beside its table.
+
+    Tasks can't share a transaction, and one that is repeated would append its rows twice. So each
+    task commits its part to a table that nobody reads, together with a mark that the part is there;
+    one statement of the driver then moves all rows, in the transaction that asks for the claim.
+    """
 
     def __init__(
         self, rows: PostgresRows, dataid: str, name: str, ways: Sequence[ColumnLoad], schema: str

@@ -213,7 +213,7 @@ QUIET_SECONDS = 0.5
 def ending(session: "SparkSession") -> Iterator[None]:
     """Hold up what ended a job (a run is canceled, a task failed) until all its tasks are over.
 
-    What they write would else come back after it was removed.
+    Tasks outlive the call that started them: what they write would come back after our cleaning up.
     """
     try:
         yield
@@ -224,6 +224,7 @@ def ending(session: "SparkSession") -> Iterator[None]:
     except BaseException:
         with suppress(Exception):
             if not is_remote(session):
+                # Java's answer to the interrupted call is still on its way on this connection.
                 context: Any = session.sparkContext
                 _hang_up(context._gateway._gateway_client)
             _end_jobs(session, getattr(_here, "tag", None), QUIET_SECONDS)
@@ -263,7 +264,7 @@ def _is_running(context: Any, tag: str) -> bool:
     for job in context._jsc.sc().statusTracker().getJobIdsForTag(tag):
         if told := tracker.getJobInfo(job):
             stages = map(tracker.getStageInfo, told.stageIds)
-            if told.status == "RUNNING" or any(each and each.numActiveTasks for each in stages):
+            if told.status == "RUNNING" or any(stage and stage.numActiveTasks for stage in stages):
                 return True
     return False
 
@@ -278,6 +279,8 @@ def interrupting(session: "SparkSession") -> Iterator[Callable[[], None]]:
     remote, tag = is_remote(session), _new_tag()
     over, called = threading.Event(), threading.Lock()
 
+    # Jobs are canceled by a tag, which also stops those that the block starts later; a job group
+    # would be one per thread, and we need it for the description in Spark's UI.
     def end() -> None:
         while True:  # at least once: the block may be over by now, and its job not
             with suppress(Exception):

@@ -94,7 +94,7 @@ def _lake_table(spark: "SparkSession", target: Folder | ObjectStore, place: Plac
 def lake_name(place: Place) -> str | None:
     """The name in Spark's catalog of a table, if it is registered with one."""
     parts = [place.columns.get(each) for each in ("database", "schemaname", "tablename")]
-    named = [each for each in parts if each]
+    named = [part for part in parts if part]
     if not place.columns.get("tablename") or place.columns.get("hostname"):
         return None
     return ".".join(map(quoted, named))
@@ -127,7 +127,7 @@ def unchanged(chunks: Sequence[Chunk], datasetids: Sequence[str], format: str) -
 
     Spark passes over files that vanish while it lists them, so that such a chunk may look empty.
     """
-    keys = [(chunk, each) for chunk in chunks for each in datasetids]
+    keys = [(chunk, datasetid) for chunk in chunks for datasetid in datasetids]
     before = [_seen(chunk, each, format) for chunk, each in keys]
     try:
         yield

@@ -36,7 +36,7 @@ class Rule:
 
     def missing(self, columns: Sequence[str]) -> str | None:
         """What is wrong with a frame of these columns, if one isn't there that the rule names."""
-        folded = {each.casefold() for each in columns}
+        folded = {column.casefold() for column in columns}
         for name in self.columns:
             if name.casefold() not in folded:
                 known = ", ".join(columns[:20]) + (", …" if len(columns) > 20 else "")
@@ -118,7 +118,7 @@ class RowRule(Rule):
 
     def _named(self, df: "DataFrame") -> tuple[str, ...]:
         """The columns that the rule speaks of: they come first in a sample."""
-        return tuple(each for each in df.columns if each in self.violation)
+        return tuple(column for column in df.columns if column in self.violation)
 
     def _analyze(self, df: "DataFrame") -> str | None:
         _observable(df, self.observes(""))
@@ -236,7 +236,7 @@ class UniqueRule(Rule):
         df, told = frame(), None
         if told := self.wrong(df):
             return self.failed(told, rows=evidence.rows)
-        whole = df.where(" and ".join(f"{quoted(each)} is not null" for each in self.columns))
+        whole = df.where(" and ".join(f"{quoted(column)} is not null" for column in self.columns))
         # By number: a column may be called as the count is.
         keys = [f"{quoted(each)} as c{at}" for at, each in enumerate(self.columns)]
         counted = whole.selectExpr(*keys).groupBy(*(f"c{at}" for at in range(len(keys))))

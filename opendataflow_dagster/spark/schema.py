@@ -56,7 +56,7 @@ def merged(was: str, now: str) -> str | None:
 def fitted(df: "DataFrame", schema: str) -> "DataFrame":
     """The frame with these columns, in this order: cast, and NULL where it has none."""
     wanted = schema_of(schema)
-    there = {each.name: type_text(each.dataType) for each in df.schema.fields}
+    there = {field.name: type_text(field.dataType) for field in df.schema.fields}
     lost = sorted(there.keys() - set(wanted.names))
     if lost:
         raise DataflowError(
@@ -66,20 +66,20 @@ def fitted(df: "DataFrame", schema: str) -> "DataFrame":
     from pyspark.sql import functions as F
 
     columns = []
-    for each in wanted.fields:
-        name, kind = quoted(each.name), each.dataType
-        if there.get(each.name) == type_text(kind):
+    for field in wanted.fields:
+        name, kind = quoted(field.name), field.dataType
+        if there.get(field.name) == type_text(kind):
             columns.append(F.expr(name))
-        elif each.name not in there:
-            columns.append(F.lit(None).cast(kind).alias(each.name))
+        elif field.name not in there:
+            columns.append(F.lit(None).cast(kind).alias(field.name))
         else:
-            value = _widened(name, df.schema[each.name].dataType, kind)
-            columns.append(F.expr(value).cast(kind).alias(each.name))
+            value = _widened(name, df.schema[field.name].dataType, kind)
+            columns.append(F.expr(value).cast(kind).alias(field.name))
     return df.select(*columns)
 
 
 def _columns(text: str) -> "dict[str, DataType]":
-    return {each.name: each.dataType for each in schema_of(text).fields}
+    return {field.name: field.dataType for field in schema_of(text).fields}
 
 
 def _widened(sql: str, have: "DataType", want: "DataType", depth: int = 0) -> str:
@@ -113,15 +113,15 @@ def _widened(sql: str, have: "DataType", want: "DataType", depth: int = 0) -> st
 def _struct(one: "StructType", other: "StructType") -> "StructType | None":
     from pyspark.sql.types import StructField, StructType
 
-    new = {each.name: each.dataType for each in other.fields}
+    new = {field.name: field.dataType for field in other.fields}
     fields = []
-    for each in one.fields:
-        kind = _wider(each.dataType, new.pop(each.name, each.dataType))
+    for field in one.fields:
+        kind = _wider(field.dataType, new.pop(field.name, field.dataType))
         if kind is None:
             return None
-        fields.append(StructField(each.name, kind))
+        fields.append(StructField(field.name, kind))
     fields += [StructField(name, kind) for name, kind in new.items()]
-    folded = {each.name.casefold() for each in fields}
+    folded = {field.name.casefold() for field in fields}
     return StructType(fields) if len(folded) == len(fields) else None  # Spark folds case as well
 
 
@@ -180,7 +180,7 @@ _TOKEN = re.compile(r"`(?:[^`]|``)*`|[A-Za-z0-9_ ]+(?:\([^)]*\))?")
 
 def schema_text(schema: "StructType") -> str:
     """A schema as `id:bigint,name:string`, never truncated; nullability isn't told."""
-    return ",".join(f"{_name(each.name)}:{type_text(each.dataType)}" for each in schema.fields)
+    return ",".join(f"{_name(field.name)}:{type_text(field.dataType)}" for field in schema.fields)
 
 
 def schema_of(text: str) -> "StructType":

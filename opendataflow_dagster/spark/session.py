@@ -63,10 +63,16 @@ def spark_session(
     settings: Settings | None = None,
     short: bool = False,
 ) -> "SparkSession":
-    """The session of this process: the one that there is, or a new one.
+    """The session of this process: the running one, or a new one.
 
-    `conf` beats `settings`, which beat our defaults (see conf.py). `short` is for runs of seconds:
-    Java starts faster, and computes more slowly.
+    A process can have one classic session only (one Java, one SparkContext), and starting it takes
+    seconds. So it is reused, with those settings changed that a running session lets us change.
+
+    Args:
+        conf: Settings of Spark, which beat all others; None leaves a key to Spark.
+        app: The name of the application, where no setting gives one.
+        settings: What dataflow.properties and DATAFLOW_SPARK_… say; they beat our defaults.
+        short: For runs of seconds: Java starts faster, and computes more slowly.
     """
     with session_lock:
         _require_pyspark()

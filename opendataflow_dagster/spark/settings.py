@@ -16,26 +16,33 @@ JAVA_OPTIONS = "spark.driver.extraJavaOptions"
 WAREHOUSE = "spark.sql.warehouse.dir"
 
 CONNECT_DEFAULTS = {
-    # Else the chunk 007 of a folder would be read as 7.
+    # A chunk is a directory `dataid=007`: Spark would infer a number, and read it as 7.
     "spark.sql.sources.partitionColumnTypeInference.enabled": "false",
 }
-"""What also a server of Spark Connect is told, where nobody else says something about it."""
+"""Defaults that a session of Spark Connect gets, too: they change results, not only comfort."""
 
 DEFAULTS = {
     **CONNECT_DEFAULTS,
+    # Only errors on standard error: a cron line mails what a job prints there.
     LOG_LEVEL: "ERROR",
+    # No UI: it costs start time, and two jobs on one machine would compete for its port.
     "spark.ui.enabled": "false",
+    # Our own lines tell the progress; Spark's bar would be drawn over them.
     "spark.ui.showConsoleProgress": "false",
-    # What is kept of finished work, also without a UI: else the driver grows with each chunk.
+    # Spark keeps what it knows of finished jobs even without a UI. With the defaults (1,000 jobs,
+    # 100,000 tasks) the driver's memory would grow with each chunk of a long run.
     "spark.ui.retainedJobs": "100",
     "spark.ui.retainedStages": "100",
     "spark.ui.retainedTasks": "1000",
     "spark.sql.ui.retainedExecutions": "20",
+    # No `_SUCCESS` beside the data: our note tells that a chunk is whole.
     "spark.hadoop.mapreduce.fileoutputcommitter.marksuccessfuljobs": "false",
-    # Chunks that run in threads take turns by task, not by job.
+    # Chunks run in threads of one session. FIFO would let the job that came first have all cores.
     "spark.scheduler.mode": "FAIR",
 }
 
+# On a machine of its own, Spark would listen on the address of the host name: open to the network,
+# and unreachable when a laptop changes networks.
 LOOPBACK = {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
 
 FASTER_START = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
@@ -59,6 +66,7 @@ def spark_conf(
         master = given.setdefault(MASTER, "local[*]")
         told = dict(DEFAULTS)
         if is_local(master):
+            # Spark's 200 are meant for a cluster: on one machine most would be tasks without rows.
             told["spark.sql.shuffle.partitions"] = str(max(2, _cores(master)))
         if is_local(master) or re.match(r"spark://(localhost|127\.[\d.]+|\[::1\])(:|$)", master):
             told |= LOOPBACK
@@ -191,7 +199,7 @@ def _flat(key: str) -> str:
     return key.replace(".", "_").replace("-", "_").lower()
 
 
-# The servers that a master or a remote names, and whether they are there.
+# --- the servers that a master or a remote names ---
 
 
 DEFAULT_PORTS = {"sc": 15002, "spark": 7077}

@@ -20,21 +20,22 @@ def refuse_unwritable(schema: "StructType", format: str) -> None:
     """Refuse a frame that Spark would write, and whose values would come back as others."""
     from pyspark.sql.types import BinaryType, MapType, StringType
 
-    for each in schema.fields:
+    for field in schema.fields:
         if format == "json" and any(
             isinstance(kind, MapType) and not isinstance(kind.keyType, StringType)
-            for kind in _within(each.dataType)
+            for kind in _within(field.dataType)
         ):
             raise WrongUse(
-                f"Column {each.name!r} has a map whose keys aren't texts, and in JSON nobody could "
-                "read it. Cast the keys to string, or register the dataset with --format parquet."
+                f"Column {field.name!r} has a map whose keys aren't texts, and in JSON nobody "
+                "could read it. Cast the keys to string, or register the dataset with "
+                "--format parquet."
             )
-        if format == "csv" and isinstance(each.dataType, BinaryType):
+        if format == "csv" and isinstance(field.dataType, BinaryType):
             raise WrongUse(
-                f"Column {each.name!r} is binary, which CSV can't hold. Return "
-                f"base64({quoted(each.name)}), or register the dataset with --format parquet."
+                f"Column {field.name!r} is binary, which CSV can't hold. Return "
+                f"base64({quoted(field.name)}), or register the dataset with --format parquet."
             )
-        if format == "orc" and (odd := next((name for name in _names(each) if "`" in name), None)):
+        if format == "orc" and (odd := next((name for name in _names(field) if "`" in name), None)):
             raise WrongUse(
                 f"A column is called {odd!r}, and in ORC Spark finds no values of a name with a "
                 "backtick. Rename it, or register the dataset with --format parquet."
@@ -71,8 +72,10 @@ def retyped(kind: Any, change: Callable[[Any], Any]) -> Any:
         case types.StructType():
             return types.StructType(
                 [
-                    types.StructField(each.name, inner(each.dataType), each.nullable, each.metadata)
-                    for each in kind.fields
+                    types.StructField(
+                        field.name, inner(field.dataType), field.nullable, field.metadata
+                    )
+                    for field in kind.fields
                 ]
             )
         case types.ArrayType():
@@ -90,7 +93,10 @@ def _cast(df: "DataFrame", schema: "StructType") -> "DataFrame":
         return df
     wanted = schema_of(schema_text(schema))  # whose parts may be NULL: of a file, all may be
     return df.select(
-        *(F.col(quoted(each.name)).cast(each.dataType).alias(each.name) for each in wanted.fields)
+        *(
+            F.col(quoted(field.name)).cast(field.dataType).alias(field.name)
+            for field in wanted.fields
+        )
     )
 
 
@@ -132,9 +138,9 @@ def line_aggregates(schema: "StructType", format: str) -> list[str]:
         return []
     kinds = (types.StringType, types.CharType, types.VarcharType)
     texts = [
-        f"({quoted(each.name)} collate UTF8_BINARY)"
-        for each in schema.fields
-        if isinstance(each.dataType, kinds)
+        f"({quoted(field.name)} collate UTF8_BINARY)"
+        for field in schema.fields
+        if isinstance(field.dataType, kinds)
     ]
     found = []
     if texts:
@@ -280,8 +286,8 @@ def _broken_of(schema: "StructType", format: str) -> list[tuple[str, FormatRule,
     """Column, rule, and what is true of a row that breaks it."""
     names = count()
     found = [
-        (each.name, rule, _broken(quoted(each.name), each.dataType, rule, names))
-        for each in schema.fields
+        (field.name, rule, _broken(quoted(field.name), field.dataType, rule, names))
+        for field in schema.fields
         for rule in FORMAT_RULES.get(format, ())
     ]
     return [each for each in found if each[2]]
@@ -293,8 +299,8 @@ def _broken(sql: str, kind: "DataType", rule: FormatRule, names: Iterator[int]) 
     match kind:
         case types.StructType():
             fields = (
-                _broken(f"{sql}[{literal(each.name)}]", each.dataType, rule, names)
-                for each in kind.fields
+                _broken(f"{sql}[{literal(field.name)}]", field.dataType, rule, names)
+                for field in kind.fields
             )
             return " or ".join(filter(None, fields))
         case types.ArrayType():

@@ -97,6 +97,8 @@ def fitted(batch: "pyarrow.RecordBatch", schema: "pyarrow.Schema") -> "pyarrow.R
 def _fitted(array: Any, field: "pyarrow.Field") -> Any:
     import pyarrow
 
+    # The ADBC driver marks types that Arrow lacks as extension types, which Arrow can't cast. What
+    # such an array stores, it can.
     array = getattr(array, "storage", array)
     if array.type != field.type:
         try:

@@ -194,15 +194,17 @@ class SparkWork(Maker):
     @contextmanager
     def watched(self, chunks: Sequence[Chunk]) -> Iterator[None]:
         """Let the jobs of Spark be ended from outside, and say in a line what ended them."""
-        claims = [each.claim for each in chunks]
-        limit = sum(each.claim.time_limit or 0 for each in chunks)
+        claims = [chunk.claim for chunk in chunks]
+        limit = sum(chunk.claim.time_limit or 0 for chunk in chunks)
         due = time.monotonic() + limit if limit else math.inf
 
         def over() -> str | None:
             """What is to end the work on these chunks alone."""
             if time.monotonic() > due:
                 return f"stopped by its time limit of {limit:g} s"
-            return None if all(each.alive() for each in chunks) else "taken over by another worker"
+            return (
+                None if all(chunk.alive() for chunk in chunks) else "taken over by another worker"
+            )
 
         spark = self.spark()
         try:
