@@ -1,1 +1,1 @@
-"""Chunks as DataFrames of Spark: sessions, places, publishing, evidence, expectations."""
+"""Chunks as Spark DataFrames: sessions, reading, writing, evidence, expectations."""

@@ -1,4 +1,4 @@
-"""Many small chunks in one job of Spark: read, made and written together, settled one by one."""
+"""Many small chunks in one Spark job: read, computed and written together, published one by one."""
 
 import os
 import shutil

@@ -1,4 +1,4 @@
-"""What crashed publishes left beyond folders, where Spark or PostgreSQL has to be asked."""
+"""Leftovers of crashed publishes in object stores and databases, found through Spark or SQL."""
 
 import re
 import time

@@ -1,4 +1,4 @@
-"""What is recorded of a chunk, taken while it is written: rows, fingerprint, schema."""
+"""The evidence of a chunk, taken while it is written: rows, fingerprint, schema."""
 
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -146,7 +146,7 @@ def _evidence(told: Mapping[str, Any], schema: str) -> Evidence:
     return Evidence(rows, f"{rows}-{total % 2**64:016x}", schema, others)
 
 
-# The SQL text that hashes a row of any types, the same for every way to store the row.
+# --- the hash of a row, the same however the row is stored ---
 
 
 VALUE_END = "5138008317640127543L"

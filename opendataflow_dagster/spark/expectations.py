@@ -1,4 +1,4 @@
-"""What is expected of a job's chunks: `expect={…}` as rules, or a line that says what's wrong."""
+"""Parses `expect={…}` of a job into rules, or says in a line what is wrong with it."""
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

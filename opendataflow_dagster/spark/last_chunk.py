@@ -1,4 +1,4 @@
-"""The chunks of a dataset that were published last: how many rows they had, and their schema."""
+"""The last published chunk of a dataset, with which the next one is compared."""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -94,7 +94,7 @@ class LastChunks:
         return self._store.db.insist(lambda: self._store.db.run(name, **known))[0]
 
 
-# A frame in the schema of its dataset, as far as who makes it has declared how to get there.
+# --- does a new chunk have the schema of its dataset? ---
 
 
 def fit(df: "DataFrame", last: LastChunks, dataid: str, rule: str, declared: str) -> "DataFrame":

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 
-# The files of a place that Spark writes to: through Hadoop, or Python's own for `file:` URLs.
+# --- files: through Hadoop, or by Python for `file:` URLs ---
 
 
 class File(NamedTuple):

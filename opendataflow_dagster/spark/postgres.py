@@ -1,4 +1,4 @@
-"""Connections to PostgreSQL: the driver's for questions, and those of tasks, for bulks of Arrow."""
+"""Connections to PostgreSQL: one of the driver for questions, and one per task for Arrow data."""
 
 import re
 from collections.abc import Callable, Iterator

@@ -1,4 +1,4 @@
-"""A chunk of a table of PostgreSQL as a DataFrame, by Arrow and without Java's driver."""
+"""Reads a chunk of a PostgreSQL table as a DataFrame, by Arrow and without a Java driver."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager

@@ -1,4 +1,4 @@
-"""A DataFrame on its way to be a chunk of a table of PostgreSQL: through a staging table."""
+"""Writes a DataFrame as a chunk of a PostgreSQL table, through a staging table."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""What a thread has Spark do: how far that is, for which chunks, and how another thread ends it."""
+"""The Spark jobs of a thread: their progress, their labels, and how to stop them."""
 
 import sys
 import threading
@@ -306,7 +306,7 @@ def interrupting(session: "SparkSession") -> Iterator[Callable[[], None]]:
             target.removeTag(tag) if remote else target.removeJobTag(tag)
 
 
-# Lets what Spark is at for several threads be ended from outside.
+# --- stopping the jobs of several threads from outside ---
 
 
 WATCH_SECONDS = 0.5

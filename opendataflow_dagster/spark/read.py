@@ -1,4 +1,4 @@
-"""A chunk of a dataset as a DataFrame, wherever it lies."""
+"""Reads a chunk of a dataset as a DataFrame, wherever the chunk is."""
 
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -118,7 +118,7 @@ def _equals(place: Place, dataid: str) -> Any:
     return F.col(quoted(column)).cast("string") == F.lit(dataid)
 
 
-# Inputs that are made anew under the hands of who reads them.
+# --- detecting inputs that are replaced while a job reads them ---
 
 
 @contextmanager

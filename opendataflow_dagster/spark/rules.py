@@ -1,4 +1,4 @@
-"""The rules that each row of a chunk has to meet: counted while it is written."""
+"""The rules of `expect={…}`: for each row, for a chunk as a whole, and functions of its frame."""
 
 import inspect
 from collections.abc import Callable, Sequence
@@ -214,7 +214,7 @@ def abbreviated_sql(sql: str) -> str:
     return f"`{text if len(text) <= 80 else text[:79] + '…'}`"
 
 
-# The rules that a chunk has to meet as a whole: keys, how many rows, a function of its frame.
+# --- rules for a chunk as a whole: keys, number of rows, a function of its frame ---
 
 
 COMPARED_CHUNKS = 5
@@ -331,7 +331,7 @@ def _takes_chunk(fn: Callable[..., Any]) -> bool:
     )
 
 
-# A few rows of a frame, on a line, for somebody who asks what is wrong with them.
+# --- samples of rows that break a rule ---
 
 
 SAMPLE_ROWS, SAMPLE_COLUMNS, SAMPLE_LETTERS = 5, 4, 30

@@ -1,4 +1,4 @@
-"""Schemas as texts: what changed between two chunks, and what both fit into."""
+"""Schemas as texts: parsing, comparing, merging, and casting a frame to one."""
 
 import re
 from typing import TYPE_CHECKING, NoReturn
@@ -170,7 +170,7 @@ def _decimal(one: "DataType", other: "DataType") -> "DataType | None":
     return DecimalType(whole + scale, scale) if whole + scale <= DECIMAL_DIGITS else None
 
 
-# A schema as a text, and back: without a session, which Spark's own parser needs.
+# --- a schema as a text, and back, without the session that Spark's own parser needs ---
 
 
 INTERVAL_UNITS = ("day", "hour", "minute", "second")

@@ -1,4 +1,4 @@
-"""The session of Spark that a process works with: classic, or of Spark Connect."""
+"""The Spark session of this process: starting it, noticing its end, explaining its errors."""
 
 import logging
 import os
@@ -159,7 +159,7 @@ def _is_ours(record: logging.LogRecord) -> bool:
     )
 
 
-# --- a session that runs already ----------------------------------------------------------------
+# --- a session that runs already ---
 
 
 def _running_session() -> "SparkSession | None":
@@ -222,7 +222,7 @@ def _try_set(session: "SparkSession", key: str, value: str) -> bool:
     return True
 
 
-# --- a new one ----------------------------------------------------------------------------------
+# --- a new one ---
 
 
 def _connect_session(wanted: dict[str, str]) -> "SparkSession":
@@ -363,7 +363,7 @@ def _submitted_session(wanted: Mapping[str, str], given: Mapping[str, str]) -> "
     return builder.config(map=ours).getOrCreate()
 
 
-# Whether a session of Spark still lives, and letting go of one that doesn't.
+# --- the end of a session ---
 
 
 session_lock = threading.RLock()
@@ -492,7 +492,7 @@ def _is_gone(session: Any) -> bool:
     return False
 
 
-# What Spark says of an error, in a line: its messages are pages with the reason somewhere.
+# --- errors of Spark in one line: its messages are pages with the reason somewhere ---
 
 
 _TRACE = "Traceback (most recent call last):"

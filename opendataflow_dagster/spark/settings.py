@@ -1,4 +1,4 @@
-"""What a session is made with: Spark's own files, the environment, ours, and the argument."""
+"""The settings that a Spark session starts with, and where each of them comes from."""
 
 import os
 import re

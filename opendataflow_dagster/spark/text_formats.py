@@ -1,4 +1,4 @@
-"""What a format of files can't hold: refused when it is written, or put in another way."""
+"""What CSV, JSON and ORC can't hold: refused, counted, or written in another way."""
 
 import csv
 import os
@@ -120,7 +120,7 @@ def _within(kind: Any) -> Iterator[Any]:
         kinds += [each.dataType for each in getattr(kind, "fields", ())]
 
 
-# Rows of CSV that have several lines: a file that has one is read by one task, not in parts.
+# --- rows of CSV with line breaks: one task has to read the whole file ---
 
 
 WHOLE_FILE_BYTES = 64 * 2**20
@@ -213,7 +213,7 @@ def _marks(path: str) -> tuple[bool, bool]:
     return quotes, not returns or returns == lines == both
 
 
-# Values that a format of files would change: seen while a frame is written, and refused.
+# --- values that a format would change: counted while a frame is written ---
 
 
 BROKEN = "odf_broken"

@@ -147,7 +147,7 @@ def frame_schema(columns: Mapping[str, str]) -> "StructType":
     return made
 
 
-# What SQLite's columns are declared as: it tells what a chunk's types are, and what they keep.
+# --- types of SQLite, by which its columns are declared ---
 
 
 INTEGER, SQLITE_TEXT, BLOB, REAL, NUMERIC = "integer", "text", "blob", "real", "numeric"

@@ -1,4 +1,4 @@
-"""What makes the chunks of a Spark job: frames in, evidence and expectations, published."""
+"""Computes and publishes the chunks of a Spark job."""
 
 import math
 import threading
@@ -385,7 +385,7 @@ class SparkWork(Maker):
             return self._last.setdefault(datasetid, LastChunks(self.store, datasetid))
 
 
-# `odf run --spark`: the next chunks of a job, made by a function of DataFrames.
+# --- odf run --spark ---
 
 
 class SparkRunner(MakerRunner[SparkWork]):

@@ -1,4 +1,4 @@
-"""A frame on its way to be a chunk: written aside with its evidence, then shown or discarded."""
+"""Writes a frame aside as a chunk, with its evidence, then publishes or discards it."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
@@ -160,7 +160,7 @@ def _short(where: str, found: int | None, rows: int | None) -> DataflowError:
     return DataflowError(f"Of {rows} rows that were written to {where}, {found} are there.")
 
 
-# One frame as one chunk: staged with its evidence, and published for the claim in hand.
+# --- one frame as one chunk, for a claim ---
 
 
 def publish_frame(

@@ -1,4 +1,4 @@
-"""A frame on its way to be a chunk of a table: beside it, or in one commit of the table's own."""
+"""Writes a frame as a chunk of a table: into a staging table, or in one commit of a lake table."""
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress

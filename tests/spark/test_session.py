@@ -384,7 +384,7 @@ def test_a_master_that_cannot_be_had_is_one_line_and_no_end() -> None:
     done = python(
         "from opendataflow_dagster.errors import DataflowError\n"
         "from opendataflow_dagster.spark import session\n"
-        "session.PATIENCE = 0\n"
+        "session.CONNECT_SECONDS = 0\n"
         "for where in ('locale', 'spark://127.0.0.1:1', 'local[1]'):\n"
         "    try:\n"
         "        found = session.spark_session({'spark.master': where}, short=True)\n"
@@ -639,7 +639,7 @@ def test_the_resource_in_dagster_is_a_lazy_one_with_our_session(spark: "SparkSes
 
 CLIENT = """
 import json, logging, sys, threading
-from opendataflow_dagster.spark.progress import Progress, interrupting
+from opendataflow_dagster.spark.progress import SparkProgress, interrupting
 from opendataflow_dagster.spark.session import is_remote, spark_session
 
 logging.basicConfig()
@@ -654,7 +654,7 @@ def sleep(frames):
     time.sleep(0.5)
     return frames
 
-with Progress(session, said.append, every=1):
+with SparkProgress(session, said.append, every=1):
     count = session.range(0, 12, 1, 12).mapInPandas(sleep, "id long").count()
 failed = 0
 with interrupting(session) as cancel:
