@@ -240,7 +240,7 @@ class FormatCheck:
 
     def check(self, rows: int) -> None:
         """Raise if there is such a value, or if Spark can't tell of so many rows."""
-        told = self._taken.told() if self._taken else {}
+        told = self._taken.aggregates() if self._taken else {}
         if self._taken and (told.get(ROWS) != rows or told.get(text_formats.BROKEN)):
             raise ChunkFailed("a value may be one that its format can't hold")
 

@@ -23,12 +23,12 @@ OBSERVATION_SECONDS = 60.0
 
 
 class Evidence(NamedTuple):
-    """What is known of a chunk's rows; `told` is what the extra expressions gave."""
+    """What is known of a chunk's rows; `extra` has the values of the extra aggregates."""
 
     rows: int
     fingerprint: str
     schema: str
-    told: Mapping[str, Any] = {}
+    extra: Mapping[str, Any] = {}
 
 
 class IncompleteObservation(DataflowError):
@@ -42,15 +42,15 @@ class Observed:
         self._frame, self._observation, self._schema = frame, observation, schema
 
     def __call__(self, rows: int | None = None) -> Evidence:
-        """The evidence, once Spark has told it; `rows` is the count of what was written: give it.
+        """The evidence, once Spark has it; give `rows`, the count of what was written.
 
         After a job that failed, or one that had to do tasks again, Spark tells of part of the rows,
         or of some twice: it doesn't say so, only another count does.
         """
         # Callers count what was written from the files' footers: that count is what lies there,
         # while Spark adds up whatever its tasks saw, of repeated ones twice.
-        told = self.told()
-        seen = told.get(ROWS)
+        values = self.aggregates()
+        seen = values.get(ROWS)
         if rows is None and seen == 0 and not self._frame.isEmpty():
             rows = -1
         if seen is None or (rows is not None and rows != seen):
@@ -60,9 +60,9 @@ class Observed:
                 f"Spark observed {saw} of this chunk, but {there}: its job has failed, or did tasks"
                 " again. Nothing of it may be recorded: run the chunk again."
             )
-        return _evidence(told, self._schema)
+        return _evidence(values, self._schema)
 
-    def told(self) -> dict[str, Any]:
+    def aggregates(self) -> dict[str, Any]:
         """What Spark has told of the aggregates; nothing if it lost them."""
         from pyspark.errors import PySparkException
 
@@ -107,8 +107,8 @@ def evidence_of_frame(df: "DataFrame", extra: Sequence[str] = ()) -> Evidence:
     from pyspark.sql import functions as F
 
     schema = df.schema
-    told = df.agg(*map(F.expr, [*_aggregates(row_hash(schema)), *extra])).collect()[0]
-    return _evidence(told.asDict(recursive=False), schema_text(schema))
+    values = df.agg(*map(F.expr, [*_aggregates(row_hash(schema)), *extra])).collect()[0]
+    return _evidence(values.asDict(recursive=False), schema_text(schema))
 
 
 def evidence_by_group(
@@ -122,8 +122,8 @@ def evidence_by_group(
     aggregates = [*_aggregates(row_hash(df.schema, without=[column])), *extra]
     key = F.expr(f"{quoted(column)} as odf_key")
     rows = df.groupBy(key).agg(*map(F.expr, aggregates)).collect()
-    told = [each.asDict(recursive=False) for each in rows]
-    return {str(each.pop("odf_key")): _evidence(each, schema) for each in told}
+    values = [each.asDict(recursive=False) for each in rows]
+    return {str(each.pop("odf_key")): _evidence(each, schema) for each in values}
 
 
 def _aggregates(hash_of_row: str) -> list[str]:
@@ -139,10 +139,10 @@ def _aggregates(hash_of_row: str) -> list[str]:
     ]
 
 
-def _evidence(told: Mapping[str, Any], schema: str) -> Evidence:
-    rows = told[ROWS]
-    total = ((told[HIGH] or 0) << 32) + (told[LOW] or 0)
-    others = {name: value for name, value in told.items() if name not in (ROWS, HIGH, LOW)}
+def _evidence(values: Mapping[str, Any], schema: str) -> Evidence:
+    rows = values[ROWS]
+    total = ((values[HIGH] or 0) << 32) + (values[LOW] or 0)
+    others = {name: value for name, value in values.items() if name not in (ROWS, HIGH, LOW)}
     return Evidence(rows, f"{rows}-{total % 2**64:016x}", schema, others)
 
 

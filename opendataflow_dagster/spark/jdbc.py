@@ -315,14 +315,14 @@ def read_rows(
         ).load()
     column = whole[quoted(table.column)]
 
-    def known(value: Any) -> Any:
+    def typed(value: Any) -> Any:
         return F.lit(value).cast(type)
 
     if place.modulus is not None:
         return whole.where((column % F.lit(place.modulus)).isin(*place.remainders))
     if place.upper is not None:
-        return whole.where((column >= known(place.lower)) & (column < known(place.upper)))
-    return whole.where(column == known(place.lower))
+        return whole.where((column >= typed(place.lower)) & (column < typed(place.upper)))
+    return whole.where(column == typed(place.lower))
 
 
 def _usual_parts(spark: "SparkSession") -> int:

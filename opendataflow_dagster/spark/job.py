@@ -127,10 +127,10 @@ def spark_job(
         ...     return orders.groupBy("id").agg(F.sum("amount").alias("amount"))
     """
 
-    def made(function: Callable[..., Any]) -> SparkJob:
+    def decorate(function: Callable[..., Any]) -> SparkJob:
         return SparkJob(function, dict(expect or {}), batch, threads, schema)
 
-    return made if fn is None else made(fn)
+    return decorate if fn is None else decorate(fn)
 
 
 def as_spark_job(obj: Any) -> SparkJob:
@@ -468,7 +468,7 @@ class SingleChunkFrame:
 
     def check(self) -> None:
         """Refuse rows of other chunks, once the rows are written."""
-        count = self._observed.told().get(_OTHERS)
+        count = self._observed.aggregates().get(_OTHERS)
         if count is None:  # Spark did tasks again, and doesn't tell
             count = self._df.where(self._is_other).count()
         if count:

@@ -183,7 +183,7 @@ def observed_losses(
     taken = Observed(df, observation, "")
 
     def losses() -> list[tuple[str, str, str, int]]:
-        seen = taken.told()
+        seen = taken.aggregates()
         return [(*each, seen.get(f"lost_{at}") or 0) for at, each in enumerate(told)]
 
     return df.observe(observation, *counts).selectExpr(*sent), losses

@@ -65,7 +65,7 @@ class ColumnLoad(NamedTuple):
     """What makes the frame's column of the staging table's again."""
     lost: str | None
     """What is true of a value that the table wouldn't keep as it is, if there may be one."""
-    told: str
+    frame_type: str
     """The type in the frame."""
 
 
@@ -181,7 +181,7 @@ class StagedRows:
                     self._dataid,
                     self.rows,
                     [
-                        (way.target.name, way.told, way.target.full, count)
+                        (way.target.name, way.frame_type, way.target.full, count)
                         for (_, way), count in zip(lossy, told[0], strict=True)
                     ],
                 )

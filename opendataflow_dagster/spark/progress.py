@@ -70,12 +70,14 @@ class SparkProgress:
         if is_remote(session):
             here = threading.get_ident()
 
-            def told(stages: Any, inflight_tasks: int, operation_id: Any, done: bool) -> None:
+            def on_progress(
+                stages: Any, inflight_tasks: int, operation_id: Any, done: bool
+            ) -> None:
                 if threading.get_ident() == here:  # other threads have blocks of their own
                     self._state = _of_connect(list(stages or ()))
 
-            session.registerProgressHandler(told)
-            self._close = lambda: session.removeProgressHandler(told)
+            session.registerProgressHandler(on_progress)
+            self._close = lambda: session.removeProgressHandler(on_progress)
         else:
             context, tag = session.sparkContext, _new_tag()
             context.addJobTag(tag)

@@ -128,7 +128,7 @@ def unchanged(chunks: Sequence[Chunk], datasetids: Sequence[str], format: str) -
     Spark passes over files that vanish while it lists them, so that such a chunk may look empty.
     """
     keys = [(chunk, datasetid) for chunk in chunks for datasetid in datasetids]
-    before = [_seen(chunk, each, format) for chunk, each in keys]
+    before = [_version_of(chunk, each, format) for chunk, each in keys]
     try:
         yield
     except StaleClaim:
@@ -143,14 +143,14 @@ def _compare(
     keys: Sequence[tuple[Chunk, str]], before: Sequence[Any], format: str, error: Exception | None
 ) -> None:
     for (chunk, datasetid), there in zip(keys, before, strict=True):
-        if there is not None and _seen(chunk, datasetid, format) != there:
+        if there is not None and _version_of(chunk, datasetid, format) != there:
             raise ChunkFailed(
                 f"DATA_NOT_READY: chunk {printable(chunk.dataid)!r} of {datasetid!r} was made anew "
                 "while it was read."
             ) from error
 
 
-def _seen(chunk: Chunk, datasetid: str, format: str) -> Any:
+def _version_of(chunk: Chunk, datasetid: str, format: str) -> Any:
     """What changes with every publish of a chunk into a folder; None: it is somewhere else."""
     place = chunk.inputs[datasetid]
     try:

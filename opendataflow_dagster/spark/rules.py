@@ -98,7 +98,7 @@ class RowRule(Rule):
     ) -> Checked:
         from pyspark.errors import PySparkException
 
-        count = evidence.told.get(prefix + self.name)
+        count = evidence.extra.get(prefix + self.name)
         if count is None:  # it couldn't be in the pass
             try:
                 if told := self.wrong(frame()):
@@ -345,7 +345,7 @@ def sample_rows(df: "DataFrame", condition: str, first: Sequence[str]) -> str:
     ]
     rows = df.where(condition).limit(SAMPLE_ROWS).selectExpr(*map(_text, fields)).collect()
     names = [each.name for each in fields]
-    return ", ".join(_shown(names, row) for row in rows)
+    return ", ".join(_row_text(names, row) for row in rows)
 
 
 def sample_keys(counted: "DataFrame", columns: Sequence[str], times: str) -> str:
@@ -353,7 +353,7 @@ def sample_keys(counted: "DataFrame", columns: Sequence[str], times: str) -> str
     fields = [each for each in counted.schema.fields if each.name != times]
     found = counted.orderBy(counted[times].desc()).limit(SAMPLE_ROWS)
     rows = found.selectExpr(*map(_text, fields), times).collect()
-    return ", ".join(f"{_shown(columns, row[:-1])} {row[-1]:,}×" for row in rows)
+    return ", ".join(f"{_row_text(columns, row[:-1])} {row[-1]:,}×" for row in rows)
 
 
 def _text(field: "StructField") -> str:
@@ -367,7 +367,7 @@ def _text(field: "StructField") -> str:
     return f"concat('''', {text}, '''')" if isinstance(field.dataType, types.StringType) else text
 
 
-def _shown(names: Sequence[str], values: Sequence[str | None]) -> str:
+def _row_text(names: Sequence[str], values: Sequence[str | None]) -> str:
     told = (
         f"{name}={'NULL' if value is None else _short(value)}"
         for name, value in zip(names, values, strict=True)

@@ -156,16 +156,16 @@ def line_note(evidence: Evidence, schema: "StructType", format: str) -> dict[str
     """What a chunk's note tells of it; a frame whose rows CSV would lose is refused."""
     if format != "csv":
         return {}
-    if evidence.told.get(NULLS):
+    if evidence.extra.get(NULLS):
         raise WrongUse(
             f"In CSV, a row without a value is an empty line, which Spark passes over: of the only "
-            f"column {schema.names[0]!r}, {evidence.told[NULLS]:,} values are NULL. Return "
+            f"column {schema.names[0]!r}, {evidence.extra[NULLS]:,} values are NULL. Return "
             "another column beside it, or register the dataset with --format parquet."
         )
     if len(schema.fields) == 1:  # a blank text would be a blank line, which tasks pass over
         return {"lines": True}
     named = any(each in name for name in schema.names for each in "\r\n")
-    return {"lines": named or bool(evidence.told.get(LINES))}
+    return {"lines": named or bool(evidence.extra.get(LINES))}
 
 
 def is_read_whole(path: str, note: Mapping[str, Any]) -> bool:
@@ -267,7 +267,7 @@ def loss_aggregates(schema: "StructType", format: str) -> list[str]:
 
 def refuse_lossy(evidence: Evidence, df: "DataFrame", format: str) -> None:
     """Refuse a frame that has such a value."""
-    if not evidence.told.get(BROKEN):
+    if not evidence.extra.get(BROKEN):
         return
     loss_aggregates = _broken_of(df.schema, format)
     counts = df.selectExpr(*(f"count_if({sql})" for _, _, sql in loss_aggregates)).collect()[0]

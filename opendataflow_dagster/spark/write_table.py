@@ -140,7 +140,7 @@ class StagedLake:
         try:
             frame.write.format("noop").mode("overwrite").save()
             self.evidence, self.bytes = taken(), None
-            rows, found = self.evidence.rows, self.evidence.told[_MINE]
+            rows, found = self.evidence.rows, self.evidence.extra[_MINE]
             if found != rows:
                 where = lake_name(place) or target.root
                 raise strangers(where, column, chunk.dataid, rows, found)

@@ -209,7 +209,7 @@ def test_a_column_isnt_confused_with_a_field_of_an_alias(spark: SparkSession) ->
 
 
 def test_what_else_is_asked_comes_with_it(spark: SparkSession) -> None:
-    told = evidence(spark.sql(ROWS), ["max(id) as most", "count_if(shop is null) as none"]).told
+    told = evidence(spark.sql(ROWS), ["max(id) as most", "count_if(shop is null) as none"]).extra
     assert told == {"most": 999, "none": 0}
 
 

@@ -389,7 +389,7 @@ def test_rows_that_were_observed_wrongly_are_counted_anew(
     doubling.arrive("numbers", _1=numbers(spark, 1, 2, 3), _2=numbers(spark, 3, 2, 1))
     doubling.run("double", double, all_chunks=False)
 
-    monkeypatch.setattr(Observed, "told", lambda self: {ROWS: 7, HIGH: 1, LOW: 1})
+    monkeypatch.setattr(Observed, "aggregates", lambda self: {ROWS: 7, HIGH: 1, LOW: 1})
     doubling.run("double", spark_job(double, expect={"range": {"n": (0, 3)}}))
 
     one, two = doubling.fingerprints("doubled").values()
@@ -1383,7 +1383,7 @@ def test_old_times_come_back_to_the_microsecond(
 def test_a_text_that_isn_t_utf8_is_refused_also_if_spark_did_tasks_again(
     through: Line, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Observed, "told", lambda self: {ROWS: 7, HIGH: 1, LOW: 1})
+    monkeypatch.setattr(Observed, "aggregates", lambda self: {ROWS: 7, HIGH: 1, LOW: 1})
 
     copied_as(through, "json", spark.sql("select 'é' as a, cast(X'ff' as string) as t"))
 
