@@ -66,10 +66,11 @@ class BatchWork(Protocol):
 
 
 class ChunkBatch:
-    """Some claimed chunks of a job, as far as they can be made together.
+    """Claimed chunks of a job, as far as one Spark job can compute them together.
 
-    What can't be (another schema, a chunk that is no directory, an output that is a table), and
-    what fails, is left to be made alone.
+    Small chunks cost Spark more for planning and starting than for computing. What can't be
+    combined (another schema, a chunk that is no directory, an output that is a table), and what
+    fails, is left out here; each such chunk then runs by itself.
     """
 
     def __init__(self, work: BatchWork, chunks: Sequence[Chunk]) -> None:
@@ -98,7 +99,7 @@ class ChunkBatch:
             return []
         found: dict[Any, list[tuple[Chunk, BatchInputs]]] = {}
         for chunk in self.chunks:
-            with suppress(DataflowError):  # it says so again when it is made alone
+            with suppress(DataflowError):  # the chunk fails with it when it runs by itself
                 inputs = self.work.inputs_of(chunk)
                 sources = {
                     datasetid: source
@@ -151,7 +152,7 @@ class ChunkBatch:
             extra = work.extra(datasetid, df.drop(DATAID_COLUMN))
             evidence = evidence_by_group(written, DATAID_COLUMN, extra) if there else {}
             seen.check(sum(each.rows for each in evidence.values()))
-            for name in there:  # an empty chunk has no directory: it is made alone
+            for name in there:  # an empty chunk has no directory, and runs by itself
                 self._stage(mine[name], datasetid, os.path.join(path, name), evidence, schema)
         finally:
             remove_folder(path)
@@ -277,14 +278,14 @@ def _read(spark: Any, sources: Sequence[BatchInput]) -> "DataFrame":
 
 
 def create_folder(root: str, generations: Sequence[int]) -> str:
-    """A directory for many chunks, whose name tells the last of their generations."""
+    """Create a directory for many chunks; its name has the last of their generations."""
     path = os.path.join(root, STAGING, f"{BATCH}{max(generations)}-{os.urandom(4).hex()}")
     os.makedirs(path)
     return path
 
 
 def sweep_folders(store: Store, root: str) -> None:
-    """Remove the directories of batches that no living claim is of: who made them was killed."""
+    """Remove the directories of batches that were killed: those without a living claim."""
     with suppress(FileNotFoundError):
         left = [each for each in os.listdir(os.path.join(root, STAGING)) if each.startswith(BATCH)]
         alive = store.db.insist(lambda: store.db.run("cleaning.live"))[0] if left else []
@@ -296,5 +297,5 @@ def sweep_folders(store: Store, root: str) -> None:
 
 def remove_folder(path: str) -> None:
     shutil.rmtree(path, ignore_errors=True)
-    with suppress(OSError):  # somebody else is at work in it
+    with suppress(OSError):  # another batch works in it
         os.rmdir(os.path.dirname(path))

@@ -169,7 +169,7 @@ def _launcher(java: Java, environ: Mapping[str, str], vector: bool) -> str:
     name = sha256(script.encode()).hexdigest()[:16]
     try:
         return _write_launcher(os.path.join(kept, "opendataflow-dagster", f"java-{name}"), script)
-    except OSError:  # where this user keeps nothing, it is made for this process
+    except OSError:  # no cache folder: a launcher for this process alone
         folder = tempfile.mkdtemp(prefix="odf-java-")
         atexit.register(shutil.rmtree, folder, ignore_errors=True)
         return _write_launcher(folder, script)

@@ -38,7 +38,7 @@ SAME, MERGE, ANY = "same", "merge", "any"
 SCHEMAS = (SAME, MERGE, ANY)
 
 FUNCTION = "dataflow_function"
-"""Where something that was made of a function, such as assets of Dagster, keeps it."""
+"""The attribute in which wrappers of a function, such as assets of Dagster, keep it."""
 
 
 class Argument(NamedTuple):

@@ -182,7 +182,7 @@ def linked(login: Login) -> Iterator["Link"]:
         try:
             connection = adbc_driver_manager.AdbcConnection(_database(login))
         except adbc_driver_manager.Error:
-            _database.cache_clear()  # the server may have been started anew since
+            _database.cache_clear()  # the server may have restarted since
             connection = adbc_driver_manager.AdbcConnection(_database(login))
         with connection:
             connection.set_autocommit(False)

@@ -125,7 +125,7 @@ class StagedRows:
     def show(self, confirm: Callable[[], None]) -> int:
         """Put the rows in the place of the chunk's, all or none; how many they are.
 
-        `confirm` raises if the claim isn't ours any more; it is asked before the transaction ends.
+        `confirm` raises if the claim isn't ours any more; it is called before the commit.
         """
         rows, table = self._rows, self._rows.table
         with rows.connected() as connection:

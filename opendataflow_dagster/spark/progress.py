@@ -19,7 +19,7 @@ PROGRESS_SECONDS = 10.0
 """Seconds between two lines about a job of Spark that takes long."""
 
 MAX_GAP_FACTOR = 6
-"""So many times `every` at most lie between two lines: a long job says less and less."""
+"""The longest gap between two lines, as a multiple of `every`: a long job reports less and less."""
 
 
 class StageProgress(NamedTuple):
@@ -148,7 +148,7 @@ def _first_of(stages: list[tuple[int, int, bool]]) -> StageProgress | None:
 
 
 _here = threading.local()
-"""The tag and the label of this thread's jobs: Java forgets them with an interrupted call."""
+"""The tag and the label of this thread's jobs, kept here too: an interrupted call loses Java's."""
 
 _LABEL_PROPERTIES = "spark.jobGroup.id", "spark.job.description"
 """The properties of a thread of Java that Spark's UI shows of each job."""
@@ -205,10 +205,10 @@ def _context() -> Any:
 
 
 JOB_END_SECONDS = 10.0
-"""Seconds that jobs may take to end once they are told to."""
+"""Seconds to wait for canceled jobs to end."""
 
 QUIET_SECONDS = 0.5
-"""Seconds without a job after which none is taken to come any more."""
+"""Seconds without a job after which no further one is expected."""
 
 
 @contextmanager
@@ -312,13 +312,13 @@ def interrupting(session: "SparkSession") -> Iterator[Callable[[], None]]:
 
 
 WATCH_SECONDS = 0.5
-"""Seconds in which work that Spark does notices that it is to stop."""
+"""Seconds between two looks whether a block has to stop."""
 
 
 class Watch:
-    """Looks after the blocks of several threads: tells how far they are, and ends what must end.
+    """Watches the Spark work of several threads: reports its progress, and stops it when due.
 
-    `stopping` tells what asks all of them to end, if something does.
+    `stopping` returns the reason why all of it has to stop, or None.
     """
 
     def __init__(self, say: Callable[[str], Any], stopping: Callable[[], str | None]) -> None:
@@ -355,7 +355,7 @@ class Watch:
                     raise interruption from None
                 raise
             except BaseException:
-                stop()  # whoever was canceled: the job would go on without us
+                stop()  # a canceled run: its Spark job would continue without it
                 raise
             finally:
                 del self._blocks[stop]

@@ -45,7 +45,7 @@ _log = logging.getLogger("opendataflow_dagster")
 
 
 class _SessionRequest:
-    """What the session of this process was asked for, and what it was said not to become."""
+    """The settings requested of this process's session, and those it was already refused."""
 
     session: "SparkSession | None" = None
     asked: Mapping[str, str] = {}
@@ -242,7 +242,7 @@ def _connect_session(wanted: dict[str, str]) -> "SparkSession":
         session: Any = builder.appName(app).getOrCreate()
         session.version  # noqa: B018 - the first call: until now nothing went over the wire
     except Exception as error:
-        if before is None:  # else no classic session could be made in this process any more
+        if before is None:  # else this process could never start a classic session
             os.environ.pop("SPARK_CONNECT_MODE_ENABLED", None)
         raise SessionError(
             f"No Spark Connect server answers at {public(address)}: {_cause(error)}. Start it, "
@@ -260,7 +260,7 @@ def _connect_session(wanted: dict[str, str]) -> "SparkSession":
 
 
 def _wait_for(address: str, key: str) -> None:
-    """Refuse in seconds what Spark would try for minutes."""
+    """Refuse within seconds a server that Spark would try to reach for minutes."""
     if not listens(address, patience=CONNECT_SECONDS):
         raise SessionError(
             f"Nothing listens at {public(address)}, which {key} names. Start that server, or "
@@ -284,7 +284,7 @@ def _launch_session(wanted: dict[str, str], short: bool) -> "SparkSession":
             "it out, or set it to client; the executors are on the cluster all the same."
         )
     _wait_for(wanted[MASTER], MASTER)
-    # What a session of Spark Connect has left, now that it is over.
+    # Left behind by an earlier session of Spark Connect: pyspark would try to connect again.
     os.environ.pop("SPARK_CONNECT_MODE_ENABLED", None)
     wanted[JAVA_OPTIONS] = driver_options(wanted, short)
     if not wanted[JAVA_OPTIONS]:
@@ -367,7 +367,7 @@ def _submitted_session(wanted: Mapping[str, str], given: Mapping[str, str]) -> "
 
 
 session_lock = threading.RLock()
-"""Held by whoever makes the session of this process, or lets go of it."""
+"""Held while the session of this process is started or ended."""
 
 SPARK_ENDED = "Spark has ended in mid-work"
 
@@ -432,7 +432,7 @@ def has_ended(session: Any) -> bool:
 
 
 def ended_meanwhile(session: Any) -> str:
-    """How the session has ended, if that made a call fail; then it is let go of."""
+    """How the session ended, if that is why a call failed; such a session is cleaned up."""
     if not (has_ended(session) or (is_remote(session) and _is_gone(session))):
         return ""
     told = how_ended(session)
@@ -441,7 +441,7 @@ def ended_meanwhile(session: Any) -> str:
 
 
 def let_go(session: Any) -> None:
-    """End a session, also one whose Java is gone, so that this process can start another."""
+    """End a session, even if its Java is gone, so that this process can start another."""
     with session_lock, warnings.catch_warnings(), suppress(Exception):
         warnings.simplefilter("ignore")
         if is_remote(session):

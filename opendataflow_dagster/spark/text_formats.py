@@ -169,9 +169,9 @@ def line_note(evidence: Evidence, schema: "StructType", format: str) -> dict[str
 
 
 def is_read_whole(path: str, note: Mapping[str, Any]) -> bool:
-    """Whether each file of CSV is to be read by one task: always right, but slow for a large one.
+    """Whether one task has to read a whole CSV file: always correct, but slow for a large one.
 
-    A file of somebody else's is asked: Spark's tasks would take a line within quotes for a row.
+    Files that others wrote are looked into: tasks would take a line within quotes for a row.
     """
     if (note.get("bytes") or WHOLE_FILE_BYTES + 1) <= WHOLE_FILE_BYTES:
         return True

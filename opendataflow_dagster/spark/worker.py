@@ -57,7 +57,7 @@ SCHEMA_DECLARATION = '@spark_job(schema="{}")'
 
 
 class RunInterrupted(BaseException):
-    """A thread's work was ended because that of the whole run was."""
+    """The work of a thread was ended because the whole run was."""
 
 
 class StagedOutput(NamedTuple):
@@ -68,7 +68,7 @@ class StagedOutput(NamedTuple):
 
 
 class SparkWork(Maker):
-    """Makes the chunks of one job with one session, which starts when the first chunk needs it."""
+    """Computes the chunks of one job in one session, which starts when the first chunk needs it."""
 
     def __init__(
         self,
@@ -122,7 +122,7 @@ class SparkWork(Maker):
     # --- one chunk ---
 
     def compute(self, chunk: Chunk) -> Mapping[str, Result]:
-        """Make a chunk and stage it, unless that was done with others."""
+        """Compute a chunk and stage it, unless a batch already did."""
         if chunk.generation in self._made and self._is_outdated(chunk):
             self.forget(chunk.claim)
         if chunk.generation not in self._made:
@@ -133,7 +133,7 @@ class SparkWork(Maker):
         return told | {each: result_of(one.staged) for each, one in made.items()}
 
     def publish(self, chunk: Chunk) -> dict[str, Result]:
-        """Show what is staged; the claim is asked for right before each."""
+        """Publish what is staged; the claim is confirmed right before each output."""
 
         def still_ours() -> None:
             self.store.confirm(chunk.claim)
@@ -155,7 +155,7 @@ class SparkWork(Maker):
         return results
 
     def _turn(self, chunk: Chunk, datasetid: str) -> int:
-        """When to show an output: the sooner, the more may still go wrong."""
+        """The order in which to publish outputs: first those that can still fail."""
         target = chunk_place(datasetid, chunk.outputs[datasetid].columns, self.format)
         if isinstance(target, Table):
             return 0  # a transaction
@@ -169,7 +169,9 @@ class SparkWork(Maker):
         for datasetid, made in self._made.pop(claim.generation, {}).items():
             try:
                 made.staged.discard()
-            except Exception as error:  # Spark may be gone, and the run goes on with another
+            except (
+                Exception
+            ) as error:  # Spark may be gone, and the run continues with a new session
                 self.say(
                     f"What was staged of {datasetid} isn't removed, which `odf clean` does: "
                     f"{in_a_line(error) or reason_of(error)}"
@@ -252,7 +254,7 @@ class SparkWork(Maker):
         made[datasetid] = StagedOutput(staged, checked)
 
     def sweep(self, place: Place) -> None:
-        """Clear away, once, what a batch that was killed has left."""
+        """Remove, once, what a killed batch has left."""
         target = chunk_place(place.datasetid, place.columns, self.format)
         if isinstance(target, Folder) and target.root not in self._swept:
             self._swept.add(target.root)

@@ -27,7 +27,7 @@ Confirm = Callable[[], None]
 
 
 class StagedFrame(Protocol):
-    """A chunk that is written and not shown yet."""
+    """A chunk that is written and not yet published."""
 
     evidence: Evidence
 
@@ -37,11 +37,11 @@ class StagedFrame(Protocol):
         ...
 
     def show(self, confirm: Confirm) -> str:
-        """Let readers see it, if the claim is still ours; where it is then."""
+        """Publish it, if the claim is still ours; returns its location."""
         ...
 
     def discard(self) -> None:
-        """Remove what wasn't shown, or what was replaced."""
+        """Remove it if it wasn't published, or else what it replaced."""
         ...
 
     def frame(self) -> "DataFrame":
@@ -70,7 +70,7 @@ def stage(
 
 
 def result_of(staged: StagedFrame, location: str | None = None) -> Result:
-    """What is told of a staged chunk; where it is, once it is shown."""
+    """The result of a staged chunk; with its location, once it is published."""
     told = staged.evidence
     return Result(told.rows, staged.bytes, told.fingerprint, location, schema=told.schema)
 
@@ -110,7 +110,7 @@ class StagedFolder:
         schema, rows = df.schema.jsonValue(), count_rows(self.path, format)
         try:
             evidence = taken(rows)
-        except IncompleteObservation:  # tasks were done again: what is there tells
+        except IncompleteObservation:  # tasks were repeated: the files on disk are the evidence
             if texts or (format == "csv" and len(df.columns) == 1):  # or the format has lost some
                 seen = evidence_of_frame(df, extra)
                 text_formats.refuse_lossy(seen, df, format)
