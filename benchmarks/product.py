@@ -48,7 +48,7 @@ MODULES = {
     "read_project": ("pipelines.project",),
     "rules_of": ("spark.expect", "spark.expectations"),
     "run_pipeline": ("pipelines.running", "pipelines.run"),
-    "schema_text": ("spark.evidence",),
+    "schema_text": ("spark.evidence", "spark.schema"),
     "set_policy": ("dataflow.registry", "store.registry"),
     "split": ("dataflow.split", "store.split"),
     "spark_job": ("spark.jobs", "spark.job"),

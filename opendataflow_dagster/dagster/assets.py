@@ -12,8 +12,9 @@ from ..chunk import ERROR
 from ..errors import SessionError, WrongUse
 from ..runner.produce import Chunk, ChunkFailed, Maker
 from ..runner.script import CannotStart, Scripts, check
-from ..spark.expectations import Rule, rules_of
+from ..spark.expectations import rules_of
 from ..spark.job import FUNCTION, as_spark_job, is_spark_function
+from ..spark.rules import Rule
 from ..storage.publish import publishing
 from ..store.catalog import Catalog
 from ..util.text import typed

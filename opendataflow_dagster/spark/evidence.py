@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from pyspark.sql.types import DataType, StructField, StructType
 
 
-__all__ = ["Evidence", "Observed", "evidence_by_group", "observed", "schema_text"]
-
 ROWS, HIGH, LOW = "odf_rows", "odf_high", "odf_low"
 OBSERVATION_SECONDS = 60.0
 """Seconds that Spark may take after a job to tell what it observed: a lost event is never told."""

@@ -23,8 +23,6 @@ from .rules import (
 )
 from .schema import DECIMAL_DIGITS, literal, quoted
 
-__all__ = ["Rule", "rules_of"]
-
 WARNING = "warn"
 ROW_LIMITS = ("min", "max", "change")
 

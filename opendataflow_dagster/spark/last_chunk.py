@@ -8,15 +8,13 @@ from typing import TYPE_CHECKING, Any
 from ..chunk import ChunkFailed
 from ..store.store import Store
 from ..util.text import printable, typed
-from .evidence import Evidence, schema_text
+from .evidence import Evidence
 from .job import ANY, MERGE
-from .schema import compare, fitted, merged
+from .schema import compare, fitted, merged, schema_text
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-
-__all__ = ["confirm", "fit"]
 
 REMEMBERED_CHUNKS = 5
 """Chunks whose rows tell how many to expect."""

@@ -10,8 +10,6 @@ if TYPE_CHECKING:
     from pyspark.sql.types import DataType, StructType
 
 
-__all__ = ["compare", "fitted", "merged", "schema_of", "schema_text"]
-
 WHOLE_NUMBERS = ("tinyint", "smallint", "int", "bigint")
 _DIGITS = {"tinyint": 3, "smallint": 5, "int": 10, "bigint": 20}
 EXACT_IN_FLOATS = {

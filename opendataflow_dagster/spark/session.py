@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from ..config.settings import Settings
 from ..errors import DataflowError, SessionError, WrongUse
 from ..util.text import in_one
-from .java import driver_options, java_environment, java_home, needed_java, warehouse
+from .java import driver_options, java_environment, needed_java, warehouse
 from .settings import (
     JAVA_OPTIONS,
     LOG_LEVEL,
@@ -30,8 +30,6 @@ from .settings import (
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-
-__all__ = ["is_remote", "java_home", "mask_logs", "spark_conf", "spark_session"]
 
 CONNECT_SECONDS = 10.0
 """Seconds that a server may take until it listens."""

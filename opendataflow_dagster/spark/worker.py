@@ -20,7 +20,7 @@ from ..storage.read import bounds_of, failing, with_code
 from ..store.store import Store
 from .batch import ChunkBatch, sweep_folders, with_dataid
 from .evidence import Evidence
-from .expectations import Rule, rules_of
+from .expectations import rules_of
 from .foreign_files import KnownSchema
 from .job import (
     ANY,
@@ -39,6 +39,7 @@ from .last_chunk import LastChunks, confirm, fit
 from .postgres_read import looking
 from .progress import Watch, describe_chunks, working_on
 from .read import TABLE_FORMATS, read_chunk_frame, unchanged
+from .rules import Rule
 from .session import (
     ended_meanwhile,
     has_ended,
