@@ -131,8 +131,8 @@ class ChunkBatch:
         path = create_folder(target.root, [chunk.generation for chunk in chunks])
         try:
             df = self._fitted(datasetid, chunks[0].dataid, df)
-            seen = FormatCheck(df, target.format)
-            write_files(seen.frame, path, target.format, by=DATAID_COLUMN)
+            checked_frame = FormatCheck(df, target.format)
+            write_files(checked_frame.frame, path, target.format, by=DATAID_COLUMN)
             schema = {
                 "type": "struct",
                 "fields": [
@@ -141,18 +141,20 @@ class ChunkBatch:
                     if each["name"] != DATAID_COLUMN
                 ],
             }
-            there = {each for each in os.listdir(path) if each.startswith(f"{DATAID_COLUMN}=")}
+            directories = {
+                each for each in os.listdir(path) if each.startswith(f"{DATAID_COLUMN}=")
+            }
             mine = {directory(chunk.dataid): chunk for chunk in chunks}
-            if strangers := sorted(there - set(mine)):
+            if strangers := sorted(directories - set(mine)):
                 raise ChunkFailed(
                     f"{work.job.name} returned rows for {strangers[0]}, which isn't in the batch."
                 )
             typed = noted_schema({"schema": schema}).add(DATAID_COLUMN, "string")
             written = spark.read.format(target.format).schema(typed).load(escaped_path(path))
             extra = work.extra(datasetid, df.drop(DATAID_COLUMN))
-            evidence = evidence_by_group(written, DATAID_COLUMN, extra) if there else {}
-            seen.check(sum(each.rows for each in evidence.values()))
-            for name in there:  # an empty chunk has no directory, and runs by itself
+            evidence = evidence_by_group(written, DATAID_COLUMN, extra) if directories else {}
+            checked_frame.check(sum(each.rows for each in evidence.values()))
+            for name in directories:  # an empty chunk has no directory, and runs by itself
                 self._stage(mine[name], datasetid, os.path.join(path, name), evidence, schema)
         finally:
             remove_folder(path)
@@ -236,13 +238,13 @@ class FormatCheck:
 
     def __init__(self, df: "DataFrame", format: str) -> None:
         self.frame, self._taken = df, None
-        if asked := text_formats.loss_aggregates(df.schema, format):
-            self.frame, self._taken = observed(df, asked)
+        if aggregates := text_formats.loss_aggregates(df.schema, format):
+            self.frame, self._taken = observed(df, aggregates)
 
     def check(self, rows: int) -> None:
         """Raise if there is such a value, or if Spark can't tell of so many rows."""
-        told = self._taken.aggregates() if self._taken else {}
-        if self._taken and (told.get(ROWS) != rows or told.get(text_formats.BROKEN)):
+        values = self._taken.aggregates() if self._taken else {}
+        if self._taken and (values.get(ROWS) != rows or values.get(text_formats.BROKEN)):
             raise ChunkFailed("a value may be one that its format can't hold")
 
 

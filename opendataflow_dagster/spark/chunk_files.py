@@ -82,16 +82,16 @@ def _as_pandas_had(reader: Any, path: str, kind: str, columns: Mapping[str, str]
 
     if kind == "csv" and csv_types.AS_READ in columns.values():
         columns = csv_types.resolved(files.data_files(path), columns)
-    told = {name: _DTYPES.get(dtype.partition("[")[0]) for name, dtype in columns.items()}
-    told |= {name: "timestamp" for name, dtype in columns.items() if "," in dtype}  # with its zone
+    types = {name: _DTYPES.get(dtype.partition("[")[0]) for name, dtype in columns.items()}
+    types |= {name: "timestamp" for name, dtype in columns.items() if "," in dtype}  # with its zone
     if kind == "json":  # an object may be a list, there
-        told = {name: None if columns[name] == "object" else each for name, each in told.items()}
-    seen = {}
-    if None in told.values():
-        seen = {field.name: field.dataType for field in reader.load(escaped_path(path)).schema}
+        types = {name: None if columns[name] == "object" else each for name, each in types.items()}
+    inferred = {}
+    if None in types.values():
+        inferred = {field.name: field.dataType for field in reader.load(escaped_path(path)).schema}
     schema = StructType()
-    for name, each in told.items():
-        schema.add(name, each or seen.get(name, StringType()))
+    for name, each in types.items():
+        schema.add(name, each or inferred.get(name, StringType()))
     return schema
 
 
@@ -116,9 +116,9 @@ def noted_schema(note: Mapping[str, Any]) -> Any:
     """The schema that a chunk was written with by Spark, if its note has it."""
     from pyspark.sql.types import StructType
 
-    told = note.get("schema")
+    schema = note.get("schema")
     # Of a copy: it removes from what it is given where collations come from.
-    return StructType.fromJson(deepcopy(told)) if isinstance(told, dict) else None
+    return StructType.fromJson(deepcopy(schema)) if isinstance(schema, dict) else None
 
 
 def escaped_path(path: str) -> str:
@@ -129,13 +129,13 @@ def escaped_path(path: str) -> str:
 def _reader_options(kind: str, path: str, note: Mapping[str, Any]) -> dict[str, str]:
     if kind not in ("csv", "json"):
         return {}
-    told = dict(CSV) if kind == "csv" else {}
+    options = dict(CSV) if kind == "csv" else {}
     if kind == "csv":
-        told["nullValue"] = NO_VALUE
-        told["multiLine"] = str(is_read_whole(path, note)).lower()
+        options["nullValue"] = NO_VALUE
+        options["multiLine"] = str(is_read_whole(path, note)).lower()
     if noted_schema(note) is None and kind == "csv":
-        told["inferSchema"] = "true"
-    return told
+        options["inferSchema"] = "true"
+    return options
 
 
 def write_files(df: "DataFrame", path: str, format: str, by: str | None = None) -> None:

@@ -46,12 +46,12 @@ def in_remote(
     found = versions(below, target)
     alive = live(store, datasetid)
     kept = {row[2] for row in store.db.insist(lambda: store.db.run("cleaning.located", **known))[0]}
-    there = {each.location for each in found}
+    locations = {each.location for each in found}
     chunks: dict[str, list[Version]] = {}
     for each in found:
         chunks.setdefault(each.dataid, []).append(each)
     for chunk in all_standing(store, datasetid):
-        if chunk.location in there and _pointed(files, target, chunk.dataid) != chunk.location:
+        if chunk.location in locations and _pointed(files, target, chunk.dataid) != chunk.location:
             path = f"{target.root}/{directory(chunk.dataid)}/{NOTE}"
             row = Leftover(datasetid, chunk.dataid, chunk.generation, POINTER, path, None, None)
             yield row, lambda chunk=chunk, path=path: _correct(store, files, chunk, path)
@@ -104,6 +104,6 @@ def _correct(store: Store, files: Files, chunk: Standing, path: str) -> bool:
     if now != chunk or chunk.location is None:
         return False
     version = chunk.location.rpartition("/")[2]
-    told = {"version": version, "generation": chunk.generation, "store": store.id}
-    files.write(address(path), to_json(told))
+    pointer = {"version": version, "generation": chunk.generation, "store": store.id}
+    files.write(address(path), to_json(pointer))
     return True

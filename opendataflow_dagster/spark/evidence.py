@@ -96,8 +96,8 @@ def observed(df: "DataFrame", extra: Sequence[str] = ()) -> tuple["DataFrame", O
     # once more, and before, compute it twice. A name of its own keeps threads of one session apart.
     schema = df.schema
     observation = Observation(f"odf_{uuid4().hex}")
-    seen = df.observe(observation, *map(F.expr, [*_aggregates(row_hash(schema)), *extra]))
-    return seen, Observed(df, observation, schema_text(schema))
+    frame = df.observe(observation, *map(F.expr, [*_aggregates(row_hash(schema)), *extra]))
+    return frame, Observed(df, observation, schema_text(schema))
 
 
 def evidence_of_frame(df: "DataFrame", extra: Sequence[str] = ()) -> Evidence:

@@ -79,10 +79,10 @@ Make = Callable[[Iterable[str]], Rule]
 
 
 def _rule_makers(
-    asked: Mapping[str, Any], datasetid: str, severity: str, about: str
+    rules: Mapping[str, Any], datasetid: str, severity: str, about: str
 ) -> Iterator[Make]:
     """What makes each rule, once it's told the names that are taken."""
-    for kind, what in asked.items():
+    for kind, what in rules.items():
         _known_kind(kind, about)
         if kind != WARNING:
             yield from KINDS[kind](what, f"{about}, {kind}", datasetid, severity)

@@ -83,10 +83,10 @@ def read_foreign_files(
 
 def csv_reader_options(spark: "SparkSession", options: CsvOptions) -> dict[str, str]:
     """What Spark's reader of CSV is told of how a file is written."""
-    told = options.for_spark()
-    if told.get("encoding", "utf-8") not in CHARSETS:
+    reader_options = options.for_spark()
+    if reader_options.get("encoding", "utf-8") not in CHARSETS:
         spark.conf.set("spark.sql.legacy.javaCharsets", "true")  # else it refuses all others
-    return told
+    return reader_options
 
 
 def _load(reader: Any, path: str, pattern: str) -> "DataFrame":

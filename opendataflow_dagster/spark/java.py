@@ -133,9 +133,9 @@ def _ask_java(path: str, home: str) -> tuple[str, int | None]:
         )
     except (OSError, subprocess.SubprocessError):
         return home, None
-    told = done.stderr + done.stdout
-    itself = re.search(r"^\s*java\.home = (.+?)\s*$", told, re.MULTILINE)
-    version = re.search(r'version "([^"]+)"', told)
+    output = done.stderr + done.stdout
+    itself = re.search(r"^\s*java\.home = (.+?)\s*$", output, re.MULTILINE)
+    version = re.search(r'version "([^"]+)"', output)
     return itself[1] if itself else home, _major(version[1]) if version else None
 
 

@@ -108,14 +108,14 @@ class JdbcTable:
         password = self.password() if self.password else None
         if password:
             _keep_from_logs(spark)
-        told = {
+        options = {
             "url": self.target.host,
             "dbtable": table,
             "user": self.target.user,
             "password": password,
             "driver": DRIVERS.get(self.kind),
         } | _NOT_PREPARED.get(self.kind, {})
-        return {name: value for name, value in told.items() if value}
+        return {name: value for name, value in options.items() if value}
 
     @contextmanager
     def connected(self, spark: "SparkSession") -> Iterator[Any]:
@@ -126,8 +126,8 @@ class JdbcTable:
         java: Any = spark._jvm
         try:
             jdbc = java.org.apache.spark.sql.execution.datasources.jdbc
-            told = java.PythonUtils.toScalaMap(self.options(spark, self.table))
-            options = jdbc.JDBCOptions(told)
+            scala_options = java.PythonUtils.toScalaMap(self.options(spark, self.table))
+            options = jdbc.JDBCOptions(scala_options)
             dialect = java.org.apache.spark.sql.jdbc.JdbcDialects.get(self.target.host)
             connection = dialect.createConnectionFactory(options).apply(-1)
             try:
@@ -173,11 +173,11 @@ class JdbcTable:
         text = self._spelled("look", columns=names, table=self.table)
         prepared = connection.prepareStatement(text)
         try:
-            told = prepared.executeQuery().getMetaData()
+            metadata = prepared.executeQuery().getMetaData()
             return {
-                name: told.getScale(at)
+                name: metadata.getScale(at)
                 for at, name in enumerate(columns, 1)
-                if told.getColumnType(at) in _TIMESTAMPS
+                if metadata.getColumnType(at) in _TIMESTAMPS
             }
         finally:
             prepared.close()
@@ -185,11 +185,11 @@ class JdbcTable:
     def trouble(self, error: Exception) -> Exception:
         """What says in a line why the database refused, without a secret; else the error itself."""
         cause = getattr(error, "java_exception", None)
-        told = cause.getMessage() if cause is not None else in_a_line(error)
-        if told is None:
+        message = cause.getMessage() if cause is not None else in_a_line(error)
+        if message is None:
             return error
-        line = next((each.strip() for each in told.splitlines() if each.strip()), "")
-        if "No suitable driver" in told or "ClassNotFoundException" in str(error):
+        line = next((each.strip() for each in message.splitlines() if each.strip()), "")
+        if "No suitable driver" in message or "ClassNotFoundException" in str(error):
             line = "Java has no driver for it: name its jar in spark.jars"
         return DataflowError(f"{self.location}: {line}")
 
@@ -361,15 +361,15 @@ class StagedJdbcRows:
                 )
             df = df.withColumn(table.column, F.lit(dataid))
         name = f"{STAGE_PREFIX}_{generation}_{_stage_mark(place)}_{os.urandom(4).hex()}"
-        made = cls(df.sparkSession, place, name)
-        made._sweep(generation)
+        staged = cls(df.sparkSession, place, name)
+        staged._sweep(generation)
         try:
-            made._fill(df if parts is None else df.coalesce(parts))
-            made._refuse_others()
+            staged._fill(df if parts is None else df.coalesce(parts))
+            staged._refuse_others()
         except BaseException:
-            made.discard()
+            staged.discard()
             raise
-        return made
+        return staged
 
     def show(self, confirm: Callable[[], None]) -> int:
         """Put the rows in the place of the chunk's, all or none; how many they are."""
@@ -431,9 +431,9 @@ class StagedJdbcRows:
             connection.commit()
         options = place.options(self._spark, names["stage"])
         try:
-            there = self._spark.read.format("jdbc").options(**options).load().schema
-            place.find(there[place.column].dataType)
-            checked, losses = observed_losses(df, there, digits)
+            table_schema = self._spark.read.format("jdbc").options(**options).load().schema
+            place.find(table_schema[place.column].dataType)
+            checked, losses = observed_losses(df, table_schema, digits)
             checked.write.format("jdbc").options(**options).mode("append").save()
         except DataflowError:
             raise
@@ -461,9 +461,9 @@ def _staging_tables(place: JdbcTable, connection: Any) -> list[tuple[str, int]]:
     found = []
     while rows.next():
         name = rows.getString("TABLE_NAME")
-        told = _STAGE_NAME.fullmatch(name)
-        if told and told[2] == _digest(place.table) and rows.getString("TABLE_TYPE") == "TABLE":
-            found.append((name, int(told[1])))
+        match = _STAGE_NAME.fullmatch(name)
+        if match and match[2] == _digest(place.table) and rows.getString("TABLE_TYPE") == "TABLE":
+            found.append((name, int(match[1])))
     return sorted(found)
 
 

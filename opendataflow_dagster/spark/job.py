@@ -433,13 +433,13 @@ def _check(job: SparkJob, datasetid: str, df: "DataFrame") -> None:
     """Refuse a frame that has a name twice, or doesn't tell the chunks of a batch apart."""
     columns = df.columns
     is_exact = df.sparkSession.conf.get("spark.sql.caseSensitive") == "true"
-    seen = Counter(columns if is_exact else [column.lower() for column in columns])
-    if twice := [column for column in columns if seen[column if is_exact else column.lower()] > 1]:
+    times = Counter(columns if is_exact else [column.lower() for column in columns])
+    if twice := [column for column in columns if times[column if is_exact else column.lower()] > 1]:
         alike = [each for each in twice if each.lower() == twice[0].lower()]
-        told = " and ".join(map(repr, dict.fromkeys(alike)))
+        names = " and ".join(map(repr, dict.fromkeys(alike)))
         raise ChunkFailed(
-            f"{job.name} returned several columns {told} for {datasetid!r}. Rename or drop all but "
-            "one of them."
+            f"{job.name} returned several columns {names} for {datasetid!r}. Rename or drop all "
+            "but one of them."
         )
     if job.batch > 1 and DATAID_COLUMN not in columns:
         raise ChunkFailed(

@@ -125,14 +125,13 @@ def _wanted(schema: str, last: LastChunks, dataid: str, rule: str, declared: str
     was = last.schema(dataid)
     if was is None or not (differences := compare(was[1], schema)):
         return None
-    told = f"{last.datasetid!r} differs from its last chunk {printable(was[0])!r}: " + "; ".join(
-        differences
-    )
+    differs = "; ".join(differences)
+    difference = f"{last.datasetid!r} differs from its last chunk {printable(was[0])!r}: {differs}"
     if rule == MERGE:
         if (both := merged(was[1], schema)) is not None:
             return both
-        raise ChunkFailed(f"NOT_VALIDATED: the schema of {told}, which can't be merged.")
+        raise ChunkFailed(f"NOT_VALIDATED: the schema of {difference}, which can't be merged.")
     raise ChunkFailed(
-        f"NOT_VALIDATED: the schema of {told}. If it is meant so: {declared.format(MERGE)}, "
+        f"NOT_VALIDATED: the schema of {difference}. If it is meant so: {declared.format(MERGE)}, "
         f'or "{ANY}".'
     )

@@ -126,16 +126,16 @@ def refuse_losses(
 
     What is published would have other values than its fingerprint says.
     """
-    told = [
+    refusals = [
         f"{name!r} is {kind} in the frame and {there} in the table, which can't keep {count} of "
         f"{rows} values as they are"
         for name, kind, there, count in found
         if count
     ]
-    if told:
+    if refusals:
         raise Refused(
-            f"Chunk {dataid!r} doesn't fit the table {table.location}: {'; '.join(told)}. Round or "
-            "cast it in the job.",
+            f"Chunk {dataid!r} doesn't fit the table {table.location}: {'; '.join(refusals)}. "
+            "Round or cast it in the job.",
             code="NOT_VALIDATED",
         )
 
@@ -183,8 +183,8 @@ def observed_losses(
     taken = Observed(df, observation, "")
 
     def losses() -> list[tuple[str, str, str, int]]:
-        seen = taken.aggregates()
-        return [(*each, seen.get(f"lost_{at}") or 0) for at, each in enumerate(told)]
+        values = taken.aggregates()
+        return [(*each, values.get(f"lost_{at}") or 0) for at, each in enumerate(told)]
 
     return df.observe(observation, *counts).selectExpr(*sent), losses
 
@@ -223,11 +223,11 @@ def refuse_sqlite_losses(rows: Rows, data: "pyarrow.Table", schema: "StructType"
     declared = {name.lower(): type for name, type in rows.declared().items()}
     found = []
     for field, column in zip(schema, data.columns, strict=True):
-        there = declared.get(field.name.lower(), "")
-        told = field.dataType.simpleString()
-        if is_changed := _change_of(told.partition("(")[0], affinity(there)):
+        declared_type = declared.get(field.name.lower(), "")
+        frame_type = field.dataType.simpleString()
+        if is_changed := _change_of(frame_type.partition("(")[0], affinity(declared_type)):
             count = sum(is_changed(each) for each in column.to_pylist() if each is not None)
-            found.append((field.name, told, there or "of no type", count))
+            found.append((field.name, frame_type, declared_type or "of no type", count))
     refuse_losses(rows.table, rows.dataid, data.num_rows, found)
 
 

@@ -74,10 +74,10 @@ class LocalFiles:
             for each in (*inner, *names):
                 whole = os.path.join(above, each)
                 with suppress(FileNotFoundError):
-                    told = os.stat(whole)
-                    size = 0 if each in inner else told.st_size
+                    status = os.stat(whole)
+                    size = 0 if each in inner else status.st_size
                     url = path.rstrip("/") + whole[len(root.rstrip("/")) :]
-                    found.append(File(url + "/" * (each in inner), size, told.st_mtime))
+                    found.append(File(url + "/" * (each in inner), size, status.st_mtime))
         return found
 
     def read(self, path: str) -> bytes | None:
@@ -133,8 +133,8 @@ class HadoopFiles:
         try:
             self._path(root).getFileSystem(self._conf)
         except Py4JJavaError as error:
-            told = str(error.java_exception)
-            if not any(each in told for each in _MISSING_CLASS_MESSAGES):
+            message = str(error.java_exception)
+            if not any(each in message for each in _MISSING_CLASS_MESSAGES):
                 raise
             raise Refused(
                 f"{target.datasetid!r} is at {target.root}, and Spark has nothing here that reads "
@@ -203,9 +203,9 @@ _MISSING_CLASS_MESSAGES = ("ClassNotFound", "NoClassDefFound", "No FileSystem fo
 _RENAMING_SCHEMES = ("file", "hdfs", "viewfs", "webhdfs")
 
 
-def to_json(told: Mapping[str, Any]) -> bytes:
+def to_json(note: Mapping[str, Any]) -> bytes:
     """What is told, as a small file has it."""
-    return json.dumps(told, ensure_ascii=True).encode()
+    return json.dumps(note, ensure_ascii=True).encode()
 
 
 def from_json(data: bytes | None) -> dict[str, Any]:
@@ -298,7 +298,7 @@ class StagedRemote:
             raise
         return staged
 
-    def tell(self, told: Mapping[str, Any]) -> None:
+    def tell(self, facts: Mapping[str, Any]) -> None:
         """Write the note of what was written, once it is there whole."""
         found = self._files.below(self.path)
         if any("/_temporary/" in each.path for each in found):
@@ -311,7 +311,7 @@ class StagedRemote:
             "dataid": self._dataid,
             "generation": self.generation,
             "bytes": self.bytes,
-            **told,
+            **facts,
             **({"store": self._store} if self._store else {}),
         }
         self._files.write(f"{self.path}/{NOTE}", to_json(self._note))

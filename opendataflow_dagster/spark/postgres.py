@@ -24,8 +24,8 @@ class Login:
 
     __slots__ = ("_told",)
 
-    def __init__(self, told: str) -> None:
-        self._told = told
+    def __init__(self, conninfo: str) -> None:
+        self._told = conninfo
 
     def __repr__(self) -> str:
         return "Login(…)"
@@ -85,8 +85,8 @@ class PostgresRows(Rows):
         return [Column(*row) for row in found]
 
     def layout(self, connection: Any) -> Layout:
-        told = self.run(connection, "layout", name=self.name, column=self.table.column)
-        return Layout(*told[0])
+        rows = self.run(connection, "layout", name=self.name, column=self.table.column)
+        return Layout(*rows[0])
 
     def run(
         self, connection: Any, statement: str, names: dict[str, str] | None = None, **params: Any
@@ -160,8 +160,8 @@ class PostgresRows(Rows):
         mask_logs()  # it goes into the function that the tasks run
         host, _, port = self.table.host.partition(":")
         table = self.table
-        told = {"host": host, "port": port, "dbname": table.database, "user": table.user}
-        given: Any = {name: value for name, value in told.items() if value}
+        parts = {"host": host, "port": port, "dbname": table.database, "user": table.user}
+        given: Any = {name: value for name, value in parts.items() if value}
         return Login(
             make_conninfo(
                 **given,
@@ -258,10 +258,10 @@ def _database(login: Login) -> Any:
 def _tidy(error: BaseException) -> str:
     """What the driver says, in a line, without what it was doing."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    told = next((line for line in lines if "ERROR:" in line or "FATAL:" in line), lines[0])
-    told = re.sub(r"^.*?(?:ERROR|FATAL):\s*", "", told)
+    message = next((line for line in lines if "ERROR:" in line or "FATAL:" in line), lines[0])
+    message = re.sub(r"^.*?(?:ERROR|FATAL):\s*", "", message)
     more = [line for line in lines if line.startswith(("CONTEXT:", "DETAIL:"))]
-    return "; ".join([told, *more[:1]])
+    return "; ".join([message, *more[:1]])
 
 
 def snapshot_statements(rows: PostgresRows, snapshot: str | None) -> list[str]:

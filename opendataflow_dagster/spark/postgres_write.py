@@ -103,24 +103,24 @@ class StagedRows:
             ways = _column_loads(rows, df, rows.columns(connection))
             rows.find(connection)
             schema = rows.layout(connection).schema
-            made = cls(rows, dataid, name, list(ways.values()), schema)
+            staged = cls(rows, dataid, name, list(ways.values()), schema)
             left = [
                 each
                 for each, older in _staging_tables(rows, connection)
                 if older < generation and each.split("_")[3] == marks
             ]
-            made._create(connection)
+            staged._create(connection)
             connection.commit()
         for each in left:
             with suppress(DataflowError):  # a zombie is at work in it: `odf clean` finds it later
                 _drop(rows, schema, [each], "hurry")
         try:
-            made._fill(df if parts is None else df.coalesce(parts), list(ways))
-            made._verify()
+            staged._fill(df if parts is None else df.coalesce(parts), list(ways))
+            staged._verify()
         except BaseException:
-            made.discard()
+            staged.discard()
             raise
-        return made
+        return staged
 
     def show(self, confirm: Callable[[], None]) -> int:
         """Put the rows in the place of the chunk's, all or none; how many they are.
@@ -169,20 +169,20 @@ class StagedRows:
             for name, way in ways:
                 if way.target.name == rows.table.column:
                     value = f"{name}::{way.cast or way.target.type}"
-                    told = rows.run(connection, "members", names | {"value": value})
-                    self._refuse_others(*told[0])
+                    result = rows.run(connection, "members", names | {"value": value})
+                    self._refuse_others(*result[0])
             if lossy:
                 counts = [
                     rows.spell("loss", lost=(way.lost or "").format(name)) for name, way in lossy
                 ]
-                told = rows.run(connection, "losses", names | {"counts": ", ".join(counts)})
+                result = rows.run(connection, "losses", names | {"counts": ", ".join(counts)})
                 refuse_losses(
                     rows.table,
                     self._dataid,
                     self.rows,
                     [
                         (way.target.name, way.frame_type, way.target.full, count)
-                        for (_, way), count in zip(lossy, told[0], strict=True)
+                        for (_, way), count in zip(lossy, result[0], strict=True)
                     ],
                 )
 
@@ -248,8 +248,8 @@ def leftovers(table: Table, password: Password | None) -> list[tuple[str, int]]:
 
 
 def _staging_tables(rows: PostgresRows, connection: Any) -> list[tuple[str, int]]:
-    told = rows.run(connection, "leftovers", name=rows.name, note=_note(rows.name))
-    return [(name, int(name.split("_")[2])) for (name,) in told]
+    found = rows.run(connection, "leftovers", name=rows.name, note=_note(rows.name))
+    return [(name, int(name.split("_")[2])) for (name,) in found]
 
 
 def drop(table: Table, password: Password | None, names: Sequence[str]) -> None:

@@ -118,8 +118,8 @@ def _of_classic(context: Any, tag: str) -> StageProgress | None:
     stages = {
         stage: python.getStageInfo(stage)
         for job in tracker.getJobIdsForTag(tag)
-        if (told := python.getJobInfo(job)) and told.status == "RUNNING"
-        for stage in told.stageIds
+        if (job_info := python.getJobInfo(job)) and job_info.status == "RUNNING"
+        for stage in job_info.stageIds
     }
     known = [info for _, info in sorted(stages.items()) if info]
     return _first_of(
@@ -180,8 +180,8 @@ def working_on(claims: Sequence[Claim]) -> Iterator[None]:
 
 def label_jobs() -> None:
     """Label this thread's jobs, if a session runs and the thread is at work on chunks."""
-    if told := getattr(_here, "label", None):
-        _show_label(told)
+    if values := getattr(_here, "label", None):
+        _show_label(values)
 
 
 def _shown_label() -> tuple[str | None, ...]:
@@ -264,9 +264,11 @@ def _hang_up(client: Any) -> None:
 def _is_running(context: Any, tag: str) -> bool:
     tracker = context.statusTracker()
     for job in context._jsc.sc().statusTracker().getJobIdsForTag(tag):
-        if told := tracker.getJobInfo(job):
-            stages = map(tracker.getStageInfo, told.stageIds)
-            if told.status == "RUNNING" or any(stage and stage.numActiveTasks for stage in stages):
+        if job_info := tracker.getJobInfo(job):
+            stages = map(tracker.getStageInfo, job_info.stageIds)
+            if job_info.status == "RUNNING" or any(
+                stage and stage.numActiveTasks for stage in stages
+            ):
                 return True
     return False
 

@@ -48,17 +48,17 @@ class Rule:
         from pyspark.errors import PySparkException
 
         columns = df.columns
-        if told := self.missing(columns):
-            return told
+        if fault := self.missing(columns):
+            return fault
         key = repr(df.dtypes) if len(columns) <= 100 else str(hash(repr(df.dtypes)))
         if key not in self._seen:
             try:
-                told = self._analyze(df)
+                fault = self._analyze(df)
             except PySparkException as error:
-                told = error_line(error)
+                fault = error_line(error)
             if len(self._seen) > 100:
                 self._seen.clear()
-            self._seen[key] = told
+            self._seen[key] = fault
         return self._seen[key]
 
     def observes(self, prefix: str) -> list[str]:
@@ -101,8 +101,8 @@ class RowRule(Rule):
         count = evidence.extra.get(prefix + self.name)
         if count is None:  # it couldn't be in the pass
             try:
-                if told := self.wrong(frame()):
-                    return self.failed(told, rows=evidence.rows)
+                if fault := self.wrong(frame()):
+                    return self.failed(fault, rows=evidence.rows)
                 count = frame().selectExpr(*self.observes(prefix)).collect()[0][0]
             except PySparkException as error:
                 return self.failed(f"it can't be asked: {error_line(error)}", rows=evidence.rows)
@@ -233,9 +233,9 @@ class UniqueRule(Rule):
     ) -> Checked:
         from pyspark.sql import functions as F
 
-        df, told = frame(), None
-        if told := self.wrong(df):
-            return self.failed(told, rows=evidence.rows)
+        df, fault = frame(), None
+        if fault := self.wrong(df):
+            return self.failed(fault, rows=evidence.rows)
         whole = df.where(" and ".join(f"{quoted(column)} is not null" for column in self.columns))
         # By number: a column may be called as the count is.
         keys = [f"{quoted(each)} as c{at}" for at, each in enumerate(self.columns)]
@@ -271,18 +271,18 @@ class RowsRule(Rule):
         self, prefix: str, evidence: Evidence, frame: Frame, last: Sequence[int], chunk: Chunk
     ) -> Checked:
         rows, known = evidence.rows, list(last)[-COMPARED_CHUNKS:]
-        told = f"{rows:,} {'row' if rows == 1 else 'rows'}"
+        count = f"{rows:,} {'row' if rows == 1 else 'rows'}"
         if self.least is not None and rows < self.least:
-            return self.failed(f"{told}, expected at least {self.least:,}", rows=rows)
+            return self.failed(f"{count}, expected at least {self.least:,}", rows=rows)
         if self.most is not None and rows > self.most:
-            return self.failed(f"{told}, expected at most {self.most:,}", rows=rows)
+            return self.failed(f"{count}, expected at most {self.most:,}", rows=rows)
         mean = sum(known) / len(known) if known else None
         if self.change is None or mean is None or abs(rows - mean) <= self.change * mean:
             return self.passed(rows=rows)
         by = f" ({(rows - mean) / mean:+.0%})" if mean else ""
         chunks = "the last chunk's" if len(known) == 1 else f"the mean of the last {len(known)}"
         return self.failed(
-            f"{told}, against {mean:,.0f} as {chunks}{by}: at most ±{self.change:.0%} is expected",
+            f"{count}, against {mean:,.0f} as {chunks}{by}: at most ±{self.change:.0%} is expected",
             rows=rows,
             mean=mean,
         )
@@ -298,22 +298,22 @@ class FunctionRule(Rule):
         self, prefix: str, evidence: Evidence, frame: Frame, last: Sequence[int], chunk: Chunk
     ) -> Checked:
         try:
-            told = self.fn(frame(), chunk) if _takes_chunk(self.fn) else self.fn(frame())
+            answer = self.fn(frame(), chunk) if _takes_chunk(self.fn) else self.fn(frame())
         except Exception as error:
             return self.failed(f"it raised {in_a_line(error) or reason_of(error)}")
-        if isinstance(told, str):
-            return self.failed(told) if told else self.passed()
-        if hasattr(told, "passed"):
-            message = getattr(told, "message", None) or getattr(told, "description", None)
-            asked = getattr(told, "severity", self.severity)
-            severity = WARN if WARN in (getattr(asked, "value", asked), self.severity) else ERROR
-            more = getattr(told, "metadata", None) or {}
+        if isinstance(answer, str):
+            return self.failed(answer) if answer else self.passed()
+        if hasattr(answer, "passed"):
+            message = getattr(answer, "message", None) or getattr(answer, "description", None)
+            given = getattr(answer, "severity", self.severity)
+            severity = WARN if WARN in (getattr(given, "value", given), self.severity) else ERROR
+            more = getattr(answer, "metadata", None) or {}
             return Checked(
-                self.name, self.datasetid, bool(told.passed), tidy(message or ""), more, severity
+                self.name, self.datasetid, bool(answer.passed), tidy(message or ""), more, severity
             )
-        if isinstance(told, bool) or type(told).__name__ in ("bool", "bool_"):  # numpy's too
-            return self.passed() if told else self.failed("it answered False")
-        kind = type(told).__name__
+        if isinstance(answer, bool) or type(answer).__name__ in ("bool", "bool_"):  # numpy's too
+            return self.passed() if answer else self.failed("it answered False")
+        kind = type(answer).__name__
         return self.failed(f"it returned a {kind}: return True, False, or what is wrong")
 
 
@@ -368,11 +368,11 @@ def _text(field: "StructField") -> str:
 
 
 def _row_text(names: Sequence[str], values: Sequence[str | None]) -> str:
-    told = (
+    pairs = (
         f"{name}={'NULL' if value is None else _short(value)}"
         for name, value in zip(names, values, strict=True)
     )
-    return f"({', '.join(told)})"
+    return f"({', '.join(pairs)})"
 
 
 def _short(text: str) -> str:

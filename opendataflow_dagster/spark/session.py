@@ -433,9 +433,9 @@ def ended_meanwhile(session: Any) -> str:
     """How the session ended, if that is why a call failed; such a session is cleaned up."""
     if not (has_ended(session) or (is_remote(session) and _is_gone(session))):
         return ""
-    told = how_ended(session)
+    how = how_ended(session)
     let_go(session)
-    return told
+    return how
 
 
 def let_go(session: Any) -> None:
@@ -520,8 +520,8 @@ def in_a_line(error: BaseException) -> str | None:
         )
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     causes = [line.removeprefix("Caused by: ") for line in lines if line.startswith("Caused by:")]
-    told = [line for line in lines if not line.startswith(_NOISE)]
-    return (causes or told or [type(error).__name__])[-1 if causes else 0]
+    messages = [line for line in lines if not line.startswith(_NOISE)]
+    return (causes or messages or [type(error).__name__])[-1 if causes else 0]
 
 
 def _is_message(line: str) -> bool:

@@ -61,17 +61,17 @@ def spark_conf(
     """
     given = given_conf(settings, conf, environ)
     if REMOTE in given:
-        told = dict(CONNECT_DEFAULTS)
+        defaults = dict(CONNECT_DEFAULTS)
     else:
         master = given.setdefault(MASTER, "local[*]")
-        told = dict(DEFAULTS)
+        defaults = dict(DEFAULTS)
         if is_local(master):
             # Spark's 200 are meant for a cluster: on one machine most would be tasks without rows.
-            told["spark.sql.shuffle.partitions"] = str(max(2, _cores(master)))
+            defaults["spark.sql.shuffle.partitions"] = str(max(2, _cores(master)))
         if is_local(master) or re.match(r"spark://(localhost|127\.[\d.]+|\[::1\])(:|$)", master):
-            told |= LOOPBACK
+            defaults |= LOOPBACK
     unset = {key for key, value in (conf or {}).items() if value is None and key != MASTER}
-    return {key: value for key, value in {**told, **given}.items() if key not in unset}
+    return {key: value for key, value in {**defaults, **given}.items() if key not in unset}
 
 
 def given_conf(

@@ -141,10 +141,10 @@ def frame_schema(columns: Mapping[str, str]) -> "StructType":
     """The schema of a frame with these columns and types."""
     from pyspark.sql.types import StructType, _parse_datatype_string  # pyright: ignore
 
-    made = StructType()
+    schema = StructType()
     for name, type in columns.items():
-        made = made.add(name, _parse_datatype_string(type))
-    return made
+        schema = schema.add(name, _parse_datatype_string(type))
+    return schema
 
 
 # --- types of SQLite, by which its columns are declared ---

@@ -114,8 +114,8 @@ class SparkWork(Maker):
                 raise
             except Exception as error:
                 if not isinstance(error, SessionError):
-                    told = error if isinstance(error, DataflowError) else in_a_line(error)
-                    reason = str(told or f"Spark gives no session: {reason_of(error)}")
+                    cause = error if isinstance(error, DataflowError) else in_a_line(error)
+                    reason = str(cause or f"Spark gives no session: {reason_of(error)}")
                     error = SessionError(reason).with_traceback(error.__traceback__)
                 self._none = error
                 raise error from None
@@ -130,8 +130,8 @@ class SparkWork(Maker):
             with self.watched([chunk]):
                 self._make(chunk)
         made, rest = self._made[chunk.generation], self._rest.get(chunk.generation, {})
-        told = {each: value for each, value in rest.items() if isinstance(value, Result)}
-        return told | {each: result_of(one.staged) for each, one in made.items()}
+        results = {each: value for each, value in rest.items() if isinstance(value, Result)}
+        return results | {each: result_of(one.staged) for each, one in made.items()}
 
     def publish(self, chunk: Chunk) -> dict[str, Result]:
         """Publish what is staged; the claim is confirmed right before each output."""
@@ -224,10 +224,10 @@ class SparkWork(Maker):
         except Exception as error:
             if self._watch.interrupted:
                 raise RunInterrupted(str(error).partition("\n")[0]) from error
-            if told := self._watch.ended() or over():
-                raise ChunkFailed(told) from None
-            if told := ended_meanwhile(spark):
-                raise ChunkFailed(told) from None
+            if why := self._watch.ended() or over():
+                raise ChunkFailed(why) from None
+            if why := ended_meanwhile(spark):
+                raise ChunkFailed(why) from None
             if (reason := in_a_line(error)) is None:
                 raise
             raise ChunkFailed(reason) from error
@@ -245,14 +245,14 @@ class SparkWork(Maker):
 
     def keep(self, chunk: Chunk, datasetid: str, staged: StagedFrame) -> None:
         """Ask the rules about a staged output, and keep both until it is published."""
-        made = self._made.setdefault(chunk.generation, {})
-        made[datasetid] = StagedOutput(staged, [])  # forgotten with the chunk, should a rule raise
+        outputs = self._made.setdefault(chunk.generation, {})
+        outputs[datasetid] = StagedOutput(staged, [])  # forgotten with the chunk if a rule raises
         checked = [
             self._judge(at, staged, chunk)
             for at, each in enumerate(self.rules)
             if each.datasetid == datasetid and not each.is_late
         ]
-        made[datasetid] = StagedOutput(staged, checked)
+        outputs[datasetid] = StagedOutput(staged, checked)
 
     def sweep(self, place: Place) -> None:
         """Remove, once, what a killed batch has left."""
@@ -366,10 +366,10 @@ class SparkWork(Maker):
 
     def _check(self, rule: Rule) -> Check:
         def answer(chunk: Chunk) -> Checked:
-            made = self._made.get(chunk.generation, {}).get(rule.datasetid)
-            if made and rule.is_late:
-                return self._judge(self.rules.index(rule), made.staged, chunk)
-            for checked in made.checked if made else ():
+            output = self._made.get(chunk.generation, {}).get(rule.datasetid)
+            if output and rule.is_late:
+                return self._judge(self.rules.index(rule), output.staged, chunk)
+            for checked in output.checked if output else ():
                 if checked.name == rule.name:
                     return checked
             return Checked(

@@ -71,8 +71,10 @@ def stage(
 
 def result_of(staged: StagedFrame, location: str | None = None) -> Result:
     """The result of a staged chunk; with its location, once it is published."""
-    told = staged.evidence
-    return Result(told.rows, staged.bytes, told.fingerprint, location, schema=told.schema)
+    evidence = staged.evidence
+    return Result(
+        evidence.rows, staged.bytes, evidence.fingerprint, location, schema=evidence.schema
+    )
 
 
 class StagedFolder:
