@@ -22,23 +22,23 @@ Password = Callable[[], str | None]
 class Login:
     """What opens a database: tasks get it pickled, and nothing prints it."""
 
-    __slots__ = ("_told",)
+    __slots__ = ("_conninfo",)
 
     def __init__(self, conninfo: str) -> None:
-        self._told = conninfo
+        self._conninfo = conninfo
 
     def __repr__(self) -> str:
         return "Login(…)"
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Login) and other._told == self._told
+        return isinstance(other, Login) and other._conninfo == self._conninfo
 
     def __hash__(self) -> int:
-        return hash(self._told)
+        return hash(self._conninfo)
 
     def reveal(self) -> str:
         """The connection string, password included."""
-        return self._told
+        return self._conninfo
 
 
 class Layout(NamedTuple):
