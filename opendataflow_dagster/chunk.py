@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, Protocol
 from .errors import DataflowError
 from .model import Claim, Plan
 from .store.store import Store, taken_over
-from .util.text import in_one, tidy
+from .util.text import one_line, tidy
 
 ERROR, WARN = "ERROR", "WARN"
 
@@ -178,13 +178,13 @@ def as_results(returned: Any, outputs: Sequence[str]) -> dict[str, Result]:
 def reason_of(error: BaseException) -> str:
     """What an exception says, on one line, as the tables can keep it; of ours the message alone."""
     if isinstance(error, DataflowError):
-        return tidy(in_one(str(error))) or "failed"
+        return tidy(one_line(str(error))) or "failed"
     from traceback import format_exception_only
 
     told = "".join(format_exception_only(error)).strip()
     if isinstance(error, SyntaxError):  # the lines before show where
         told = told.splitlines()[-1]
-    return tidy(in_one(told)) or type(error).__name__
+    return tidy(one_line(told)) or type(error).__name__
 
 
 def _kind(value: Any) -> str:

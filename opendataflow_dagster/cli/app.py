@@ -7,7 +7,7 @@ import click
 
 from .. import __version__
 from ..errors import DataflowError
-from ..util.text import meant
+from ..util.text import did_you_mean
 from .fast_run import complain
 from .output import in_colour
 
@@ -69,7 +69,7 @@ class Commands(click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         if args[0] not in COMMANDS and not args[0].startswith("-"):
-            ctx.fail(f"No such command {args[0]!r}{meant(args[0], COMMANDS) or '.'}")
+            ctx.fail(f"No such command {args[0]!r}{did_you_mean(args[0], COMMANDS) or '.'}")
         return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: click.Context) -> Any:

@@ -19,7 +19,7 @@ from ..store.history import (
     words_of,
 )
 from ..store.history import history as past
-from ..store.refusals import refuse_unknown_job, refuse_unknown_name
+from ..store.operations import refuse_unknown_job, refuse_unknown_name
 from ..store.registration_history import in_time, registrations
 from ..store.step_log import clean as clean_steps
 from ..store.step_log import steps as steps_of

@@ -9,7 +9,7 @@ from ..errors import WrongUse
 from ..ids import check_id
 from ..model import HOLD, RESUBMIT, RUNNING, read_status
 from ..store import operations
-from ..store.refusals import refuse_unknown_job
+from ..store.operations import refuse_unknown_job
 from ..util.text import typed
 from ..util.times import parse_duration
 from .fast_run import EXIT_IDLE

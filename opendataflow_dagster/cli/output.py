@@ -16,7 +16,7 @@ from ..errors import DataflowError, NoDatabase, Refused, WrongUse
 from ..model import WORDS, Status
 from ..store.opening import open_from
 from ..store.store import Store, job_names
-from ..util.text import meant, printable, typed
+from ..util.text import did_you_mean, printable, typed
 
 if TYPE_CHECKING:
     from ..pipelines.project import Project
@@ -94,7 +94,7 @@ def refuse_unknown_pipeline(store: Store, slug: str) -> None:
     if root := nearest_project():
         read_project(root).pipeline(slug)
         return
-    like = meant(slug, job_names(store)) or "."
+    like = did_you_mean(slug, job_names(store)) or "."
     raise Refused(
         f"There is no pipeline {slug!r}, and no project.yml here{like} "
         "`odf job list` tells what there is.",

@@ -18,15 +18,19 @@ from ..explain.state import Reason
 from ..model import ABSENT, FAILED, HOLD, PENDING, READY, RESUBMIT, RUNNING
 from ..storage.audit import Drift, drift_of_data, shown_word
 from ..storage.presence import look_at
-from ..store.adhoc_sql import change, select
 from ..store.catalog import Catalog, read_catalog
 from ..store.history import NEWEST, whole_runs
 from ..store.item_folding import folds
-from ..store.operations import person
-from ..store.overview import MANY, Strip, running, summary
+from ..store.operations import (
+    change_rows,
+    person,
+    refuse_unknown_job,
+    refuse_unknown_name,
+    select_rows,
+)
+from ..store.overview import SAMPLED_ABOVE_CHUNKS, Strip, running, summary
 from ..store.overview import grid as squares
 from ..store.overview import status as chunk_rows
-from ..store.refusals import refuse_unknown_job, refuse_unknown_name
 from ..store.store import Store
 from ..util.text import printable, typed
 from ..util.times import parse_time, shown
@@ -156,7 +160,7 @@ def _show_counts(store: Store, name: str | None, grid: bool, only_counts: bool) 
     chunks = sum(row[word.lower()] for row in counts for word in STATUS_SQUARES if word) + sum(
         row["claimable"] for row in counts
     )
-    if grid or (sys.stdout.isatty() and 0 < chunks <= MANY and not only_counts):
+    if grid or (sys.stdout.isatty() and 0 < chunks <= SAMPLED_ABOVE_CHUNKS and not only_counts):
         draw(squares(store, name))
     elif sys.stdout.isatty() and chunks:
         click.echo(f"{chunks:,} chunks: `odf status --grid` draws them.", err=True)
@@ -526,7 +530,7 @@ def _translator(name: str | None) -> "DataflowTranslator | None":
 @click.pass_context
 def sql(ctx: click.Context, statement: str, as_json: bool) -> None:
     """Print the rows of a query. It runs in a transaction that can't change anything."""
-    show(select(store_of(ctx), statement), as_json=as_json, empty="No rows.")
+    show(select_rows(store_of(ctx), statement), as_json=as_json, empty="No rows.")
 
 
 @click.command(
@@ -536,4 +540,4 @@ def sql(ctx: click.Context, statement: str, as_json: bool) -> None:
 @click.pass_context
 def dml(ctx: click.Context, statement: str) -> None:
     """Change rows by a statement of your own, in one transaction; history records you."""
-    click.echo(f"{change(store_of(ctx), statement, who=person())} rows affected")
+    click.echo(f"{change_rows(store_of(ctx), statement, who=person())} rows affected")

@@ -10,7 +10,7 @@ from ..errors import DataflowError, Refused, WrongUse
 from ..location import SQLITE, Folder, ObjectStore, Table, chunk_place
 from ..storage import cleanup
 from ..storage.cleanup import BACK, POINTER, Leftover, Remove
-from ..store.refusals import unknown_dataset
+from ..store.operations import unknown_dataset
 from ..store.store import Store
 from ..util.times import parse_duration
 from .fast_run import complain

@@ -136,12 +136,12 @@ def _flat(key: str) -> str:
 
 
 def _unknown(key: str, file: str) -> WrongUse:
-    from ..util.text import meant, printable
+    from ..util.text import did_you_mean, printable
 
-    like = meant(key, KEYS)
+    like = did_you_mean(key, KEYS)
     head, dot, _ = key.partition(".")
     if not like and dot:
-        like = meant(f"{head}.", [f"{SPARK}…"])
+        like = did_you_mean(f"{head}.", [f"{SPARK}…"])
     return WrongUse(
         f"{file} has an unknown key {printable(key)[:40]!r}{like or '.'} "
         f"Its keys are {', '.join(KEYS)}, and those that begin with {SPARK}. Correct that line."

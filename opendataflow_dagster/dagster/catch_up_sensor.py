@@ -7,7 +7,7 @@ from typing import NamedTuple
 import dagster as dg
 
 from ..errors import DataflowError, WrongUse
-from ..store.claimable import MOST, NOTHING, Offer, offer, told
+from ..store.claimable import MAX_COUNTED_CHUNKS, NOTHING_CLAIMABLE, Offer, offer, offer_line
 from ..store.runs import runs_at_work
 from ..store.store import Store
 from ..util.text import first_line
@@ -270,7 +270,7 @@ class _Tick(NamedTuple):
         for found in offers:
             running = at_work[found.jobid]
             waits = self._request(context, launcher, found, running, requests)
-            if found.obstacle == NOTHING and not running:
+            if found.obstacle == NOTHING_CLAIMABLE and not running:
                 idle.append(found.jobid)
             else:
                 lines.append(self._line(found, len(running), waits))
@@ -283,7 +283,7 @@ class _Tick(NamedTuple):
     @property
     def _max_claims(self) -> int:
         """Chunks to count at most: no more than what all runs of a job could claim now."""
-        return max(MOST, self.runs_per_job * self.batch)
+        return max(MAX_COUNTED_CHUNKS, self.runs_per_job * self.batch)
 
     def _offer(self, store: Store, jobid: str) -> Offer:
         found = offer(store, jobid, most=self._max_claims)
@@ -315,7 +315,7 @@ class _Tick(NamedTuple):
 
     def _line(self, found: Offer, running: int, waits: str) -> str:
         runs = f"{running} run{'s' * (running > 1)} at work" if running else ""
-        parts = [told(found, most=self._max_claims), runs, waits]
+        parts = [offer_line(found, most=self._max_claims), runs, waits]
         return f"{found.jobid}: {', '.join(filter(None, parts))}"
 
 
@@ -358,7 +358,7 @@ def _free_runs(found: Offer, running: int, runs_per_job: int, batch: int) -> int
 def _report(lines: Sequence[str], idle: Sequence[str]) -> str:
     if idle:
         more = f" and {len(idle) - 5} more" if len(idle) > 5 else ""
-        lines = [*lines, f"{NOTHING}: {', '.join(idle[:5])}{more}"]
+        lines = [*lines, f"{NOTHING_CLAIMABLE}: {', '.join(idle[:5])}{more}"]
     return "; ".join(lines) + "." if lines else "There is no job to launch."
 
 

@@ -7,7 +7,7 @@ import dagster as dg
 
 from ..errors import WrongUse
 from ..store.catalog import Catalog
-from ..store.claimable import offer, told
+from ..store.claimable import offer, offer_line
 from ..util.times import zone_called
 from .catch_up_sensor import DATABASE_WAIT_SECONDS, JobAssets, Launcher, Target, unreadable
 from .resources import DataflowResource
@@ -125,12 +125,12 @@ def _schedule(
         except Exception as error:
             return dg.SkipReason(unreadable(store, error))
         if found.obstacle:
-            return dg.SkipReason(f"{jobid}: {told(found)}.")
+            return dg.SkipReason(f"{jobid}: {offer_line(found)}.")
         ended = launcher.ended(jobid)
         if waits := launcher.early(found, [*running, *ended]):
-            return dg.SkipReason(f"{jobid}: {told(found)}, {waits}.")
+            return dg.SkipReason(f"{jobid}: {offer_line(found)}, {waits}.")
         if running:
-            return dg.SkipReason(f"{jobid}: {told(found)}, {len(running)} run at work.")
+            return dg.SkipReason(f"{jobid}: {offer_line(found)}, {len(running)} run at work.")
         assets = JobAssets.of(target, context.repository_def)
         return launcher.request(found, assets, ended)
 

@@ -20,7 +20,7 @@ from ..store.claims import interrupt_soon
 from ..store.database import briefly
 from ..store.job_policy import batch_size
 from ..store.operations import resubmit
-from ..store.store import PLAN_AGE, Store, new_owner
+from ..store.store import PLAN_AGE_SECONDS, Store, new_owner
 from ..util.text import first_line, printable
 from .checks import ChunkCheck, evaluation
 from .events import RESUBMIT_TAG, produced_event, run_log, skipped_event
@@ -84,7 +84,7 @@ class Claimer:
                 allow_retries=False,
             )
         claims = self._claim(dataid, k)
-        due = time.monotonic() - self._recovered > PLAN_AGE
+        due = time.monotonic() - self._recovered > PLAN_AGE_SECONDS
         if not claims and due and self.pulse.is_steady(LEASE_RENEWAL_SECONDS):
             self._recovered = time.monotonic()
             if self.store.recover(self.jobid):

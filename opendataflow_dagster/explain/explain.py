@@ -1,6 +1,6 @@
 """Why a chunk, or a job as a whole, may run or not: the five questions, answered from rows."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
 from typing import NamedTuple
 
@@ -9,13 +9,13 @@ from ..ids import check_id
 from ..location import keeps_versions
 from ..model import BLOCKING, Plan
 from ..store.item_folding import fold_of
-from ..store.registration_history import Past
+from ..store.registration_history import Registration
 from ..store.store import Store, flaw_of
 from ..util.text import typed
 from ..util.times import from_table, shown, to_table
 from .answers import five_answers
 from .reasons import IN_A_CIRCLE, advice, hindrances
-from .state import Answer, Look, Reason, State, datasets_at, producers_at, read_plan, read_state
+from .state import Answer, Look, Reason, State, read_state
 
 CODES = (
     "NOT_REGISTERED",
@@ -30,6 +30,9 @@ CODES = (
 checks: it doesn't refuse for the last two, but whoever reads the data should."""
 
 ADVICE = ("INVALID_LOCATION", "NOT_VALIDATED")
+"""The codes that don't keep a claim from the chunk."""
+
+LookAt = Callable[[Store, State], Mapping[str, Look]]
 
 
 class Explanation(NamedTuple):
@@ -56,10 +59,6 @@ class Explanation(NamedTuple):
         return next((reason.action for reason in self.reasons if reason.action), "")
 
 
-LookAt = Callable[[Store, State], dict[str, Look]]
-"""Looks at the places of a chunk: dataset → whether its data is there now."""
-
-
 def explain(
     store: Store,
     jobid: str,
@@ -73,18 +72,18 @@ def explain(
 
     Of a job of many chunks, only examples are looked at, unless `everything` is to be.
 
-    `look` says whether the data of the chunk is in its place now; `storage.presence.look_at` does.
+    With `look` (`storage.presence.look_at`), it also says whether the chunk's data is there now. It
+    is passed in, since storage is a layer above.
 
     Of the past, statuses, facts and what was registered are known, but not the leases of claims.
     """
     check_id("jobid", jobid)
     if dataid is not None:
         check_id("dataid", dataid)
-    look = look if at is None else None  # what was in a place in the past can't be seen now
     with store.db.reading():
         if dataid is None:
-            return explain_job(store, jobid, at, everything, look=look)
-        return explain_chunk(store, jobid, dataid, at, look=look)
+            return explain_job(store, jobid, at, everything, look=None if at else look)
+        return explain_chunk(store, jobid, dataid, at, look=None if at else look)
 
 
 def explain_chunk(
@@ -92,12 +91,12 @@ def explain_chunk(
     jobid: str,
     dataid: str,
     at: datetime | None,
-    asked: frozenset[str] = frozenset(),
+    consumers: frozenset[str] = frozenset(),
     *,
     look: LookAt | None = None,
 ) -> Explanation:
-    """The same within a transaction; `asked` are the consumers for whom a producer is asked."""
-    state = read_state(store, read_plan(store, jobid, at), dataid, at)
+    """Explain one chunk within a transaction; `consumers` are the jobs that wait for this one."""
+    state = read_state(store, Registration(store, at).plan(jobid), dataid, at)
     if state.plan.flaw:
         return unregistered(store, state.plan, dataid, at)
 
@@ -109,9 +108,9 @@ def explain_chunk(
         state = state._replace(looks=look(store, state))
 
     def above(producer: str) -> Reason | None:
-        if producer in asked or producer == jobid:
+        if producer in consumers or producer == jobid:
             return Reason(IN_A_CIRCLE, "")
-        found = explain_chunk(store, producer, dataid, at, asked | {jobid})
+        found = explain_chunk(store, producer, dataid, at, consumers | {jobid})
         return None if found.may_run else found.reasons[0]._replace(action=found.action)
 
     reasons = [*hindrances(state, above), *dial_reasons(store, jobid, state.now, at)]
@@ -143,7 +142,7 @@ def dial_reasons(
 ) -> list[Reason]:
     """What a job's policy has against any claim at all, now or at a moment in the past."""
     if at:
-        dials, now = [Past(store, at).dials(jobid)], at
+        dials, now = [Registration(store, at).dials(jobid)], at
     else:
         dials = [
             (concurrency, from_table(store, until))
@@ -181,7 +180,7 @@ def notes_of(store: Store, at: datetime | None) -> list[str]:
     since = from_table(store, next((since for (since,) in store.db.run("why.since")), None))
     if since is None or since > at:
         notes.append(f"History begins at {shown(since)}: nothing is known of the time before.")
-    if since := Past(store, at).unknown_until():
+    if since := Registration(store, at).unknown_until():
         notes.append(
             f"What was registered is known since {shown(since)}: of the time before, what was "
             "there then is told."
@@ -192,14 +191,14 @@ def notes_of(store: Store, at: datetime | None) -> list[str]:
 # --- a job as a whole: its registration, its policy, what its chunks wait for ---
 
 
-FEW = 3
+EXAMPLE_CHUNKS = 3
 """Blocked chunks of one kind that are looked at closely."""
 
 
 HINDERING = tuple(code for code in BLOCKING if code != "ALREADY_DONE")
 """What keeps chunks back, also while others of the job may run."""
 
-MANY = 100_000
+MAX_JUDGED_ROWS = 100_000
 """Rows of a job's datasets above which its chunks are judged only if all are asked for."""
 
 
@@ -208,100 +207,134 @@ def explain_job(
     jobid: str,
     at: datetime | None,
     everything: bool = False,
-    asked: frozenset[str] = frozenset(),
+    consumers: frozenset[str] = frozenset(),
     *,
     look: LookAt | None = None,
 ) -> Explanation:
     """What may be claimed next and how much of it; if nothing, what the first chunks wait for.
 
-    `asked` are the consumers for whom a producer is asked.
+    `consumers` are the jobs that wait for this one: it can't wait for them in turn.
     """
-    plan = read_plan(store, jobid, at)
+    plan = Registration(store, at).plan(jobid)
     if plan.flaw:
         return unregistered(store, plan, None, at)
     if plan.today:
-        now = from_table(store, datetime.fromtimestamp(store.now()).astimezone())
-        today = at.astimezone(now.tzinfo).strftime("%Y-%m-%d") if at and now else store.today()
-        found = explain_chunk(store, jobid, today, at, look=look)
-        counts = {"" if found.may_run else found.code: 1}
-        return found._replace(counts=counts, next_chunk=today if found.may_run else None)
+        return _explain_today(store, jobid, at, look)
 
-    counts: dict[str, int] = {}
-    queue: list[str] = []
-    firsts: dict[str, list[str]] = {}
-    size = {"jobid": jobid, "now": int(at is None), "most": MANY + 1}
-    judged = everything or store.db.run("why.size", **size) <= [(MANY,)]
-    if judged:
-        for code, chunks, dataid in judge_chunks(store, plan, at, FEW):
-            counts[code] = chunks
-            firsts.setdefault(code, []).append(dataid)
-    elif at is not None:
-        raise WrongUse(
-            f"{jobid!r} has more than {MANY:,} chunks, and what each was at that time takes long "
-            f"to tell. Name a chunk: `odf why {typed(jobid)} DATAID --at TIME`, or use --all."
-        )
-    if at is None:
-        [(claimable,)] = store.db.run("why.claimable", jobid=jobid)
-        upcoming = [dataid for (dataid,) in store.db.run("why.next", jobid=jobid)]
-        if not judged:
-            queue.append(
-                f"{jobid!r} has more than {MANY:,} chunks: those that can't run aren't counted. "
-                f"`odf why {typed(jobid)} --all` does."
-            )
-            for (dataid,) in store.db.run("why.examples", jobid=jobid, few=FEW):
-                firsts.setdefault(explain_chunk(store, jobid, dataid, None).code, []).append(dataid)
-        elif claimable != counts.get("", 0):
-            mending = "run `odf init` to mend it."
-            if store.db.run("fill.queued", jobid=jobid):
-                mending = "it is still being filled, by idle workers and `odf recover`."
-            queue.append(
-                f"{counts.get('', 0)} chunks could run, but the queue has {claimable}: {mending}"
-            )
-        counts = ({"": claimable} if claimable else {}) | {
-            code: n for code, n in counts.items() if code
-        }
-    else:
-        upcoming = firsts.get("", [])[:1]
-
+    queue = _judge_queue(store, plan, at, everything)
     now = from_table(store, datetime.fromtimestamp(store.now()).astimezone())
     dials = dial_reasons(store, jobid, now, at)
-    reasons, answers, notes = list(dials), list[Answer](), notes_of(store, at)
-    if upcoming:
-        first = explain_chunk(store, jobid, upcoming[0], at, look=look)
+    reasons, answers = list(dials), list[Answer]()
+    if queue.upcoming:
+        first = explain_chunk(store, jobid, queue.upcoming, at, look=look)
         reasons += [reason for reason in first.reasons if reason.code in ADVICE]
         answers = first.answers
-    blocked = list[Reason]()
-    for code in (code for code in CODES if code in firsts):
-        if upcoming and code not in HINDERING:
-            continue  # no news where something may run
-        first = explain_chunk(store, jobid, firsts[code][0], at)
-        cause = next((each for each in first.reasons if each.code == code), first.reasons[0])
-        text = f"{_of(counts.get(code), firsts[code])}: {cause.text}"
-        action = "" if code == "ALREADY_DONE" else cause.action  # what is done needs nothing
-        blocked.append(Reason(code, text, action))
-    if not (upcoming or firsts):
-        blocked.append(_nothing_yet(store, plan, at, asked | {jobid}))
+    blocked = _blocked_reasons(store, jobid, at, queue)
+    if not (queue.upcoming or queue.firsts):
+        blocked.append(_nothing_yet(store, plan, at, consumers | {jobid}))
     # What concerns the next chunk comes before what keeps others back.
-    found = [*in_order(reasons), *blocked] if upcoming else in_order([*reasons, *blocked])
-    may_run = bool(upcoming) and not dials
+    ordered = [*in_order(reasons), *blocked] if queue.upcoming else in_order([*reasons, *blocked])
     return Explanation(
         jobid,
         None,
         at,
-        may_run,
-        found,
+        queue.upcoming is not None and not dials,
+        ordered,
         answers,
-        notes + queue,
-        counts,
-        upcoming[0] if upcoming else None,
+        notes_of(store, at) + queue.notes,
+        queue.counts,
+        queue.upcoming,
     )
+
+
+def _explain_today(
+    store: Store, jobid: str, at: datetime | None, look: LookAt | None
+) -> Explanation:
+    """A job that reads `today` has one chunk: the date."""
+    now = from_table(store, datetime.fromtimestamp(store.now()).astimezone())
+    today = at.astimezone(now.tzinfo).strftime("%Y-%m-%d") if at and now else store.today()
+    found = explain_chunk(store, jobid, today, at, look=look)
+    counts = {"" if found.may_run else found.code: 1}
+    return found._replace(counts=counts, next_chunk=today if found.may_run else None)
+
+
+class _Queue(NamedTuple):
+    """How the chunks of a job stand."""
+
+    counts: dict[str, int]
+    """Code → chunks; those that may be claimed have none."""
+    firsts: dict[str, list[str]]
+    """Code → the first few of these chunks."""
+    upcoming: str | None
+    """The chunk that the next claim gets."""
+    notes: list[str]
+
+
+def _judge_queue(store: Store, plan: Plan, at: datetime | None, everything: bool) -> _Queue:
+    """Judge the chunks of a job: all of them, or of a job with too many rows, examples."""
+    counts: dict[str, int] = {}
+    firsts: dict[str, list[str]] = {}
+    size = {"jobid": plan.jobid, "now": int(at is None), "most": MAX_JUDGED_ROWS + 1}
+    is_judged = everything or store.db.run("why.size", **size) <= [(MAX_JUDGED_ROWS,)]
+    if is_judged:
+        for code, chunks, dataid in judge_chunks(store, plan, at, EXAMPLE_CHUNKS):
+            counts[code] = chunks
+            firsts.setdefault(code, []).append(dataid)
+    elif at is not None:
+        raise WrongUse(
+            f"{plan.jobid!r} has more than {MAX_JUDGED_ROWS:,} chunks, and what each was at that "
+            f"time takes long to tell. Name a chunk: "
+            f"`odf why {typed(plan.jobid)} DATAID --at TIME`, or use --all."
+        )
+    if at is not None:
+        return _Queue(counts, firsts, next(iter(firsts.get("", [])), None), [])
+
+    # The queue decides what is claimed next, so ask it even if every chunk was judged.
+    [(claimable,)] = store.db.run("why.claimable", jobid=plan.jobid)
+    upcoming = next((dataid for (dataid,) in store.db.run("why.next", jobid=plan.jobid)), None)
+    notes = []
+    if not is_judged:
+        notes.append(
+            f"{plan.jobid!r} has more than {MAX_JUDGED_ROWS:,} chunks: those that can't run aren't "
+            f"counted. `odf why {typed(plan.jobid)} --all` does."
+        )
+        for (dataid,) in store.db.run("why.examples", jobid=plan.jobid, few=EXAMPLE_CHUNKS):
+            code = explain_chunk(store, plan.jobid, dataid, None).code
+            firsts.setdefault(code, []).append(dataid)
+    elif claimable != counts.get("", 0):
+        notes.append(_unfilled_queue(store, plan.jobid, counts.get("", 0), claimable))
+    blocked = {code: chunks for code, chunks in counts.items() if code}
+    return _Queue(({"": claimable} if claimable else {}) | blocked, firsts, upcoming, notes)
+
+
+def _unfilled_queue(store: Store, jobid: str, judged: int, queued: int) -> str:
+    mending = "run `odf init` to mend it."
+    if store.db.run("fill.queued", jobid=jobid):
+        mending = "it is still being filled, by idle workers and `odf recover`."
+    return f"{judged} chunks could run, but the queue has {queued}: {mending}"
+
+
+def _blocked_reasons(store: Store, jobid: str, at: datetime | None, queue: _Queue) -> list[Reason]:
+    """For each code, what blocks the first of its chunks, and how many chunks there are."""
+    blocked = []
+    for code in (code for code in CODES if code in queue.firsts):
+        if queue.upcoming and code not in HINDERING:
+            continue  # no news where something may run
+        chunks = queue.firsts[code]
+        first = explain_chunk(store, jobid, chunks[0], at)
+        cause = next((reason for reason in first.reasons if reason.code == code), first.reasons[0])
+        text = f"{_of(queue.counts.get(code), chunks)}: {cause.text}"
+        action = "" if code == "ALREADY_DONE" else cause.action  # what is done needs nothing
+        blocked.append(Reason(code, text, action))
+    return blocked
 
 
 def judge_chunks(
     store: Store, plan: Plan, at: datetime | None = None, few: int = 1
 ) -> list[tuple[str, int, str]]:
     """What stands in the way of a job's chunks: of each code how many, and the first of them."""
-    places = {each: datasets_at(store, each, at) for each in (*plan.reads, *plan.outputs)}
+    registered = Registration(store, at)
+    places = {each: registered.datasets(each) for each in (*plan.reads, *plan.outputs)}
     versioned = [each for each, rows in places.items() if any(map(keeps_versions, rows))]
     return store.db.run(
         "why.chunks",
@@ -316,15 +349,17 @@ def judge_chunks(
 def _of(count: int | None, firsts: list[str]) -> str:
     if count is None:
         return f"chunk {firsts[0]!r}, for one"
-    names = ", ".join(map(repr, firsts[:FEW]))
+    names = ", ".join(map(repr, firsts[:EXAMPLE_CHUNKS]))
     return (
-        f"{count} chunks ({names}{', …' if count > FEW else ''})"
+        f"{count} chunks ({names}{', …' if count > EXAMPLE_CHUNKS else ''})"
         if count > 1
         else f"1 chunk ({names})"
     )
 
 
-def _nothing_yet(store: Store, plan: Plan, at: datetime | None, asked: frozenset[str]) -> Reason:
+def _nothing_yet(
+    store: Store, plan: Plan, at: datetime | None, consumers: frozenset[str]
+) -> Reason:
     """What is missing for a job that has no chunk: it may be far upstream."""
     if not plan.reads:
         return Reason(
@@ -334,15 +369,15 @@ def _nothing_yet(store: Store, plan: Plan, at: datetime | None, asked: frozenset
         )
     datasetid = plan.reads[0]
     text, ready = f"No chunk of {datasetid!r} is known yet", f"odf ready {typed(datasetid)} DATAID"
-    makers = producers_at(store, datasetid, at)
+    makers = Registration(store, at).producers(datasetid)
     if not makers:
         text += ", and no job is registered that makes it"
         return Reason("DATA_NOT_READY", text, ready)
-    maker = next((each for each in makers if each not in asked), None)
+    maker = next((each for each in makers if each not in consumers), None)
     if maker is None:
         text += f", and {makers[0]!r}, which makes it, waits for this in turn"
         return Reason("DATA_NOT_READY", text, ready)
-    above = explain_job(store, maker, at, asked=asked)
+    above = explain_job(store, maker, at, consumers=consumers)
     if above.may_run:
         text += f": {maker!r} makes it, and may run"
         return Reason("DATA_NOT_READY", text, f"odf run --job {typed(maker)} SCRIPT")

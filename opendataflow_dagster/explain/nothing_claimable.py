@@ -3,14 +3,14 @@
 from collections import Counter
 
 from ..model import Effect
-from ..store.claimable import NOTHING, offer, told
+from ..store.claimable import NOTHING_CLAIMABLE, offer, offer_line
 from ..store.store import Store
 from ..util.text import typed
 
-GLANCE = 5_000
+MAX_JUDGED_ROWS = 5_000
 """Rows of a job's datasets up to which all of its chunks are judged when none is claimable."""
 
-LAST = 10
+RECENT_CHUNKS = 10
 """Chunks that are judged of a larger job: so many that changed last, and so many that failed."""
 
 BLOCKED = {
@@ -29,10 +29,10 @@ def why_nothing(store: Store, jobid: str) -> str:
     """
     found = offer(store, jobid)
     more = f"`odf why {typed(jobid)}` tells more"
-    if found.obstacle not in ("", NOTHING):
+    if found.obstacle not in ("", NOTHING_CLAIMABLE):
         return f"{found.obstacle}; {more}"
     if not found.obstacle:
-        return f"{told(found)} by now"
+        return f"{offer_line(found)} by now"
     counts, is_whole = store.db.insist(lambda: _codes(store, jobid))[0]
     done = counts[Effect.ALREADY_DONE]
     parts = [f"{counts[code]} {words}" for code, words in BLOCKED.items() if counts[code]]
@@ -56,10 +56,12 @@ def _codes(store: Store, jobid: str) -> tuple[Counter[str], bool]:
 
     counts: Counter[str] = Counter()
     with store.db.reading():
-        if store.db.run("why.size", jobid=jobid, now=1, most=GLANCE + 1) <= [(GLANCE,)]:
+        if store.db.run("why.size", jobid=jobid, now=1, most=MAX_JUDGED_ROWS + 1) <= [
+            (MAX_JUDGED_ROWS,)
+        ]:
             rows = judge_chunks(store, store.read_plan(jobid))
             counts.update({code: chunks for code, chunks, _ in rows})
             return counts, True
-        for (dataid,) in store.db.run("offers.some", jobid=jobid, last=LAST):
+        for (dataid,) in store.db.run("offers.some", jobid=jobid, last=RECENT_CHUNKS):
             counts[explain_chunk(store, jobid, dataid, None).code] += 1
     return counts, False

@@ -5,7 +5,7 @@ from typing import Any
 
 from ..location import is_missing, is_within, place_to_look
 from ..model import BLOCKING, FAILED, HOLD, READY, RUNNING, Effect, effect, read_status
-from ..store.store import DRIFT, FAR
+from ..store.store import CLOCK_DRIFT_SECONDS, LONGEST_LEASE_SECONDS
 from ..util.text import typed
 from ..util.times import shown
 from .state import Reason, Row, State
@@ -13,7 +13,7 @@ from .state import Reason, Row, State
 IN_A_CIRCLE = "IN_A_CIRCLE"
 """The code of a producer that waits for the one that asks."""
 
-OLD = "2h"
+ABANDONED_AGE = "2h"
 """What `odf recover --older-than` is suggested with."""
 
 
@@ -182,7 +182,9 @@ def _locked(state: State, row: Row) -> Reason:
         return Reason("LOCKED", text + (f", by {row.who}" if row.who else ""))
     if not claim.get("owner"):
         text += ", without a claim of ours: if that program is gone, it stays so by itself"
-        return Reason("LOCKED", text, f"odf recover --job {typed(row.jobid)} --older-than {OLD}")
+        return Reason(
+            "LOCKED", text, f"odf recover --job {typed(row.jobid)} --older-than {ABANDONED_AGE}"
+        )
     lease_end = claim["lease_end"]
     text += f", by {claim['owner']}"
     if lease_end and state.now and lease_end < state.now:
@@ -199,9 +201,9 @@ def _locked(state: State, row: Row) -> Reason:
 def _is_ahead(claim: Mapping[str, Any], now: float) -> bool:
     """Whether a claim began or was renewed in the future, or ends further ahead than is meant."""
     begun = [claim[name] for name in ("started", "heartbeat") if claim.get(name)]
-    if any(moment.timestamp() > now + DRIFT for moment in begun):
+    if any(moment.timestamp() > now + CLOCK_DRIFT_SECONDS for moment in begun):
         return True
-    longest = max(FAR, claim.get("lease_seconds") or 0)
+    longest = max(LONGEST_LEASE_SECONDS, claim.get("lease_seconds") or 0)
     return bool(claim.get("lease_end")) and claim["lease_end"].timestamp() > now + longest
 
 

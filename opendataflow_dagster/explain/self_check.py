@@ -8,7 +8,7 @@ from typing import NamedTuple
 from ..errors import CredentialError, DataflowError
 from ..store.database import Versions
 from ..store.history import unread
-from ..store.store import DRIFT, FAR, Store
+from ..store.store import CLOCK_DRIFT_SECONDS, LONGEST_LEASE_SECONDS, Store
 from ..store.upgrade import missing_tables, missing_triggers, triggers
 from ..util.text import printable, typed
 from ..util.times import from_table, shown, to_table
@@ -139,7 +139,7 @@ def _clock(store: Store) -> Check:
     before = time.time()
     there = store.now()
     drift = there - (before + time.time()) / 2
-    if abs(drift) > DRIFT:
+    if abs(drift) > CLOCK_DRIFT_SECONDS:
         way = "ahead" if drift > 0 else "behind"
         detail = f"the database's is {abs(drift):.0f} s {way}, and only the database's counts"
         return Check("clock", "warn", detail, "Synchronise the clocks")
@@ -252,7 +252,7 @@ def _ahead(store: Store, now: float) -> list[tuple[str, str]]:
     """The leases and retries that no clock will reach soon, in words, and what ends each."""
     moments = {
         name: to_table(store, datetime.fromtimestamp(now + seconds).astimezone())
-        for name, seconds in (("soon", DRIFT), ("far", FAR))
+        for name, seconds in (("soon", CLOCK_DRIFT_SECONDS), ("far", LONGEST_LEASE_SECONDS))
     }
     found = []
     for kind, jobid, dataid, generation, owner, due, seconds in store.db.run(

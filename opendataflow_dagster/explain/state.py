@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from ..location import keeps_versions, place_of
 from ..model import READY, RUNNING, Plan
-from ..store.registration_history import Past
+from ..store.registration_history import Registration
 from ..store.store import Store
 from ..util.times import from_table, to_table
 
@@ -117,25 +117,6 @@ class State(NamedTuple):
             yield row.datasetid, self.places.get(row.datasetid), fact.get("location")
 
 
-def read_plan(store: Store, jobid: str, at: datetime | None) -> Plan:
-    """What a job reads and writes, now or at a moment in the past."""
-    return Past(store, at).plan(jobid) if at else store.read_plan(jobid)
-
-
-def datasets_at(store: Store, datasetid: str, at: datetime | None) -> list[dict[str, Any]]:
-    """The rows of a dataset, now or at a moment in the past."""
-    if at:
-        return Past(store, at).datasets(datasetid)
-    return store.db.records("state.dataset", datasetid=datasetid)
-
-
-def producers_at(store: Store, datasetid: str, at: datetime | None) -> list[str]:
-    """The jobs that write a dataset, now or at a moment in the past."""
-    if at:
-        return Past(store, at).producers(datasetid)
-    return [jobid for (jobid,) in store.db.run("state.producers", datasetid=datasetid)]
-
-
 def read_state(store: Store, plan: Plan, dataid: str, at: datetime | None = None) -> State:
     """Read what decides about one chunk for a job with this plan, within a transaction."""
     datasets = dict.fromkeys((*plan.reads, *plan.outputs))
@@ -148,13 +129,14 @@ def read_state(store: Store, plan: Plan, dataid: str, at: datetime | None = None
             for claim in store.db.records("state.claims", dataid=dataid)
         }
     )
+    registered = Registration(store, at)
     places, producers, versioned = {}, {}, set()
     for datasetid in datasets:
-        for row in datasets_at(store, datasetid, at):
+        for row in registered.datasets(datasetid):
             places[datasetid] = place_of(row)
             if keeps_versions(row):
                 versioned.add(datasetid)
-        if makers := producers_at(store, datasetid, at):
+        if makers := registered.producers(datasetid):
             producers[datasetid] = makers
     now = from_table(store, datetime.fromtimestamp(store.now()).astimezone())
     today = at.astimezone(now.tzinfo).strftime("%Y-%m-%d") if at and now else store.today()

@@ -10,7 +10,7 @@ from ..config.settings import BUILT_IN, PROJECT, Settings, load_settings
 from ..errors import DataflowError, NoDatabase, Refused, WrongUse
 from ..store.opening import open_from
 from ..store.store import Store
-from ..util.text import meant, printable
+from ..util.text import did_you_mean, printable
 
 FILE = PROJECT
 INSTALL = "Run: pip install 'opendataflow-dagster[pipelines]'"
@@ -52,7 +52,7 @@ class Project(NamedTuple):
             if each.slug == slug:
                 return each
         known = ", ".join(each.slug for each in self.pipelines)
-        like = meant(slug, [each.slug for each in self.pipelines])
+        like = did_you_mean(slug, [each.slug for each in self.pipelines])
         raise Refused(
             f"There is no pipeline {slug!r} in {self.root / FILE}. It has: {known}{like}",
             code="NOT_REGISTERED",

@@ -17,7 +17,7 @@ from ..runner.run import Outcome, run_chunks
 from ..spark.progress import working_on
 from ..storage.files import need
 from ..storage.read import failing
-from ..store.claimable import NOTHING, offer
+from ..store.claimable import NOTHING_CLAIMABLE, offer
 from ..store.items import live_generations, new_run
 from ..store.store import Store
 from ..util.text import first_line, printable, typed
@@ -176,7 +176,7 @@ class PipelineRunner(MakerRunner[PipelineWork]):
         if taken is None and not self._begun:
             why = offer(self.store, self.jobid).obstacle
             self.tell(f"{self.jobid}: {printable(why)}; `odf why {typed(self.jobid)}` tells more")
-            if why == NOTHING:
+            if why == NOTHING_CLAIMABLE:
                 for line in unread(self.store, self.work.project, self.work.plan):
                     self.tell(line)
         self._begun = True

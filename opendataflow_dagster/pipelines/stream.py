@@ -20,7 +20,7 @@ from ..runner.run import Outcome, stop_code
 from ..runner.script import Scripts
 from ..spark.progress import working_on
 from ..storage.read import failing
-from ..store.claimable import NOTHING, offer
+from ..store.claimable import NOTHING_CLAIMABLE, offer
 from ..store.claims import interrupt_soon
 from ..store.database import briefly
 from ..store.step_log import Step, record
@@ -53,7 +53,7 @@ def run_stream(runner: "PipelineRunner", file: Path) -> Outcome:
     with Scripts() as scripts:
         runner.scripts, scripts.works_here = scripts, True
         environment = runner.environment()
-        if (why := offer(store, slug).obstacle) not in ("", NOTHING):
+        if (why := offer(store, slug).obstacle) not in ("", NOTHING_CLAIMABLE):
             raise Refused(
                 f"Pipeline {slug!r} can't run now: {why}. See `odf policy {typed(slug)}`."
             )

@@ -11,7 +11,7 @@ from ..model import RUNNING, Claim
 from ..storage import files
 from ..store.csv_options import UNDECLARED, read_pandas
 from ..store.output_rows import Move, add_rows, generations
-from ..store.store import LEASE, Store
+from ..store.store import LEASE_SECONDS, Store
 from ..util.text import first_line, printable
 
 T = TypeVar("T")
@@ -45,7 +45,7 @@ def claim_items(store: Store, jobid: str, payloads: Sequence[str], owner: str) -
 
     def work() -> list[Claim]:
         with db.transaction(who=owner, why="odf pipeline run --stream", act="claim"):
-            [(lease, time_limit)] = db.run("forcing.dial", jobid=jobid, lease=LEASE)
+            [(lease, time_limit)] = db.run("forcing.dial", jobid=jobid, lease=LEASE_SECONDS)
             claims = [
                 Claim(jobid, str(number), number, owner, 1, float(lease), time_limit)
                 for number in numbers

@@ -12,16 +12,16 @@ from ..util.text import typed
 from .run import GIVEN_BACK, LOST, ChunkOutcome, Outcome, Runner, Tell, stop_code
 from .script import NO_START, Scripts
 
-LOOK_AGAIN = 5.0
+LOOK_SECONDS = 5.0
 """Seconds after which an idle worker looks for new chunks while somebody still works."""
 
-HELD_BACK = 3
+HELD_BACK_CODE = 3
 """The exit code when a pause, or a concurrency of 0, keeps a job from claiming what is left."""
 
-REST = 1.0
+IDLE_CONNECTION_SECONDS = 1.0
 """Seconds after which an idle worker gives back its connection: others may wait for one."""
 
-NAP = 0.2
+SIGNAL_CHECK_SECONDS = 0.2
 """Seconds in which a signal is noticed by who waits."""
 
 
@@ -40,7 +40,7 @@ def catch_up(runner: Runner, scripts: Scripts, *, workers: int, progress: Tell |
     runner.tell(crew.summary())
     code = stop_code(scripts) or int(bool(crew.failed or crew.lost))
     if crew.held and not code:
-        code = HELD_BACK
+        code = HELD_BACK_CODE
     return Outcome(code, crew.done, len(crew.failed) + crew.lost)
 
 
@@ -165,18 +165,18 @@ class _Crew:
             if not self._busy and ended == self._ended and not self._is_worth_waiting(retry_in):
                 self._over = True
                 self._changed.notify_all()
-            patience = LOOK_AGAIN
+            patience = LOOK_SECONDS
             if retry_in is not None:
-                patience = min(patience, max(retry_in, NAP / 4))
+                patience = min(patience, max(retry_in, SIGNAL_CHECK_SECONDS / 4))
             now = time.monotonic()
-            until, rest_at = now + patience, now + REST
+            until, rest_at = now + patience, now + IDLE_CONNECTION_SECONDS
             while not self._over and self.scripts.stopping is None and ended == self._ended:
                 now = time.monotonic()
                 if now >= until:
                     break
                 if now >= rest_at:
                     self.runner.store.db.drop()
-                self._changed.wait(min(until - now, NAP))
+                self._changed.wait(min(until - now, SIGNAL_CHECK_SECONDS))
             self._busy += 1
             return not self._over
 

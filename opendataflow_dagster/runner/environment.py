@@ -10,7 +10,7 @@ from ..errors import Refused
 from ..ids import hijacks
 from ..location import place_of
 from ..model import Claim, Plan
-from ..store.store import PLAN_AGE, Store
+from ..store.store import PLAN_AGE_SECONDS, Store
 
 SECRETS = ("PASSKEY", "PASSKEY_FILE", "DATAFLOW_ENCRYPTED")
 """Ours alone: no script of a job gets them."""
@@ -123,7 +123,7 @@ class JobEnvironment:
 
 
 class EnvironmentCache:
-    """Reads a job's environment, and keeps it for `PLAN_AGE` seconds.
+    """Reads a job's environment, and keeps it for `PLAN_AGE_SECONDS`.
 
     A worker asks before each claim; a job of many short chunks would read the same rows each time.
     """
@@ -143,7 +143,7 @@ class EnvironmentCache:
     def read(self) -> JobEnvironment:
         """The environment, as of a second ago at most; raises what forbids to claim."""
         now = time.monotonic()
-        if now - self._read_at > PLAN_AGE:
+        if now - self._read_at > PLAN_AGE_SECONDS:
             plan = self._store.plan(self._jobid)
             self._environment, _ = self._store.db.insist(
                 lambda: job_environment(self._store, plan, self._environ, secrets=self._secrets)

@@ -6,17 +6,16 @@ from collections.abc import Mapping
 from ..errors import Refused, StaleClaim, WrongUse
 from ..model import FAILED, READY, RESUBMIT, Claim, Stop
 from ..store.claims import force, interrupt
-from ..store.operations import resubmit
-from ..store.refusals import refuse_unknown_job
+from ..store.operations import refuse_unknown_job, resubmit
 from ..store.store import Store, new_owner
 from ..util.text import printable, typed
 from .environment import job_environment
-from .run import facts, settled
+from .run import facts, settled_line
 
-LEASE = 24 * 3600.0
+EXTERNAL_LEASE_SECONDS = 24 * 3600.0
 """Seconds: nobody renews such a claim, so it lasts longer than any work."""
 
-STARTED = "start:"
+EXTERNAL_OWNER = "start:"
 """What the owner's name of such a claim begins with: others aren't ended by hand unawares."""
 
 
@@ -24,7 +23,7 @@ def start(
     store: Store,
     jobid: str,
     *,
-    lease: float = LEASE,
+    lease: float = EXTERNAL_LEASE_SECONDS,
     secrets: bool = False,
     environ: Mapping[str, str] = os.environ,
     forced: str | None = None,
@@ -37,7 +36,7 @@ def start(
     `secrets` asks for them.
     """
     environment = job_environment(store, store.plan(jobid), environ, secrets=secrets)
-    owner = STARTED + new_owner()
+    owner = EXTERNAL_OWNER + new_owner()
     if forced is not None:
         claims = [force(store, jobid, forced, owner=owner, lease=lease)]
     else:
@@ -79,7 +78,7 @@ def end(
             code="NOT_CLAIMED",
         )
     [(current, owner, attempts)] = rows
-    if generation is None and not owner.startswith(STARTED):
+    if generation is None and not owner.startswith(EXTERNAL_OWNER):
         raise Refused(
             f"Chunk {dataid!r} of {jobid!r} is being run by {owner}, which will end it. "
             f"To end it all the same, add --generation {current}.",
@@ -87,7 +86,7 @@ def end(
         )
     if generation is not None:
         current = generation
-    claim = Claim(jobid, dataid, current, owner, attempts, LEASE, None)
+    claim = Claim(jobid, dataid, current, owner, attempts, EXTERNAL_LEASE_SECONDS, None)
     environment = job_environment(store, store.plan(jobid), secrets=False)
     if status == READY:
         store.finish(claim, facts(claim, environment))
@@ -95,4 +94,4 @@ def end(
         status = interrupt(store, claim, Stop("odf end"))
     else:
         status = store.fail(claim, "odf end").status
-    return settled(claim, environment.plan, status)
+    return settled_line(claim, environment.plan, status)

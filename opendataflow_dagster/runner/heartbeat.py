@@ -5,14 +5,14 @@ from threading import Condition, Thread
 from typing import TypeVar
 
 from ..model import Claim, Say
-from ..store.database import BRIEFLY, briefly
-from ..store.store import LEASE, Store, new_owner
+from ..store.database import BRIEF_WAIT_SECONDS, briefly
+from ..store.store import LEASE_SECONDS, Store, new_owner
 from ..util.text import first_line
 
 T = TypeVar("T")
 
 
-AGAIN = 1.0
+RETRY_SECONDS = 1.0
 """Seconds after which a heartbeat that met trouble is tried again, at the latest."""
 
 
@@ -30,7 +30,7 @@ class Pulse:
         *,
         runid: str | None = None,
         jobid: str | None = None,
-        lease: float = LEASE,
+        lease: float = LEASE_SECONDS,
         say: Say | None = None,
     ) -> None:
         self.store, self.owner = store, owner or new_owner()
@@ -61,7 +61,7 @@ class Pulse:
             self._over = True
             self._changed.notify()
         if self._thread:
-            self._thread.join(BRIEFLY)  # at most: it may hang in a network that is gone
+            self._thread.join(BRIEF_WAIT_SECONDS)  # at most: it may hang in a network that is gone
         if self.runid and self.jobid:
             db = self.store.db
             try:
@@ -100,7 +100,7 @@ class Pulse:
             mine = [claim for claim in held if claim.jobid == jobid]
             for claim in self.store.heartbeat(mine):
                 with self._changed:
-                    # What was settled while we asked isn't lost.
+                    # A claim that the worker settled while the database answered isn't lost.
                     if self._held.pop(_key(claim), None) is not None:
                         self._lost.add(_key(claim))
         if self.runid and self.jobid:
@@ -133,10 +133,13 @@ class Pulse:
             self._away = False
 
     def _pause(self) -> float:
-        """Seconds between two beats: of the shortest lease, a third."""
+        """Seconds between two beats: of the shortest lease, a third.
+
+        One beat may fail, and the next one still comes before another worker takes the chunk.
+        """
         leases = [claim.lease for claim in self._held.values()]
         pause = min([*leases, self._granted]) / 3
-        return min(pause, AGAIN) if self._away else pause
+        return min(pause, RETRY_SECONDS) if self._away else pause
 
     def _wait(self) -> bool:
         """Wait until the next beat is due, sooner if a shorter lease comes; False: it is over."""

@@ -23,7 +23,7 @@ GIVEN_BACK = "GIVEN BACK"
 COMPLETE, FAILED, INTERRUPTED = "is complete", "has failed", "was interrupted"
 """How the work on a chunk ended, in the words that are said of it."""
 
-NOTHING = "no suitable data available for job. Not running it"
+NO_DATA_LINE = "no suitable data available for job. Not running it"
 
 
 class ChunkOutcome(NamedTuple):
@@ -158,6 +158,8 @@ class Runner:
                 stdin_null=stdin_null,
             )
         except BaseException as error:
+            # The script has ended by now (`Scripts.run` sees to it). Settle the chunk here: else it
+            # would wait for the end of its lease, and count as lost.
             why = f"{type(error).__name__} in odf itself"
             if isinstance(error, Exception):
                 self.store.fail(claim, why, may_retry=False)
@@ -212,13 +214,13 @@ class Runner:
         self, claim: Claim, environment: JobEnvironment, result: ChunkOutcome
     ) -> ChunkOutcome:
         """Say what a chunk has become, and when it is tried again."""
-        self._say(settled(claim, environment.plan, result.status))
+        self._say(settled_line(claim, environment.plan, result.status))
         if result.retry_in:
             self.tell(f"The next attempt is due in {result.retry_in:g} s")
         return result
 
     def tell(self, message: str) -> None:
-        self._say(f"{date()}: {message}")
+        self._say(f"{log_time()}: {message}")
 
     def tell_nothing(self) -> None:
         """Say that there is nothing to claim, and why."""
@@ -330,7 +332,7 @@ def facts(claim: Claim, environment: JobEnvironment) -> list[Fact]:
     ]
 
 
-def settled(claim: Claim, plan: Plan, status: str) -> str:
+def settled_line(claim: Claim, plan: Plan, status: str) -> str:
     """The original's line about a chunk that has been settled."""
     chunk = f"{claim.jobid} and {printable(claim.dataid)}"
     return (
@@ -348,10 +350,10 @@ def nothing_to_do(store: Store, jobid: str) -> str:
     """That there is nothing to claim, in the original's words, and then why."""
     from ..explain.nothing_claimable import why_nothing
 
-    return f"{NOTHING}: {why_nothing(store, jobid)}"
+    return f"{NO_DATA_LINE}: {why_nothing(store, jobid)}"
 
 
-def date() -> str:
+def log_time() -> str:
     """The time, as `date` prints it."""
     return time.strftime("%a %b %e %H:%M:%S %Z %Y")
 

@@ -192,7 +192,8 @@ def _first_line(path: str) -> bytes:
 
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-SAME_STOP = 0.2  # `timeout` and service managers send one stop twice, to us and to our group
+SAME_STOP_SECONDS = 0.2
+"""`timeout` and service managers send one stop twice, to us and to our group, within this time."""
 
 
 class Ended(NamedTuple):
@@ -367,7 +368,7 @@ class Scripts:
 
     def _await_same_stop(self) -> None:
         """Wait for the stop that ended a script: service managers signal all processes at once."""
-        until = time.monotonic() + SAME_STOP
+        until = time.monotonic() + SAME_STOP_SECONDS
         while self.stopping is None and time.monotonic() < until:
             time.sleep(0.01)
 
@@ -382,7 +383,7 @@ class Scripts:
                 self._tell(script)
             if self.works_here and signal.SIGALRM in self._handlers:
                 signal.setitimer(signal.ITIMER_REAL, self.stop_grace)
-        elif now - self._stopped_at > SAME_STOP:
+        elif now - self._stopped_at > SAME_STOP_SECONDS:
             for script in list(self._running.values()):
                 script.send(signal.SIGKILL)
             if self.works_here:

@@ -7,15 +7,15 @@ from threading import Condition, Thread
 
 from ..model import Claim, Say, Stop
 from ..store.claims import GiveBack, give_back_soon, interrupt_soon, try_to_give_back
-from ..store.database import BRIEFLY
+from ..store.database import BRIEF_WAIT_SECONDS
 from ..store.job_policy import held_back
 from ..store.store import Store
 from ..util.text import first_line
 
-LOOK = 5.0
+RENEW_SECONDS = 5.0
 """Seconds after which the leases are renewed and the dials are read, at the latest."""
 
-TICK = 0.5
+STOP_CHECK_SECONDS = 0.5
 """Seconds in which a stop is noticed."""
 
 
@@ -48,7 +48,7 @@ class WaitingClaims:
         self._jobid = claims[0].jobid
         self._waiting = deque(claims)
         self._returning: list[Claim] = []
-        self._every = min(LOOK, claims[0].lease / 3)
+        self._every = min(RENEW_SECONDS, claims[0].lease / 3)
         self._seen = time.monotonic()
         self._began = self._over = False
         self._changed = Condition()
@@ -62,7 +62,7 @@ class WaitingClaims:
         with self._changed:
             self._over = True
             self._changed.notify_all()
-        self._thread.join(BRIEFLY)  # at most: it may hang in a network that is gone
+        self._thread.join(BRIEF_WAIT_SECONDS)  # at most: it may hang in a network that is gone
         self._take_back(len(self._waiting))
         why = self._stopping() or "the run ended before their turn"
         try:
@@ -102,7 +102,7 @@ class WaitingClaims:
         """Wait for the next tick; False: there is nothing left to look after."""
         with self._changed:
             if not self._over:
-                self._changed.wait(min(TICK, self._every))
+                self._changed.wait(min(STOP_CHECK_SECONDS, self._every))
             return not self._over and bool(self._waiting or self._returning)
 
     def _heed_stop(self) -> None:

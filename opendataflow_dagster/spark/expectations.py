@@ -9,7 +9,7 @@ from typing import Any
 
 from ..chunk import ERROR, WARN
 from ..errors import WrongUse
-from ..util.text import meant
+from ..util.text import did_you_mean
 from .rules import (
     FunctionRule,
     RangeRule,
@@ -52,7 +52,7 @@ def _by_dataset(expect: Any, outputs: Sequence[str]) -> dict[str, Mapping[str, A
         of_several = f", or a dataset: {', '.join(map(repr, outputs))}" if len(outputs) > 1 else ""
         raise WrongUse(
             f"expect has {unknown[0]!r}, which is no kind of rule. Choose from {', '.join(kinds)}"
-            f"{of_several}{meant(str(unknown[0]), [*kinds, *outputs])}"
+            f"{of_several}{did_you_mean(str(unknown[0]), [*kinds, *outputs])}"
         )
     mixed = [each for each in expect if each in outputs and each not in kinds]
     if mixed:
@@ -97,7 +97,7 @@ def _known_kind(kind: Any, about: str) -> None:
     if kind not in KINDS and kind != WARNING:
         raise WrongUse(
             f"{about} has {kind!r}, which is no kind of rule. Choose from "
-            f"{', '.join([*KINDS, WARNING])}{meant(str(kind), [*KINDS, WARNING])}"
+            f"{', '.join([*KINDS, WARNING])}{did_you_mean(str(kind), [*KINDS, WARNING])}"
         )
 
 
@@ -176,7 +176,7 @@ def _rows(what: Any, about: str, *of: str) -> Iterator[Make]:
         if name not in ROW_LIMITS:
             raise WrongUse(
                 f"{about} has {name!r}. Choose from {', '.join(ROW_LIMITS)}"
-                f"{meant(str(name), ROW_LIMITS)}"
+                f"{did_you_mean(str(name), ROW_LIMITS)}"
             )
         number = isinstance(limit, int) or (name == "change" and isinstance(limit, float))
         if limit is not None and (isinstance(limit, bool) or not number or not limit >= 0):

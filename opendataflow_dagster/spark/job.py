@@ -23,7 +23,7 @@ from ..chunk import ChunkFailed, reason_of
 from ..errors import DataflowError, WrongUse
 from ..model import Plan
 from ..storage.folder import DATAID_COLUMN
-from ..store.job_policy import MOST_AT_ONCE
+from ..store.job_policy import MAX_BATCH_CHUNKS
 from ..util.import_file import import_beside, module_of_file
 from ..util.text import printable
 from .evidence import Observed
@@ -74,10 +74,10 @@ class SparkJob:
                 f"A {type(self.fn).__name__} can't be a job: give @spark_job a function."
             )
         for name, value in (("batch", self.batch), ("threads", self.threads)):
-            if not isinstance(value, int) or not 1 <= value <= MOST_AT_ONCE:
+            if not isinstance(value, int) or not 1 <= value <= MAX_BATCH_CHUNKS:
                 raise WrongUse(
                     f"@spark_job({name}={value!r}) of {self.name}: give a number from 1 to "
-                    f"{MOST_AT_ONCE}."
+                    f"{MAX_BATCH_CHUNKS}."
                 )
         if self.batch > 1 and self.threads > 1:
             raise WrongUse(

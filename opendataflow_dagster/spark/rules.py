@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from ..chunk import ERROR, WARN, Checked, Chunk, reason_of
-from ..util.text import meant, tidy
+from ..util.text import did_you_mean, tidy
 from .evidence import Evidence
 from .job import CHUNK, type_name
 from .schema import DECIMAL_DIGITS, quoted
@@ -40,7 +40,9 @@ class Rule:
         for name in self.columns:
             if name.casefold() not in folded:
                 known = ", ".join(columns[:20]) + (", …" if len(columns) > 20 else "")
-                return f"there is no column {name!r} (there are: {known}){meant(name, columns)}"
+                return (
+                    f"there is no column {name!r} (there are: {known}){did_you_mean(name, columns)}"
+                )
         return None
 
     def wrong(self, df: "DataFrame") -> str | None:

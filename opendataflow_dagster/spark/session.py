@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..config.settings import Settings
 from ..errors import DataflowError, SessionError, WrongUse
-from ..util.text import in_one
+from ..util.text import one_line
 from .java import driver_options, java_environment, needed_java, warehouse
 from .settings import (
     JAVA_OPTIONS,
@@ -512,7 +512,7 @@ def in_a_line(error: BaseException) -> str | None:
         lines = text.rpartition(_TRACE)[2].splitlines()
         raised = next((at for at, line in enumerate(lines) if _RAISED.match(line)), None)
         if raised is not None:
-            return in_one("\n".join(takewhile(_is_message, lines[raised:])))
+            return one_line("\n".join(takewhile(_is_message, lines[raised:])))
     if (row := _RAGGED.search(text)) and (file := _READ.search(text)):
         return (
             f"{file[1]} has a row with more or fewer values than its first line has names: "

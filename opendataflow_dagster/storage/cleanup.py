@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from ..errors import Refused
 from ..store.store import Store
-from ..util.directory_lock import locked, turn
+from ..util.directory_lock import locked, publish_lock
 from ..util.times import from_table
 from . import folder
 from .pack import PACKS, packs_in, packs_of
@@ -243,7 +243,7 @@ def _remover(root: str, entry: Leftover) -> Remove:
 def _put_back(root: str, entry: Leftover) -> bool:
     """Make the only whole chunk that there is the chunk again."""
     staging, final = os.path.dirname(entry.path), folder.chunk_path(root, entry.dataid)
-    with turn(staging):
+    with publish_lock(staging):
         if os.path.lexists(final) or not os.path.isdir(entry.path):
             return False
         os.rename(entry.path, final)

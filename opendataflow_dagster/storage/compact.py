@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 from ..errors import DataflowError, Refused, Unreachable
 from ..location import Folder, ObjectStore, Table, chunk_place, is_packed
 from ..model import READY, RUNNING
+from ..store.operations import unknown_dataset
 from ..store.overview import pages
-from ..store.refusals import unknown_dataset
 from ..store.store import Store
 from ..util.directory_lock import locked
 from ..util.text import first_line, typed

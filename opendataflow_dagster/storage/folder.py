@@ -19,7 +19,7 @@ from typing import Any
 
 from ..errors import Refused, Unreachable
 from ..location import FORMATS, obstacle, path_of
-from ..util.directory_lock import locked, turn
+from ..util.directory_lock import locked, publish_lock
 
 DATAID_COLUMN = "dataid"
 """The column that Spark, pandas and pyarrow take from the names of directories."""
@@ -177,7 +177,7 @@ class Staged:
 
     def replace(self, confirm: Callable[[], None]) -> None:
         """Show it, and keep what was in its place until `discard`."""
-        with turn(self._staging):
+        with publish_lock(self._staging):
             _show(self.path, self.final, self.generation, confirm, self.store)
             sync_one(self.root)
 

@@ -6,10 +6,10 @@ from ..model import HOLD, PENDING, READY, RESUBMIT, RUNNING, read_status
 from ..util.times import from_table, shown
 from .store import Store
 
-MOST = 1000
+MAX_COUNTED_CHUNKS = 1000
 """Up to how many claimable chunks are counted."""
 
-NOTHING = "nothing claimable"
+NOTHING_CLAIMABLE = "nothing claimable"
 
 
 class Offer(NamedTuple):
@@ -28,7 +28,7 @@ class Offer(NamedTuple):
     """What keeps the job from claiming, for a person; nothing if it may."""
 
 
-def offer(store: Store, jobid: str, *, most: int = MOST) -> Offer:
+def offer(store: Store, jobid: str, *, most: int = MAX_COUNTED_CHUNKS) -> Offer:
     """What a job may claim now. It is a look, not a claim: others may be faster."""
     plan = store.plan(jobid)
     if plan.flaw:
@@ -38,7 +38,7 @@ def offer(store: Store, jobid: str, *, most: int = MOST) -> Offer:
         lambda: store.db.run("offers.offer", jobid=jobid, only=today, most=most)
     )
     [(paused_until, every_minutes, concurrency, live, claimable, first)] = rows
-    nothing = NOTHING
+    nothing = NOTHING_CLAIMABLE
     if first is None and today is not None:
         words = _made(store, jobid, today)
         nothing = _unmade(today, words)
@@ -60,7 +60,7 @@ def offer(store: Store, jobid: str, *, most: int = MOST) -> Offer:
     return Offer(jobid, claimable, first, event, concurrency, free, every_minutes, obstacle)
 
 
-def told(found: Offer, *, most: int = MOST) -> str:
+def offer_line(found: Offer, *, most: int = MAX_COUNTED_CHUNKS) -> str:
     """An offer in a few words."""
     return found.obstacle or _counted(found.claimable, most)
 

@@ -7,7 +7,7 @@ from ..ids import check_id
 from ..model import HOLD, RESUBMIT, Claim, Status, Stop
 from ..util.text import tidy
 from .database import briefly
-from .store import LEASE, Store, refuse_flawed, taken_over
+from .store import LEASE_SECONDS, Store, refuse_flawed, taken_over
 
 MAX_INTERRUPTIONS = 5
 """Interruptions in a row that put a chunk on HOLD: it may take longer than its machine lives."""
@@ -26,7 +26,9 @@ def give_back(store: Store, claims: Sequence[Claim], why: str) -> None:
 def give_back_soon(store: Store, claims: Sequence[Claim], why: str) -> None:
     """Give claims back by a new connection, after an error; within seconds, or else it raises."""
     if claims:
-        store.db.drop()  # the old one may have been cut off in mid-word
+        # An exception may have interrupted the driver between a query and its answer: that
+        # connection can't be used any more.
+        store.db.drop()
         briefly(store.db, lambda: try_to_give_back(store, claims, why))
 
 
@@ -58,7 +60,7 @@ def interrupt_soon(store: Store, claims: Sequence[Claim], stop: Stop) -> None:
     A claim that was taken over meanwhile is left alone.
     """
     if claims:
-        store.db.drop()  # the old one may have been cut off in mid-word
+        store.db.drop()  # for the same reason as in `give_back_soon`
     for claim in claims:
         briefly(store.db, lambda claim=claim: _interrupt(store, claim, stop))
 
@@ -78,7 +80,9 @@ def _interrupt(store: Store, claim: Claim, stop: Stop) -> Status | None:
         return status if store.settle_outputs(claim, status) else None
 
 
-def force(store: Store, jobid: str, dataid: str, *, owner: str, lease: float = LEASE) -> Claim:
+def force(
+    store: Store, jobid: str, dataid: str, *, owner: str, lease: float = LEASE_SECONDS
+) -> Claim:
     """Claim one chunk of a job without the checks; only one that is being produced is refused."""
     check_id("dataid", dataid)
     claim, _ = store.db.insist(lambda: _force(store, jobid, dataid, owner, lease))
@@ -98,6 +102,7 @@ def _force(store: Store, jobid: str, dataid: str, owner: str, lease: float) -> C
         plan = store.read_plan(jobid)
         refuse_flawed(store, plan)
         store.refuse_unclaimable(now=True)
+        # Another order than the claimers' could deadlock with them.
         for datasetid in plan.outputs:
             db.run("forcing.take_turns", datasetid=datasetid)
         db.change("forcing.unqueue", **chunk)

@@ -77,7 +77,7 @@ def _split_statements(text: str) -> dict[str, str]:
 # Which version the tables are of, and what a program of another version may do with them.
 
 
-BASELINE = 3
+BASELINE_VERSION = 3
 """The last version that didn't number itself reliably: one migration brings all older ones here."""
 
 
@@ -143,21 +143,21 @@ def no_tables(where: str) -> str:
     )
 
 
-BRIEFLY = 5.0
+BRIEF_WAIT_SECONDS = 5.0
 """Seconds for which an outage holds up what somebody else would settle anyway."""
 
 T = TypeVar("T")
 
-PATIENCE = 600.0
+RECONNECT_SECONDS = 600.0
 """Seconds that a running job waits for its database to come back before it gives up."""
 
-NEXT_TRY, LONGEST_PAUSE = 0.1, 5.0
+FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.1, 5.0
 """Seconds until who gets no connection tries again: the first time, and at most."""
 
-STOP_NOTICED = 0.2
+STOP_CHECK_SECONDS = 0.2
 """Seconds in which who waits for a connection notices that the work is to stop."""
 
-RACES = 50
+MAX_RACES = 50
 """How often a transaction that lost a race is tried again before it is an error."""
 
 
@@ -168,7 +168,7 @@ class Database:
     where = ""
     path = ""
     """The file that has the tables, if one does."""
-    patience = PATIENCE
+    patience = RECONNECT_SECONDS
     pooled = False
     """Whether a pooler is in between, as of the last connection: no session is ours alone."""
     failures: tuple[type[Exception], ...] = ()
@@ -219,7 +219,7 @@ class Database:
         return self._topics[topic][short]
 
     def insist(
-        self, work: Callable[[], T], *, races: int = RACES, wait: bool = True
+        self, work: Callable[[], T], *, races: int = MAX_RACES, wait: bool = True
     ) -> tuple[T, bool]:
         """Do `work` until it is through; and tell whether the connection was lost on the way.
 
@@ -228,7 +228,7 @@ class Database:
         left to give, are waited for, up to `patience` seconds; a connection that never was is an
         error at once.
         """
-        lost, raced, deadline, pause = False, 0, 0.0, NEXT_TRY
+        lost, raced, deadline, pause = False, 0, 0.0, FIRST_PAUSE_SECONDS
         while True:
             try:
                 return work(), lost
@@ -238,13 +238,15 @@ class Database:
                     trouble = "race"
                 if trouble == "race" and raced < races:
                     raced += 1
+                    # Longer each time: of many that met the same row, not all come back at once.
                     time.sleep(0.001 * raced)
                 elif trouble == "gone" and self.is_full(error):
                     deadline = deadline or time.monotonic() + self.patience
                     if time.monotonic() > deadline or (self.ending() and not lost):
                         raise
                     self._await_room(error, pause)
-                    pause = min(LONGEST_PAUSE, pause * 1.5)
+                    pause = min(LONGEST_PAUSE_SECONDS, pause * 1.5)
+                # Without `_met` the first connection failed: waiting mends no wrong address.
                 elif trouble == "locked" or (trouble == "gone" and self._met):
                     if trouble == "gone":
                         self.drop()
@@ -269,7 +271,7 @@ class Database:
             self._say_at = now + self.patience
             self.say(f"{error} Waiting for one, {self.patience:g} s at most")
         while (left := until - time.monotonic()) > 0 and not self.ending():
-            time.sleep(min(left, STOP_NOTICED))
+            time.sleep(min(left, STOP_CHECK_SECONDS))
 
     @contextmanager
     def transaction(self, *, who: str = "", why: str = "", act: str = "") -> Iterator[None]:
@@ -401,7 +403,7 @@ def _close(connection: Any, opened_by: int) -> None:
 _INHERITED: list[Any] = []
 
 
-def briefly(db: Database, work: Callable[[], T], patience: float = BRIEFLY) -> T:
+def briefly(db: Database, work: Callable[[], T], patience: float = BRIEF_WAIT_SECONDS) -> T:
     """Do `work` by a new connection if need be, and wait only so many seconds for it."""
     deadline = time.monotonic() + patience
     while True:

@@ -13,13 +13,13 @@ from ..util.times import from_table, shown, to_table
 from .step_log import KEYS_LAST
 from .store import Store
 
-FOLD_AFTER = 7 * 24 * 3600
+FOLD_AFTER_SECONDS = 7 * 24 * 3600
 """Seconds after which a finished item is folded, unless the job's policy says otherwise."""
 
-PAGE = 1000
+FOLD_PAGE_ITEMS = 1000
 """Items that one transaction looks at, so that workers never wait for long."""
 
-SHRINK = 8 * 1024 * 1024
+SHRINK_BYTES = 8 * 1024 * 1024
 """Bytes that must be free in a SQLite file, and more than are in use, before it is written anew."""
 
 TABLES = (
@@ -90,7 +90,7 @@ def fold_items(store: Store) -> int:
 def fold_age(store: Store, jobid: str) -> float:
     """After how many seconds a finished item of a job is folded."""
     rows, _ = store.db.insist(lambda: store.db.run("folding.age", jobid=jobid))
-    return float(rows[0][0] if rows else FOLD_AFTER)
+    return float(rows[0][0] if rows else FOLD_AFTER_SECONDS)
 
 
 def fold(store: Store, jobid: str) -> int:
@@ -110,7 +110,7 @@ def fold(store: Store, jobid: str) -> int:
     while True:
         page, _ = store.db.insist(
             lambda last=last: store.db.run(
-                "folding.page", jobid=jobid, before=before, size=PAGE, **last
+                "folding.page", jobid=jobid, before=before, size=FOLD_PAGE_ITEMS, **last
             )
         )
         if page:
@@ -119,7 +119,7 @@ def fold(store: Store, jobid: str) -> int:
                 lambda dataids=dataids: _fold_page(store, jobid, chain, dataids, before)
             )[0]
             last = dict(zip(("received", "dataid"), page[-1], strict=True))
-        if len(page) < PAGE:
+        if len(page) < FOLD_PAGE_ITEMS:
             return folded
 
 
@@ -134,7 +134,7 @@ def tidy(store: Store) -> None:
             db.insist(lambda text=text: db.execute(text, {}))
         return
     [(used, free)] = db.insist(lambda: db.run("folding.free"))[0]
-    if free > max(SHRINK, used):
+    if free > max(SHRINK_BYTES, used):
         with suppress(DataflowError):  # somebody reads or writes: another time
             db.run("folding.shrink")
 

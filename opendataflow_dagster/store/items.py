@@ -13,7 +13,7 @@ from ..ids import check_id
 from ..model import PENDING
 from ..util.text import typed
 from ..util.times import from_table
-from .claimable import MOST, Offer, newest
+from .claimable import MAX_COUNTED_CHUNKS, Offer, newest
 from .output_rows import Move, add_rows, generations
 from .store import Store
 
@@ -127,7 +127,7 @@ ACCEPT = "accept"
 """The act of our own transactions that bring chunks: the triggers look for nobody to interrupt."""
 
 
-MOST_PASSED = 10_000
+MAX_NUMBERS_SKIPPED = 10_000
 """Numbers in a row that chunks may have already; more than that is no accident."""
 
 
@@ -300,7 +300,7 @@ class _Attempt:
             raise LostRace("These items are being accepted by a connection that was lost.")
         numbers = {str(number): number for number in self.numbers}
         if add_rows(self.store, rows, numbers) < len(rows):
-            self.beyond = min(2 * self.beyond + len(self.numbers), MOST_PASSED)
+            self.beyond = min(2 * self.beyond + len(self.numbers), MAX_NUMBERS_SKIPPED)
             self.numbers, self.last = [], None
             raise LostRace("A chunk has the number that an item was to get.")
 
@@ -312,14 +312,14 @@ def _digest(post: Post) -> str:
 # --- tokens: who may send items to a pipeline; only their hashes are kept ---
 
 
-BYTES = 32
+TOKEN_BYTES = 32
 """Random bytes of a token: too many to be guessed, so that a plain hash is enough."""
 
 
 def new_token(store: Store, jobid: str) -> str:
     """Make the token of a pipeline, in place of the one that it may have had."""
     check_id("pipeline", jobid)
-    token = secrets.token_urlsafe(BYTES)
+    token = secrets.token_urlsafe(TOKEN_BYTES)
     store.db.insist(lambda: store.db.change("tokens.put", jobid=jobid, hash=_hash(token)))
     return token
 
@@ -354,7 +354,7 @@ def _hash(token: str) -> str:
 # --- runs of pipelines without upstream inputs: started every so many minutes, or by name ---
 
 
-MOMENT = "%Y-%m-%dT%H%M%S.%fZ"
+RUN_NAME_FORMAT = "%Y-%m-%dT%H%M%S.%fZ"
 """How the dataid of a run tells when it began."""
 
 ITEMS_ONLY = "nothing claimable but items, which `odf serve` runs"
@@ -399,7 +399,7 @@ def offer_run(store: Store, jobid: str, dataid: str, *, who: str) -> bool:
     return store.db.insist(work)[0]
 
 
-def next_runs(store: Store, jobid: str, most: int = MOST) -> list[str]:
+def next_runs(store: Store, jobid: str, most: int = MAX_COUNTED_CHUNKS) -> list[str]:
     """The chunks of a job that may be claimed and are no items, the first ones first."""
     rows, _ = store.db.insist(lambda: store.db.run("periodic.next", jobid=jobid, most=most))
     return [dataid for (dataid,) in rows]
@@ -434,7 +434,7 @@ def _begin(store: Store, jobid: str, every_minutes: int, who: str) -> str | None
             for (dataid,) in db.run("periodic.newest", jobid=jobid, datasetid=each)
         ]
         if last:
-            began = datetime.strptime(max(last), MOMENT).replace(tzinfo=UTC)
+            began = datetime.strptime(max(last), RUN_NAME_FORMAT).replace(tzinfo=UTC)
             if store.now() - began.timestamp() < every_minutes * 60:
                 return None
         return begin_run(store, jobid)

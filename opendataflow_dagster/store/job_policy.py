@@ -2,7 +2,7 @@
 
 from .store import Store
 
-MOST_AT_ONCE = 1000
+MAX_BATCH_CHUNKS = 1000
 """Chunks that a worker claims at once, at most: it holds their claims all the while."""
 
 
@@ -12,7 +12,7 @@ def batch_size(store: Store, jobid: str) -> int | None:
     It is what the dial said a second ago at most.
     """
     found = store.plan(jobid).batch_size
-    return None if found is None else min(found, MOST_AT_ONCE)
+    return None if found is None else min(found, MAX_BATCH_CHUNKS)
 
 
 def chunks_left(store: Store, jobid: str) -> int:

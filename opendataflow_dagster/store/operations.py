@@ -5,10 +5,11 @@ void claims and locks, send a job's other outputs back, judge who may run now.
 """
 
 import json
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
 
-from ..errors import Refused, WrongUse
+from ..errors import DataflowError, NoDatabase, Refused, WrongUse
 from ..ids import check_id, natural_key
 from ..model import (
     ABSENT,
@@ -19,34 +20,27 @@ from ..model import (
     RUNNING,
     TRANSITIONS,
     WORDS,
+    Plan,
     Recovered,
     read_status,
 )
-from ..util.text import typed
+from ..util.text import did_you_mean, typed
+from .item_folding import fold_of
 from .output_rows import (
     Move,
     Moved,
     as_json,
     carry_out,
+    in_transaction,
+    moves_to,
     outputs_of,
     person,
     produced,
-    seen,
     status,
-    through,
-    to,
+    unmoved,
 )
 from .precedence import overtaken, refuse_overtaken
-from .refusals import (
-    locked,
-    refuse_folded,
-    refuse_held,
-    refuse_running,
-    refuse_unknown,
-    refuse_unknown_job,
-    unknown_dataset,
-)
-from .store import DELAY_OVER, Store
+from .store import DELAY_OVER, Store, job_names, refuse_flawed
 
 __all__ = [
     "EXTERNAL",
@@ -66,7 +60,7 @@ __all__ = [
     "unclaimed",
 ]
 
-ALL = 2**62
+NO_LIMIT = 2**62
 """More chunks than there are."""
 
 EXTERNAL = "external"
@@ -94,12 +88,12 @@ def resubmit(
     again whose place holds a newer one: it is refused, or but for named ones left. A plan looks at
     `most` chunks that failed or are stale, and says whether there are more.
     """
-    limit = most + 1 if plan and most and not dataids else ALL
+    limit = most + 1 if plan and most and not dataids else NO_LIMIT
     if stale:
         return _resubmit_stale(store, jobid, dataids, plan, limit, who, why)
     if jobid is None:
         raise WrongUse("Which job? Name it, or use --stale for the stale chunks of all jobs.")
-    asked = _asked(jobid, dataids)
+    asked = _checked_dataids(jobid, dataids)
     if not asked and not failed:
         raise WrongUse(
             f"Which chunks of {jobid!r}? Name them, or use --failed for all that failed."
@@ -132,7 +126,7 @@ def resubmit(
             left += stays
         return carry_out(store, moves, left=left, asked=chosen, plan=plan)._replace(cut=cut)
 
-    return through(store, work, who, why or "odf resubmit")
+    return in_transaction(store, work, who, why or "odf resubmit")
 
 
 def _resubmit_stale(
@@ -158,7 +152,7 @@ def _resubmit_stale(
         moved = carry_out(store, _apart(rows, left), left=left, plan=plan)
         return moved._replace(cut=len(chunks) == limit)
 
-    return through(store, work, who, why or "odf resubmit --stale")
+    return in_transaction(store, work, who, why or "odf resubmit --stale")
 
 
 def hold(
@@ -171,7 +165,7 @@ def hold(
     why: str | None = None,
 ) -> Moved:
     """Keep a job from making chunks, and others from reading what it made, until release."""
-    asked = _asked(jobid, dataids, needed=True)
+    asked = _checked_dataids(jobid, dataids, needed=True)
 
     def work() -> Moved:
         outputs = store.read_plan(jobid).outputs
@@ -187,9 +181,9 @@ def hold(
             for datasetid in outputs
             if (datasetid, dataid) not in there
         ]
-        return carry_out(store, to(HOLD, rows, "hold"), new=new, asked=asked, plan=plan)
+        return carry_out(store, moves_to(HOLD, rows, "hold"), new=new, asked=asked, plan=plan)
 
-    return through(store, work, who, why or "odf hold")
+    return in_transaction(store, work, who, why or "odf hold")
 
 
 def release(
@@ -202,7 +196,7 @@ def release(
     why: str | None = None,
 ) -> Moved:
     """Make held chunks what they were: PENDING if they weren't there, RESUBMIT if none can tell."""
-    asked = _asked(jobid, dataids, needed=True)
+    asked = _checked_dataids(jobid, dataids, needed=True)
 
     def work() -> Moved:
         rows = outputs_of(store, [jobid], asked)
@@ -217,7 +211,7 @@ def release(
         moves = [row._replace(status_after=_released(before[row[:3]])) for row in held]
         return carry_out(store, moves, asked=asked, plan=plan)
 
-    return through(store, work, who, why or "odf release")
+    return in_transaction(store, work, who, why or "odf release")
 
 
 def ready(
@@ -257,20 +251,20 @@ def ready(
         there = {row.dataid for row in rows}
         for jobid in writers(store, datasetid):
             refuse_folded(store, jobid, [each for each in asked if each not in there])
-        moves = to(READY, [row for row in rows if row.dataid not in made], "ready")
+        moves = moves_to(READY, [row for row in rows if row.dataid not in made], "ready")
         first = [
             Move(EXTERNAL, datasetid, each, None, READY) for each in asked if each not in there
         ]
         return carry_out(store, moves, new=first, asked=asked, plan=plan)
 
-    return through(store, work, who, why or "odf ready")
+    return in_transaction(store, work, who, why or "odf ready")
 
 
 def delete_run(
     store: Store, jobid: str, dataid: str, *, who: str | None = None, why: str | None = None
 ) -> int:
     """Forget that a job ran a chunk: its own rows go, nobody else's; how many."""
-    [dataid] = _asked(jobid, [dataid])
+    [dataid] = _checked_dataids(jobid, [dataid])
 
     def work() -> int:
         refuse_running(store, outputs_of(store, [jobid], [dataid]))
@@ -281,7 +275,7 @@ def delete_run(
             refuse_unknown(store, jobid, [dataid], [])
         return gone
 
-    return through(store, work, who, why or "odf delete-run")
+    return in_transaction(store, work, who, why or "odf delete-run")
 
 
 def due(store: Store, jobid: str | None = None) -> list[Recovered]:
@@ -329,10 +323,10 @@ def recover_abandoned(
 
     def work() -> Moved:
         found = store.db.run("moves.unclaimed", jobid=jobid, age=older_than)
-        late = seen(row[:4] for row in found if row[5])
-        return carry_out(store, to(RESUBMIT, late, "recover"), plan=plan)
+        late = unmoved(row[:4] for row in found if row[5])
+        return carry_out(store, moves_to(RESUBMIT, late, "recover"), plan=plan)
 
-    return through(store, work, who, why or "RUNNING without a claim for too long")
+    return in_transaction(store, work, who, why or "RUNNING without a claim for too long")
 
 
 def is_registered(store: Store, datasetid: str) -> bool:
@@ -346,7 +340,7 @@ def writers(store: Store, datasetid: str) -> list[str]:
     return sorted({job for job, kind, each in edges if (kind, each) == ("OUT", datasetid)})
 
 
-def _asked(jobid: str, dataids: Sequence[str], *, needed: bool = False) -> list[str]:
+def _checked_dataids(jobid: str, dataids: Sequence[str], *, needed: bool = False) -> list[str]:
     check_id("jobid", jobid)
     if needed and not dataids:
         raise WrongUse(f"Which chunks of {jobid!r}? Name them.")
@@ -362,7 +356,9 @@ def _failed(store: Store, jobid: str, asked: Sequence[str], limit: int) -> list[
 def _apart(rows: Sequence[Move], stays: Sequence[Move]) -> list[Move]:
     """The resubmission of rows, except of a chunk of which one row stays as it is."""
     stuck = {(row.jobid, row.dataid) for row in stays}
-    return to(RESUBMIT, [row for row in rows if (row.jobid, row.dataid) not in stuck], "resubmit")
+    return moves_to(
+        RESUBMIT, [row for row in rows if (row.jobid, row.dataid) not in stuck], "resubmit"
+    )
 
 
 def _released(before: str) -> str:
@@ -390,3 +386,153 @@ def _readers(store: Store, jobid: str) -> set[str]:
             found |= new
             todo += new
     return found
+
+
+# Why a move by hand is refused: what is known, who holds it, and what to run.
+
+
+def refuse_unknown_job(store: Store, jobid: str) -> None:
+    """Refuse a job that isn't registered and has no rows."""
+    if not store.db.run("moves.is_known", jobid=jobid):
+        refuse_flawed(store, Plan(jobid, (), (), (), (), False))
+
+
+def refuse_unknown_name(store: Store, name: str) -> None:
+    """Refuse what is neither a job nor a dataset, registered or with rows."""
+    if not store.db.run("look.known", which=name):
+        like = did_you_mean(name, [*job_names(store), *dataset_names(store)]) or "."
+        raise Refused(
+            f"There is no job or dataset {name!r}{like} "
+            "`odf job list` and `odf dataset list` tell what there is.",
+            code="NOT_REGISTERED",
+        )
+
+
+def unknown_dataset(store: Store, datasetid: str, todo: str) -> Refused:
+    """The refusal of a dataset that isn't registered; `todo` says what to run."""
+    like = did_you_mean(datasetid, dataset_names(store)) or "."
+    return Refused(f"Dataset {datasetid!r} isn't registered{like} {todo}", code="NOT_REGISTERED")
+
+
+def dataset_names(store: Store) -> list[str]:
+    return [name for (name,) in store.db.run("moves.dataset_names")]
+
+
+def refuse_unknown(store: Store, jobid: str, asked: Sequence[str], rows: Iterable[Move]) -> None:
+    """Refuse chunks of which the job has no row."""
+    known = {row.dataid for row in rows}
+    missing = [dataid for dataid in asked if dataid not in known]
+    if missing:
+        refuse_unknown_job(store, jobid)
+        refuse_folded(store, jobid, missing)
+        raise Refused(
+            f"Job {jobid!r} has no chunk {_listed(missing)}: nothing was changed. "
+            f"See `odf runs {typed(jobid)}`.",
+            code="UNKNOWN_CHUNK",
+        )
+
+
+def refuse_folded(store: Store, jobid: str, dataids: Iterable[str]) -> None:
+    """Refuse chunks that were folded: nothing is left of which they could be made again."""
+    for dataid in dataids:
+        if fold := fold_of(store, jobid, dataid):
+            raise Refused(
+                f"Chunk {dataid!r} of {jobid!r} lies within what was folded ({fold}): nothing was "
+                f"changed. To have its rows made again, send the item again.",
+                code="FOLDED",
+            )
+
+
+def refuse_running(store: Store, rows: Iterable[Move]) -> None:
+    """Refuse chunks that are being produced, and name the first one's holder."""
+    running = [row for row in rows if row.status_before == RUNNING]
+    if running:
+        others = list(dict.fromkeys(row.dataid for row in running))[1:]
+        raise locked(store, running[0].jobid, running[0].dataid, others)
+
+
+def refuse_held(rows: Iterable[Move]) -> None:
+    """Refuse chunks that a person holds."""
+    for row in rows:
+        if status(row) == HOLD:
+            raise Refused(
+                f"Chunk {row.dataid!r} of {row.datasetid!r} is {row.status_before}: a person holds "
+                f"it. Run `odf release {typed(row.jobid, row.dataid)}` first.",
+                code="HELD",
+            )
+
+
+def locked(store: Store, jobid: str, dataid: str, others: Sequence[str] = ()) -> Refused:
+    """The refusal of a chunk that is RUNNING: held by whom, since when, until when."""
+    also = f" (and so are {_listed(others)})" if others else ""
+    recover = f"`odf recover --job {typed(jobid)}"
+    held = store.db.run("moves.holder", jobid=jobid, dataid=dataid)
+    if not held:
+        found = store.db.run("moves.unclaimed", jobid=jobid, age=0)
+        since = next((row[4] for row in found if row[2] == dataid), None) or "an unknown time"
+        by = f"without a claim of ours (the Java program's?), since {since}"
+        cure = f"If that program is gone, run {recover} --older-than 2h`"
+    else:
+        [(owner, started, lease_end, late)] = held
+        by = f"by {owner} since {started}, with a lease until {lease_end}"
+        if late:
+            cure = f"The lease ran out: run {recover}`"
+        else:
+            cure = f"Wait, or end that process and run {recover}` when the lease is over"
+    return Refused(
+        f"Chunk {dataid!r} of {jobid!r} is RUNNING, {by}{also}: nothing was changed. {cure}.",
+        code="LOCKED",
+    )
+
+
+def _listed(dataids: Sequence[str]) -> str:
+    more = f" and {len(dataids) - 5} more" if len(dataids) > 5 else ""
+    return ", ".join(map(repr, dataids[:5])) + more
+
+
+# A person's own SQL: the original's `sql` and `dml`.
+
+
+def select_rows(store: Store, text: str) -> list[dict[str, Any]]:
+    """The rows of a query; it can't change anything."""
+    with _in_one_line(store), store.db.reading():
+        rows, cursor = store.db.one(text)
+        names = _distinct([column[0] for column in cursor.description or ()])
+    return [dict(zip(names, row, strict=True)) for row in rows]
+
+
+def change_rows(store: Store, text: str, *, who: str) -> int:
+    """How many rows a statement changed; history is signed with `who`."""
+    with _in_one_line(store), store.db.transaction(who=who, why="odf dml"):
+        _, cursor = store.db.one(text)
+        return max(0, cursor.rowcount)
+
+
+@contextmanager
+def _in_one_line(store: Store) -> Iterator[None]:
+    try:
+        yield
+    except (DataflowError, *store.db.failures) as error:
+        cause = error.__cause__ if isinstance(error, DataflowError) else error
+        if cause is None or "locked" in str(cause):
+            raise
+        line = str(cause).strip().partition("\n")[0].rstrip(".")
+        raise DataflowError(
+            f"The database refused the statement: {line}. {_advice(error, line)}"
+        ) from None
+
+
+def _advice(error: BaseException, line: str) -> str:
+    if "readonly" in line or "read-only" in line:
+        return "`odf sql` only reads; `odf dml` changes rows."
+    if isinstance(error, NoDatabase):
+        return "Correct it; if our tables are missing, run `odf init`."
+    return "Correct it, and try again."
+
+
+def _distinct(names: list[str]) -> list[str]:
+    """Column names as keys: `id`, and `id_2` for another `id`."""
+    return [
+        name if name not in names[:at] else f"{name}_{names[:at].count(name) + 1}"
+        for at, name in enumerate(names)
+    ]

@@ -44,7 +44,7 @@ def person() -> str:
     return f"{os.environ.get('USER') or os.getuid()}@{os.uname().nodename}"
 
 
-def through(store: Store, work: Callable[[], _Done], who: str | None, why: str) -> _Done:
+def in_transaction(store: Store, work: Callable[[], _Done], who: str | None, why: str) -> _Done:
     """Do `work` in one transaction, signed but without an act: the triggers see a person."""
     check_text("reason", why)
 
@@ -60,7 +60,7 @@ def outputs_of(store: Store, jobids: Iterable[str], dataids: Iterable[str]) -> l
     jobids, dataids = sorted(jobids), sorted(dataids)
     if not (jobids and dataids):
         return []
-    return seen(
+    return unmoved(
         store.db.run("moves.outputs", jobids=json.dumps(jobids), dataids=json.dumps(dataids))
     )
 
@@ -68,15 +68,15 @@ def outputs_of(store: Store, jobids: Iterable[str], dataids: Iterable[str]) -> l
 def produced(store: Store, datasetid: str, dataids: Iterable[str]) -> list[Move]:
     """The OUT rows of a dataset for chunks, whoever's, locked until the transaction ends."""
     wanted = json.dumps(sorted(dataids))
-    return seen(store.db.run("moves.produced", datasetid=datasetid, dataids=wanted))
+    return unmoved(store.db.run("moves.produced", datasetid=datasetid, dataids=wanted))
 
 
-def seen(rows: Iterable[Sequence[str]]) -> list[Move]:
+def unmoved(rows: Iterable[Sequence[str]]) -> list[Move]:
     """Rows of (jobid, datasetid, dataid, status) as moves that lead nowhere yet, in order."""
     return _in_order(Move(row[0], row[1], row[2], row[3], None) for row in rows)
 
 
-def to(after: str, rows: Iterable[Move], act: str) -> list[Move]:
+def moves_to(after: str, rows: Iterable[Move], act: str) -> list[Move]:
     """The moves of those rows that `act` may make `after`."""
     return [
         row._replace(status_after=after) for row in rows if status(row) in TRANSITIONS[act][after]
@@ -99,6 +99,8 @@ def carry_out(
 ) -> Moved:
     """Move rows that are there, and write the new ones: all of them or none. A plan only tells."""
     if not plan:
+        # Each row is changed only if it still has the status that was read. PostgreSQL locked it,
+        # but not a row that didn't exist: if another transaction wrote that, all is rolled back.
         changed = store.db.change("moves.move", rows=as_json(moves)) if moves else 0
         if changed + add_rows(store, new) < len(moves) + len(new):
             raise LostRace("A row changed under this move.")

@@ -14,7 +14,7 @@ from ..model import ABSENT, PENDING, READY, STRENGTH, URGENCY, Status, read_stat
 from ..util.times import from_table, shown, to_table
 from .history import words_of
 from .item_folding import folds
-from .refusals import refuse_unknown_name
+from .operations import refuse_unknown_name
 from .store import Store
 
 STATUSES = (*(each for each in Status if each != PENDING), PENDING)
@@ -31,13 +31,13 @@ COLUMNS: tuple[str, ...] = (
 )
 """What a listing of rows tells."""
 
-MANY = 100_000
+SAMPLED_ABOVE_CHUNKS = 100_000
 """Chunks above which a grid is drawn from a sample."""
 
-SAMPLE = 20_000
+SAMPLE_CHUNKS = 20_000
 """Chunks that a grid is drawn from at most, but for those of rare statuses."""
 
-SMALL = 1000
+SORTED_ROWS = 1000
 """Rows of a listing that are sorted in natural order here."""
 
 TIMES = ("modified", "started", "heartbeat", "lease_end", "paused_until")
@@ -62,7 +62,7 @@ def status(
     since: datetime | None = None,
     limit: int | None = None,
 ) -> Iterator[dict[str, Any]]:
-    """The rows of a job or a dataset, in natural order; of more than `SMALL`, shorter ids first.
+    """The rows of a job or a dataset, in natural order; in a longer listing, shorter ids first.
 
     Args:
         name: The job or dataset; None takes all.
@@ -77,14 +77,14 @@ def status(
             which=name,
             words=json.dumps(words) if words else None,
             since=to_table(store, since),
-            limit=None if limit is None else max(limit, SMALL + 1),
+            limit=None if limit is None else max(limit, SORTED_ROWS + 1),
         )
         with closing(rows):
             found = (dict(zip(COLUMNS, row, strict=True)) for row in rows)
-            head = list(islice(found, SMALL + 1))
+            head = list(islice(found, SORTED_ROWS + 1))
             if not head and name is not None:
                 refuse_unknown_name(store, name)
-            if len(head) <= SMALL:
+            if len(head) <= SORTED_ROWS:
                 head.sort(key=_natural_place)
             for row in islice(chain(head, found), limit):
                 yield _timed(store, row)
@@ -136,15 +136,15 @@ def running(store: Store, name: str | None = None) -> list[dict[str, Any]]:
 def grid(store: Store, name: str | None = None, *, most: int = 2000) -> list[Strip]:
     """A square for each chunk, also for those to be claimed; at most `most` in a strip.
 
-    Above `MANY` chunks, strips are drawn from a sample that has every chunk of a rare status: one
-    that failed among a million READY ones is seen.
+    Above `SAMPLED_ABOVE_CHUNKS` chunks, strips are drawn from a sample that has every chunk of a
+    rare status: one that failed among a million READY ones is seen.
     """
     today = store.today()
     with store.db.reading():
         depth = _depths(store.db.run("look.flows"))
         sizes, rare = _sizes(store, name, today)
-        part = max(most, SAMPLE // max(len(sizes), 1))
-        if sizes.total() > MANY:
+        part = max(most, SAMPLE_CHUNKS // max(len(sizes), 1))
+        if sizes.total() > SAMPLED_ABOVE_CHUNKS:
             rates = [
                 {"jobid": jobid, "datasetid": datasetid, "rate": part / chunks}
                 for (jobid, datasetid), chunks in sizes.items()
@@ -162,7 +162,7 @@ def grid(store: Store, name: str | None = None, *, most: int = 2000) -> list[Str
     ordered = sorted(found, key=lambda key: (depth.get(key[1], 0), key))
     union = _natural({dataid for words in found.values() for dataid in words})
     strips = [_strip(*key, found[key], union, most) for key in ordered]
-    if sizes.total() <= MANY:
+    if sizes.total() <= SAMPLED_ABOVE_CHUNKS:
         return strips
     return [_whole(strip, sizes[strip[:2]], part) for strip in strips]
 
@@ -179,7 +179,7 @@ def _sizes(
     claimable = dict(store.db.run("look.claimable", which=name, today=today))
     for jobid, datasetid in store.db.run("look.outputs", which=name):
         sizes[jobid, datasetid] += claimable.get(jobid, 0)
-    rare, room = [], MANY
+    rare, room = [], SAMPLED_ABOVE_CHUNKS
     for word, chunks in sorted(words.items(), key=itemgetter(1)):
         if word and chunks <= room and read_status(word) not in (READY, PENDING):
             rare.append(word)
@@ -249,7 +249,7 @@ def _note(policy: dict[str, Any] | None, now: datetime | None, folded: int) -> s
 # --- the status of each chunk of a dataset, whichever job wrote it ---
 
 
-PAGE = 1000
+PAGE_CHUNKS = 1000
 """Chunks that are looked at together where all of a dataset are."""
 
 
@@ -286,7 +286,7 @@ def pages(store: Store, datasetid: str) -> Iterator[list[str]]:
     after = ""
 
     def page() -> list[str]:
-        rows = store.db.run("truth.page", datasetid=datasetid, after=after, most=PAGE)
+        rows = store.db.run("truth.page", datasetid=datasetid, after=after, most=PAGE_CHUNKS)
         return [dataid for (dataid,) in rows]
 
     while dataids := store.db.insist(page)[0]:

@@ -16,7 +16,7 @@ from ..errors import NoDatabase
 from ..ids import natural_key
 from ..model import Claim, Fact, Failure
 from .database import SQL_FOLDER, Database, created_names, no_tables
-from .store import Changed, Settled, Store
+from .store import InputChanges, OutputCounts, Store
 
 _PARAMETER = re.compile(r"(?<![:\w]):([a-z_]+)")
 
@@ -302,9 +302,11 @@ class PostgresStore(Store):
         self._tidy()
         turns = plan.rivals or plan.limited or only is not None
         with self.db.transaction() if turns else nullcontext():
+            # Two jobs that write one dataset have a queue each, so that the rows of the queues
+            # don't keep them apart: only these locks do. In order of names, against deadlocks.
             for datasetid in plan.rivals:
                 self.db.run("claims.lock_output", datasetid=datasetid)
-            if plan.limited:
+            if plan.limited:  # else two claimers would count the same claims, and both go ahead
                 self.db.run("claims.lock_dial", jobid=jobid)
             if only is not None:
                 self.db.run("claims.judge", jobid=jobid, dataid=only)
@@ -338,7 +340,9 @@ class PostgresStore(Store):
 
     def _finish(
         self, claims: Sequence[Claim], facts: Sequence[Fact], *, accept: bool, why: str
-    ) -> tuple[Settled, Changed]:
+    ) -> tuple[OutputCounts, InputChanges]:
+        # Optimistic: nearly always no input has changed, and then this is one round trip without
+        # a lock on the inputs. Only if one may have, they are held while they are compared.
         try:
             return self._settle(claims, facts, why, compare="" if accept else "yes"), {}
         except psycopg.Error as error:
@@ -353,7 +357,7 @@ class PostgresStore(Store):
 
     def _settle(
         self, claims: Sequence[Claim], facts: Sequence[Fact], why: str, compare: str = ""
-    ) -> Settled:
+    ) -> OutputCounts:
         told = None
         if facts:
             import json

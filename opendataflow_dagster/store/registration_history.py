@@ -25,31 +25,38 @@ class Registered(NamedTuple):
     columns: dict[str, Any]
 
 
-class Past:
-    """What was registered at a moment."""
+class Registration:
+    """What is registered now or, with `at`, was at a moment in the past."""
 
-    def __init__(self, store: Store, at: datetime) -> None:
+    def __init__(self, store: Store, at: datetime | None = None) -> None:
         self._store = store
         self._at = to_table(store, at)
 
     def datasets(self, datasetid: str) -> list[dict[str, Any]]:
         """The rows of a dataset."""
+        if self._at is None:
+            return self._store.db.records("state.dataset", datasetid=datasetid)
         return [row.columns for row in self._rows("dataset", datasetid=datasetid)]
 
     def producers(self, datasetid: str) -> list[str]:
-        """The jobs that wrote a dataset."""
+        """The jobs that write a dataset."""
+        if self._at is None:
+            now = self._store.db.run("state.producers", datasetid=datasetid)
+            return [jobid for (jobid,) in now]
         rows = self._rows("job", datasetid=datasetid)
         return sorted({row.jobid for row in rows if row.jobid and row.itemtype == "OUT"})
 
     def plan(self, jobid: str) -> Plan:
-        """What a job read, wrote and set; not who else wrote the same."""
+        """What a job reads, writes and sets; of the past, not who else wrote the same."""
+        if self._at is None:
+            return self._store.read_plan(jobid)
         rows = self._rows("job", jobid=jobid)
         return Plan.of_rows(
             jobid, [(row.itemtype, row.datasetid, row.columns.get("itemvalue")) for row in rows]
         )
 
     def dials(self, jobid: str) -> tuple[int | None, datetime | None]:
-        """How many chunks of a job might run at once, and until when it was paused."""
+        """How many chunks of a job might run at once in the past, and until when it was paused."""
         for row in self._rows("jobpolicy", jobid=jobid):
             concurrency, until = (row.columns.get(key) for key in ("concurrency", "paused_until"))
             return None if concurrency is None else int(concurrency), from_table(self._store, until)

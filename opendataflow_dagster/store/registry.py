@@ -15,11 +15,10 @@ from ..model import Plan
 from ..util.text import typed
 from ..util.times import from_table, parse_duration, parse_time, to_table
 from .csv_options import csv_options
-from .item_folding import FOLD_AFTER
-from .operations import EXTERNAL, is_registered
+from .item_folding import FOLD_AFTER_SECONDS
+from .operations import EXTERNAL, is_registered, unknown_dataset
 from .output_rows import person
-from .refusals import unknown_dataset
-from .store import LEASE, MAX_LOSSES, Store, refuse_flawed
+from .store import LEASE_SECONDS, MAX_LOSSES, Store, refuse_flawed
 
 SPLIT = "split"
 """The job id of chunks that `odf split` registered."""
@@ -51,7 +50,11 @@ DIALS = {
         f"{MAX_LOSSES}",
     ),
     "retry_delay": (0, "seconds before another attempt", "0"),
-    "lease_seconds": (1, "seconds without a heartbeat until a worker is lost", f"{LEASE:.0f}"),
+    "lease_seconds": (
+        1,
+        "seconds without a heartbeat until a worker is lost",
+        f"{LEASE_SECONDS:.0f}",
+    ),
     "batch_size": (
         1,
         "chunks that a worker claims at once, at most 1000: `odf run --all`, Dagster",
@@ -67,7 +70,7 @@ DIALS = {
     "fold_after": (
         60,
         "seconds until an item that is READY is folded: it leaves the tables",
-        f"{FOLD_AFTER} (7 days)",
+        f"{FOLD_AFTER_SECONDS} (7 days)",
     ),
 }
 """Each dial of a job: its least value, what it is, and what holds when it isn't set."""

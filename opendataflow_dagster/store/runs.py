@@ -1,13 +1,15 @@
 """Who is at work in which run, and what becomes of the claims of a run that is over."""
 
 from ..model import HOLD, Lost, Recovered
-from .store import LEASE, MAX_LOSSES, Store
+from .store import LEASE_SECONDS, MAX_LOSSES, Store
 
-RACES = 10
+MAX_SETTLE_RACES = 10
 """How often a settlement that met locked rows is tried again: for seconds, not for minutes."""
 
 
-def begin_work(store: Store, owner: str, runid: str, jobid: str, lease: float = LEASE) -> float:
+def begin_work(
+    store: Store, owner: str, runid: str, jobid: str, lease: float = LEASE_SECONDS
+) -> float:
     """Note that a worker is at work in a run, until its lease is over; return how long that is.
 
     It is what the job's policy says, or else `lease`.
@@ -18,7 +20,7 @@ def begin_work(store: Store, owner: str, runid: str, jobid: str, lease: float = 
     return float(rows[0][0])
 
 
-def beat(store: Store, owner: str, lease: float = LEASE) -> float | None:
+def beat(store: Store, owner: str, lease: float = LEASE_SECONDS) -> float | None:
     """Renew a worker's lease and return how long it is; None: the worker was given up for lost."""
     rows = store.db.run("workers.beat", owner=owner, lease=lease)
     return float(rows[0][0]) if rows else None
@@ -53,7 +55,7 @@ def settle_run(
     """
     return store.db.insist(
         lambda: _settle(store, runid, why, canceled, who, max_losses, blame_together),
-        races=RACES,
+        races=MAX_SETTLE_RACES,
         wait=False,
     )[0]
 
@@ -69,6 +71,8 @@ def _settle(
 ) -> list[Recovered]:
     db = store.db
     with db.transaction(who=who, why=why, act="finish"):
+        # Claims, not chunks, are settled: one that a worker of this run has finished, or lost to
+        # another run, has no claim of this run any more.
         rows = db.run("workers.claims", runid=runid, max_losses=max_losses)
         held = [Lost(*row) for row in rows]
         if canceled:

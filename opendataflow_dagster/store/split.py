@@ -12,10 +12,9 @@ from ..ids import check_id, check_text
 from ..model import PENDING, READY
 from ..util.text import typed
 from .items import ACCEPT
-from .operations import is_registered
+from .operations import is_registered, refuse_unknown_job, unknown_dataset
 from .output_rows import Move, add_rows, as_json, generations, person
 from .overview import known
-from .refusals import refuse_unknown_job, unknown_dataset
 from .registry import SPLIT
 from .store import Store
 

@@ -13,7 +13,7 @@ from ..ids import natural_key
 from ..model import FAILED, RESUBMIT, Claim, Fact, Failure, Plan, effect
 from ..util.directory_lock import try_lock
 from .database import Database, no_tables
-from .store import Changed, Settled, Store
+from .store import InputChanges, OutputCounts, Store
 
 BUSY = 60.0
 """Seconds to wait for another writer's turn to end."""
@@ -302,6 +302,7 @@ class SqliteStore(Store):
                 if not db.change(
                     name, datasetid=datasetid, jobid=jobid, dataid=dataid, generation=generation
                 ):
+                    # Rolls back the whole transaction: no chunk is ever claimed in part.
                     raise LostRace(f"{datasetid}/{dataid} changed under a claim of {jobid}.")
         return Claim(jobid, dataid, generation, owner, opened[0][0], lease, time_limit)
 
@@ -353,12 +354,12 @@ class SqliteStore(Store):
 
     def _finish(
         self, claims: Sequence[Claim], facts: Sequence[Fact], *, accept: bool, why: str
-    ) -> tuple[Settled, Changed]:
+    ) -> tuple[OutputCounts, InputChanges]:
         db = self.db
         first = claims[0]
         told = {(fact.datasetid, fact.dataid): fact for fact in facts}
-        settled: Settled = {}
-        changed: Changed = {}
+        settled: OutputCounts = {}
+        changed: InputChanges = {}
         with db.transaction(who=first.owner, why=why, act="finish"):
             for claim in claims:
                 mine = {
@@ -370,8 +371,11 @@ class SqliteStore(Store):
                 if rows := () if accept else db.run("claims.changed", **chunk):
                     changed[claim.dataid] = [f"{datasetid!r} {how}" for datasetid, how in rows]
                     continue
+                # The fence: a claim of another generation or owner settles nothing. It comes before
+                # anything else of this chunk is written.
                 if not db.change("claims.close", owner=claim.owner, **mine):
                     continue
+                # Read before the inputs are released, which deletes those rows.
                 consumed = db.run("claims.consumed", **chunk)[0][0]
                 db.change("claims.release_inputs", **chunk)
                 made = db.run("claims.ready", **mine)

@@ -18,16 +18,16 @@ from ..model import (
     Recovered,
     Status,
 )
-from ..util.text import meant, typed
+from ..util.text import did_you_mean, typed
 from .database import Database, Versions, program_version
 
-LEASE = 120.0
+LEASE_SECONDS = 120.0
 """Seconds that a claim lasts without a heartbeat, unless the job's policy says otherwise."""
 
-DRIFT = 5.0
+CLOCK_DRIFT_SECONDS = 5.0
 """Seconds by which a clock may differ from the database's."""
 
-FAR = 7 * 24 * 3600.0
+LONGEST_LEASE_SECONDS = 7 * 24 * 3600.0
 """Seconds beyond which a lease is too long to be meant, unless the job's policy says so."""
 
 MAX_LOSSES = 5
@@ -35,22 +35,22 @@ MAX_LOSSES = 5
 
 DELAY_OVER = "the retry delay is over"
 
-FILL_BATCH = 500
+FILL_BATCH_ROWS = 500
 """Rows that are looked at in one short transaction while the queue of a job is filled."""
 
 FILL_SECONDS = 5.0
 """Seconds for which whoever recovers fills queues before it goes on."""
 
-FILL_PATIENCE = 30.0
+FILL_STALL_SECONDS = 30.0
 """Seconds without progress after which whoever waits for a job's queue to be filled gives up."""
 
-Settled = dict[str, int]
+OutputCounts = dict[str, int]
 """Of each chunk that was settled, how many outputs it has."""
 
-Changed = dict[str, list[str]]
+InputChanges = dict[str, list[str]]
 """Of chunks whose inputs changed, what happened to which input."""
 
-PLAN_AGE = 1.0
+PLAN_AGE_SECONDS = 1.0
 """Seconds for which a worker believes what it read of a job's registration and dial."""
 
 
@@ -119,7 +119,9 @@ class Store:
             if narrate is not None:
                 what = f"looked at {looked:,} rows" if done else "waiting for other transactions"
                 narrate(f"Filling the queue of {', '.join(queued)}: {what}")
-            if now - progress > FILL_PATIENCE or (seconds is not None and now - started > seconds):
+            if now - progress > FILL_STALL_SECONDS or (
+                seconds is not None and now - started > seconds
+            ):
                 break
             self.give_way(done)
         return queued
@@ -134,7 +136,7 @@ class Store:
 
         def work() -> int:
             try:
-                return self._fill(jobid, FILL_BATCH)
+                return self._fill(jobid, FILL_BATCH_ROWS)
             except Exception as error:
                 if self.db.trouble(error) == "locked":
                     return 0
@@ -170,7 +172,7 @@ class Store:
         """What a job reads and writes, as of a second ago at most."""
         aged, plan = self._plans.get(jobid, (0.0, None))
         now = time.monotonic()
-        if plan is None or now - aged > PLAN_AGE:
+        if plan is None or now - aged > PLAN_AGE_SECONDS:
             plan, _ = self.db.insist(lambda: self.read_plan(jobid))
             self._plans[jobid] = (now, plan)
         return plan
@@ -186,7 +188,7 @@ class Store:
         owner: str,
         k: int = 1,
         runid: str | None = None,
-        lease: float = LEASE,
+        lease: float = LEASE_SECONDS,
         only: str | None = None,
     ) -> list[Claim]:
         """Take the next chunks of a job, up to `k`; `only` names the one chunk wanted.
@@ -202,6 +204,8 @@ class Store:
                 return []
             only = today
 
+        # Asked before each claim, not only as a connection opens: `odf init` of a newer program may
+        # have upgraded the tables while this worker was connected.
         self.db.insist(self.refuse_unclaimable)
         started = progress = time.monotonic()
         tries = 0
@@ -220,9 +224,11 @@ class Store:
                 continue  # it was filled at this moment, or a dial forbids
             if has_pending and now - started > FILL_SECONDS:
                 break
+            # A claimer fills the queue itself rather than wait for `odf recover`: a job that was
+            # just registered has work at once, whichever program registered it.
             if done := self._fill_batch(jobid):
                 progress = now
-            elif now - progress > FILL_PATIENCE:
+            elif now - progress > FILL_STALL_SECONDS:
                 raise self._not_filled(jobid)
             self.give_way(done)
         self._idle.discard((jobid, owner)) if claims else self._idle.add((jobid, owner))
@@ -258,6 +264,8 @@ class Store:
             try:
                 return self._take(jobid, owner, k, runid, lease, only, locked // 3 * k)
             except Exception as error:
+                # After three locked attempts, `skip` passes over as many chunks as are wanted:
+                # somebody's open transaction must not keep a worker from all the others.
                 locked += self.db.trouble(error) == "locked"
                 raise
 
@@ -274,13 +282,15 @@ class Store:
                 f"The pending chunks of {jobid!r} don't agree with datastatus. Run `odf init`."
             )
         if lost:
+            # The commit may have come through and only its answer was lost. The owner's name
+            # belongs to one worker, so that whatever it owns is what that attempt claimed.
             claims = self._adopt(jobid, owner, lease) or claims
         if asked and not claims:  # an upgrade since this connection was opened leaves it none
             self.db.insist(lambda: self.refuse_unclaimable(now=True))
         return claims, asked
 
     def claim_or_recover(
-        self, jobid: str, *, owner: str, k: int = 1, lease: float = LEASE
+        self, jobid: str, *, owner: str, k: int = 1, lease: float = LEASE_SECONDS
     ) -> list[Claim]:
         """Claim as `claim` does; if nothing is left, settle lost claims first and claim again.
 
@@ -306,9 +316,12 @@ class Store:
         (settled, changed), lost = self.db.insist(
             lambda: self._finish(claims, facts, accept=bool(accepted), why=why)
         )
+        # In a transaction of its own: the chunks whose inputs are unchanged stay settled, whatever
+        # happens to the others.
         back = self._send_back([claim for claim in claims if claim.dataid in changed], changed)
         stale = [claim for claim in claims if not (claim.dataid in settled or claim.dataid in back)]
         if stale and lost:
+            # Settled by the attempt whose answer was lost: the generation tells it from another's.
             stale = [claim for claim in stale if self._outcome(claim) != {READY}]
         if stale:
             raise taken_over(stale)
@@ -378,6 +391,9 @@ class Store:
     def _recover(self, jobid: str | None, who: str) -> list[Recovered]:
         db = self.db
         with db.transaction(who=who, act="finish"):
+            # Read before anything is written: the rows of `claim` are locked first, in the order in
+            # which workers that finish lock them. Several may recover at once: each skips the
+            # claims that another has locked.
             lost = self.lost_claims(jobid)
             due = db.run("claims.due_retries", jobid=jobid)
             done = self.settle_lost(lost, who=who)
@@ -409,6 +425,7 @@ class Store:
             key = {"jobid": claim.jobid, "dataid": claim.dataid}
             status, reason = claim.verdict(why, may_hold)
             self.db.run("context.sign", who=who, why=reason, act="finish")
+            # Disowned, not deleted: the row keeps count of attempts and losses for the next claim.
             self.db.change("claims.disown", losses=claim.losses, **key)
             if self.settle_outputs(claim, status):
                 done.append(Recovered(claim.jobid, claim.dataid, status, reason))
@@ -423,11 +440,11 @@ class Store:
         )
         return moved > 0
 
-    def _changed(self, claims: Sequence[Claim]) -> Changed:
+    def _changed(self, claims: Sequence[Claim]) -> InputChanges:
         """The chunks of one job's claims whose inputs changed since, and what happened to those."""
         return self.db.insist(lambda: self._changed_now(claims))[0]
 
-    def _changed_now(self, claims: Sequence[Claim]) -> Changed:
+    def _changed_now(self, claims: Sequence[Claim]) -> InputChanges:
         """The same within a transaction."""
         return {
             claim.dataid: [f"{datasetid!r} {how}" for datasetid, how in rows]
@@ -436,7 +453,7 @@ class Store:
         }
 
     def _send_back(
-        self, claims: Sequence[Claim], changed: Changed, why: str = ""
+        self, claims: Sequence[Claim], changed: InputChanges, why: str = ""
     ) -> dict[str, Status]:
         """Settle claims whose inputs changed as lost: RESUBMIT, or HOLD after too many of them."""
 
@@ -490,7 +507,7 @@ class Store:
 
     def _finish(
         self, claims: Sequence[Claim], facts: Sequence[Fact], *, accept: bool, why: str
-    ) -> tuple[Settled, Changed]:
+    ) -> tuple[OutputCounts, InputChanges]:
         raise NotImplementedError
 
     def _fail(self, claim: Claim, why: str, may_retry: bool) -> list[Failure]:
@@ -519,7 +536,7 @@ def refuse_flawed(store: Store, plan: Plan) -> None:
 def flaw_of(store: Store, plan: Plan) -> str:
     """Why a job can't run at all, as a sentence; for a misspelled name, which one is similar."""
     known = plan.inputs or plan.outputs
-    return plan.flaw + ((not known and meant(plan.jobid, job_names(store))) or ".")
+    return plan.flaw + ((not known and did_you_mean(plan.jobid, job_names(store))) or ".")
 
 
 def job_names(store: Store) -> list[str]:
@@ -536,7 +553,7 @@ def taken_over(claims: Sequence[Claim]) -> StaleClaim:
     )
 
 
-def inputs_changed(jobid: str, changed: Changed) -> InputsChanged:
+def inputs_changed(jobid: str, changed: InputChanges) -> InputsChanged:
     """What says that chunks of a job were sent back since their inputs changed."""
     chunks = ", ".join(map(repr, list(changed)[:5]))
     return InputsChanged(
@@ -546,7 +563,7 @@ def inputs_changed(jobid: str, changed: Changed) -> InputsChanged:
     )
 
 
-def _told(changed: Changed) -> str:
+def _told(changed: InputChanges) -> str:
     """What happened to the inputs of some chunks, each once."""
     inputs = dict.fromkeys(each for told in changed.values() for each in told)
     return f"Input {' and '.join(inputs)}"

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from ..errors import NoDatabase
 from ..util.text import printable
 from .database import (
-    BASELINE,
+    BASELINE_VERSION,
     Database,
     Versions,
     migration_files,
@@ -18,7 +18,7 @@ from .database import (
     trigger_script,
 )
 
-PAUSE = 1.0
+RETRY_SECONDS = 1.0
 """Seconds until an upgrade that met locked tables is tried again."""
 
 _ADDS_COLUMN = re.compile(r"(?im)^alter table (\w+) add column (\w+) .*;\n")
@@ -49,7 +49,7 @@ def upgrade(db: Database) -> Versions:
             return found
         except Exception as error:
             if db.trouble(error) == "locked":
-                time.sleep(PAUSE)  # meanwhile the workers' transactions get through
+                time.sleep(RETRY_SECONDS)  # meanwhile the workers' transactions get through
             raise
 
     def remember() -> None:
@@ -138,7 +138,7 @@ def _steps(db: Database, found: Versions) -> Iterator[str]:
     )
     yield trigger_script(db.dialect)
     # Older tables have no history yet, and nobody works with them: it begins before workers come.
-    begins = ("remember",) if found.version < BASELINE else ()
+    begins = ("remember",) if found.version < BASELINE_VERSION else ()
     yield from _named(db, "sign", "rebase", *begins, "record", "rebuild", "stamp", "clear")
 
 
@@ -161,7 +161,7 @@ def missing_migrations(db: Database, found: Versions, there: set[str]) -> Iterat
     for version, path in migration_files(db.dialect).items():
         if version > found.version:
             text = read_sql(path)
-            is_baseline = version <= BASELINE and db.dialect == "sqlite"
+            is_baseline = version <= BASELINE_VERSION and db.dialect == "sqlite"
             yield _without_known_columns(db, text, there) if is_baseline else text
 
 

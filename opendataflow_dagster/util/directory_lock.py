@@ -13,7 +13,7 @@ LOCK_WAIT_SECONDS = 60.0
 
 
 @contextmanager
-def turn(staging: str) -> Iterator[None]:
+def publish_lock(staging: str) -> Iterator[None]:
     """Let one publish of a chunk after the other look at what is there and replace it."""
     handle = os.open(staging, os.O_RDONLY)
     try:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-LONGEST_REASON = 500
+MAX_REASON_CHARACTERS = 500
 """Characters of a reason in the tables: the log has all of it."""
 
 
@@ -10,7 +10,7 @@ def first_line(error: BaseException) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
 
 
-def in_one(text: str) -> str:
+def one_line(text: str) -> str:
     """Lines as one."""
     return " ".join(line.strip() for line in text.splitlines() if line.strip())
 
@@ -18,7 +18,7 @@ def in_one(text: str) -> str:
 def tidy(reason: str) -> str:
     """A reason on one line, in characters that every database keeps, and not too long."""
     text = printable(reason.encode("utf-8", "replace").decode())
-    return text if len(text) <= LONGEST_REASON else text[: LONGEST_REASON - 1] + "…"
+    return text if len(text) <= MAX_REASON_CHARACTERS else text[: MAX_REASON_CHARACTERS - 1] + "…"
 
 
 def printable(text: str) -> str:
@@ -47,7 +47,7 @@ def _typed(word: str) -> str:
     return f"$'{''.join(escaped)}'"
 
 
-def meant(name: str, known: Iterable[str]) -> str:
+def did_you_mean(name: str, known: Iterable[str]) -> str:
     """`. Did you mean …?`, if one of the known names is like it."""
     from difflib import get_close_matches
 

@@ -14,6 +14,8 @@ with dial as materialized (
            end as free
     from (select) as always left join jobpolicy p on p.jobid = :jobid left join fill f on f.jobid = :jobid
 ),
+-- Deleting the row of the queue is the lock of the chunk: of two claimers one deletes it, and skip locked sends the
+-- other one to the next row instead of making it wait.
 taken as (
     delete from pending where jobid = :jobid and dataid = any(array(
         select dataid from pending
@@ -23,6 +25,8 @@ taken as (
         for update skip locked))
     returning dataid, rank
 ),
+-- Each claim gets a new generation, from a sequence that never goes back. What settles a claim names its generation,
+-- so that a worker that was taken for lost can change nothing after another one has claimed the chunk.
 opened as (
     insert into claim as c (jobid, dataid, generation, owner, runid, started, heartbeat, lease_end)
     select :jobid, t.dataid, nextval('generation'), :owner, :runid, now(), now(),
@@ -34,6 +38,8 @@ opened as (
             attempts = c.attempts + 1, retry_at = null
     returning dataid, generation, attempts
 ),
+-- A job may be registered with the same dataset in several rows: each row to write must come once, else on conflict
+-- fails on the second.
 item as materialized (
     select distinct itemtype, datasetid from job
     where jobid = :jobid and itemtype in ('IN', 'OUT') and datasetid <> 'today'
@@ -55,6 +61,7 @@ written as (
         where claim_effect(excluded.locktype, true, d.locktype, d.status) in ('free', 'again', 'consumed')
     returning 1
 )
+-- All or nothing: if one row changed since the queue was judged, the statement fails, and its claims go with it.
 select o.dataid, o.generation, o.attempts, dial.lease, dial.time_limit, taken.rank
 from opened o join taken using (dataid) cross join dial
 where case when (select count(*) from written) = (select count(*) from opened cross join item)
@@ -109,6 +116,7 @@ done as materialized (
     select u.dataid, u.generation
     from stamp, unnest(cast(:dataids as text[]), cast(:generations as bigint[])) as u(dataid, generation)
 ),
+-- The fence: no row of claim with this generation and this owner, and nothing below happens to the chunk.
 closed as (
     delete from claim c using done
     where c.jobid = :jobid and c.dataid = done.dataid and c.generation = done.generation and c.owner = :owner
@@ -155,6 +163,7 @@ select 1
 from stamp cross join unnest(cast(:dataids as text[])) as u(dataid)
     join datastatus i on i.dataid = u.dataid and i.jobid = :jobid and i.locktype = 'IN'
     join datastatus o on o.dataid = i.dataid and o.datasetid = i.datasetid and o.locktype = 'OUT'
+-- In one order everywhere, so that two workers that hold rows of each other do not deadlock.
 order by o.datasetid, o.dataid, o.jobid
 for share of o;
 
@@ -169,6 +178,7 @@ verdict as materialized (
            c.attempts < coalesce(p.max_attempts, 1) and :may_retry as again, coalesce(p.retry_delay, 0) as delay
     from stamp cross join claim c left join jobpolicy p on p.jobid = c.jobid
     where c.jobid = :jobid and c.dataid = :dataid and c.generation = :generation and c.owner = :owner
+    -- Whoever recovers lost claims locks this row too: the chunk is settled by one of the two.
     for update of c
 ),
 retried as (

@@ -26,6 +26,7 @@ delete from datastatus where jobid = :jobid and dataid = :dataid and locktype = 
 
 -- name: settle_outputs
 -- Move the outputs of one generation from a named status to another.
+-- RESUBMIT forgets the generation: no data of it counts, and a late worker finds no row that is still its own.
 update datastatus set status = cast(:status as varchar(20)), modified = current_timestamp,
     generation = case when cast(:status as varchar(20)) = 'RESUBMIT' then null else generation end
 where jobid = :jobid and dataid = :dataid and locktype = 'OUT' and status = :was and generation = :generation;

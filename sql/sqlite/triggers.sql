@@ -98,6 +98,8 @@ where j.itemtype = 'IN' and j.datasetid <> 'today' and ((
 
 -- "insert into judge" decides again whether a (job, dataid) pair may be claimed.
 create view judge as select null as jobid, null as dataid where false;
+-- It deletes first, since a pair that may not be claimed any more must leave the queue. There is one writer at a time,
+-- so nobody sees the queue in between.
 create trigger judge_pair instead of insert on judge begin
     delete from pending where jobid = new.jobid and dataid = new.dataid;
     insert into pending (jobid, dataid, rank)

@@ -222,9 +222,9 @@ def test_what_a_listing_can_not_be_asked_for(line: Store) -> None:
 def test_the_grid_of_many_chunks_is_a_sample_with_all_that_failed(
     line: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert cli_look.MANY is overview.MANY
-    monkeypatch.setattr(overview, "MANY", 50)
-    monkeypatch.setattr(overview, "SAMPLE", 40)
+    assert cli_look.SAMPLED_ABOVE_CHUNKS is overview.SAMPLED_ABOVE_CHUNKS
+    monkeypatch.setattr(overview, "SAMPLED_ABOVE_CHUNKS", 50)
+    monkeypatch.setattr(overview, "SAMPLE_CHUNKS", 40)
     operations.ready(line, "a", [str(number) for number in range(1, 401)])
     line.db.execute(ONE_IS.format("FAILED"), {})
 

@@ -144,7 +144,7 @@ def test_of_a_large_dataset_the_chunks_that_changed_last_are_compared(
 def test_all_chunks_are_compared_some_at_a_time(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(overview, "PAGE", 2)
+    monkeypatch.setattr(overview, "PAGE_CHUNKS", 2)
     monkeypatch.setattr(audit, "_PIECE", 2)
     sizes = []
     whole = audit.truths

@@ -478,7 +478,7 @@ def test_a_job_with_something_to_do_tells_what_keeps_the_rest_back(
     assert found.reasons[0].text.startswith("9 chunks ('0', '1', '2', …): 'b' is FAILED")
     assert (found.code, found.action) == ("HELD", "odf resubmit load 0")
 
-    monkeypatch.setattr(explain_module, "MANY", 1)
+    monkeypatch.setattr(explain_module, "MAX_JUDGED_ROWS", 1)
     found = explain(line, "load")
     assert found.may_run
     assert "HELD" in {reason.code for reason in found.reasons}
@@ -487,7 +487,7 @@ def test_a_job_with_something_to_do_tells_what_keeps_the_rest_back(
 def test_of_a_job_of_many_chunks_the_queue_and_examples_are_looked_at(
     line: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(explain_module, "MANY", 1)
+    monkeypatch.setattr(explain_module, "MAX_JUDGED_ROWS", 1)
     for dataid in ("1", "2"):
         put(line, "a", "READY", dataid=dataid)
     found = explain(line, "load")

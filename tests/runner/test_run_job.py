@@ -121,7 +121,7 @@ def test_with_nothing_to_do_it_says_whether_all_is_done_or_what_blocks(
     loadbob.finish(claim)
     assert run(loadbob, all_chunks=True) == Outcome(0, done=3)
     assert why() == "all done (4 chunks)"
-    monkeypatch.setattr(nothing_claimable, "GLANCE", 2)
+    monkeypatch.setattr(nothing_claimable, "MAX_JUDGED_ROWS", 2)
     assert why() == "the 4 chunks that changed last are done; `odf status loadbob` has all"
 
     sql(loadbob, "update datastatus set status = 'FAILED' where jobid = 'loadbob' and dataid = '1'")
@@ -130,7 +130,7 @@ def test_with_nothing_to_do_it_says_whether_all_is_done_or_what_blocks(
     put(loadbob, "bobin", "5", status="RUNNING")
     blocked = "blocked: 2 FAILED or on HOLD, 1 waiting for inputs, 2 done"
     assert why() == f"{blocked}, of the 5 chunks that were looked at{more}"
-    monkeypatch.setattr(nothing_claimable, "GLANCE", 100)
+    monkeypatch.setattr(nothing_claimable, "MAX_JUDGED_ROWS", 100)
     assert why() == blocked + more
 
 
@@ -407,7 +407,7 @@ def test_all_waits_for_retries_that_are_due(loadbob: Store) -> None:
 def test_all_waits_for_what_others_have_in_hand(
     loadbob: Store, how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("opendataflow_dagster.runner.catch_up.LOOK_AGAIN", 0.1)
+    monkeypatch.setattr("opendataflow_dagster.runner.catch_up.LOOK_SECONDS", 0.1)
     policy(loadbob, "loadbob", concurrency=2)
     for number in range(3):
         put(loadbob, "bobin", str(number))

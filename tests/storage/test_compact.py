@@ -214,7 +214,7 @@ def test_a_plan_looks_at_the_chunks_of_a_large_dataset_that_changed_last(
 
 
 def test_chunks_are_looked_at_some_at_a_time(line: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(overview, "PAGE", 2)
+    monkeypatch.setattr(overview, "PAGE_CHUNKS", 2)
     asked = []
     some = compacting.standing
 

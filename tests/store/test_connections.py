@@ -191,8 +191,8 @@ def test_processes_wait_for_a_connection_and_go_on_when_there_is_one(
 def test_an_idle_worker_gives_back_its_connection(
     owner: Store, few: Few, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(catch_up, "REST", 0.1)
-    monkeypatch.setattr(catch_up, "LOOK_AGAIN", 0.7)
+    monkeypatch.setattr(catch_up, "IDLE_CONNECTION_SECONDS", 0.1)
+    monkeypatch.setattr(catch_up, "LOOK_SECONDS", 0.7)
     put(owner, "a", "1")
     [claim] = take(owner, "job", owner="another")
     url, said = few(1), list[str]()

@@ -114,7 +114,7 @@ def test_chunks_that_a_transaction_was_writing_before_are_not_missed(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     on_postgres(store)
-    monkeypatch.setattr(stores, "FILL_PATIENCE", 0.2)
+    monkeypatch.setattr(stores, "FILL_STALL_SECONDS", 0.2)
     put(store, "a", "1")
     with person(store) as other:
         other.execute("insert into datastatus values ('a', 'hand', '2', 'OUT', 'READY', now())")
@@ -249,7 +249,7 @@ def test_a_chunk_that_is_kept_locked_holds_up_nobody(
 ) -> None:
     on_postgres(full)
     register(full, "job", ["a"], ["b"])
-    monkeypatch.setattr(stores, "FILL_PATIENCE", 0.1)
+    monkeypatch.setattr(stores, "FILL_STALL_SECONDS", 0.1)
     with person(full) as other:
         other.execute(
             "update datastatus set status = 'HOLD' where datasetid = 'a' and dataid = '9'"

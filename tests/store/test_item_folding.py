@@ -100,7 +100,7 @@ def test_a_finished_item_leaves_every_table_and_a_count_a_range_and_a_digest_sta
 def test_more_than_a_page_is_folded_and_what_stays_keeps_nobody_from_it(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(item_folding, "PAGE", 3)
+    monkeypatch.setattr(item_folding, "FOLD_PAGE_ITEMS", 3)
     ids = send(store, 10)
     claims = take(store, "orders", k=4)
     for claim in claims:
@@ -348,7 +348,7 @@ def test_tables_of_postgres_shrink(store: Store) -> None:
 def test_the_file_of_sqlite_shrinks(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     if store.db.dialect == "postgres":
         pytest.skip("its tables shrink")
-    monkeypatch.setattr(item_folding, "SHRINK", 100_000)
+    monkeypatch.setattr(item_folding, "SHRINK_BYTES", 100_000)
     accept(store, [Post("orders", ('"' + "x" * 500_000 + '"',))])
     work(store)
     age(store)

@@ -11,7 +11,7 @@ from opendataflow_dagster.store.catalog import read_catalog
 from opendataflow_dagster.store.claimable import offer
 from opendataflow_dagster.store.items import (
     ITEMS_ONLY,
-    MOMENT,
+    RUN_NAME_FORMAT,
     Post,
     accept,
     begin_due_runs,
@@ -46,7 +46,7 @@ def daily(store: Store) -> Store:
 def ago(store: Store, minutes: float) -> str:
     """The dataid of a run that began so many minutes ago."""
     moment = datetime.fromtimestamp(store.now(), UTC) - timedelta(minutes=minutes)
-    return moment.strftime(MOMENT)[:-4] + "Z"
+    return moment.strftime(RUN_NAME_FORMAT)[:-4] + "Z"
 
 
 def begun(store: Store) -> list[str]:
@@ -57,7 +57,10 @@ def begun(store: Store) -> list[str]:
 
 def test_a_run_begins_at_once_and_then_after_every_so_many_minutes(daily: Store) -> None:
     [first] = begun(daily)
-    assert abs(datetime.strptime(first, MOMENT).replace(tzinfo=UTC).timestamp() - daily.now()) < 60
+    assert (
+        abs(datetime.strptime(first, RUN_NAME_FORMAT).replace(tzinfo=UTC).timestamp() - daily.now())
+        < 60
+    )
     assert statuses(daily) == {("sums", "daily", first): ("OUT", "PENDING")}
     [(who,)] = sql(daily, "select who from dataevent where status_after = 'PENDING'")
     assert who == "every_minutes"

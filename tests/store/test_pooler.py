@@ -22,9 +22,9 @@ from opendataflow_dagster.pipelines.sql_table import TableSource
 from opendataflow_dagster.spark.postgres_read import looking, read_rows
 from opendataflow_dagster.spark.postgres_write import StagedRows, leftovers
 from opendataflow_dagster.storage.table import Rows
-from opendataflow_dagster.store.adhoc_sql import change, select
 from opendataflow_dagster.store.database import SQL_FOLDER, named_statements
 from opendataflow_dagster.store.opening import open_store
+from opendataflow_dagster.store.operations import change_rows, select_rows
 from opendataflow_dagster.store.store import Store
 from tests.support.pooler import Pooler, needs_pgbouncer
 from tests.support.store_fixtures import close
@@ -123,16 +123,16 @@ def test_tables_are_made_and_changed_through_the_pool(
 ) -> None:
     through = stores(pool(size).url(postgres_url))
     for offset, store in enumerate(through):
-        rows = select(store, "select min(cast(dataid as integer)) as first from datastatus")
+        rows = select_rows(store, "select min(cast(dataid as integer)) as first from datastatus")
         assert rows == [{"first": offset * CHUNKS}]
         assert (
-            change(
+            change_rows(
                 store, "update datastatus set status = 'HOLD' where dataid like '%9'", who="hand"
             )
             == 6
         )
         with pytest.raises(DataflowError, match="multiple commands"):
-            change(store, "commit; delete from datastatus", who="hand")
+            change_rows(store, "commit; delete from datastatus", who="hand")
         again = store.init()
         assert again.version == store.version
     drain(through)

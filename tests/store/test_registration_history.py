@@ -12,7 +12,7 @@ from click.testing import CliRunner, Result
 from opendataflow_dagster.cli.app import app
 from opendataflow_dagster.explain.explain import explain
 from opendataflow_dagster.store.opening import open_store
-from opendataflow_dagster.store.registration_history import Past, registrations
+from opendataflow_dagster.store.registration_history import Registration, registrations
 from opendataflow_dagster.store.registry import (
     add_dataset,
     add_job,
@@ -186,15 +186,15 @@ def test_rows_that_are_exchanged_or_emptied_are_known(store: Store) -> None:
     if store.db.dialect == "sqlite":
         sql(store, "insert or replace into jobpolicy (jobid, concurrency) values ('load', 3)")
         sql(store, "update job set jobid = 'other', datasetid = datasetid || '2'")
-        assert Past(store, now()).plan("other").inputs == ("a2",)
+        assert Registration(store, now()).plan("other").inputs == ("a2",)
         sql(store, "delete from job")
         sql(store, "delete from jobpolicy")
     else:
         sql(store, "update job set jobid = 'other', datasetid = datasetid || '2'")
-        assert Past(store, now()).plan("other").inputs == ("a2",)
+        assert Registration(store, now()).plan("other").inputs == ("a2",)
         sql(store, "truncate job, jobpolicy")
-    assert Past(store, now()).plan("other").flaw
-    assert Past(store, now()).dials("load") == (None, None)
+    assert Registration(store, now()).plan("other").flaw
+    assert Registration(store, now()).dials("load") == (None, None)
     check(store)
 
 
@@ -272,6 +272,6 @@ def test_dials_of_the_past_are_read_as_they_were_set(store: Store, dials: dict[s
     add_job(store, "load", ["a"], ["b"])
     set_policy(store, "load", dials)
     assert explain(store, "load", at=now()).may_run is False
-    concurrency, until = Past(store, now()).dials("load")
+    concurrency, until = Registration(store, now()).dials("load")
     assert concurrency == (0 if "concurrency" in dials else None)
     assert (until is not None and until.year == 9999) == ("paused_until" in dials)
