@@ -21,7 +21,7 @@ $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) is %d.%d: make PYTHON=/path/to/python3.11 install" % sys.version_info[:2])'
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check \
-		--constraint constraints.txt --editable '.[dagster-spark,java,dev]'
+		--constraint constraints.txt --editable '.[dagster-spark,serve,java,dev]'
 	@touch $@
 
 demo: install ## See a month of chunks run, fail and catch up, by Spark and Dagster, on SQLite
