@@ -6,6 +6,21 @@ from typing import NamedTuple, Self
 
 Say = Callable[[str], object]
 
+DATASET_COLUMNS = (
+    "hostname",
+    "database",
+    "schemaname",
+    "tablename",
+    "username",
+    "encryptedpass",
+    "format",
+    "chunkcolumn",
+    "domain",
+    "writemode",
+    "options",
+)
+"""The columns of the table `dataset` beside its key."""
+
 
 class Status(StrEnum):
     """How a chunk of a dataset stands: the words of OUT rows."""

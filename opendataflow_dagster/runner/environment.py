@@ -9,7 +9,7 @@ from ..config.settings import redact
 from ..errors import Refused
 from ..ids import hijacks
 from ..location import place_of
-from ..model import Claim, Plan
+from ..model import DATASET_COLUMNS, Claim, Plan
 from ..store.store import PLAN_AGE_SECONDS, Store
 
 SECRETS = ("PASSKEY", "PASSKEY_FILE", "DATAFLOW_ENCRYPTED")
@@ -18,24 +18,7 @@ SECRETS = ("PASSKEY", "PASSKEY_FILE", "DATAFLOW_ENCRYPTED")
 SECRET = "encryptedpass"
 PASSWORDS = ("password", SECRET)
 
-KNOWN = (
-    "datasetid",
-    "hostname",
-    "database",
-    "schemaname",
-    "tablename",
-    "username",
-    "encryptedpass",
-    "format",
-    "chunkcolumn",
-    "domain",
-    "writemode",
-    "options",
-    "itemtype",
-    "password",
-    "chunklower",
-    "chunkupper",
-)
+KNOWN = ("datasetid", *DATASET_COLUMNS, "itemtype", "password", "chunklower", "chunkupper")
 """What we call the properties of a dataset: none of them makes a dangerous name."""
 
 

@@ -8,9 +8,9 @@ from datetime import datetime
 from typing import Any, NamedTuple
 
 from ..errors import Refused, WrongUse
+from ..model import DATASET_COLUMNS
 from ..util.text import printable
 from .operations import person
-from .registry import COLUMNS
 from .store import Store
 
 AT_ONCE = 10_000
@@ -31,7 +31,9 @@ class TableFile(NamedTuple):
         return os.path.join(folder, f"{self.table}.csv")
 
 
-DATASET = TableFile("dataset", ("datasetid", *COLUMNS), ("datasetid",), COLUMNS, ("datasetid",))
+DATASET = TableFile(
+    "dataset", ("datasetid", *DATASET_COLUMNS), ("datasetid",), DATASET_COLUMNS, ("datasetid",)
+)
 JOB = TableFile(
     "job",
     ("jobid", "itemtype", "datasetid", "itemvalue", "modified"),

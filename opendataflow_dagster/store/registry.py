@@ -11,7 +11,7 @@ from ..config.passkey import find_passkey
 from ..config.settings import redact
 from ..errors import Refused, WrongUse
 from ..ids import check_id, check_text, check_variable
-from ..model import Plan
+from ..model import DATASET_COLUMNS, Plan
 from ..util.text import typed
 from ..util.times import from_table, parse_duration, parse_time, to_table
 from .csv_options import csv_options
@@ -22,20 +22,6 @@ from .store import LEASE_SECONDS, MAX_LOSSES, Store, refuse_flawed
 
 SPLIT = "split"
 """The job id of chunks that `odf split` registered."""
-
-COLUMNS = (
-    "hostname",
-    "database",
-    "schemaname",
-    "tablename",
-    "username",
-    "encryptedpass",
-    "format",
-    "chunkcolumn",
-    "domain",
-    "writemode",
-    "options",
-)
 
 WRITE_MODES = ("append", "replace")
 
@@ -110,9 +96,11 @@ def add_dataset(
         raise WrongUse(
             "'today' is reserved: it is READY by itself, on each date. Choose another name."
         )
-    unknown = sorted(set(columns) - set(COLUMNS))
+    unknown = sorted(set(columns) - set(DATASET_COLUMNS))
     if unknown:
-        raise WrongUse(f"A dataset has no column {unknown[0]!r}. It has {', '.join(COLUMNS)}.")
+        raise WrongUse(
+            f"A dataset has no column {unknown[0]!r}. It has {', '.join(DATASET_COLUMNS)}."
+        )
     for name, value in columns.items():
         check_text(f"value of {name}", value)
         if name in ("hostname", "database") and value and _has_password(value):
@@ -140,7 +128,7 @@ def add_dataset(
         columns["encryptedpass"] = encrypt(
             password, find_passkey(), purpose=for_dataset(datasetid), beside=others
         )
-    values = {name: columns.get(name) for name in COLUMNS}
+    values = {name: columns.get(name) for name in DATASET_COLUMNS}
 
     def work() -> bool:
         with store.db.transaction(who=person()):
