@@ -577,6 +577,8 @@ def _fold_all(serving: Serving, report: Report) -> None:
     store, deadline = serving.store, time.monotonic() + (600 if report.judges else 30)
     while store.db.query("select 1 from streamitem limit 1"):
         if time.monotonic() > deadline:
+            if report.judges:
+                break  # the size of the tables tells
             raise RuntimeError("Not all items were folded")
         if not report.judges:
             for table, column in (("streamitem", "received"), ("chunkfact", "at")):
