@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 from .errors import DataflowError
-from .model import Claim, Plan
+from .model import Claim, Fact, Plan
 from .store.store import Store, taken_over
 from .util.text import one_line, tidy
 
@@ -28,6 +28,8 @@ class Lease(Protocol):
     """What keeps a claim alive, and hears if somebody else has taken it over."""
 
     def lost(self, claim: Claim) -> bool: ...
+
+    def holds(self, claim: Claim, seconds: float) -> bool: ...
 
 
 class ChunkFailed(DataflowError):
@@ -59,6 +61,8 @@ class Result(NamedTuple):
     schema: str | None = None
     replaces: bool | None = None
     """Whether the chunk is now in the place of all others of its dataset."""
+    checks: "Sequence[Checked]" = ()
+    """Checks that the function has done itself."""
 
 
 class Checked(NamedTuple):
@@ -112,6 +116,10 @@ class Chunk:
     def alive(self) -> bool:
         """Whether the claim is ours, as of the last heartbeat."""
         return not (self._pulse and self._pulse.lost(self.claim))
+
+    def holds(self, seconds: float) -> bool:
+        """Whether nobody else can take the chunk over for so many seconds, if nothing is heard."""
+        return self._pulse is None or self._pulse.holds(self.claim, seconds)
 
     def check(self) -> None:
         """Raise `StaleClaim` if somebody else has taken the chunk over."""
@@ -173,6 +181,84 @@ def as_results(returned: Any, outputs: Sequence[str]) -> dict[str, Result]:
         f"The function returned {about}. Return None, a Result, or a dict: "
         f"{', '.join(map(repr, outputs))} → Result."
     )
+
+
+def failed_checks(checks: Sequence[Checked]) -> str:
+    """Why a chunk fails that didn't pass its checks; nothing if it passed those that gate it."""
+    wrong = [check for check in checks if not check.passed and check.severity == ERROR]
+    if not wrong:
+        return ""
+    lines = "; ".join(f"{check.name}: {check.message}".rstrip(": ") for check in wrong)
+    return tidy(f"NOT_VALIDATED: {lines}")
+
+
+def facts_of(
+    claim: Claim,
+    job: JobContext,
+    results: Mapping[str, Result],
+    checks: Sequence[Checked] = (),
+    code: str | None = None,
+) -> list[Fact]:
+    """What is recorded of the outputs of a chunk."""
+    facts = []
+    for datasetid in job.plan.outputs:
+        result = results.get(datasetid) or Result()
+        of_dataset = [check for check in checks if check.datasetid == datasetid]
+        validated, line = _judged(of_dataset)
+        facts.append(
+            Fact(
+                datasetid,
+                claim.dataid,
+                location=result.location or job.locations.get(datasetid),
+                rows=result.rows,
+                bytes=result.bytes,
+                fingerprint=result.fingerprint,
+                validated=validated,
+                checks=line,
+                schema=result.schema,
+                replaces=result.replaces,
+                metadata=_as_json(result.metadata),
+                code=code,
+            )
+        )
+    return facts
+
+
+def note_failed_checks(store: Store, claim: Claim, facts: Sequence[Fact]) -> None:
+    """Record what is known of a chunk that failed its checks, for whoever looks why."""
+
+    def note() -> None:
+        for fact in facts:
+            if fact.validated is not None:
+                store.db.change(
+                    "produce.note_invalid",
+                    jobid=claim.jobid,
+                    generation=claim.generation,
+                    **fact._asdict(),
+                )
+
+    store.db.insist(note)
+
+
+def _judged(checks: Sequence[Checked]) -> tuple[bool | None, str | None]:
+    """Whether a chunk passed what gates it, and the checks in a line."""
+    if not checks:
+        return None, None
+    line = "; ".join(
+        f"{check.name} {'passed' if check.passed else 'failed'}"
+        + (f": {check.message}" if check.message and not check.passed else "")
+        for check in checks
+    )
+    return all(check.passed or check.severity != ERROR for check in checks), tidy(line)
+
+
+def _as_json(metadata: Mapping[str, Any]) -> str | None:
+    """Metadata as the tables keep it; what JSON can't hold is kept as a text."""
+    if not metadata:
+        return None
+    import json
+
+    return json.dumps(dict(metadata), default=str)
 
 
 def reason_of(error: BaseException) -> str:

@@ -171,6 +171,10 @@ class Fact(NamedTuple):
     schema: str | None = None
     replaces: bool | None = None
     """Whether the chunk is in the place of all others of its dataset."""
+    metadata: str | None = None
+    """What its job tells of it otherwise, as an object of JSON."""
+    code: str | None = None
+    """Which code made it."""
 
 
 class Plan(NamedTuple):

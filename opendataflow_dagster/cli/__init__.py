@@ -12,11 +12,15 @@ def main() -> None:
     from ..config.passkey import take_passkey
 
     take_passkey()  # before anything that a user has written is loaded
-    from .fast_run import execute, parse, run_guarded
+    from .fast_run import execute, parse, run_guarded, told_alive
 
     words = sys.argv[1:]
     if words[:1] == ["run"] and (line := parse(words[1:])):
         leave(run_guarded(lambda: execute(line)))
+    if words == ["alive"]:
+        from ..store.opening import open_configured
+
+        leave(run_guarded(lambda: told_alive(open_configured(None))))
     gc.enable()
     sys.exit(run_guarded(lambda: _with_click(words)))
 

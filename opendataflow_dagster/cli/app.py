@@ -25,6 +25,7 @@ COMMANDS = {
     "force": "run:force",
     "start": "run:start",
     "end": "run:end",
+    "alive": "run:alive",
     "ready": "operate:ready",
     "resubmit": "operate:resubmit",
     "hold": "operate:hold",

@@ -9,9 +9,9 @@ import os
 import sys
 from collections.abc import Callable
 from signal import SIGINT
-from typing import NamedTuple, TextIO
+from typing import Any, NamedTuple, TextIO
 
-from ..errors import DataflowError, WrongUse, what_installs
+from ..errors import DataflowError, Refused, WrongUse, what_installs
 from ..model import Say
 from ..runner.run import Outcome, run_job
 from ..store.opening import open_configured
@@ -123,6 +123,19 @@ def execute(line: RunLine) -> int:
     finally:
         store.close()
     return exit_code(outcome, strict=line.strict)
+
+
+def told_alive(store: Store, *claim: Any) -> int:
+    """Say whether a claim holds, and return the exit code."""
+    from ..runner.external import is_alive
+
+    try:
+        if is_alive(store, *claim):
+            return 0
+    finally:
+        store.close()
+    complain("The claim is lost: another worker may have the chunk. Leave its result alone.")
+    return Refused.exit_code
 
 
 def _refuse_own_options(line: RunLine) -> None:

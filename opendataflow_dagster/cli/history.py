@@ -228,7 +228,9 @@ def _follow(store: Store, selection: _Selection, limit: int, as_json: bool) -> N
 
 
 def _show_events(events: Iterable[Event], as_json: bool) -> None:
-    rows = (event._asdict() for event in events)
+    rows: Iterable[dict[str, Any]] = (event._asdict() for event in events)
+    if isinstance(events, list) and not as_json and not any(event.code for event in events):
+        rows = [{key: value for key, value in row.items() if key != "code"} for row in rows]
     show_first(rows, None, as_json=as_json, empty="History has nothing of it.")
 
 

@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING
 import click
 
 from ..config.settings import Settings, load_settings
+from ..errors import WrongUse
 from ..runner.run import force_job, nothing_to_do
 from ..store.opening import open_from
 from ..store.store import refuse_flawed
-from .fast_run import EXIT_IDLE, RunLine, execute, exit_code, narration, narrator
+from .fast_run import EXIT_IDLE, RunLine, execute, exit_code, narration, narrator, told_alive
 from .output import json_text, store_of
 
 if TYPE_CHECKING:
@@ -201,6 +202,26 @@ def start(ctx: click.Context, job: str, lease: float, secrets: bool, strict: boo
     if started is None:
         click.echo(nothing_to_do(store, job), err=True)
         ctx.exit(EXIT_IDLE if strict else 0)
+
+
+@click.command()
+@click.argument("job", required=False)
+@click.argument("dataid", required=False)
+@click.option("--generation", type=int, help="Which claim of the chunk: its dataflow_generation.")
+@click.pass_context
+def alive(ctx: click.Context, job: str | None, dataid: str | None, generation: int | None) -> None:
+    """Exit with 0 if the claim of a running script still holds, and with 4 if it is lost.
+
+    In a script of `odf run` it needs no arguments. The file $DATAFLOW_FENCE answers faster, and is
+    as fresh as the last heartbeat; this asks the tables.
+
+    \b
+    Example: odf alive && mv result.tmp /data/out/$dataid
+    Example: odf alive load 2026-03-01 --generation 17
+    """
+    if (job is None) != (dataid is None) or (job is None) != (generation is None):
+        raise WrongUse("JOB, DATAID and --generation go together. See `odf alive --help`.")
+    ctx.exit(told_alive(store_of(ctx), job, dataid, generation))
 
 
 @click.command()

@@ -10,7 +10,9 @@ import dagster as dg
 
 from ..chunk import ERROR
 from ..errors import SessionError, WrongUse
-from ..runner.produce import Chunk, ChunkFailed, Maker
+from ..runner.answer import AnswerFiles
+from ..runner.code_version import CodeVersion, code_of_function
+from ..runner.produce import Chunk, ChunkFailed, Maker, Result
 from ..runner.script import CannotStart, Scripts, check
 from ..spark.expectations import rules_of
 from ..spark.job import FUNCTION, as_spark_job, is_spark_function
@@ -124,11 +126,14 @@ def _python_assets(
             "Annotate its inputs as DataFrame, or put @spark_job on it."
         )
     takes_context = len(inspect.signature(fn).parameters) > 1
+    code = code_of_function(fn)
 
     def prepare(context: dg.AssetExecutionContext) -> Maker:
         store = getattr(context.resources, RESOURCE_KEY).store
         compute = (lambda chunk: fn(chunk, context)) if takes_context else fn
-        return Maker(*publishing(store, compute))
+        maker = Maker(*publishing(store, compute))
+        maker.code = code
+        return maker
 
     return assets_of_job(jobid, dataflow, prepare, **options)
 
@@ -354,7 +359,9 @@ def script_assets(
             check(argv[0], os.environ.get("PATH", os.defpath))
         except CannotStart as refusal:
             raise dg.Failure(f"{refusal}. Nothing was claimed.", allow_retries=False) from None
-        return Maker(script_compute(argv, stop_grace=stop_grace))
+        maker = Maker(script_compute(argv, stop_grace=stop_grace))
+        maker.code = CodeVersion(argv).text()
+        return maker
 
     described: dict[str, Any] = {
         "description": f"Runs `{' '.join(argv)}` for each chunk."
@@ -364,24 +371,38 @@ def script_assets(
     )
 
 
-def script_compute(argv: list[str], *, stop_grace: float = 10.0) -> Callable[[Chunk], None]:
+def script_compute(
+    argv: list[str], *, stop_grace: float = 10.0
+) -> Callable[[Chunk], dict[str, Result]]:
     """What runs a script for a chunk."""
 
-    def compute(chunk: Chunk) -> None:
-        # Its own handlers stand in for Dagster's while a script runs: they end the whole script.
-        with Scripts(stop_grace=stop_grace) as scripts:
-            ended = scripts.run(
-                argv,
-                dict(chunk.environment),
-                time_limit=chunk.claim.time_limit,
-                beat=chunk.alive,
-                beat_every=min(LOST_CLAIM_POLL_SECONDS, chunk.claim.lease / 3),
-                stdin_null=True,
-            )
-        if scripts.stopping is not None:
-            raise ScriptStopped(scripts.stopping)
-        if ended.code:
-            raise ChunkFailed(ended.reason)
+    def compute(chunk: Chunk) -> dict[str, Result]:
+        env = dict(chunk.environment)
+        look_every = min(LOST_CLAIM_POLL_SECONDS, chunk.claim.lease / 3)
+        with AnswerFiles(chunk.claim, tuple(chunk.outputs), env) as files:
+
+            def beat() -> bool:
+                files.heed(chunk.holds(look_every))
+                return chunk.alive()
+
+            # Its own handlers stand in for Dagster's while it runs: they end the whole script.
+            with Scripts(stop_grace=stop_grace) as scripts:
+                ended = scripts.run(
+                    argv,
+                    env,
+                    time_limit=chunk.claim.time_limit,
+                    beat=beat,
+                    beat_every=look_every,
+                    stdin_null=True,
+                )
+            if scripts.stopping is not None:
+                raise ScriptStopped(scripts.stopping)
+            if ended.code:
+                raise ChunkFailed(ended.reason)
+            answer = files.read()
+            for line in answer.log:
+                print(line)
+            return answer.by_dataset()
 
     return compute
 

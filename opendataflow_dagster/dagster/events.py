@@ -1,5 +1,6 @@
 """The materialization that Dagster gets of a READY chunk: its generation, and the evidence."""
 
+import json
 from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
@@ -27,6 +28,35 @@ SHOWN_WHEN_UNKNOWN = ("rows", "location")
 
 MAX_VALUE_CHARACTERS = 500
 """Length to which a value is cut that Dagster can't take as it is."""
+
+RECORDED = (
+    "location",
+    "rows",
+    "bytes",
+    "fingerprint",
+    "inputs",
+    "schema",
+    "validated",
+    "checks",
+    "metadata",
+    "code",
+)
+"""The columns of a chunk's record in a row of `produce.outputs`, after its status."""
+
+METADATA_TYPES = {
+    "text": dg.MetadataValue.text,
+    "url": dg.MetadataValue.url,
+    "path": dg.MetadataValue.path,
+    "notebook": dg.MetadataValue.notebook,
+    "json": dg.MetadataValue.json,
+    "md": dg.MetadataValue.md,
+    "float": dg.MetadataValue.float,
+    "int": dg.MetadataValue.int,
+    "bool": dg.MetadataValue.bool,
+    "asset": dg.MetadataValue.asset,
+    "timestamp": dg.MetadataValue.timestamp,
+}
+"""How Dagster shows the entries to which Dagster Pipes gives a type."""
 
 Log = dg.UrlMetadataValue
 
@@ -56,10 +86,8 @@ def skipped_event(
     doesn't launch what is downstream of it.
     """
     datasetid, jobid, _, generation, *recorded = row
-    names = ("location", "rows", "bytes", "fingerprint", "inputs", "schema", "validated", "checks")
-    evidence = recorded_evidence(
-        datasetid, jobid, generation, dict(zip(names, recorded, strict=True))
-    )
+    record: dict[str, Any] = dict(zip(RECORDED, recorded, strict=True))
+    evidence = recorded_evidence(datasetid, jobid, generation, record)
     entries = {
         "skipped": True,
         "force": "READY already, so it wasn't made again. To force it, launch with the tag "
@@ -67,7 +95,8 @@ def skipped_event(
         "seconds": 0.0,
         "log": log,
     }
-    return _materialization(evidence, partition, translator, entries | evidence.metadata())
+    entries |= evidence.metadata()
+    return _materialization(evidence, partition, translator, entries, _recorded_metadata(record))
 
 
 def recorded_event(
@@ -78,9 +107,33 @@ def recorded_event(
     translator: DataflowTranslator,
 ) -> dg.AssetMaterialization:
     """The event of a READY chunk that no run in Dagster produced, by its record in the tables."""
-    evidence = recorded_evidence(datasetid, truth.jobid, truth.generation, record or {})
-    entries = {"job": truth.jobid, "at": (record or {}).get("at")} | evidence.metadata()
-    return _materialization(evidence, translator.partition_key(dataid), translator, entries)
+    record = record or {}
+    evidence = recorded_evidence(datasetid, truth.jobid, truth.generation, record)
+    entries = {"job": truth.jobid, "at": record.get("at")} | evidence.metadata()
+    return _materialization(
+        evidence,
+        translator.partition_key(dataid),
+        translator,
+        entries,
+        _recorded_metadata(record),
+    )
+
+
+def _recorded_metadata(record: Mapping[str, Any]) -> dict[str, Any]:
+    """The metadata that a job told of a chunk, as its record has it."""
+    with suppress(ValueError):  # other programs may have written what is no JSON
+        found = json.loads(record.get("metadata") or "{}")
+        return found if isinstance(found, dict) else {}
+    return {}
+
+
+def _dagster_value(value: Any) -> Any:
+    """An entry of metadata; one that Dagster Pipes wrote with its type becomes of that type."""
+    if isinstance(value, dict) and set(value) == {"type", "raw_value"}:
+        with suppress(Exception):
+            return METADATA_TYPES[value["type"]](value["raw_value"])
+        return value["raw_value"]
+    return value
 
 
 def prefixed(entries: Mapping[str, Any]) -> dict[str, Any]:
@@ -109,7 +162,7 @@ def _materialization(
         if evidence.schema:
             columns = [dg.TableColumn(name, kind) for name, kind in columns_of(evidence.schema)]
             ours["dagster/column_schema"] = dg.TableSchema(columns)
-    theirs = dict(of_function or {})
+    theirs = {name: _dagster_value(value) for name, value in (of_function or {}).items()}
     tags = {VERSION_TAG: str(evidence.generation)}
     try:
         return dg.AssetMaterialization(

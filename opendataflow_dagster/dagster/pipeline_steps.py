@@ -25,7 +25,7 @@ from ..pipelines.endpoints import Destination
 from ..pipelines.engine import Engine
 from ..pipelines.jobs import is_read, register, takes_items
 from ..pipelines.project import Pipeline, Project
-from ..pipelines.run import check, open_sources
+from ..pipelines.run import check, code_of_pipeline, open_sources
 from ..pipelines.run_steps import CLEANED, Stepping
 from ..pipelines.sources import Once
 from ..pipelines.step_frames import Buffer, InBuffer
@@ -442,6 +442,7 @@ def publish(context: Context, flow: Flow, handed: Handed) -> None:
             publish=publish_frame,
             pulse=work.pulse,
             interrupted=lambda error: interrupted(context.instance, context.run.run_id, error),
+            code=code_of_pipeline(flow.project, flow.pipeline),
         )
         work.buffer.clear()
         produced = produced._replace(seconds=store.now() - handed["began"])

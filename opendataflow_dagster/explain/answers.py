@@ -44,6 +44,7 @@ class ChunkEvidence(NamedTuple):
     checks: str | None = None
     schema: str | None = None
     safe: str = NOBODY
+    code: str | None = None
 
     def answers(self) -> dict[str, str | None]:
         """One answer to each of the five questions, by the question's first word."""
@@ -62,6 +63,7 @@ class ChunkEvidence(NamedTuple):
             "rows": self.rows,
             "bytes": self.bytes,
             "fingerprint": self.fingerprint,
+            "code": self.code,
             "inputs": {source.datasetid: source.generation for source in self.consumed},
             **self.answers(),
         }
@@ -90,6 +92,7 @@ def recorded_evidence(
         validated=None if validated is None else bool(validated),
         checks=record.get("checks"),
         schema=record.get("schema"),
+        code=record.get("code"),
     )
 
 

@@ -11,6 +11,7 @@ from ..chunk import Chunk, Result
 from ..config.settings import Settings
 from ..errors import DataflowError
 from ..model import Claim, Plan, Say
+from ..runner.code_version import code_of
 from ..runner.environment import JobEnvironment
 from ..runner.produce import Maker, MakerRunner
 from ..runner.run import Outcome, run_chunks
@@ -42,6 +43,12 @@ TURNS = 50
 """How often a new run may be taken by another process before we have it."""
 
 
+def code_of_pipeline(project: Project, pipeline: Pipeline) -> str | None:
+    """The version of the files of a pipeline's transformations."""
+    names = pipeline.transformations
+    return code_of([str(project.transformation_file(pipeline.slug, name)) for name in names])
+
+
 class PipelineWork(Maker):
     """Makes the runs of one pipeline, and publishes what the last transformation returns."""
 
@@ -58,6 +65,7 @@ class PipelineWork(Maker):
         super().__init__(self.compute, self.publish)
         self.store, self.project, self.engine, self.say = store, project, engine, say
         self.pipeline, self.plan = project.pipeline(slug), plans[slug]
+        self.code = code_of_pipeline(project, self.pipeline)
         self.destination = destination_of(
             store,
             project,

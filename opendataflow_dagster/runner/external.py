@@ -51,6 +51,29 @@ def start(
     return claim, environment.context(claim, secrets=secrets)
 
 
+def is_alive(
+    store: Store,
+    jobid: str | None = None,
+    dataid: str | None = None,
+    generation: int | None = None,
+    environ: Mapping[str, str] = os.environ,
+) -> bool:
+    """Whether a claim holds; without arguments, the claim for which this script was started."""
+    given = {
+        "jobid": jobid or environ.get("dataflow_jobid"),
+        "dataid": dataid or environ.get("dataid"),
+        "generation": generation or environ.get("dataflow_generation"),
+    }
+    if not (given["jobid"] and given["dataid"] and str(given["generation"] or "").isdigit()):
+        raise WrongUse(
+            "No job runs here, so there is no claim to ask for. Name it: "
+            "odf alive JOB DATAID --generation N."
+        )
+    given["generation"] = int(str(given["generation"]))
+    rows, _ = store.db.insist(lambda: store.db.run("claims.alive", **given))
+    return bool(rows)
+
+
 def end(
     store: Store, jobid: str, dataid: str, status: str, *, generation: int | None = None
 ) -> str:

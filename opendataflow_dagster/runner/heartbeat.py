@@ -39,6 +39,7 @@ class Pulse:
         self._say = say or (lambda _: None)
         self._held: dict[tuple[str, str, int], Claim] = {}
         self._lost: set[tuple[str, str, int]] = set()
+        self._renewed: dict[tuple[str, str, int], float] = {}
         self._changed = Condition()
         self._due = 0.0
         self._over = self._away = False
@@ -73,6 +74,8 @@ class Pulse:
         """Keep a claim alive from now on."""
         with self._changed:
             self._held[_key(claim)] = claim
+            # It may have waited since it was claimed, for a third of its lease at most.
+            self._renewed[_key(claim)] = time.monotonic() - claim.lease / 3
             if time.monotonic() + claim.lease / 3 < self._due:
                 self._changed.notify()
 
@@ -80,10 +83,17 @@ class Pulse:
         """Leave a claim to its lease: it is settled, or not ours."""
         with self._changed:
             self._held.pop(_key(claim), None)
+            self._renewed.pop(_key(claim), None)
 
     def lost(self, claim: Claim) -> bool:
         """Whether somebody else has taken the claim over, as far as was heard."""
         return _key(claim) in self._lost
+
+    def holds(self, claim: Claim, seconds: float) -> bool:
+        """Whether a claim's lease lasts for so many seconds, though the tables may be away."""
+        renewed = self._renewed.get(_key(claim), float("-inf"))
+        left = renewed + claim.lease - time.monotonic()
+        return not self.lost(claim) and left > seconds
 
     def is_steady(self, grace: float) -> bool:
         """Whether the database was there all the last `grace` seconds, as far as was heard.
@@ -98,7 +108,13 @@ class Pulse:
             held = list(self._held.values())
         for jobid in {claim.jobid for claim in held}:
             mine = [claim for claim in held if claim.jobid == jobid]
-            for claim in self.store.heartbeat(mine):
+            asked = time.monotonic()
+            lost = self.store.heartbeat(mine)
+            with self._changed:
+                self._renewed |= {
+                    _key(claim): asked for claim in mine if _key(claim) in self._renewed
+                }
+            for claim in lost:
                 with self._changed:
                     # A claim that the worker settled while the database answered isn't lost.
                     if self._held.pop(_key(claim), None) is not None:

@@ -18,6 +18,9 @@ from ..chunk import (
     Place,
     Result,
     as_results,
+    facts_of,
+    failed_checks,
+    note_failed_checks,
     open_chunk,
     reason_of,
 )
@@ -91,6 +94,7 @@ def produce(
     pulse: Pulse,
     interrupted: Callable[[BaseException], Stop] = by_error,
     stopping: Callable[[], object] = lambda: None,
+    code: str | None = None,
 ) -> Produced:
     """Make a claimed chunk: compute, check, publish, and settle the claim.
 
@@ -100,7 +104,7 @@ def produce(
     claim is given back.
     """
     started = time.monotonic()
-    made = _Work(store, claim, environment, pulse)
+    made = _Work(store, claim, environment, pulse, code)
     pulse.hold(claim)
     try:
         if pulse.lost(claim):  # while it waited for its turn
@@ -133,9 +137,15 @@ class _Work:
     """The state of one chunk's production."""
 
     def __init__(
-        self, store: Store, claim: Claim, environment: JobEnvironment, pulse: Pulse
+        self,
+        store: Store,
+        claim: Claim,
+        environment: JobEnvironment,
+        pulse: Pulse,
+        code: str | None,
     ) -> None:
         self.store, self.claim, self.environment, self.pulse = store, claim, environment, pulse
+        self.code = code
         self.chunk: Chunk | None = None
         self.results: dict[str, Result] = {}
         self.checks: list[Checked] = []
@@ -153,12 +163,12 @@ class _Work:
         self.in_tables = False
         self.results = as_results(compute(chunk), outputs)
         chunk = self.chunk = replace(chunk, results=self.results)
+        for result in self.results.values():
+            self.checks += result.checks
         for check in checks:
             self.checks.append(check(chunk))
-        wrong = [each for each in self.checks if not each.passed and each.severity == ERROR]
-        if wrong:
-            told = "; ".join(f"{each.name}: {each.message}".rstrip(": ") for each in wrong)
-            self.reason = tidy(f"NOT_VALIDATED: {told}")
+        self.reason = failed_checks(self.checks)
+        if self.reason:
             return
         if publish:
             self.in_tables = True
@@ -189,7 +199,7 @@ class _Work:
             return interrupt(self.store, self.claim, Stop(self.reason, hold=True)), None
         status, retry_in = self.store.fail(self.claim, self.reason)
         if any(not each.passed for each in self.checks):
-            self.store.db.insist(self._note)
+            note_failed_checks(self.store, self.claim, self.facts())
         return status, retry_in
 
     def cancel(self, stop: Stop) -> None:
@@ -198,19 +208,7 @@ class _Work:
             interrupt_soon(self.store, [self.claim], stop)
 
     def facts(self) -> list[Fact]:
-        return [
-            Fact(
-                datasetid,
-                self.claim.dataid,
-                self.results.get(datasetid, Result()).location
-                or self.environment.locations.get(datasetid),
-                *self.results.get(datasetid, Result())[:3],
-                *_judged([each for each in self.checks if each.datasetid == datasetid]),
-                self.results.get(datasetid, Result()).schema,
-                self.results.get(datasetid, Result()).replaces,
-            )
-            for datasetid in self.environment.plan.outputs
-        ]
+        return facts_of(self.claim, self.environment, self.results, self.checks, self.code)
 
     def produced(
         self, status: str, started: float, retry_in: float | None = None, reason: str = ""
@@ -228,16 +226,6 @@ class _Work:
             self.error,
             self.stop is not None,
         )
-
-    def _note(self) -> None:
-        for fact in self.facts():
-            if fact.validated is not None:
-                self.store.db.change(
-                    "produce.note_invalid",
-                    jobid=self.claim.jobid,
-                    generation=self.claim.generation,
-                    **fact._asdict(),
-                )
 
 
 def evidence_of(produced: Produced, datasetid: str) -> ChunkEvidence:
@@ -263,19 +251,8 @@ def evidence_of(produced: Produced, datasetid: str) -> ChunkEvidence:
         checks=fact.checks,
         schema=fact.schema,
         safe=f"claimed by {claim.owner}, attempt {claim.attempts}",
+        code=fact.code,
     )
-
-
-def _judged(checks: Sequence[Checked]) -> tuple[bool | None, str | None]:
-    """Whether a chunk passed what gates it, and the checks in a line."""
-    if not checks:
-        return None, None
-    told = "; ".join(
-        f"{each.name} {'passed' if each.passed else 'failed'}"
-        + (f": {each.message}" if each.message and not each.passed else "")
-        for each in checks
-    )
-    return all(each.passed or each.severity != ERROR for each in checks), tidy(told)
 
 
 # --- a job's chunks: one by one, several at once, or many in one go ---
@@ -288,6 +265,8 @@ class Maker:
     """How many chunks `prepare` wants to see at once, unless the job's dial says otherwise."""
     threads = 1
     """How many chunks may be computed at once."""
+    code: str | None = None
+    """Which code makes them, as it is recorded with each."""
 
     def __init__(
         self, compute: Compute, publish: Publish | None = None, checks: Sequence[Check] = ()
@@ -356,6 +335,7 @@ def make(
                 pulse=pulse,
                 interrupted=interrupted,
                 stopping=lambda: stopping() or maker.why_stopping(),
+                code=maker.code,
             )
         finally:
             left.pop(claim.generation, None)

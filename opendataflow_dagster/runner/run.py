@@ -9,6 +9,8 @@ from ..errors import DataflowError, InputsChanged, NoDatabase, StaleClaim, Wrong
 from ..model import READY, RESUBMIT, Claim, Fact, Plan, Say, Stop
 from ..store.store import Store, new_owner
 from ..util.text import first_line, printable
+from .answer import Answer, AnswerFiles
+from .code_version import CodeVersion
 from .environment import EnvironmentCache, JobEnvironment
 from .script import CannotStart, Ended, Scripts, check
 
@@ -81,6 +83,7 @@ class Runner:
         self.store, self.jobid, self.argv = store, jobid, argv
         self.environ = environ
         self._say = say
+        self.code = CodeVersion(argv, environ)
         self._environment = EnvironmentCache(store, jobid, environ, secrets=self.secrets)
         self._check()
 
@@ -148,15 +151,20 @@ class Runner:
         except DataflowError as error:
             return self.settle(claim, environment, Ended(1, str(error), 0.0))
         self.tell(f"Launching {self.argv[0]} with dataid {printable(claim.dataid)}")
+        answer = Answer()
         try:
-            ended = scripts.run(
-                self.argv,
-                env,
-                time_limit=claim.time_limit,
-                beat=self._heart(claim),
-                beat_every=claim.lease / 3,
-                stdin_null=stdin_null,
-            )
+            with AnswerFiles(claim, environment.plan.outputs, env) as files:
+                if files.trouble:
+                    self.tell(files.trouble)
+                ended = scripts.run(
+                    self.argv,
+                    env,
+                    time_limit=claim.time_limit,
+                    beat=self._heart(claim, files),
+                    beat_every=claim.lease / 3,
+                    stdin_null=stdin_null,
+                )
+                ended, answer = _with_answer(ended, files)
         except BaseException as error:
             # The script has ended by now (`Scripts.run` sees to it). Settle the chunk here: else it
             # would wait for the end of its lease, and count as lost.
@@ -174,13 +182,21 @@ class Runner:
 
             give_back(self.store, [claim], ended.reason)
             return ChunkOutcome(ended.code, GIVEN_BACK, None, ended.reason)
-        return self.settle(claim, environment, ended, stopped=stopped)
+        return self.settle(claim, environment, ended, answer, stopped=stopped)
 
     def settle(
-        self, claim: Claim, environment: JobEnvironment, ended: Ended, *, stopped: bool = False
+        self,
+        claim: Claim,
+        environment: JobEnvironment,
+        ended: Ended,
+        answer: Answer = Answer(),  # noqa: B008 - a tuple, which nobody can change
+        *,
+        stopped: bool = False,
     ) -> ChunkOutcome:
         """Write how a script ended; a chunk that was taken over meanwhile is left alone."""
         retry_in = None
+        for line in answer.log:
+            self._say(line)
         try:
             if stopped:
                 from ..store.claims import interrupt
@@ -190,10 +206,15 @@ class Runner:
             elif ended.code == 0:
                 self._tell_end(COMPLETE)
                 status = READY
-                self.store.finish(claim, facts(claim, environment))
+                self.store.finish(claim, facts(claim, environment, answer, self.code.text()))
             else:
                 self._tell_end(FAILED, ended.reason)
                 status, retry_in = self.store.fail(claim, ended.reason)
+                if answer.checks:
+                    from ..chunk import note_failed_checks
+
+                    known = facts(claim, environment, answer, self.code.text())
+                    note_failed_checks(self.store, claim, known)
         except StaleClaim as error:
             self.tell(str(error))
             status = RESUBMIT if isinstance(error, InputsChanged) else LOST
@@ -226,15 +247,24 @@ class Runner:
         """Say that there is nothing to claim, and why."""
         self.tell(nothing_to_do(self.store, self.jobid))
 
-    def _heart(self, claim: Claim) -> Callable[[], bool]:
+    def _heart(self, claim: Claim, files: AnswerFiles) -> Callable[[], bool]:
         """What renews the lease; an outage is said once, and isn't the script's fault."""
         said = False
+        every = claim.lease / 3
+        renewed = time.monotonic() - every  # it may have waited for its turn so long
 
         def beat() -> bool:
-            nonlocal said
+            nonlocal said, renewed
+            asked = time.monotonic()
             try:
-                return not self.store.heartbeat([claim])
+                alive = not self.store.heartbeat([claim])
+                renewed = asked
+                files.heed(alive)
+                return alive
             except Exception as error:
+                # A lease that may end before the next beat counts as ended: another worker could
+                # claim the chunk while the script moves its result into place.
+                files.heed(time.monotonic() + every < renewed + claim.lease)
                 if not said:
                     self.tell(
                         f"The claim can't be renewed: {first_line(error)}. The script goes on"
@@ -323,13 +353,34 @@ def force_job(
         return _outcome(runner.run_one(claim, environment, scripts), scripts)
 
 
-def facts(claim: Claim, environment: JobEnvironment) -> list[Fact]:
-    """What is known of the outputs of a chunk: where they are."""
+def facts(
+    claim: Claim, environment: JobEnvironment, answer: Answer | None = None, code: str | None = None
+) -> list[Fact]:
+    """What is known of the outputs of a chunk: where they are, and what its script says."""
+    if answer and (answer.results or answer.checks):
+        from ..chunk import facts_of
+
+        return facts_of(claim, environment, answer.results, answer.checks, code)
     return [
-        Fact(datasetid, claim.dataid, location=environment.locations[datasetid])
+        Fact(datasetid, claim.dataid, location=environment.locations.get(datasetid), code=code)
         for datasetid in environment.plan.outputs
-        if datasetid in environment.locations
+        if code or datasetid in environment.locations
     ]
+
+
+def _with_answer(ended: Ended, files: AnswerFiles) -> tuple[Ended, Answer]:
+    """How a script ended with what it says, which may be that the chunk is no good."""
+    try:
+        answer = files.read()
+    except DataflowError as error:
+        reason = "; ".join(part for part in (ended.reason, str(error)) if part)
+        return ended._replace(code=ended.code or 1, reason=reason), Answer()
+    if not ended.code and answer.checks:
+        from ..chunk import failed_checks
+
+        if reason := failed_checks(answer.checks):
+            ended = ended._replace(code=1, reason=reason)
+    return ended, answer
 
 
 def settled_line(claim: Claim, plan: Plan, status: str) -> str:

@@ -13,6 +13,7 @@ from ..config.settings import Settings
 from ..errors import DataflowError, SessionError, StaleClaim
 from ..location import DEFAULT_FORMAT, Folder, Table, chunk_place
 from ..model import Claim, Plan, Say
+from ..runner.code_version import code_of_function
 from ..runner.produce import Check, Maker, MakerRunner
 from ..runner.run import Outcome, Tell, run_chunks
 from ..storage.publish import publish
@@ -89,6 +90,7 @@ class SparkWork(Maker):
         self._session, self._context = session, context
         self.rules = rules_of(job.expect, plan.outputs)
         self.batch, self.threads = job.batch, job.threads
+        self.code = code_of_function(job.fn)
         self.keyed = job.batch > 1
         super().__init__(self.compute, self.publish, [self._check(rule) for rule in self.rules])
         self._made: dict[int, dict[str, StagedOutput]] = {}

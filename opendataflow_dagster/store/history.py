@@ -51,6 +51,8 @@ class Event(NamedTuple):
     generation: int | None
     who: str | None
     why: str | None
+    code: str | None = None
+    """Which code made the chunk that became READY, where a listing asks for it."""
 
 
 class LostCursor(WrongUse):

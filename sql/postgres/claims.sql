@@ -143,14 +143,14 @@ consumed as materialized (
 told as (
     select * from json_to_recordset(cast(:facts as json)) as f(
         datasetid text, dataid text, location text, rows bigint, bytes bigint, fingerprint text,
-        validated boolean, checks text, schema text, replaces boolean)
+        validated boolean, checks text, schema text, replaces boolean, metadata text, code text)
 ),
 noted as (
     insert into chunkfact (datasetid, dataid, generation, jobid, inputs, location, rows, bytes, fingerprint,
-                           validated, checks, schema, replaces)
+                           validated, checks, schema, replaces, metadata, code)
     select s.datasetid, s.dataid, s.generation, :jobid,
            (select inputs_of from consumed) ->> cast(s.dataid as text), f.location, f.rows, f.bytes, f.fingerprint,
-           f.validated, f.checks, f.schema, f.replaces
+           f.validated, f.checks, f.schema, f.replaces, f.metadata, f.code
     from settled s
         left join told f on f.datasetid = s.datasetid and f.dataid = s.dataid
 )
@@ -215,6 +215,12 @@ update claim c set heartbeat = now(), lease_end = now() + :lease * interval '1 s
 from unnest(cast(:dataids as text[]), cast(:generations as bigint[])) as mine(dataid, generation)
 where c.jobid = :jobid and c.dataid = mine.dataid and c.generation = mine.generation and c.owner = :owner
 returning c.dataid;
+
+-- name: alive
+-- Whether a claim holds: nobody has settled it, and its lease isn't over.
+select 1 from claim
+where jobid = :jobid and dataid = :dataid and generation = :generation and owner is not null
+  and lease_end > now();
 
 -- name: lost_claims
 -- Claims whose lease ran out, of a job and of those that read what it writes, taken up one by one by whoever

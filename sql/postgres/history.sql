@@ -40,8 +40,11 @@ select cast(pg_snapshot_xmin(pg_current_snapshot()) as text),
 
 -- name: listing
 -- The newest rows of history that match; the index tells them by transaction, the caller by `seq`.
-select seq, at, datasetid, jobid, dataid, locktype, status_before, status_after, generation, who, why
-from dataevent
+select seq, at, datasetid, jobid, dataid, locktype, status_before, status_after, generation, who, why,
+       (select f.code from chunkfact f
+        where locktype = 'OUT' and status_after = 'READY'
+          and f.datasetid = e.datasetid and f.dataid = e.dataid and f.generation = e.generation) as code
+from dataevent e
 where (cast(:jobid as text) is null or jobid = :jobid)
   and (cast(:dataid as text) is null or dataid = :dataid)
   and (cast(:datasetid as text) is null or datasetid = :datasetid)
@@ -52,8 +55,11 @@ limit :limit;
 
 -- name: whole
 -- All rows of history that match, the newest last.
-select seq, at, datasetid, jobid, dataid, locktype, status_before, status_after, generation, who, why
-from dataevent
+select seq, at, datasetid, jobid, dataid, locktype, status_before, status_after, generation, who, why,
+       (select f.code from chunkfact f
+        where locktype = 'OUT' and status_after = 'READY'
+          and f.datasetid = e.datasetid and f.dataid = e.dataid and f.generation = e.generation) as code
+from dataevent e
 where (cast(:jobid as text) is null or jobid = :jobid)
   and (cast(:dataid as text) is null or dataid = :dataid)
   and (cast(:datasetid as text) is null or datasetid = :datasetid)

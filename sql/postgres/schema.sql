@@ -58,6 +58,7 @@ create table if not exists chunkfact (
     datasetid text not null, dataid text not null, generation bigint not null,
     location text, rows bigint, bytes bigint, fingerprint text, validated boolean, checks text,
     at timestamptz not null default now(), jobid text, inputs text, schema text, replaces boolean,
+    metadata text, code text,
     primary key (datasetid, dataid, generation)
 );
 create index if not exists chunkfact_replacing on chunkfact (datasetid, generation) where replaces;

@@ -20,7 +20,7 @@ from json_array_elements_text(cast(:dataids as json)) as k(dataid)
 -- name: facts
 -- What is known of some READY chunks of a dataset.
 select k.dataid, f.jobid, f.location, f.rows, f.bytes, f.fingerprint, f.validated, f.checks, f.inputs,
-       f.schema, cast(f.at as text) as at
+       f.schema, f.metadata, f.code, cast(f.at as text) as at
 from json_to_recordset(cast(:chunks as json)) as k(dataid text, generation bigint)
     cross join lateral (
         select * from chunkfact c

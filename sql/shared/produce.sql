@@ -10,7 +10,7 @@ where s.locktype = 'IN';
 -- name: outputs
 -- How the outputs of a job stand for one chunk, whoever made them, and what is known of them.
 select s.datasetid, s.jobid, s.status, s.generation, f.location, f.rows, f.bytes, f.fingerprint, f.inputs,
-       f.schema, f.validated, f.checks
+       f.schema, f.validated, f.checks, f.metadata, f.code
 from (select distinct datasetid from job where jobid = :jobid and itemtype = 'OUT') as j
     join datastatus s on s.datasetid = j.datasetid and s.dataid = :dataid
     left join chunkfact f
@@ -19,8 +19,10 @@ where s.locktype = 'OUT';
 
 -- name: note_invalid
 -- What is known of a chunk that failed its checks.
-insert into chunkfact (datasetid, dataid, generation, jobid, location, rows, bytes, fingerprint, validated, checks, schema)
-values (:datasetid, :dataid, :generation, :jobid, :location, :rows, :bytes, :fingerprint, :validated, :checks, :schema)
+insert into chunkfact (datasetid, dataid, generation, jobid, location, rows, bytes, fingerprint, validated, checks, schema,
+                       metadata, code)
+values (:datasetid, :dataid, :generation, :jobid, :location, :rows, :bytes, :fingerprint, :validated, :checks, :schema,
+        :metadata, :code)
 on conflict (datasetid, dataid, generation) do nothing;
 
 -- name: note_schema

@@ -108,9 +108,9 @@ returning datasetid;
 -- name: note
 -- What is known of a produced chunk.
 insert into chunkfact (datasetid, dataid, generation, jobid, inputs, location, rows, bytes, fingerprint,
-                       validated, checks, schema, replaces)
+                       validated, checks, schema, replaces, metadata, code)
 values (:datasetid, :dataid, :generation, :jobid, :inputs, :location, :rows, :bytes, :fingerprint,
-        :validated, :checks, :schema, :replaces)
+        :validated, :checks, :schema, :replaces, :metadata, :code)
 on conflict (datasetid, dataid, generation) do nothing;
 
 -- name: verdict
@@ -135,6 +135,12 @@ where jobid = :jobid and dataid = :dataid and locktype = 'OUT' and generation = 
 update claim set heartbeat = strftime('%Y-%m-%d %H:%M:%f', 'now'),
     lease_end = strftime('%Y-%m-%d %H:%M:%f', 'now', :lease || ' seconds')
 where jobid = :jobid and dataid = :dataid and generation = :generation and owner = :owner;
+
+-- name: alive
+-- Whether a claim holds: nobody has settled it, and its lease isn't over.
+select 1 from claim
+where jobid = :jobid and dataid = :dataid and generation = :generation and owner is not null
+  and lease_end > strftime('%Y-%m-%d %H:%M:%f', 'now');
 
 -- name: lost_claims
 -- Claims whose lease ran out, of a job and of those that read what it writes.

@@ -54,7 +54,7 @@ create table if not exists chunkfact (
     datasetid text not null, dataid text not null, generation integer not null,
     location text, rows integer, bytes integer, fingerprint text, validated integer, checks text,
     at text not null default (strftime('%Y-%m-%d %H:%M:%f', 'now')), jobid text, inputs text, schema text,
-    replaces integer,
+    replaces integer, metadata text, code text,
     primary key (datasetid, dataid, generation)
 ) without rowid;
 create index if not exists chunkfact_replacing on chunkfact (datasetid, generation) where replaces;

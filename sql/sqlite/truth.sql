@@ -15,7 +15,7 @@ where exists (
 -- name: facts
 -- What is known of some READY chunks of a dataset.
 select f.dataid, f.jobid, f.location, f.rows, f.bytes, f.fingerprint, f.validated, f.checks, f.inputs, f.schema,
-       f.at
+       f.metadata, f.code, f.at
 from json_each(:chunks) k cross join chunkfact f on f.datasetid = :datasetid and f.dataid = k.value ->> 'dataid'
                     and f.generation = k.value ->> 'generation';
 

@@ -26,8 +26,11 @@ from opendataflow_dagster import (
     external_assets,
     script_assets,
 )
+from opendataflow_dagster.dagster.events import recorded_event
+from opendataflow_dagster.dagster.translator import DataflowTranslator
 from opendataflow_dagster.errors import WrongUse
 from opendataflow_dagster.store.operations import release
+from opendataflow_dagster.store.overview import facts, truths
 from opendataflow_dagster.store.registry import add_dataset
 from opendataflow_dagster.store.store import Store
 from tests.support.postgres import Server
@@ -572,6 +575,45 @@ def test_a_script_is_run_for_each_chunk_and_its_code_counts(
     assert ran.counts == {"made": 2, "skipped": 0, "refused": 0, "failed": 1, "lost": 0}
     assert "2: exit code 3" in ran.reason
     assert [key for _, key in ran.made] == ["1", "3"]
+
+
+ANSWERING = """#!/bin/sh
+exec {python} - <<'EOF'
+from dagster_pipes import open_dagster_pipes
+with open_dagster_pipes() as pipes:
+    pipes.log.info("hello")
+    pipes.report_asset_materialization(
+        metadata={{"dagster/row_count": 7, "page": {{"type": "url", "raw_value": "https://x.org"}}}}
+    )
+    pipes.report_asset_check(check_name="sum", passed=pipes.partition_key != "2", severity="ERROR")
+EOF
+"""
+
+
+def test_a_script_answers_by_dagster_pipes(
+    dataflow: DataflowResource, store: Store, run: Callable[..., Ran], tmp_path: Path
+) -> None:
+    for number in "12":
+        put(store, "bobin", number)
+    text = ANSWERING.format(python=sys.executable)
+    assets = script_assets("loadbob", script(tmp_path, text), dataflow=dataflow)
+
+    ran = run(assets, *"12")
+    assert "2: NOT_VALIDATED: sum" in ran.reason
+    [entries] = [event.metadata for event in ran.made.values()]
+    assert entries["dagster/row_count"].value == 7
+    assert entries["page"] == dg.MetadataValue.url("https://x.org")
+    assert entries["opendataflow/validated"].value == "sum passed"
+    assert str(entries["opendataflow/code"].value).startswith(("git:", "file:"))
+    checks = {each.partition: each.passed for each in ran.result.get_asset_check_evaluations()}
+    assert checks == {"1": True, "2": False}
+
+    # The same from its record, as it is mirrored when it was made outside.
+    truth = truths(store, "bobout", ["1"])["1"]
+    [record] = facts(store, "bobout", {"1": truth}).values()
+    mirrored = recorded_event("bobout", "1", truth, record, DataflowTranslator())
+    for name in ("page", "dagster/row_count", "opendataflow/code"):
+        assert mirrored.metadata[name] == entries[name]
 
 
 def test_a_script_that_is_not_there_claims_nothing(

@@ -72,7 +72,15 @@ def stamp(store: Store, **numbers: int) -> None:
         )
 
 
-LATER = ("max_losses", "interruptions", "options", "replaces", "fold_after")
+LATER = (
+    "max_losses",
+    "interruptions",
+    "options",
+    "replaces",
+    "fold_after",
+    "metadata",
+    "code",
+)
 """Columns that version 3 didn't have."""
 
 NEW = ("dataflow_meta", "fill", "streamfold", "csvfile", "csvpart", "registration")

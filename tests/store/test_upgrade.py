@@ -301,7 +301,8 @@ def without_later_columns(store: Store) -> None:
     sql(store, "alter table jobpolicy drop column max_losses")
     sql(store, "alter table claim drop column interruptions")
     sql(store, "drop index chunkfact_replacing")
-    sql(store, "alter table chunkfact drop column replaces")
+    for column in ("replaces", "metadata", "code"):
+        sql(store, f"alter table chunkfact drop column {column}")
     sql(store, "alter table dataset drop column options")
     sql(store, "alter table jobpolicy drop column fold_after")
     sql(store, "drop index if exists streamitem_by_age")
