@@ -6,20 +6,82 @@ from typing import NamedTuple, Self
 
 Say = Callable[[str], object]
 
-DATASET_COLUMNS = (
-    "hostname",
-    "database",
-    "schemaname",
-    "tablename",
-    "username",
-    "encryptedpass",
-    "format",
-    "chunkcolumn",
-    "domain",
-    "writemode",
-    "options",
-)
-"""The columns of the table `dataset` beside its key."""
+DATASET_COLUMNS = {
+    "hostname": "The machine that the data is on.",
+    "database": "The database, or the folder.",
+    "schemaname": "The schema in the database.",
+    "tablename": "The table, or the file.",
+    "username": "Who reads and writes it.",
+    "encryptedpass": "The password as `odf encrypt --dataset` printed it.",
+    "format": "What the data is in, such as csv or parquet.",
+    "chunkcolumn": "The column that tells a row's chunk.",
+    "domain": "The name of the group of datasets that share their dataids.",
+    "writemode": "Whether a pipeline's run adds its rows to a file or table, "
+    "or puts them in place of all.",
+    "options": "How its CSV files are written that others make: delimiter, quote, header, "
+    "encoding, null, and schema (column and type) or strings (true, or columns).",
+}
+"""The columns of the table `dataset` beside its key, in the table's order, and what each is.
+
+`odf dataset add`, `odf dump` and `odf load`, the statements that read and write datasets, and the
+history of registrations go by this list.
+"""
+
+LEASE_SECONDS = 120.0
+"""Seconds that a claim lasts without a heartbeat, unless the job's policy says otherwise."""
+
+MAX_LOSSES = 5
+"""Lost claims in a row that put a chunk on HOLD, unless the job's policy says otherwise."""
+
+FOLD_AFTER_SECONDS = 7 * 24 * 3600
+"""Seconds until a finished item is folded, unless the job's policy says otherwise."""
+
+
+class Dial(NamedTuple):
+    """One thing that a job's policy can say."""
+
+    meaning: str
+    default: str
+    """What holds when it isn't set, for a person."""
+    least: int = 1
+    unit: str = ""
+    """`seconds` can also be given as 30m or 2h; a `time` is a moment, and has no least value."""
+
+
+DIALS = {
+    "concurrency": Dial(
+        "chunks of this job that run at once", "as many as there are workers", least=0
+    ),
+    "max_attempts": Dial("attempts before a chunk is FAILED", "1"),
+    "retry_delay": Dial("seconds before another attempt", "0", least=0, unit="seconds"),
+    "lease_seconds": Dial(
+        "seconds without a heartbeat until a worker is lost", f"{LEASE_SECONDS:.0f}", unit="seconds"
+    ),
+    "batch_size": Dial(
+        "chunks that a worker claims at once, at most 1000: `odf run --all`, Dagster",
+        "1, or what @spark_job(batch=) says",
+    ),
+    "time_limit": Dial("seconds after which a chunk's work is ended", "none", unit="seconds"),
+    "paused_until": Dial("nothing is claimed before", "not paused", unit="time"),
+    "every_minutes": Dial(
+        "minutes between a schedule's launches, or new runs of a pipeline",
+        "whenever there is work; no new run",
+    ),
+    "max_losses": Dial(
+        "workers lost, or inputs changed, in a row before a chunk is on HOLD", f"{MAX_LOSSES}"
+    ),
+    "fold_after": Dial(
+        "seconds until an item that is READY is folded: it leaves the tables",
+        f"{FOLD_AFTER_SECONDS} (7 days)",
+        least=60,
+        unit="seconds",
+    ),
+}
+"""The dials of a job: the columns of the table `jobpolicy`, in the table's order.
+
+`odf policy`, the statements that turn and list dials, and the history of registrations go by this
+list. A new one goes to the end: SQLite's history compares texts that have the columns in order.
+"""
 
 
 class Status(StrEnum):

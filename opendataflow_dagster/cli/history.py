@@ -13,6 +13,8 @@ from ..store.history import (
     Event,
     end_of_log,
     events_after,
+    in_time,
+    registrations,
     runs,
     unread,
     whole_history,
@@ -20,7 +22,6 @@ from ..store.history import (
 )
 from ..store.history import history as past
 from ..store.operations import refuse_unknown_job, refuse_unknown_name
-from ..store.registration_history import in_time, registrations
 from ..store.step_log import clean as clean_steps
 from ..store.step_log import steps as steps_of
 from ..store.store import Store

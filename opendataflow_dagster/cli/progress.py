@@ -10,7 +10,7 @@ import threading
 import time
 from typing import TextIO
 
-from ..store.job_policy import chunks_left
+from ..store.claimable import chunks_left
 from ..store.store import Store
 from ..util.text import printable
 

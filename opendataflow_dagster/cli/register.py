@@ -1,12 +1,13 @@
 """`odf dataset`, `job`, `policy`, `split`: what is registered."""
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from ..errors import WrongUse
+from ..model import DATASET_COLUMNS, DIALS
 from ..store import registry
 from ..store.store import refuse_flawed
 from ..util.text import typed
@@ -27,6 +28,31 @@ if TYPE_CHECKING:
 
 _plan = click.option("--plan", is_flag=True, help="Say what would go, and change nothing.")
 
+_SHORT_OPTIONS = {
+    "hostname": "--host",
+    "schemaname": "--schema",
+    "tablename": "--table",
+    "username": "--user",
+}
+_METAVARS = {"encryptedpass": "VALUE", "writemode": "append|replace", "options": "JSON"}
+_PASSWORD = click.option(
+    "--password",
+    is_flag=True,
+    help="Ask for the password (or read all of stdin) and encrypt it.",
+)
+
+
+def _column_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command an option for each column of `dataset`, and `--password` beside its user."""
+    for name, meaning in reversed(
+        DATASET_COLUMNS.items()
+    ):  # the last that is added is listed first
+        names = dict.fromkeys((f"--{name}", _SHORT_OPTIONS.get(name, f"--{name}")))
+        command = click.option(*names, metavar=_METAVARS.get(name), help=meaning)(command)
+        if name == "encryptedpass":
+            command = _PASSWORD(command)
+    return command
+
 
 @click.group()
 def dataset() -> None:
@@ -39,33 +65,7 @@ def dataset() -> None:
 
 @dataset.command("add")
 @click.argument("datasetid")
-@click.option("--hostname", "--host", help="The machine that the data is on.")
-@click.option("--database", help="The database, or the folder.")
-@click.option("--schemaname", "--schema", help="The schema in the database.")
-@click.option("--tablename", "--table", help="The table, or the file.")
-@click.option("--username", "--user", help="Who reads and writes it.")
-@click.option(
-    "--password",
-    is_flag=True,
-    help="Ask for the password (or read all of stdin) and encrypt it.",
-)
-@click.option(
-    "--encryptedpass", metavar="VALUE", help="The password as `odf encrypt --dataset` printed it."
-)
-@click.option("--format", help="What the data is in, such as csv or parquet.")
-@click.option("--chunkcolumn", help="The column that tells a row's chunk.")
-@click.option("--domain", help="The name of the group of datasets that share their dataids.")
-@click.option(
-    "--writemode",
-    metavar="append|replace",
-    help="Whether a pipeline's run adds its rows to a file or table, or puts them in place of all.",
-)
-@click.option(
-    "--options",
-    metavar="JSON",
-    help="How its CSV files are written that others make: delimiter, quote, header, encoding, "
-    "null, and schema (column and type) or strings (true, or columns).",
-)
+@_column_options
 @click.pass_context
 def dataset_add(ctx: click.Context, datasetid: str, password: bool, **columns: str | None) -> None:
     """Register a dataset, or change its registration.
@@ -228,7 +228,7 @@ def policy(ctx: click.Context, jobid: str, dials: tuple[str, ...], as_json: bool
     if as_json:
         show([row], as_json=True)
     else:
-        show([_dial(key, row[key]) for key in registry.DIALS], as_json=False)
+        show([_dial(key, row[key]) for key in DIALS], as_json=False)
 
 
 @click.command()
@@ -379,5 +379,5 @@ def _number(option: str, text: str) -> int:
 
 
 def _dial(key: str, value: Any) -> dict[str, Any]:
-    _, meaning, default = registry.DIALS[key]
-    return {"key": key, "value": value, "default": default, "meaning": meaning}
+    dial = DIALS[key]
+    return {"key": key, "value": value, "default": dial.default, "meaning": dial.meaning}

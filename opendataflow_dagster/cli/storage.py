@@ -153,7 +153,7 @@ def _leftovers(
     registered = cleanup.registered(store)
     unknown = sorted(set(names) - {datasetid for datasetid, _, _ in registered})
     if unknown:
-        raise unknown_dataset(store, unknown[0], "See `odf dataset list`.")
+        raise unknown_dataset(store, unknown[0])
     seen: set[Any] = set()
     for datasetid, columns, encrypted in registered:
         if names and datasetid not in names:

@@ -6,8 +6,9 @@ import dagster as dg
 
 from ..ids import natural_key
 from ..model import FAILED, PENDING, READY, RUNNING
-from ..storage.audit import Drift, drift_of_data, refuse_unknown_dataset, shown_word
+from ..storage.audit import Drift, drift_of_data, shown_word
 from ..store.catalog import Catalog, read_catalog
+from ..store.operations import unknown_dataset
 from ..store.overview import truths
 from ..store.store import Store
 from .grid import Mirror
@@ -33,8 +34,8 @@ def drift(
     """
     translator = translator or DataflowTranslator()
     catalog = catalog or read_catalog(store)
-    if datasetid is not None:
-        refuse_unknown_dataset(catalog, datasetid)
+    if datasetid is not None and datasetid not in catalog.datasets:
+        raise unknown_dataset(store, datasetid)
     found: list[Drift] = []
     for name in [datasetid] if datasetid is not None else list(catalog.domains):
         found += _of_grid(store, mirror, translator, name, catalog.domains[name], some.get(name))

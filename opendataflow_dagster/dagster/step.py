@@ -16,9 +16,9 @@ from ..runner.heartbeat import Pulse
 from ..runner.produce import Maker, Produced, make
 from ..runner.run import LOST, nothing_to_do
 from ..runner.waiting_claims import WaitingClaims
+from ..store.claimable import batch_size
 from ..store.claims import interrupt_soon
 from ..store.database import briefly
-from ..store.job_policy import batch_size
 from ..store.operations import resubmit
 from ..store.store import PLAN_AGE_SECONDS, Store, new_owner
 from ..util.text import first_line, printable

@@ -8,8 +8,8 @@ from ..errors import WrongUse
 from ..ids import check_id
 from ..location import keeps_versions
 from ..model import BLOCKING, Plan
+from ..store.history import Registration
 from ..store.item_folding import fold_of
-from ..store.registration_history import Registration
 from ..store.store import Store, flaw_of
 from ..util.text import typed
 from ..util.times import from_table, shown, to_table

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from ..location import keeps_versions, place_of
 from ..model import READY, RUNNING, Plan
-from ..store.registration_history import Registration
+from ..store.history import Registration
 from ..store.store import Store
 from ..util.times import from_table, to_table
 

@@ -15,7 +15,7 @@ from ..storage.csv_types import headed
 from ..storage.publish import publish, publish_to_folder
 from ..storage.read import bounds_of
 from ..storage.table import Rows
-from ..store import precedence
+from ..store import moves
 from ..store.csv_options import csv_options
 from ..store.store import Store
 from ..util.text import typed
@@ -124,7 +124,7 @@ def refuse_older(
     """Refuse a chunk that would take the place of a newer one."""
     if destination.replaces(items=is_item):
         for datasetid in chunk.outputs:
-            precedence.refuse_older(store, datasetid, chunk.jobid, chunk.dataid)
+            moves.refuse_older(store, datasetid, chunk.jobid, chunk.dataid)
 
 
 def publish_with_output(

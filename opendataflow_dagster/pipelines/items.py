@@ -21,7 +21,7 @@ from ..runner.heartbeat import Pulse
 from ..spark.progress import working_on
 from ..store.claims import give_back, interrupt, interrupt_soon
 from ..store.items import cleaned_away, payloads
-from ..store.precedence import refuse_older
+from ..store.moves import refuse_older
 from ..store.step_log import Step, record
 from ..store.store import Store, taken_over
 from ..util.text import first_line, tidy

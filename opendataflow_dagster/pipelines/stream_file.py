@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from ..errors import WrongUse
-from ..model import RUNNING, Claim
+from ..model import LEASE_SECONDS, RUNNING, Claim
 from ..storage import files
 from ..store.csv_options import UNDECLARED, read_pandas
-from ..store.output_rows import Move, add_rows, generations
-from ..store.store import LEASE_SECONDS, Store
+from ..store.moves import Move, add_rows, generations
+from ..store.store import Store
 from ..util.text import first_line, printable
 
 T = TypeVar("T")

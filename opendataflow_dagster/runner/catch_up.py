@@ -5,8 +5,8 @@ import time
 from contextlib import closing
 
 from ..model import READY, Stop
+from ..store.claimable import chunks_left, dial_at_zero
 from ..store.claims import interrupt_soon
-from ..store.job_policy import chunks_left, dial_at_zero
 from ..store.store import new_owner
 from ..util.text import typed
 from .run import GIVEN_BACK, LOST, ChunkOutcome, Outcome, Runner, Tell, stop_code

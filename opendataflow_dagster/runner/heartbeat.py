@@ -4,9 +4,9 @@ import time
 from threading import Condition, Thread
 from typing import TypeVar
 
-from ..model import Claim, Say
+from ..model import LEASE_SECONDS, Claim, Say
 from ..store.database import BRIEF_WAIT_SECONDS, briefly
-from ..store.store import LEASE_SECONDS, Store, new_owner
+from ..store.store import Store, new_owner
 from ..util.text import first_line
 
 T = TypeVar("T")

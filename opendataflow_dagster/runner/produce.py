@@ -27,8 +27,8 @@ from ..chunk import (
 from ..errors import DataflowError, Overtaken, SessionError, StaleClaim
 from ..explain.answers import ChunkEvidence, Consumed, place_line
 from ..model import READY, Claim, Fact, Stop
+from ..store.claimable import batch_size
 from ..store.claims import GiveBack, give_back, give_back_soon, interrupt, interrupt_soon
-from ..store.job_policy import batch_size
 from ..store.store import Store, taken_over
 from ..util.text import first_line, printable, tidy
 from .environment import JobEnvironment

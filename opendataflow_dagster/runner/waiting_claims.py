@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 from threading import Condition, Thread
 
 from ..model import Claim, Say, Stop
+from ..store.claimable import held_back
 from ..store.claims import GiveBack, give_back_soon, interrupt_soon, try_to_give_back
 from ..store.database import BRIEF_WAIT_SECONDS
-from ..store.job_policy import held_back
 from ..store.store import Store
 from ..util.text import first_line
 

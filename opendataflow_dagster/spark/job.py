@@ -23,7 +23,7 @@ from ..chunk import ChunkFailed, reason_of
 from ..errors import DataflowError, WrongUse
 from ..model import Plan
 from ..storage.folder import DATAID_COLUMN
-from ..store.job_policy import MAX_BATCH_CHUNKS
+from ..store.claimable import MAX_BATCH_CHUNKS
 from ..util.import_file import import_beside, module_of_file
 from ..util.text import printable
 from .evidence import Observed

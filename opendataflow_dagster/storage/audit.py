@@ -9,10 +9,10 @@ from heapq import merge
 from itertools import islice
 from typing import NamedTuple
 
-from ..errors import WrongUse
 from ..location import is_missing, is_packed, path_of, place_of
 from ..model import PENDING, READY
 from ..store.catalog import Catalog
+from ..store.operations import unknown_dataset
 from ..store.overview import Truth, facts, is_larger, newest, pages, truths
 from ..store.store import Store
 from ..util.text import typed
@@ -54,14 +54,6 @@ def newest_of_large(store: Store, datasetids: Iterable[str]) -> dict[str, list[s
     return {each: newest(store, each, NEWEST) for each in large}
 
 
-def refuse_unknown_dataset(catalog: Catalog, datasetid: str) -> None:
-    """Refuse a name that no dataset has."""
-    if datasetid not in catalog.datasets:
-        raise WrongUse(
-            f"There is no dataset {datasetid!r}. `odf dataset list` tells what there is."
-        )
-
-
 def drift_of_data(
     store: Store,
     catalog: Catalog,
@@ -72,8 +64,8 @@ def drift_of_data(
 
     Of a dataset in `some`, only those chunks.
     """
-    if datasetid is not None:
-        refuse_unknown_dataset(catalog, datasetid)
+    if datasetid is not None and datasetid not in catalog.datasets:
+        raise unknown_dataset(store, datasetid)
     for each in [datasetid] if datasetid is not None else list(catalog.domains):
         for held in misplaced(store, each, catalog.datasets[each].columns, some.get(each)):
             jobid = next(iter(catalog.producers(each)), None)

@@ -33,10 +33,10 @@ class Catalog(NamedTuple):
     def with_jobs(self, plans: Mapping[str, Plan]) -> "Catalog":
         """What it would be with these jobs registered."""
         jobs = {**self.jobs, **plans}
-        columns = {name for each in self.datasets.values() for name in each.columns}
+        columns = {name for dataset in self.datasets.values() for name in dataset.columns}
         unknown = dict.fromkeys(sorted(columns))
-        named = {each for plan in plans.values() for each in (*plan.reads, *plan.outputs)}
-        new = {each: Dataset(each, unknown) for each in named - set(self.datasets)}
+        named = {datasetid for plan in plans.values() for datasetid in (*plan.reads, *plan.outputs)}
+        new = {datasetid: Dataset(datasetid, unknown) for datasetid in named - set(self.datasets)}
         datasets = dict(sorted({**self.datasets, **new}.items()))
         return self._replace(datasets=datasets, jobs=jobs, domains=_domains(datasets, jobs))
 
@@ -63,25 +63,29 @@ class Catalog(NamedTuple):
         """How many jobs, one after the other, come before a job; circles aside."""
         makers: dict[str, list[str]] = {}
         for plan in self.jobs.values():
-            for each in plan.outputs:
-                makers.setdefault(each, []).append(plan.jobid)
+            for datasetid in plan.outputs:
+                makers.setdefault(datasetid, []).append(plan.jobid)
         known: dict[str, int] = {}
         ahead = [jobid]
         while ahead:
             last = ahead[-1]
             known.setdefault(last, -1)  # being asked: who meets it again has gone in a circle
-            above = {maker for each in self.jobs[last].reads for maker in makers.get(each, ())}
+            above = {
+                maker for datasetid in self.jobs[last].reads for maker in makers.get(datasetid, ())
+            }
             if unknown := above - set(known):
                 ahead.append(min(unknown))
             else:
-                known[last] = 1 + max((known[each] for each in above), default=-1)
+                known[last] = 1 + max((known[job] for job in above), default=-1)
                 ahead.pop()
         return known[jobid]
 
     def to_json(self) -> str:
         return json.dumps(
             {
-                "datasets": {each: found.columns for each, found in self.datasets.items()},
+                "datasets": {
+                    datasetid: found.columns for datasetid, found in self.datasets.items()
+                },
                 "jobs": [plan._asdict() for plan in self.jobs.values()],
                 "policies": self.policies,
                 "domains": self.domains,
@@ -94,19 +98,22 @@ class Catalog(NamedTuple):
         plans = [
             Plan(
                 **(
-                    each
+                    row
                     | {
-                        "inputs": tuple(each["inputs"]),
-                        "outputs": tuple(each["outputs"]),
-                        "rivals": tuple(each["rivals"]),
-                        "environment": tuple((name, value) for name, value in each["environment"]),
+                        "inputs": tuple(row["inputs"]),
+                        "outputs": tuple(row["outputs"]),
+                        "rivals": tuple(row["rivals"]),
+                        "environment": tuple((name, value) for name, value in row["environment"]),
                     }
                 )
             )
-            for each in read["jobs"]
+            for row in read["jobs"]
         ]
         return cls(
-            {each: Dataset(each, columns) for each, columns in read["datasets"].items()},
+            {
+                datasetid: Dataset(datasetid, columns)
+                for datasetid, columns in read["datasets"].items()
+            },
             {plan.jobid: plan for plan in plans},
             read["policies"],
             read["domains"],
@@ -140,10 +147,13 @@ def read_catalog(store: Store) -> Catalog:
     }
     jobs = _plans(items, policies)
     known = {*registered, *produced}
-    known.update(each for plan in jobs.values() for each in (*plan.inputs, *plan.outputs))
+    known.update(datasetid for plan in jobs.values() for datasetid in (*plan.inputs, *plan.outputs))
     known.discard(TODAY)
     unknown = dict.fromkeys(name for name in names if name != SECRET)
-    datasets = {each: Dataset(each, registered.get(each, unknown)) for each in sorted(known)}
+    datasets = {
+        datasetid: Dataset(datasetid, registered.get(datasetid, unknown))
+        for datasetid in sorted(known)
+    }
     return Catalog(datasets, jobs, policies, _domains(datasets, jobs))
 
 
@@ -164,7 +174,7 @@ def _plans(items: Iterable[tuple], policies: Mapping[str, Mapping[str, Any]]) ->
     for jobid, mine in rows.items():
         plan = Plan.of_rows(jobid, mine)
         plans[jobid] = plan._replace(
-            rivals=tuple(each for each in plan.outputs if len(producers[each]) > 1),
+            rivals=tuple(datasetid for datasetid in plan.outputs if len(producers[datasetid]) > 1),
             limited=policies.get(jobid, {}).get("concurrency") is not None,
         )
     return plans
@@ -175,29 +185,31 @@ def _domains(datasets: Mapping[str, Dataset], jobs: Mapping[str, Plan]) -> dict[
 
     Roots are what nobody writes, or else what is made of nothing.
     """
-    leader = {each: each for each in datasets}
+    leader = {datasetid: datasetid for datasetid in datasets}
 
-    def find(each: str) -> str:
-        while leader[each] != each:
-            leader[each] = leader[leader[each]]
-            each = leader[each]
-        return each
+    def find(member: str) -> str:
+        while leader[member] != member:
+            leader[member] = leader[leader[member]]
+            member = leader[member]
+        return member
 
     for plan in jobs.values():
         linked = [*plan.reads, *plan.outputs]
-        for each in linked[1:]:
-            leader[find(each)] = find(linked[0])
+        for datasetid in linked[1:]:
+            leader[find(datasetid)] = find(linked[0])
     members: dict[str, list[str]] = {}
-    for each in datasets:
-        members.setdefault(find(each), []).append(each)
+    for datasetid in datasets:
+        members.setdefault(find(datasetid), []).append(datasetid)
 
-    written = {each for plan in jobs.values() for each in plan.outputs}
-    begun = {each for plan in jobs.values() if not plan.reads for each in plan.outputs}
+    written = {datasetid for plan in jobs.values() for datasetid in plan.outputs}
+    begun = {datasetid for plan in jobs.values() if not plan.reads for datasetid in plan.outputs}
     names: dict[str, str] = {}
     for component in members.values():
-        told = [name for each in component if (name := datasets[each].columns.get("domain"))]
-        roots = [each for each in component if each not in written]
-        roots = roots or [each for each in component if each in begun]
+        told = [
+            name for datasetid in component if (name := datasets[datasetid].columns.get("domain"))
+        ]
+        roots = [datasetid for datasetid in component if datasetid not in written]
+        roots = roots or [datasetid for datasetid in component if datasetid in begun]
         name = min(told or roots or component)
         names |= dict.fromkeys(component, name)
     return dict(sorted(names.items()))

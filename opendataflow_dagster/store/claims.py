@@ -4,10 +4,10 @@ from collections.abc import Callable, Sequence
 
 from ..errors import LostRace, Refused
 from ..ids import check_id
-from ..model import HOLD, RESUBMIT, Claim, Status, Stop
+from ..model import HOLD, LEASE_SECONDS, RESUBMIT, Claim, Status, Stop
 from ..util.text import tidy
 from .database import briefly
-from .store import LEASE_SECONDS, Store, refuse_flawed, taken_over
+from .store import Store, refuse_flawed, taken_over
 
 MAX_INTERRUPTIONS = 5
 """Interruptions in a row that put a chunk on HOLD: it may take longer than its machine lives."""

@@ -32,7 +32,11 @@ class TableFile(NamedTuple):
 
 
 DATASET = TableFile(
-    "dataset", ("datasetid", *DATASET_COLUMNS), ("datasetid",), DATASET_COLUMNS, ("datasetid",)
+    "dataset",
+    ("datasetid", *DATASET_COLUMNS),
+    ("datasetid",),
+    tuple(DATASET_COLUMNS),
+    ("datasetid",),
 )
 JOB = TableFile(
     "job",
@@ -57,17 +61,17 @@ def load(store: Store, folder: str) -> dict[str, int]:
     All of them or none: a row that is here with other values is refused, the same one is left.
     """
     files = {
-        each: list(_rows(each, folder)) for each in TABLES if os.path.isfile(each.path(folder))
+        table: list(_rows(table, folder)) for table in TABLES if os.path.isfile(table.path(folder))
     }
     if not files:
-        named = ", ".join(f"{each.table}.csv" for each in TABLES)
+        named = ", ".join(f"{table.table}.csv" for table in TABLES)
         raise WrongUse(f"{folder!r} has none of {named}. Name the folder that they are in.")
 
     def work() -> dict[str, int]:
         with store.db.transaction(who=person(), why="odf load"):
             store.db.run("registry.lock_datasets")
             store.db.run("registry.lock_jobs")
-            return {each.table: _add(store, each, rows) for each, rows in files.items()}
+            return {table.table: _add(store, table, rows) for table, rows in files.items()}
 
     added = store.db.insist(work)[0]
     store._plans.clear()
@@ -76,19 +80,19 @@ def load(store: Store, folder: str) -> dict[str, int]:
 
 def dump(store: Store, folder: str) -> dict[str, int]:
     """Write the three tables into a folder as they are now; how many rows, by table."""
-    there = [each.path(folder) for each in TABLES if os.path.exists(each.path(folder))]
+    there = [table.path(folder) for table in TABLES if os.path.exists(table.path(folder))]
     if there:
         raise Refused(f"{there[0]} exists, and isn't written over. Name another folder.")
     with store.db.reading():
-        found = {each: store.db.records(f"transfer.{each.table}") for each in TABLES}
+        found = {table: store.db.records(f"transfer.{table.table}") for table in TABLES}
     os.makedirs(folder, exist_ok=True)
-    for each, rows in found.items():
-        with open(each.path(folder), "x", encoding="utf-8", newline="") as file:
+    for table, rows in found.items():
+        with open(table.path(folder), "x", encoding="utf-8", newline="") as file:
             os.chmod(file.fileno(), 0o600)
-            file.write(",".join(each.columns) + "\n")
+            file.write(",".join(table.columns) + "\n")
             for row in rows:
-                file.write(",".join(_quoted(row[name]) for name in each.columns) + "\n")
-    return {each.table: len(rows) for each, rows in found.items()}
+                file.write(",".join(_quoted(row[name]) for name in table.columns) + "\n")
+    return {table.table: len(rows) for table, rows in found.items()}
 
 
 def _quoted(value: Any) -> str:

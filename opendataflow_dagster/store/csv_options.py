@@ -67,7 +67,7 @@ class CsvOptions(NamedTuple):
         if first is None:
             return []
         if not self.delimiter and len(first) == 1:
-            others = [each for each in USUAL if each in first[0]]
+            others = [delimiter for delimiter in USUAL if delimiter in first[0]]
             if others:
                 raise self.refused(
                     path,
@@ -79,9 +79,9 @@ class CsvOptions(NamedTuple):
         if not self.header and len(first) != len(names):
             raise self.refused(path, f"has {len(first)} columns, and {len(names)} are declared")
         declared = self.kinds(names)
-        if missing := [each for each in declared if each not in names]:
+        if missing := [name for name in declared if name not in names]:
             raise self.refused(path, f"has no column {missing[0]!r}, which is declared")
-        if self.schema and (new := [each for each in names if each not in declared]):
+        if self.schema and (new := [name for name in names if name not in declared]):
             raise self.refused(path, f"has a column {new[0]!r}, which isn't declared")
         return names
 
@@ -206,7 +206,7 @@ def csv_options(datasetid: str, text: str | None) -> CsvOptions:
             raise wrong(
                 f"`schema` has the type {kind!r} for {name!r}. There are {', '.join(TYPES)}."
             )
-    is_list = isinstance(strings, list) and all(isinstance(each, str) for each in strings)
+    is_list = isinstance(strings, list) and all(isinstance(name, str) for name in strings)
     if not (isinstance(strings, bool) or is_list):
         raise wrong(f"`strings` must be true, or a list of columns, not {strings!r}.")
     if schema and strings:

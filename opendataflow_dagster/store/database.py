@@ -11,6 +11,7 @@ from functools import cache
 from typing import Any, NamedTuple, Self, TypeVar
 
 from ..errors import DataflowError, LostRace, NoDatabase, Refused
+from ..model import DATASET_COLUMNS, DIALS
 
 _HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 _INSTALLED = os.path.join(_HERE, "sql")
@@ -26,7 +27,7 @@ def schema_script(dialect: str) -> str:
 
 def trigger_script(dialect: str) -> str:
     """The script that creates functions, views and triggers of a dialect."""
-    return read_sql(os.path.join(SQL_FOLDER, dialect, "triggers.sql"))
+    return _with_lists(read_sql(os.path.join(SQL_FOLDER, dialect, "triggers.sql")))
 
 
 @cache
@@ -41,9 +42,13 @@ def created_names(dialect: str) -> frozenset[str]:
 @cache
 def migration_files(dialect: str) -> dict[int, str]:
     """The migrations of a dialect in order: the version that each makes, and its file."""
-    folder = os.path.join(SQL_FOLDER, dialect, "migrations")
-    created_names = sorted(name for name in os.listdir(folder) if name.endswith(".sql"))
-    return {int(name.partition("_")[0]): os.path.join(folder, name) for name in created_names}
+    files: dict[int, str] = {}
+    for folder in ("shared", dialect):
+        path = os.path.join(SQL_FOLDER, folder, "migrations")
+        for name in os.listdir(path) if os.path.isdir(path) else ():
+            if name.endswith(".sql"):
+                files[int(name.partition("_")[0])] = os.path.join(path, name)
+    return dict(sorted(files.items()))
 
 
 def program_version(dialect: str) -> int:
@@ -57,7 +62,7 @@ def named_statements(dialect: str, topic: str) -> dict[str, str]:
     for folder in ("shared", dialect):
         path = os.path.join(SQL_FOLDER, folder, topic + ".sql")
         if os.path.exists(path):
-            found.update(_split_statements(read_sql(path)))
+            found.update(_split_statements(_with_lists(read_sql(path))))
     return found
 
 
@@ -66,11 +71,31 @@ def read_sql(path: str) -> str:
         return file.read()
 
 
+_LISTS = {"column of dataset": DATASET_COLUMNS, "dial": DIALS}
+_EACH = re.compile(r"\{each (column of dataset|dial): ([^}]*)\}")
+
+
+def _with_lists(text: str) -> str:
+    """The text of an SQL file, with what it says of each column or dial written out for every one.
+
+    `{each dial: cast(dial as text)}` is that expression of the first dial, a comma, the next one.
+    """
+
+    def written_out(found: re.Match[str]) -> str:
+        variable = found[1].split()[0]
+        return ", ".join(re.sub(rf"\b{variable}\b", name, found[2]) for name in _LISTS[found[1]])
+
+    return _EACH.sub(written_out, text)
+
+
 def _split_statements(text: str) -> dict[str, str]:
+    """The statements of a file by name; one called `set_{dial}` stands for one of each dial."""
     found = {}
     for piece in text.split("-- name: ")[1:]:
         name, _, body = piece.partition("\n")
-        found[name.strip()] = body.strip().rstrip(";")
+        for dial in DIALS if "{dial}" in name else ("",):
+            statement = body.replace("{dial}", dial).strip().rstrip(";")
+            found[name.replace("{dial}", dial).strip()] = statement
     return found
 
 
@@ -215,7 +240,9 @@ class Database:
         topic, _, short = name.partition(".")
         if topic not in self._topics:
             found = named_statements(self.dialect, topic)
-            self._topics[topic] = {each: self.translate(text) for each, text in found.items()}
+            self._topics[topic] = {
+                short_name: self.translate(text) for short_name, text in found.items()
+            }
         return self._topics[topic][short]
 
     def insist(

@@ -9,12 +9,10 @@ from typing import Any, NamedTuple
 
 from ..errors import DataflowError, LostRace
 from ..location import is_packed
+from ..model import FOLD_AFTER_SECONDS
 from ..util.times import from_table, shown, to_table
 from .step_log import KEYS_LAST
 from .store import Store
-
-FOLD_AFTER_SECONDS = 7 * 24 * 3600
-"""Seconds after which a finished item is folded, unless the job's policy says otherwise."""
 
 FOLD_PAGE_ITEMS = 1000
 """Items that one transaction looks at, so that workers never wait for long."""
@@ -69,7 +67,7 @@ class _Chain(NamedTuple):
 
     def pairs(self) -> str:
         return json.dumps(
-            [dict(zip(("jobid", "datasetid"), each, strict=True)) for each in self.outputs]
+            [dict(zip(("jobid", "datasetid"), output, strict=True)) for output in self.outputs]
         )
 
 
@@ -191,8 +189,9 @@ def _fold_page(store: Store, jobid: str, chain: _Chain, dataids: Sequence[str], 
             raise LostRace("An item changed while it was folded.")
         for name in ("reads", "facts", "steps", "parts"):
             db.change(f"folding.remove_{name}", **asked)
-        for each in sorted({job for job, _ in chain.outputs}):
-            _note(store, each, [row for dataid in whole for row in made[dataid] if row[1] == each])
+        for writer in sorted({job for job, _ in chain.outputs}):
+            rows = [row for dataid in whole for row in made[dataid] if row[1] == writer]
+            _note(store, writer, rows)
     return len(whole)
 
 
@@ -217,16 +216,18 @@ def _chain(links: Iterable[tuple[str, str, str]], jobid: str) -> _Chain:
     jobs, todo = {jobid}, [jobid]
     while todo:
         job = todo.pop()
-        written = {datasetid for each, kind, datasetid in links if (each, kind) == (job, "OUT")}
-        readers = {each for each, kind, datasetid in links if kind == "IN" and datasetid in written}
+        written = {datasetid for writer, kind, datasetid in links if (writer, kind) == (job, "OUT")}
+        readers = {
+            reader for reader, kind, datasetid in links if kind == "IN" and datasetid in written
+        }
         todo += readers - jobs
         jobs |= readers
     return _Chain(
         tuple(
             sorted(
-                (each, datasetid)
-                for each, kind, datasetid in links
-                if kind == "OUT" and each in jobs
+                (writer, datasetid)
+                for writer, kind, datasetid in links
+                if kind == "OUT" and writer in jobs
             )
         )
     )

@@ -14,7 +14,7 @@ from ..model import PENDING
 from ..util.text import typed
 from ..util.times import from_table
 from .claimable import MAX_COUNTED_CHUNKS, Offer, newest
-from .output_rows import Move, add_rows, generations
+from .moves import Move, add_rows, generations
 from .store import Store
 
 __all__ = [
@@ -105,7 +105,9 @@ def begin_run(store: Store, jobid: str) -> str:
     named = json.dumps(outputs)
     while store.db.run("items.taken", dataid=_named(moment), datasetids=named):
         moment += timedelta(milliseconds=1)
-    add_rows(store, [Move(jobid, each, _named(moment), None, PENDING) for each in outputs])
+    add_rows(
+        store, [Move(jobid, datasetid, _named(moment), None, PENDING) for datasetid in outputs]
+    )
     return _named(moment)
 
 
@@ -282,7 +284,8 @@ class _Attempt:
                     }
                 )
                 rows += [
-                    Move(post.jobid, each, dataid, None, PENDING) for each in outputs[post.jobid]
+                    Move(post.jobid, datasetid, dataid, None, PENDING)
+                    for datasetid in outputs[post.jobid]
                 ]
             if post.key is not None:
                 keys.append(
@@ -389,11 +392,11 @@ def offer_run(store: Store, jobid: str, dataid: str, *, who: str) -> bool:
     def work() -> bool:
         with store.db.transaction(who=who, act=ACCEPT):
             outputs = store.read_plan(jobid).outputs
-            for each in outputs:
-                store.db.run("items.turn", datasetid=each)
+            for datasetid in outputs:
+                store.db.run("items.turn", datasetid=datasetid)
             if store.db.run("items.taken", dataid=dataid, datasetids=json.dumps(outputs)):
                 return False
-            rows = [Move(jobid, each, dataid, None, PENDING) for each in outputs]
+            rows = [Move(jobid, datasetid, dataid, None, PENDING) for datasetid in outputs]
             return add_rows(store, rows) > 0
 
     return store.db.insist(work)[0]
@@ -424,14 +427,14 @@ def _begin(store: Store, jobid: str, every_minutes: int, who: str) -> str | None
     db = store.db
     with db.transaction(who=who, act=ACCEPT):
         outputs = store.read_plan(jobid).outputs
-        for each in outputs:
-            db.run("items.turn", datasetid=each)
+        for datasetid in outputs:
+            db.run("items.turn", datasetid=datasetid)
         if not outputs or db.run("periodic.unfinished", jobid=jobid):
             return None
         last = [
             dataid
-            for each in outputs
-            for (dataid,) in db.run("periodic.newest", jobid=jobid, datasetid=each)
+            for datasetid in outputs
+            for (dataid,) in db.run("periodic.newest", jobid=jobid, datasetid=datasetid)
         ]
         if last:
             began = datetime.strptime(max(last), RUN_NAME_FORMAT).replace(tzinfo=UTC)

@@ -7,7 +7,8 @@ void claims and locks, send a job's other outputs back, judge who may run now.
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from functools import partial
+from typing import Any, Literal, NamedTuple
 
 from ..errors import DataflowError, NoDatabase, Refused, WrongUse
 from ..ids import check_id, natural_key
@@ -26,7 +27,7 @@ from ..model import (
 )
 from ..util.text import did_you_mean, typed
 from .item_folding import fold_of
-from .output_rows import (
+from .moves import (
     Move,
     Moved,
     as_json,
@@ -34,12 +35,13 @@ from .output_rows import (
     in_transaction,
     moves_to,
     outputs_of,
+    overtaken,
     person,
     produced,
+    refuse_overtaken,
     status,
     unmoved,
 )
-from .precedence import overtaken, refuse_overtaken
 from .store import DELAY_OVER, Store, job_names, refuse_flawed
 
 __all__ = [
@@ -155,63 +157,62 @@ def _resubmit_stale(
     return in_transaction(store, work, who, why or "odf resubmit --stale")
 
 
-def hold(
+def set_hold(
     store: Store,
     jobid: str,
     dataids: Sequence[str],
     *,
+    act: Literal["hold", "release"],
     plan: bool = False,
     who: str | None = None,
     why: str | None = None,
 ) -> Moved:
-    """Keep a job from making chunks, and others from reading what it made, until release."""
+    """Hold chunks of a job, so that it doesn't make them and nobody reads them; or release them."""
     asked = _checked_dataids(jobid, dataids, needed=True)
+    moves_of = _moves_of_hold if act == "hold" else _moves_of_release
 
     def work() -> Moved:
-        outputs = store.read_plan(jobid).outputs
-        rows = outputs_of(store, [jobid], asked)
-        refuse_running(store, rows)
-        if not outputs:
-            refuse_unknown(store, jobid, asked, rows)
-        there = {(row.datasetid, row.dataid) for row in rows}
-        refuse_folded(store, jobid, {*asked} - {row.dataid for row in rows})
-        new = [
-            Move(jobid, datasetid, dataid, None, HOLD)
-            for dataid in asked
-            for datasetid in outputs
-            if (datasetid, dataid) not in there
-        ]
-        return carry_out(store, moves_to(HOLD, rows, "hold"), new=new, asked=asked, plan=plan)
+        moves, new = moves_of(store, jobid, asked)
+        return carry_out(store, moves, new=new, asked=asked, plan=plan)
 
-    return in_transaction(store, work, who, why or "odf hold")
+    return in_transaction(store, work, who, why or f"odf {act}")
 
 
-def release(
-    store: Store,
-    jobid: str,
-    dataids: Sequence[str],
-    *,
-    plan: bool = False,
-    who: str | None = None,
-    why: str | None = None,
-) -> Moved:
-    """Make held chunks what they were: PENDING if they weren't there, RESUBMIT if none can tell."""
-    asked = _checked_dataids(jobid, dataids, needed=True)
+hold = partial(set_hold, act="hold")
+release = partial(set_hold, act="release")
 
-    def work() -> Moved:
-        rows = outputs_of(store, [jobid], asked)
-        refuse_unknown(store, jobid, asked, rows)
-        held = [row for row in rows if status(row) == HOLD]
-        were = store.db.run(
-            "moves.before_hold",
-            rows=as_json(held),
-            words=json.dumps([word for word in WORDS if word != HOLD]),
-        )
-        before = {(row[0], row[1], row[2]): row[3] for row in were}
-        moves = [row._replace(status_after=_released(before[row[:3]])) for row in held]
-        return carry_out(store, moves, asked=asked, plan=plan)
 
-    return in_transaction(store, work, who, why or "odf release")
+def _moves_of_hold(
+    store: Store, jobid: str, dataids: Sequence[str]
+) -> tuple[list[Move], list[Move]]:
+    """What holds chunks: moves of the rows that are there, and new rows for the others."""
+    outputs = store.read_plan(jobid).outputs
+    rows = outputs_of(store, [jobid], dataids)
+    refuse_running(store, rows)
+    if not outputs:
+        refuse_unknown(store, jobid, dataids, rows)
+    there = {(row.datasetid, row.dataid) for row in rows}
+    refuse_folded(store, jobid, {*dataids} - {row.dataid for row in rows})
+    new = [
+        Move(jobid, datasetid, dataid, None, HOLD)
+        for dataid in dataids
+        for datasetid in outputs
+        if (datasetid, dataid) not in there
+    ]
+    return moves_to(HOLD, rows, "hold"), new
+
+
+def _moves_of_release(
+    store: Store, jobid: str, dataids: Sequence[str]
+) -> tuple[list[Move], list[Move]]:
+    """What releases chunks: each row becomes what history says that it was before the hold."""
+    rows = outputs_of(store, [jobid], dataids)
+    refuse_unknown(store, jobid, dataids, rows)
+    held = [row for row in rows if status(row) == HOLD]
+    words = json.dumps([word for word in WORDS if word != HOLD])
+    history = store.db.run("moves.before_hold", rows=as_json(held), words=words)
+    before = {(row[0], row[1], row[2]): row[3] for row in history}
+    return [row._replace(status_after=_released(before[row[:3]])) for row in held], []
 
 
 def ready(
@@ -233,7 +234,7 @@ def ready(
         raise WrongUse(
             "'today' is READY by itself, on each date. Name the dataset that was produced."
         )
-    asked = [check_id("dataid", each) for each in dict.fromkeys(dataids)]
+    asked = [check_id("dataid", dataid) for dataid in dict.fromkeys(dataids)]
     if not asked:
         raise WrongUse(f"Which chunks of {datasetid!r} are ready? Name them.")
 
@@ -250,10 +251,12 @@ def ready(
         made = {row.dataid for row in rows if status(row) == READY}
         there = {row.dataid for row in rows}
         for jobid in writers(store, datasetid):
-            refuse_folded(store, jobid, [each for each in asked if each not in there])
+            refuse_folded(store, jobid, [dataid for dataid in asked if dataid not in there])
         moves = moves_to(READY, [row for row in rows if row.dataid not in made], "ready")
         first = [
-            Move(EXTERNAL, datasetid, each, None, READY) for each in asked if each not in there
+            Move(EXTERNAL, datasetid, dataid, None, READY)
+            for dataid in asked
+            if dataid not in there
         ]
         return carry_out(store, moves, new=first, asked=asked, plan=plan)
 
@@ -281,7 +284,7 @@ def delete_run(
 def due(store: Store, jobid: str | None = None) -> list[Recovered]:
     """What `Store.recover` would settle now."""
     found = [
-        Recovered(each.jobid, each.dataid, *each.verdict()) for each in store.lost_claims(jobid)
+        Recovered(claim.jobid, claim.dataid, *claim.verdict()) for claim in store.lost_claims(jobid)
     ]
     for job, dataid, _ in store.db.run("claims.due_retries", jobid=jobid):
         found.append(Recovered(job, dataid, RESUBMIT, DELAY_OVER))
@@ -337,20 +340,22 @@ def is_registered(store: Store, datasetid: str) -> bool:
 def writers(store: Store, datasetid: str) -> list[str]:
     """The jobs that write a dataset."""
     edges = store.db.run("moves.edges")
-    return sorted({job for job, kind, each in edges if (kind, each) == ("OUT", datasetid)})
+    return sorted({job for job, kind, written in edges if (kind, written) == ("OUT", datasetid)})
 
 
 def _checked_dataids(jobid: str, dataids: Sequence[str], *, needed: bool = False) -> list[str]:
     check_id("jobid", jobid)
     if needed and not dataids:
         raise WrongUse(f"Which chunks of {jobid!r}? Name them.")
-    return [check_id("dataid", each) for each in dict.fromkeys(dataids)]
+    return [check_id("dataid", dataid) for dataid in dict.fromkeys(dataids)]
 
 
 def _failed(store: Store, jobid: str, asked: Sequence[str], limit: int) -> list[str]:
     """The chunks of a job that failed; of those asked for, if any are."""
     found = {dataid for (dataid,) in store.db.run("moves.failed", jobid=jobid, most=limit)}
-    return [each for each in asked if each in found] if asked else sorted(found, key=natural_key)
+    return (
+        [dataid for dataid in asked if dataid in found] if asked else sorted(found, key=natural_key)
+    )
 
 
 def _apart(rows: Sequence[Move], stays: Sequence[Move]) -> list[Move]:
@@ -362,7 +367,7 @@ def _apart(rows: Sequence[Move], stays: Sequence[Move]) -> list[Move]:
 
 
 def _released(before: str) -> str:
-    """What a held row becomes that was `before`."""
+    """What a held row becomes: PENDING if it wasn't there, RESUBMIT if nobody can tell."""
     if before == ABSENT:
         return PENDING
     was = read_status(before)
@@ -408,7 +413,7 @@ def refuse_unknown_name(store: Store, name: str) -> None:
         )
 
 
-def unknown_dataset(store: Store, datasetid: str, todo: str) -> Refused:
+def unknown_dataset(store: Store, datasetid: str, todo: str = "See `odf dataset list`.") -> Refused:
     """The refusal of a dataset that isn't registered; `todo` says what to run."""
     like = did_you_mean(datasetid, dataset_names(store)) or "."
     return Refused(f"Dataset {datasetid!r} isn't registered{like} {todo}", code="NOT_REGISTERED")

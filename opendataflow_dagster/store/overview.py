@@ -17,7 +17,7 @@ from .item_folding import folds
 from .operations import refuse_unknown_name
 from .store import Store
 
-STATUSES = (*(each for each in Status if each != PENDING), PENDING)
+STATUSES = (*(status for status in Status if status != PENDING), PENDING)
 """The columns of a summary: what nobody has begun comes last."""
 
 COLUMNS: tuple[str, ...] = (
@@ -316,14 +316,14 @@ def known(store: Store, datasetids: Iterable[str], dataids: Iterable[str]) -> se
 
 def facts(store: Store, datasetid: str, chunks: Mapping[str, Truth]) -> dict[str, dict[str, Any]]:
     """What was recorded when those chunks were made; by dataid."""
-    asked = [{"dataid": each, "generation": truth.generation} for each, truth in chunks.items()]
+    asked = [{"dataid": dataid, "generation": truth.generation} for dataid, truth in chunks.items()]
     rows = store.db.records("truth.facts", datasetid=datasetid, chunks=json.dumps(asked))
     return {row.pop("dataid"): row for row in rows}
 
 
 def holders(store: Store, chunks: Mapping[str, Truth]) -> dict[str, str]:
     """The run that holds each of those chunks, where its claim names one; by dataid."""
-    asked = [{"dataid": each, "jobid": truth.jobid} for each, truth in chunks.items()]
+    asked = [{"dataid": dataid, "jobid": truth.jobid} for dataid, truth in chunks.items()]
     rows = store.db.run("truth.holders", chunks=json.dumps(asked))
     return {dataid: runid for dataid, _, runid in rows}
 

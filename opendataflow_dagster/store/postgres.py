@@ -16,7 +16,7 @@ from ..errors import NoDatabase
 from ..ids import natural_key
 from ..model import Claim, Fact, Failure
 from .database import SQL_FOLDER, Database, created_names, no_tables
-from .store import InputChanges, OutputCounts, Store
+from .store import ClaimRequest, InputChanges, OutputCounts, Store
 
 _PARAMETER = re.compile(r"(?<![:\w]):([a-z_]+)")
 
@@ -288,16 +288,8 @@ class PostgresStore(Store):
     db: PostgresDatabase
     _untidy = 0
 
-    def _take(
-        self,
-        jobid: str,
-        owner: str,
-        k: int,
-        runid: str | None,
-        lease: float,
-        only: str | None,
-        skip: int,
-    ) -> list[Claim]:
+    def _take(self, request: ClaimRequest, skip: int) -> list[Claim]:
+        jobid, only = request.jobid, request.only
         plan = self.plan(jobid)
         self._tidy()
         turns = plan.rivals or plan.limited or only is not None
@@ -310,22 +302,12 @@ class PostgresStore(Store):
                 self.db.run("claims.lock_dial", jobid=jobid)
             if only is not None:
                 self.db.run("claims.judge", jobid=jobid, dataid=only)
-            rows = self.db.run(
-                "claims.claim",
-                jobid=jobid,
-                owner=owner,
-                k=k,
-                runid=runid,
-                lease=lease,
-                only=only,
-                skip=skip,
-                version=self.version,
-            )
+            rows = self.db.run("claims.claim", **request._asdict(), skip=skip, version=self.version)
         self._untidy += len(rows)
         if len(rows) > 1:
             rows.sort(key=lambda row: (row[5], natural_key(row[0]), row[0]))
         return [
-            Claim(jobid, dataid, generation, owner, attempts, float(lease), time_limit)
+            Claim(jobid, dataid, generation, request.owner, attempts, float(lease), time_limit)
             for dataid, generation, attempts, lease, time_limit, _ in rows
         ]
 

@@ -1,7 +1,7 @@
 """What is registered: datasets, the jobs that read and write them, and each job's dials."""
 
 import json
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from graphlib import CycleError, TopologicalSorter
 from typing import Any, NamedTuple
@@ -11,14 +11,13 @@ from ..config.passkey import find_passkey
 from ..config.settings import redact
 from ..errors import Refused, WrongUse
 from ..ids import check_id, check_text, check_variable
-from ..model import DATASET_COLUMNS, Plan
+from ..model import DATASET_COLUMNS, DIALS, Plan
 from ..util.text import typed
 from ..util.times import from_table, parse_duration, parse_time, to_table
 from .csv_options import csv_options
-from .item_folding import FOLD_AFTER_SECONDS
+from .moves import person
 from .operations import EXTERNAL, is_registered, unknown_dataset
-from .output_rows import person
-from .store import LEASE_SECONDS, MAX_LOSSES, Store, refuse_flawed
+from .store import Store, refuse_flawed
 
 SPLIT = "split"
 """The job id of chunks that `odf split` registered."""
@@ -27,42 +26,11 @@ WRITE_MODES = ("append", "replace")
 
 FOREVER = datetime(9999, 1, 1, tzinfo=UTC)
 
-DIALS = {
-    "concurrency": (0, "chunks of this job that run at once", "as many as there are workers"),
-    "max_attempts": (1, "attempts before a chunk is FAILED", "1"),
-    "max_losses": (
-        1,
-        "workers lost, or inputs changed, in a row before a chunk is on HOLD",
-        f"{MAX_LOSSES}",
-    ),
-    "retry_delay": (0, "seconds before another attempt", "0"),
-    "lease_seconds": (
-        1,
-        "seconds without a heartbeat until a worker is lost",
-        f"{LEASE_SECONDS:.0f}",
-    ),
-    "batch_size": (
-        1,
-        "chunks that a worker claims at once, at most 1000: `odf run --all`, Dagster",
-        "1, or what @spark_job(batch=) says",
-    ),
-    "time_limit": (1, "seconds after which a chunk's work is ended", "none"),
-    "paused_until": (None, "nothing is claimed before", "not paused"),
-    "every_minutes": (
-        1,
-        "minutes between a schedule's launches, or new runs of a pipeline",
-        "whenever there is work; no new run",
-    ),
-    "fold_after": (
-        60,
-        "seconds until an item that is READY is folded: it leaves the tables",
-        f"{FOLD_AFTER_SECONDS} (7 days)",
-    ),
-}
-"""Each dial of a job: its least value, what it is, and what holds when it isn't set."""
+LARGEST_INTEGER = 2**31 - 1
+"""What a dial's column can hold on PostgreSQL."""
 
-IN_SECONDS = ("retry_delay", "lease_seconds", "time_limit", "fold_after")
-MOST = 2**31 - 1
+Item = tuple[str, str | None, str | None]
+"""A row of a job's registration: IN, OUT or a variable's name; its dataset; its value."""
 
 
 class Added(NamedTuple):
@@ -91,6 +59,29 @@ def add_dataset(
 
     None leaves a column as it is, an empty text clears it. The password is encrypted on the way.
     """
+    _check_columns(datasetid, columns)
+    check_text("password", password)
+    if password:
+        others = [value for _, value in store.db.run("credentials.values")]
+        columns["encryptedpass"] = encrypt(
+            password, find_passkey(), purpose=for_dataset(datasetid), beside=others
+        )
+    values = {name: columns.get(name) for name in DATASET_COLUMNS}
+
+    def work() -> bool:
+        with store.db.transaction(who=person()):
+            store.db.run("registry.lock_datasets")
+            if is_registered(store, datasetid):
+                store.db.change("registry.change_dataset", datasetid=datasetid, **values)
+                return False
+            store.db.change("registry.add_dataset", datasetid=datasetid, **values)
+            return True
+
+    return store.db.insist(work)[0]
+
+
+def _check_columns(datasetid: str, columns: Mapping[str, str | None]) -> None:
+    """Refuse a dataset's id, or a value of one of its columns, that nothing could work with."""
     check_id("datasetid", datasetid)
     if datasetid == "today":
         raise WrongUse(
@@ -122,24 +113,6 @@ def add_dataset(
             f"encryptedpass of dataset {datasetid!r} isn't an encrypted value. Make one with "
             f"`odf encrypt --dataset {typed(datasetid)}`, or use --password."
         )
-    check_text("password", password)
-    if password:
-        others = [value for _, value in store.db.run("credentials.values")]
-        columns["encryptedpass"] = encrypt(
-            password, find_passkey(), purpose=for_dataset(datasetid), beside=others
-        )
-    values = {name: columns.get(name) for name in DATASET_COLUMNS}
-
-    def work() -> bool:
-        with store.db.transaction(who=person()):
-            store.db.run("registry.lock_datasets")
-            if is_registered(store, datasetid):
-                store.db.change("registry.change_dataset", datasetid=datasetid, **values)
-                return False
-            store.db.change("registry.add_dataset", datasetid=datasetid, **values)
-            return True
-
-    return store.db.insist(work)[0]
 
 
 def _has_password(place: str) -> bool:
@@ -169,62 +142,82 @@ def add_job(
     A variable that the job sets already gets the new value. `beside` are jobs that are registered
     together with it: what their rows still say doesn't count.
     """
-    environment = environment or {}
-    wanted = _items(jobid, inputs, outputs, environment)
+    wanted = _items(jobid, inputs, outputs, environment or {})
 
     def work() -> Added:
         db = store.db
         with db.transaction(who=person()):
             db.run("registry.lock_jobs")
             rows = db.run("registry.items", jobid=jobid)
-            there = set(rows)
-            links = {
-                (kind, datasetid)
-                for kind, datasetid, _ in there
-                if kind in ("IN", "OUT") and datasetid
-            }
-            new_links = {(kind, datasetid) for kind, datasetid, _ in wanted if datasetid}
-            wanted_links = new_links if replace else links | new_links
-            _check_links(jobid, wanted_links)
-            if new_links - links:
-                _refuse_circle(store, jobid, wanted_links, beside)
-            if replace and there == set(wanted) and len(rows) == len(there):
-                new = []
-            elif replace and (links != new_links or len(rows) != len(there)):
-                if links - new_links:
-                    _refuse_live(store, jobid)
-                db.change("registry.remove_job", jobid=jobid)
-                new = wanted
-            else:
-                if replace:  # the datasets stay: nothing has to be judged anew
-                    db.change("registry.remove_variables", jobid=jobid)
-                    there = {item for item in there if item[0] in ("IN", "OUT")}
-                set_here = {kind for kind, _, _ in there if kind not in ("IN", "OUT")}
-                new = [
-                    item
-                    for item in wanted
-                    if (item[:2] not in links if item[1] else item[0] not in set_here)
-                ]
-                for name, value in environment.items():
-                    if name in set_here:
-                        db.change("registry.change_item", jobid=jobid, variable=name, value=value)
-            if new:
-                items = [
-                    dict(zip(("itemtype", "datasetid", "itemvalue"), item, strict=True))
-                    for item in new
-                ]
+            links, wanted_links = _links(rows), _links(wanted)
+            links_after = wanted_links if replace else links | wanted_links
+            _check_links(jobid, links_after)
+            if wanted_links - links:
+                _refuse_circle(store, jobid, links_after, beside)
+            new = (_replace_items if replace else _extend_items)(store, jobid, rows, wanted)
+            if new:  # in one statement, so that what may be claimed is judged once
+                names = ("itemtype", "datasetid", "itemvalue")
+                items = [dict(zip(names, item, strict=True)) for item in new]
                 db.change("registry.add_items", jobid=jobid, items=json.dumps(items))
-            named = dict.fromkeys(item[1] for item in wanted if item[1] and item[1] != "today")
-            notes = [
-                f"Dataset {each!r} isn't registered: its chunks are tracked, but the job gets no "
-                f"variables of it. To change that: `odf dataset add {typed(each)}`."
-                for each in named
-                if not is_registered(store, each)
-            ]
+            notes = _unregistered_notes(store, wanted)
         store._plans.pop(jobid, None)
         return Added(len(new), notes)
 
     return store.db.insist(work)[0]
+
+
+def _links(items: Iterable[Sequence[str | None]]) -> set[tuple[str, str]]:
+    """What of a registration joins the job to datasets: IN or OUT, and the dataset."""
+    return {
+        (kind, datasetid) for kind, datasetid, _ in items if kind in ("IN", "OUT") and datasetid
+    }
+
+
+def _replace_items(
+    store: Store, jobid: str, rows: Sequence[tuple], wanted: Sequence[Item]
+) -> Sequence[Item]:
+    """Take away what a job has beside the wanted items; those that are missing then."""
+    has_duplicates = len(rows) != len(set(rows))
+    if set(rows) == set(wanted) and not has_duplicates:
+        return []
+    links, wanted_links = _links(rows), _links(wanted)
+    if links == wanted_links and not has_duplicates:
+        # The rows of datasets stay: writing them again would have every chunk judged again.
+        store.db.change("registry.remove_variables", jobid=jobid)
+        return [item for item in wanted if not item[1]]
+    if links - wanted_links:
+        _refuse_live(store, jobid)
+    store.db.change("registry.remove_job", jobid=jobid)
+    return wanted
+
+
+def _extend_items(
+    store: Store, jobid: str, rows: Sequence[tuple], wanted: Sequence[Item]
+) -> Sequence[Item]:
+    """Give a job's variables their new values; the wanted items that it doesn't have."""
+    links, variables = _links(rows), {row[0] for row in rows if row[0] not in ("IN", "OUT")}
+    new = []
+    for kind, datasetid, value in wanted:
+        if datasetid:
+            is_new = (kind, datasetid) not in links
+        else:
+            is_new = kind not in variables
+            if not is_new:
+                store.db.change("registry.change_item", jobid=jobid, variable=kind, value=value)
+        if is_new:
+            new.append((kind, datasetid, value))
+    return new
+
+
+def _unregistered_notes(store: Store, items: Iterable[Item]) -> list[str]:
+    """What a person should know of datasets that a job names and that have no row."""
+    names = dict.fromkeys(item[1] for item in items if item[1] and item[1] != "today")
+    return [
+        f"Dataset {name!r} isn't registered: its chunks are tracked, but the job gets no "
+        f"variables of it. To change that: `odf dataset add {typed(name)}`."
+        for name in names
+        if not is_registered(store, name)
+    ]
 
 
 def remove_job(store: Store, jobid: str, *, plan: bool = False) -> list[Removal]:
@@ -272,7 +265,7 @@ def remove_dataset(store: Store, datasetid: str, *, plan: bool = False) -> list[
         with db.transaction(who=person()):
             db.run("registry.lock_datasets")
             if not is_registered(store, datasetid):
-                raise unknown_dataset(store, datasetid, "See `odf dataset list`.")
+                raise unknown_dataset(store, datasetid)
             users = [jobid for (jobid,) in db.run("registry.users", datasetid=datasetid)]
             if users:
                 raise Refused(
@@ -311,8 +304,12 @@ def jobs(store: Store, jobid: str | None = None) -> list[dict[str, Any]]:
 def policy(store: Store, jobid: str) -> dict[str, Any]:
     """The dials of a job; None where the default holds."""
     _refuse_unregistered(store, jobid)
-    found = store.db.records("registry.policy", jobid=jobid)
-    return found[0] if found else {"jobid": jobid} | dict.fromkeys(DIALS)
+    rows = store.db.records("registry.policy", jobid=jobid)
+    if not rows:
+        return {"jobid": jobid} | dict.fromkeys(DIALS)
+    [row] = rows
+    dials = {key: row[key] for key in DIALS}
+    return {"jobid": jobid} | dials | {"paused_until": row["pause"]}
 
 
 def set_policy(store: Store, jobid: str, dials: Mapping[str, str]) -> dict[str, Any]:
@@ -336,16 +333,16 @@ def set_policy(store: Store, jobid: str, dials: Mapping[str, str]) -> dict[str, 
 
 def _items(
     jobid: str, inputs: Iterable[str], outputs: Iterable[str], environment: Mapping[str, str]
-) -> list[tuple[str, str | None, str | None]]:
+) -> list[Item]:
     """The rows of a registration, each checked and none twice."""
     check_id("jobid", jobid)
     if jobid in (EXTERNAL, SPLIT):
         raise WrongUse(
             f"{jobid!r} is the job id of chunks that no job produced. Choose another name."
         )
-    items: list[tuple[str, str | None, str | None]] = []
+    items: list[Item] = []
     for kind, datasetids in (("IN", inputs), ("OUT", outputs)):
-        items += [(kind, check_id("datasetid", each), None) for each in dict.fromkeys(datasetids)]
+        items += [(kind, check_id("datasetid", name), None) for name in dict.fromkeys(datasetids)]
     if ("OUT", "today", None) in items:
         raise WrongUse(
             "'today' can't be written: it is READY by itself, on each date. Use it as an input."
@@ -397,8 +394,8 @@ def _refuse_circle(
     others = {plan.jobid: plan for plan in beside if plan.jobid != jobid}
     edges = [
         *(edge for edge in store.db.run("moves.edges") if edge[0] not in (jobid, *others)),
-        *((plan.jobid, "IN", each) for plan in others.values() for each in plan.inputs),
-        *((plan.jobid, "OUT", each) for plan in others.values() for each in plan.outputs),
+        *((plan.jobid, "IN", name) for plan in others.values() for name in plan.inputs),
+        *((plan.jobid, "OUT", name) for plan in others.values() for name in plan.outputs),
     ]
     writes: dict[str, list[str]] = {}
     readers: dict[str, list[str]] = {}
@@ -440,28 +437,35 @@ def _refuse_unregistered(store: Store, jobid: str) -> None:
 
 def _dial(store: Store, key: str, text: str) -> Any:
     """The value of a dial from what a person wrote."""
-    text = text.strip()
-    least, _, _ = DIALS[key]
+    text, dial = text.strip(), DIALS[key]
     if text.lower() in ("", "none") or (key == "paused_until" and text.lower() == "no"):
         return None
-    if least is None:
-        if text.lower() == "forever":
-            return to_table(store, FOREVER)
-        if text.startswith("+"):
-            seconds = min(store.now() + parse_duration(text[1:]), FOREVER.timestamp())
-            return to_table(store, datetime.fromtimestamp(seconds, UTC))
-        try:
-            return to_table(store, min(parse_time(store, text), FOREVER))
-        except WrongUse as error:
-            raise WrongUse(f"paused_until: {error} Or +2h, +30m, forever, no.") from None
+    if dial.unit == "time":
+        return _time_of_dial(store, key, text)
+    is_seconds = dial.unit == "seconds"
     try:
-        number = round(parse_duration(text)) if key in IN_SECONDS else int(text)
+        number = round(parse_duration(text)) if is_seconds else int(text)
     except (WrongUse, ValueError):
         number = -1
-    if not least <= number <= MOST:
-        what = "a number of seconds (or 30m, 2h)" if key in IN_SECONDS else "a whole number"
-        raise WrongUse(f"{key}={text[:40]!r}: it is {what}, at least {least}; `none` resets it.")
+    if not dial.least <= number <= LARGEST_INTEGER:
+        kind = "a number of seconds (or 30m, 2h)" if is_seconds else "a whole number"
+        raise WrongUse(
+            f"{key}={text[:40]!r}: it is {kind}, at least {dial.least}; `none` resets it."
+        )
     return number
+
+
+def _time_of_dial(store: Store, key: str, text: str) -> Any:
+    """The moment that a person wrote: `forever`, +2h from now, or a time."""
+    if text.lower() == "forever":
+        return to_table(store, FOREVER)
+    if text.startswith("+"):
+        seconds = min(store.now() + parse_duration(text[1:]), FOREVER.timestamp())
+        return to_table(store, datetime.fromtimestamp(seconds, UTC))
+    try:
+        return to_table(store, min(parse_time(store, text), FOREVER))
+    except WrongUse as error:
+        raise WrongUse(f"{key}: {error} Or +2h, +30m, forever, no.") from None
 
 
 def _shortened(value: str | None) -> str | None:

@@ -1,7 +1,7 @@
 """Who is at work in which run, and what becomes of the claims of a run that is over."""
 
-from ..model import HOLD, Lost, Recovered
-from .store import LEASE_SECONDS, MAX_LOSSES, Store
+from ..model import HOLD, LEASE_SECONDS, MAX_LOSSES, Lost, Recovered
+from .store import Store
 
 MAX_SETTLE_RACES = 10
 """How often a settlement that met locked rows is tried again: for seconds, not for minutes."""

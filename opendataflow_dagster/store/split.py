@@ -12,8 +12,8 @@ from ..ids import check_id, check_text
 from ..model import PENDING, READY
 from ..util.text import typed
 from .items import ACCEPT
+from .moves import Move, add_rows, as_json, generations, person
 from .operations import is_registered, refuse_unknown_job, unknown_dataset
-from .output_rows import Move, add_rows, as_json, generations, person
 from .overview import known
 from .registry import SPLIT
 from .store import Store
@@ -254,7 +254,7 @@ def _register(
         numbers: dict[str, int] = {}
         if row.status_after == READY:
             fresh = generations(store, len(rows))
-            numbers = {each.dataid: number for each, number in zip(rows, fresh, strict=True)}
+            numbers = {row.dataid: number for row, number in zip(rows, fresh, strict=True)}
         if add_rows(store, rows, numbers) < len(rows):
             raise LostRace("A chunk was registered by somebody else meanwhile.")
         if numbers:

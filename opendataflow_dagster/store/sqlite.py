@@ -13,7 +13,7 @@ from ..ids import natural_key
 from ..model import FAILED, RESUBMIT, Claim, Fact, Failure, Plan, effect
 from ..util.directory_lock import try_lock
 from .database import Database, no_tables
-from .store import InputChanges, OutputCounts, Store
+from .store import ClaimRequest, InputChanges, OutputCounts, Store
 
 BUSY = 60.0
 """Seconds to wait for another writer's turn to end."""
@@ -242,24 +242,21 @@ class SqliteStore(Store):
 
     db: SqliteDatabase
 
-    def _take(
-        self,
-        jobid: str,
-        owner: str,
-        k: int,
-        runid: str | None,
-        lease: float,
-        only: str | None,
-        skip: int,
-    ) -> list[Claim]:
+    def _take(self, request: ClaimRequest, skip: int) -> list[Claim]:
+        # Nothing to skip: a transaction here is the only writer.
+        jobid, only = request.jobid, request.only
         db = self.db
-        with db.transaction(who=owner, act="claim"):
+        with db.transaction(who=request.owner, act="claim"):
             plan = self.read_plan(jobid)
             if only is not None:
                 db.run("claims.judge", jobid=jobid, dataid=only)
             db.change("claims.sort_pending", jobid=jobid)
             [(free, lease, time_limit)] = db.run(
-                "claims.dial", jobid=jobid, k=k, lease=lease, version=self.version
+                "claims.dial",
+                jobid=jobid,
+                k=request.k,
+                lease=request.lease,
+                version=self.version,
             )
             until = time.monotonic() + TURN
             claims: list[Claim] = []
@@ -267,7 +264,7 @@ class SqliteStore(Store):
                 claims = [
                     claim
                     for (dataid,) in picked
-                    if (claim := self._open(plan, dataid, owner, runid, lease, time_limit))
+                    if (claim := self._open(plan, dataid, request, lease, time_limit))
                 ]
                 # What was pending before its job changed may not be any more, and is gone now.
                 if claims or time.monotonic() > until:
@@ -278,8 +275,7 @@ class SqliteStore(Store):
         self,
         plan: Plan,
         dataid: str,
-        owner: str,
-        runid: str | None,
+        request: ClaimRequest,
         lease: float,
         time_limit: int | None,
     ) -> Claim | None:
@@ -291,8 +287,8 @@ class SqliteStore(Store):
             jobid=jobid,
             dataid=dataid,
             generation=generation,
-            owner=owner,
-            runid=runid,
+            owner=request.owner,
+            runid=request.runid,
             lease=lease,
         )
         if not opened:
@@ -304,7 +300,7 @@ class SqliteStore(Store):
                 ):
                     # Rolls back the whole transaction: no chunk is ever claimed in part.
                     raise LostRace(f"{datasetid}/{dataid} changed under a claim of {jobid}.")
-        return Claim(jobid, dataid, generation, owner, opened[0][0], lease, time_limit)
+        return Claim(jobid, dataid, generation, request.owner, opened[0][0], lease, time_limit)
 
     def _fill(self, jobid: str, most: int) -> int:
         looked, until = 0, time.monotonic() + TURN

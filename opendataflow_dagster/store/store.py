@@ -3,10 +3,13 @@
 import os
 import time
 from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
 
 from ..errors import DataflowError, InputsChanged, LostRace, Refused, StaleClaim
 from ..model import (
     FAILED,
+    LEASE_SECONDS,
+    MAX_LOSSES,
     READY,
     RESUBMIT,
     RUNNING,
@@ -21,17 +24,11 @@ from ..model import (
 from ..util.text import did_you_mean, typed
 from .database import Database, Versions, program_version
 
-LEASE_SECONDS = 120.0
-"""Seconds that a claim lasts without a heartbeat, unless the job's policy says otherwise."""
-
 CLOCK_DRIFT_SECONDS = 5.0
 """Seconds by which a clock may differ from the database's."""
 
 LONGEST_LEASE_SECONDS = 7 * 24 * 3600.0
 """Seconds beyond which a lease is too long to be meant, unless the job's policy says so."""
-
-MAX_LOSSES = 5
-"""Lost claims in a row that put a chunk on HOLD, unless the job's policy says otherwise."""
 
 DELAY_OVER = "the retry delay is over"
 
@@ -52,6 +49,17 @@ InputChanges = dict[str, list[str]]
 
 PLAN_AGE_SECONDS = 1.0
 """Seconds for which a worker believes what it read of a job's registration and dial."""
+
+
+class ClaimRequest(NamedTuple):
+    """Whom a worker wants chunks for, and which: up to `k` of a job, or `only` the one."""
+
+    jobid: str
+    owner: str
+    k: int
+    runid: str | None
+    lease: float
+    only: str | None
 
 
 class Store:
@@ -113,7 +121,7 @@ class Store:
         looked, started = 0, time.monotonic()
         progress = started
         while queued := self.unfilled(jobid):
-            done = sum(self._fill_batch(each) for each in queued)
+            done = sum(self._fill_batch(queued_job) for queued_job in queued)
             looked, now = looked + done, time.monotonic()
             progress = now if done else progress
             if narrate is not None:
@@ -129,7 +137,7 @@ class Store:
     def unfilled(self, jobid: str | None = None) -> list[str]:
         """The jobs, or the one, of which not all that may be claimed is in the queue yet."""
         rows, _ = self.db.insist(lambda: self.db.run("fill.queued", jobid=jobid))
-        return [each for (each,) in rows]
+        return [queued_job for (queued_job,) in rows]
 
     def _fill_batch(self, jobid: str) -> int:
         """How many rows were looked at; 0: others keep it from going on at this moment."""
@@ -207,11 +215,12 @@ class Store:
         # Asked before each claim, not only as a connection opens: `odf init` of a newer program may
         # have upgraded the tables while this worker was connected.
         self.db.insist(self.refuse_unclaimable)
+        request = ClaimRequest(jobid, owner, k, runid, lease, only)
         started = progress = time.monotonic()
         tries = 0
         while True:
             tries += 1
-            claims, asked = self._next_claims(jobid, owner, k, runid, lease, only)
+            claims, asked = self._next_claims(request)
             if claims or not asked or only is not None:
                 break
             # What is missing from the queue may just not have been judged yet.
@@ -248,10 +257,9 @@ class Store:
             code="LOCKED",
         )
 
-    def _next_claims(
-        self, jobid: str, owner: str, k: int, runid: str | None, lease: float, only: str | None
-    ) -> tuple[list[Claim], bool]:
+    def _next_claims(self, request: ClaimRequest) -> tuple[list[Claim], bool]:
         """Claims of what the queue has; and whether it was asked: not if the worker is idle."""
+        jobid, owner, k, only = request.jobid, request.owner, request.k, request.only
         is_today = only is not None and bool(self.plan(jobid).today)
         locked, asked = 0, False
 
@@ -262,7 +270,7 @@ class Store:
                 return []
             asked = True
             try:
-                return self._take(jobid, owner, k, runid, lease, only, locked // 3 * k)
+                return self._take(request, skip=locked // 3 * k)
             except Exception as error:
                 # After three locked attempts, `skip` passes over as many chunks as are wanted:
                 # somebody's open transaction must not keep a worker from all the others.
@@ -284,7 +292,7 @@ class Store:
         if lost:
             # The commit may have come through and only its answer was lost. The owner's name
             # belongs to one worker, so that whatever it owns is what that attempt claimed.
-            claims = self._adopt(jobid, owner, lease) or claims
+            claims = self._adopt(jobid, owner, request.lease) or claims
         if asked and not claims:  # an upgrade since this connection was opened leaves it none
             self.db.insist(lambda: self.refuse_unclaimable(now=True))
         return claims, asked
@@ -326,7 +334,7 @@ class Store:
         if stale:
             raise taken_over(stale)
         if back:
-            raise inputs_changed(claims[0].jobid, {each: changed[each] for each in back})
+            raise inputs_changed(claims[0].jobid, {dataid: changed[dataid] for dataid in back})
 
     def fail(self, claim: Claim, why: str, *, may_retry: bool = True) -> Failure:
         """Settle a claim whose work failed: FAILED, or another attempt if the policy grants one.
@@ -470,8 +478,8 @@ class Store:
                 told = _told({claim.dataid: changed[claim.dataid]}) + (f" ({why})" if why else "")
                 return self.settle_lost(map(Lost._make, rows), who=claim.owner, why=told)
 
-        done = [self.db.insist(lambda each=claim: work(each))[0] for claim in claims]
-        return {each.dataid: Status(each.status) for found in done for each in found}
+        done = [self.db.insist(lambda claim=claim: work(claim))[0] for claim in claims]
+        return {chunk.dataid: Status(chunk.status) for found in done for chunk in found}
 
     def _adopt(self, jobid: str, owner: str, lease: float) -> list[Claim]:
         rows, _ = self.db.insist(
@@ -490,16 +498,8 @@ class Store:
         )
         return {status for (status,) in rows}
 
-    def _take(
-        self,
-        jobid: str,
-        owner: str,
-        k: int,
-        runid: str | None,
-        lease: float,
-        only: str | None,
-        skip: int,
-    ) -> list[Claim]:
+    def _take(self, request: ClaimRequest, skip: int) -> list[Claim]:
+        """Claim in one transaction, or nothing; `skip` passes over so many that may be locked."""
         raise NotImplementedError
 
     def _fill(self, jobid: str, most: int) -> int:
@@ -565,5 +565,5 @@ def inputs_changed(jobid: str, changed: InputChanges) -> InputsChanged:
 
 def _told(changed: InputChanges) -> str:
     """What happened to the inputs of some chunks, each once."""
-    inputs = dict.fromkeys(each for told in changed.values() for each in told)
+    inputs = dict.fromkeys(what for told in changed.values() for what in told)
     return f"Input {' and '.join(inputs)}"

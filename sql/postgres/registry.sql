@@ -13,9 +13,8 @@ select :jobid, itemtype, datasetid, itemvalue, now()
 from json_to_recordset(cast(:items as json)) as i(itemtype text, datasetid text, itemvalue text);
 
 -- name: policy
--- The dials of a job.
-select jobid, concurrency, max_attempts, max_losses, retry_delay, lease_seconds, batch_size, time_limit,
+-- The dials of a job, and until when it is paused as a person reads it.
+select {each dial: dial},
        case when paused_until >= '9999-01-01 00:00:00+00' then 'forever'
-            else to_char(paused_until at time zone 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS"Z"') end as paused_until,
-       every_minutes, fold_after
+            else to_char(paused_until at time zone 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS"Z"') end as pause
 from jobpolicy where jobid = :jobid;

@@ -1,12 +1,8 @@
 -- name: add_dataset
 -- Add datasets from a file.
-insert into dataset (datasetid, hostname, database, schemaname, tablename, username, encryptedpass, format,
-                     chunkcolumn, domain, writemode, options)
-select datasetid, hostname, database, schemaname, tablename, username, encryptedpass, format,
-       chunkcolumn, domain, writemode, options
-from json_to_recordset(cast(:rows as json)) as r(
-    datasetid text, hostname text, database text, schemaname text, tablename text, username text,
-    encryptedpass text, format text, chunkcolumn text, domain text, writemode text, options text);
+insert into dataset (datasetid, {each column of dataset: column})
+select datasetid, {each column of dataset: column}
+from json_to_recordset(cast(:rows as json)) as r(datasetid text, {each column of dataset: column text});
 
 -- name: add_job
 -- Add what jobs read, write and set from a file.

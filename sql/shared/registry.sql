@@ -1,43 +1,16 @@
 -- name: datasets
 -- Every dataset.
-select datasetid, hostname, database, schemaname, tablename, username, encryptedpass, format, chunkcolumn,
-       domain, writemode, options
-from dataset order by datasetid;
+select datasetid, {each column of dataset: column} from dataset order by datasetid;
 
 -- name: add_dataset
 -- Register a dataset.
-insert into dataset (datasetid, hostname, database, schemaname, tablename, username, encryptedpass, format,
-                     chunkcolumn, domain, writemode, options)
-values (:datasetid, nullif(cast(:hostname as text), ''), nullif(cast(:database as text), ''),
-        nullif(cast(:schemaname as text), ''), nullif(cast(:tablename as text), ''),
-        nullif(cast(:username as text), ''), nullif(cast(:encryptedpass as text), ''),
-        nullif(cast(:format as text), ''), nullif(cast(:chunkcolumn as text), ''),
-        nullif(cast(:domain as text), ''), nullif(cast(:writemode as text), ''),
-        nullif(cast(:options as text), ''));
+insert into dataset (datasetid, {each column of dataset: column})
+values (:datasetid, {each column of dataset: nullif(cast(:column as text), '')});
 
 -- name: change_dataset
--- Change what is told of a dataset: a value that is given, and only that; an empty one clears.
-update dataset set
-    hostname = case when cast(:hostname as text) is null then hostname
-                    else nullif(cast(:hostname as text), '') end,
-    database = case when cast(:database as text) is null then database
-                    else nullif(cast(:database as text), '') end,
-    schemaname = case when cast(:schemaname as text) is null then schemaname
-                      else nullif(cast(:schemaname as text), '') end,
-    tablename = case when cast(:tablename as text) is null then tablename
-                     else nullif(cast(:tablename as text), '') end,
-    username = case when cast(:username as text) is null then username
-                    else nullif(cast(:username as text), '') end,
-    encryptedpass = case when cast(:encryptedpass as text) is null then encryptedpass
-                         else nullif(cast(:encryptedpass as text), '') end,
-    format = case when cast(:format as text) is null then format else nullif(cast(:format as text), '') end,
-    chunkcolumn = case when cast(:chunkcolumn as text) is null then chunkcolumn
-                       else nullif(cast(:chunkcolumn as text), '') end,
-    domain = case when cast(:domain as text) is null then domain else nullif(cast(:domain as text), '') end,
-    writemode = case when cast(:writemode as text) is null then writemode
-                     else nullif(cast(:writemode as text), '') end,
-    options = case when cast(:options as text) is null then options
-                   else nullif(cast(:options as text), '') end
+-- Change the columns of a dataset for which a value is given; an empty one clears.
+update dataset set {each column of dataset: column = case when cast(:column as text) is null then column
+    else nullif(cast(:column as text), '') end}
 where datasetid = :datasetid;
 
 -- name: items
@@ -97,42 +70,6 @@ select count(*), min(owner) from claim where jobid = :jobid and owner is not nul
 -- A row whose dials can be turned.
 insert into jobpolicy (jobid) values (:jobid) on conflict (jobid) do nothing;
 
--- name: set_concurrency
--- How many chunks of a job may run at once.
-update jobpolicy set concurrency = :value, modified = current_timestamp where jobid = :jobid;
-
--- name: set_max_attempts
--- How often a chunk is tried.
-update jobpolicy set max_attempts = :value, modified = current_timestamp where jobid = :jobid;
-
--- name: set_max_losses
--- How often a chunk's worker may be lost.
-update jobpolicy set max_losses = :value, modified = current_timestamp where jobid = :jobid;
-
--- name: set_retry_delay
--- How long another attempt waits.
-update jobpolicy set retry_delay = :value, modified = current_timestamp where jobid = :jobid;
-
--- name: set_lease_seconds
--- How long a silent worker keeps its claim.
-update jobpolicy set lease_seconds = :value, modified = current_timestamp where jobid = :jobid;
-
--- name: set_batch_size
--- How many chunks a worker claims at once.
-update jobpolicy set batch_size = :value, modified = current_timestamp where jobid = :jobid;
-
--- name: set_time_limit
--- How long a script may run.
-update jobpolicy set time_limit = :value, modified = current_timestamp where jobid = :jobid;
-
--- name: set_paused_until
--- Until when nothing of a job is claimed.
-update jobpolicy set paused_until = :value, modified = current_timestamp where jobid = :jobid;
-
--- name: set_every_minutes
--- How often a job is launched.
-update jobpolicy set every_minutes = :value, modified = current_timestamp where jobid = :jobid;
-
--- name: set_fold_after
--- When a finished item of a job is folded.
-update jobpolicy set fold_after = :value, modified = current_timestamp where jobid = :jobid;
+-- name: set_{dial}
+-- Turn one dial of a job: a statement for each.
+update jobpolicy set {dial} = :value, modified = current_timestamp where jobid = :jobid;

@@ -1,8 +1,6 @@
 -- name: dataset
 -- Every dataset, as a file has it.
-select datasetid, hostname, database, schemaname, tablename, username, encryptedpass, format, chunkcolumn,
-       domain, writemode, options
-from dataset order by datasetid;
+select datasetid, {each column of dataset: column} from dataset order by datasetid;
 
 -- name: job
 -- What every job reads, writes and sets, as a file has it.

@@ -14,9 +14,8 @@ select :jobid, value ->> 'itemtype', value ->> 'datasetid', value ->> 'itemvalue
 from json_each(:items);
 
 -- name: policy
--- The dials of a job.
-select jobid, concurrency, max_attempts, max_losses, retry_delay, lease_seconds, batch_size, time_limit,
+-- The dials of a job, and until when it is paused as a person reads it.
+select {each dial: dial},
        case when paused_until >= '9999-01-01' then 'forever'
-            else coalesce(strftime('%Y-%m-%dT%H:%M:%SZ', paused_until), paused_until) end as paused_until,
-       every_minutes, fold_after
+            else coalesce(strftime('%Y-%m-%dT%H:%M:%SZ', paused_until), paused_until) end as pause
 from jobpolicy where jobid = :jobid;

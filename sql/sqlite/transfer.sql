@@ -1,11 +1,7 @@
 -- name: add_dataset
 -- Add datasets from a file.
-insert into dataset (datasetid, hostname, database, schemaname, tablename, username, encryptedpass, format,
-                     chunkcolumn, domain, writemode, options)
-select value ->> 'datasetid', value ->> 'hostname', value ->> 'database', value ->> 'schemaname',
-       value ->> 'tablename', value ->> 'username', value ->> 'encryptedpass', value ->> 'format',
-       value ->> 'chunkcolumn', value ->> 'domain', value ->> 'writemode', value ->> 'options'
-from json_each(:rows);
+insert into dataset (datasetid, {each column of dataset: column})
+select value ->> 'datasetid', {each column of dataset: value ->> 'column'} from json_each(:rows);
 
 -- name: add_job
 -- Add what jobs read, write and set from a file.

@@ -418,16 +418,15 @@ begin
 end;
 
 -- What is registered now, with what history keeps of it: of a password only a digest, which has to do with what SQLite
--- has for every writer.
+-- has for every writer. It comes last, and the columns in the order of their lists in opendataflow_dagster/model.py:
+-- history compares these texts, and another order would be a change of every row.
 drop view if exists unrecorded;
 drop view if exists registered;
 create view registered as
-select 'dataset' as tablename, null as jobid, datasetid, null as itemtype, json_patch('{}', json_object(
-    'hostname', cast(hostname as text), 'database', cast(database as text), 'schemaname', cast(schemaname as text),
-    'tablename', cast(tablename as text), 'username', cast(username as text), 'format', cast(format as text),
-    'chunkcolumn', cast(chunkcolumn as text), 'domain', cast(domain as text), 'writemode', cast(writemode as text),
-    'options', cast(options as text),
-    'encryptedpass', case when encryptedpass <> '' then 'digest ' || (
+select 'dataset' as tablename, null as jobid, datasetid, null as itemtype, json_patch(
+    json_patch('{}', json_remove(
+        json_object({each column of dataset: 'column', cast(column as text)}), '$.encryptedpass')),
+    json_object('encryptedpass', case when encryptedpass <> '' then 'digest ' || (
         select printf('%08x', sum(
             unicode(substr(encryptedpass, key + 1, 1)) * ((key + 1) * 2654435761 % 4294967291) % 4294967291) % 4294967291)
         from json_each('[0' || replace(hex(zeroblob(length(encryptedpass) - 1)), '00', ',0') || ']')) end)) as content
@@ -435,12 +434,7 @@ from dataset
 union all
 select 'job', jobid, datasetid, itemtype, json_patch('{}', json_object('itemvalue', cast(itemvalue as text))) from job
 union all
-select 'jobpolicy', jobid, null, null, json_patch('{}', json_object(
-    'concurrency', cast(concurrency as text), 'max_attempts', cast(max_attempts as text),
-    'retry_delay', cast(retry_delay as text), 'lease_seconds', cast(lease_seconds as text),
-    'batch_size', cast(batch_size as text), 'time_limit', cast(time_limit as text),
-    'paused_until', cast(paused_until as text), 'every_minutes', cast(every_minutes as text),
-    'max_losses', cast(max_losses as text), 'fold_after', cast(fold_after as text)))
+select 'jobpolicy', jobid, null, null, json_patch('{}', json_object({each dial: 'dial', cast(dial as text)}))
 from jobpolicy;
 
 -- What of it history doesn't know yet: came (n > 0) or went.

@@ -129,6 +129,7 @@ def test_every_dial_is_here_and_a_column() -> None:
         assert found, dialect
         columns = re.findall(r"^    (\w+) ", found[1], re.MULTILINE)
         assert set(columns) - {"primary", "check"} == {"jobid", *registry.DIALS, "modified"}
+        assert [name for name in columns if name in registry.DIALS] == list(registry.DIALS)
 
 
 @pytest.mark.parametrize("dial", TURNS)

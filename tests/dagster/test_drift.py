@@ -251,8 +251,8 @@ def test_the_command_without_a_dagster_says_what_to_set(
     assert len(refused.stderr.splitlines()) == 1
     assert odf(grid.store, None, "--no-dagster").exit_code == 0
     unknown = odf(grid.store, Path(grid.instance.root_directory), "nothing")
-    assert unknown.exit_code == 2
-    assert "There is no dataset 'nothing'" in unknown.stderr
+    assert unknown.exit_code == 4
+    assert "Dataset 'nothing' isn't registered. See `odf dataset list`." in unknown.stderr
     wrong = odf(grid.store, None, "--translator", "no_such:Thing")
     assert wrong.exit_code == 2
     assert "MODULE:CLASS" in wrong.stderr

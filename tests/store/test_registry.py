@@ -1,17 +1,23 @@
 """Registration: datasets, jobs, dials; what is refused, what is kept as it is."""
 
+import json
 import os
+import re
 import threading
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
 from opendataflow_dagster.config.credentials import decrypt, for_dataset
 from opendataflow_dagster.errors import CredentialError, Refused, WrongUse
 from opendataflow_dagster.ids import LONGEST
+from opendataflow_dagster.model import DATASET_COLUMNS, DIALS
 from opendataflow_dagster.store import registry
 from opendataflow_dagster.store.store import Store
 from tests.support.store_fixtures import check, expire, pending, put, register, sql, take
+
+ROOT = Path(__file__).parents[2]
 
 ODD = [
     "a,b",
@@ -39,6 +45,31 @@ ODD = [
 
 REFUSED = ["", "x" * 10_000, "a\0b", "\udcff", "é" * (LONGEST // 2 + 1)]
 CONTROL = ["line\nfeed", "tab\t", "a=b", "\x7f"]
+
+
+def test_the_lists_of_columns_are_those_of_the_tables(store: Store) -> None:
+    """And in the same order: SQLite's history compares texts that have them in it."""
+    wanted = {"dataset": ["datasetid", *DATASET_COLUMNS], "jobpolicy": ["jobid", *DIALS]}
+    page = (ROOT / "docs" / "tables.md").read_text()
+    for table, names in wanted.items():
+        _, cursor = store.db.execute(f"select * from {table} limit 0", None)
+        assert [column[0] for column in cursor.description if column[0] != "modified"] == names
+        row = page.partition(f"| `{table}` |")[2].partition("\n")[0]
+        assert set(names) <= set(re.findall(r"\w+", row)), f"docs/tables.md lacks one of {table}"
+
+
+def test_a_column_of_a_dataset_is_registered_listed_and_remembered(store: Store) -> None:
+    encrypted = "ZpLfE+uTYE2mdmjOPrukol3yu+cpAHBnmL6trHa9PHGj"
+    special = {"encryptedpass": encrypted, "writemode": "append", "options": '{"delimiter": ";"}'}
+    values = {name: special.get(name, f"the {name}") for name in DATASET_COLUMNS}
+    registry.add_dataset(store, "bob", **values)
+
+    [row] = registry.datasets(store)
+    assert row == {"datasetid": "bob"} | values | {"encryptedpass": encrypted[:10] + "..."}
+    [(content,)] = sql(store, "select content from registration where n > 0")
+    assert set(json.loads(content)) == set(DATASET_COLUMNS)
+    registry.add_dataset(store, "bob", **dict.fromkeys(DATASET_COLUMNS, ""))
+    assert registry.datasets(store) == [{"datasetid": "bob"} | dict.fromkeys(DATASET_COLUMNS)]
 
 
 def test_a_dataset_is_registered_then_changed(store: Store) -> None:

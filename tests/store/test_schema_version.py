@@ -27,6 +27,7 @@ from opendataflow_dagster.store import history, upgrade
 from opendataflow_dagster.store.claimable import offer
 from opendataflow_dagster.store.claims import force
 from opendataflow_dagster.store.database import (
+    SQL_FOLDER,
     TooOld,
     Versions,
     migration_files,
@@ -128,6 +129,11 @@ def test_both_databases_have_the_same_migrations() -> None:
     }
     assert found["sqlite"] == found["postgres"]
     assert [number for number, _ in found["sqlite"]] == list(range(3, NOW + 1))
+    shared, own = (
+        {path.name for path in Path(SQL_FOLDER, folder, "migrations").glob("*.sql")}
+        for folder in ("shared", "sqlite")
+    )
+    assert len(shared | own) == len(shared) + len(own) == NOW - 2
 
 
 def test_an_upgrade_of_version_3_keeps_every_row(urls: tuple[str, str]) -> None:
