@@ -15,7 +15,7 @@ import click
 from ..errors import Refused, WrongUse
 from ..explain.explain import ADVICE, Explanation, explain
 from ..explain.state import Reason
-from ..model import ABSENT, FAILED, HOLD, PENDING, READY, RESUBMIT, RUNNING
+from ..model import ABSENT, FAILED, HOLD, PENDING, READY, RESUBMIT, RUNNING, Status
 from ..storage.audit import Drift, drift_of_data, shown_word
 from ..storage.presence import look_at
 from ..store.catalog import Catalog, read_catalog
@@ -66,7 +66,12 @@ STATUS_SQUARES = {
     PENDING: ("□", "white", "P", "PENDING"),
     ABSENT: ("□", "cyan", ".", "may be claimed"),
 }
-"""How each status is drawn: a coloured square, or a letter."""
+STATUS_SQUARES |= {
+    status: ("■", "red", status[0], status.value)
+    for status in Status
+    if status not in STATUS_SQUARES
+}
+"""How each status is drawn: a coloured square, or a letter. One without its own is red."""
 
 
 @click.command(epilog="Example: odf status loadbob --json")

@@ -1,6 +1,6 @@
 """What a job could claim now, and what its dials allow, whatever the size of the tables."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ..model import HOLD, PENDING, READY, RESUBMIT, RUNNING, read_status
 from ..util.times import from_table, shown
@@ -91,6 +91,12 @@ def newest(store: Store, jobid: str, dataid: str) -> int:
 
 MAX_BATCH_CHUNKS = 1000
 """Chunks that a worker claims at once, at most: it holds their claims all the while."""
+
+
+def dial(store: Store, jobid: str, name: str) -> Any:
+    """What a dial of a job says now; None: it isn't set, and its default holds."""
+    rows, _ = store.db.insist(lambda: store.db.run(f"dials.{name}", jobid=jobid))
+    return rows[0][0] if rows else None
 
 
 def batch_size(store: Store, jobid: str) -> int | None:

@@ -11,6 +11,7 @@ from ..errors import DataflowError, LostRace
 from ..location import is_packed
 from ..model import FOLD_AFTER_SECONDS
 from ..util.times import from_table, shown, to_table
+from .claimable import dial
 from .step_log import KEYS_LAST
 from .store import Store
 
@@ -87,8 +88,7 @@ def fold_items(store: Store) -> int:
 
 def fold_age(store: Store, jobid: str) -> float:
     """After how many seconds a finished item of a job is folded."""
-    rows, _ = store.db.insist(lambda: store.db.run("folding.age", jobid=jobid))
-    return float(rows[0][0] if rows else FOLD_AFTER_SECONDS)
+    return float(dial(store, jobid, "fold_after") or FOLD_AFTER_SECONDS)
 
 
 def fold(store: Store, jobid: str) -> int:

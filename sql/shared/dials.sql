@@ -1,3 +1,7 @@
+-- name: {dial}
+-- What one dial of a job says: a statement for each.
+select {dial} from jobpolicy where jobid = :jobid and {dial} is not null;
+
 -- name: held_back
 -- What forbids a job to begin with chunks that are claimed: a pause, or more claims than its concurrency.
 select p.paused_until > current_timestamp,

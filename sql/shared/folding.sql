@@ -3,10 +3,6 @@
 select distinct jobid, itemtype, datasetid from job
 where itemtype in ('IN', 'OUT') and jobid is not null and datasetid is not null;
 
--- name: age
--- After how many seconds a finished item of a job is folded, if somebody has said so.
-select fold_after from jobpolicy where jobid = :jobid and fold_after is not null;
-
 -- name: page
 -- The next items of a job that came long enough ago, in their order.
 select received, dataid from streamitem
