@@ -6,7 +6,7 @@ from typing import Any, NamedTuple, Protocol
 
 from .errors import DataflowError
 from .model import Claim, Fact, Plan
-from .store.store import Store, taken_over
+from .store.store import Store, stale_claim
 from .util.text import one_line, tidy
 
 ERROR, WARN = "ERROR", "WARN"
@@ -124,7 +124,7 @@ class Chunk:
     def check(self) -> None:
         """Raise `StaleClaim` if somebody else has taken the chunk over."""
         if not self.alive():
-            raise taken_over([self.claim])
+            raise stale_claim([self.claim])
 
 
 def open_chunk(

@@ -9,7 +9,7 @@ import click
 
 from ..errors import WrongUse
 from ..store.history import (
-    NEWEST,
+    LISTED_ROWS,
     Event,
     end_of_log,
     events_after,
@@ -94,7 +94,7 @@ class HistoryGroup(click.Group):
 @click.option(
     "--limit",
     type=click.IntRange(min=1),
-    help=f"Rows to show: {CHANGES_SHOWN} by default; of a pipeline {NEWEST} runs.",
+    help=f"Rows to show: {CHANGES_SHOWN} by default; of a pipeline {LISTED_ROWS} runs.",
 )
 @click.option(
     "--status", "words", multiple=True, metavar="STATUS", help="Only changes to this status."
@@ -131,7 +131,7 @@ def history(
     if pipeline is not None:
         if named_job or dataid or dataset or policy or since or follow or words or everything:
             raise WrongUse("--pipeline goes with DATAID, --limit and --json, and with no other.")
-        _show_steps(ctx, pipeline, job, limit or NEWEST, as_json)
+        _show_steps(ctx, pipeline, job, limit or LISTED_ROWS, as_json)
         return
     if named_job is not None:
         if job is not None and dataid is not None:

@@ -19,7 +19,7 @@ from ..model import ABSENT, FAILED, HOLD, PENDING, READY, RESUBMIT, RUNNING, Sta
 from ..storage.audit import Drift, drift_of_data, shown_word
 from ..storage.presence import look_at
 from ..store.catalog import Catalog, read_catalog
-from ..store.history import NEWEST, whole_runs
+from ..store.history import LISTED_ROWS, whole_runs
 from ..store.item_folding import folds
 from ..store.operations import (
     change_rows,
@@ -173,13 +173,16 @@ def _show_counts(store: Store, name: str | None, grid: bool, only_counts: bool) 
     if sys.stdout.isatty() and (live := running(store, name)):
         click.echo("\nrunning")
         more = "`odf status --running` shows more"
-        show_first(live, NEWEST, as_json=False, empty="", more=more)
+        show_first(live, LISTED_ROWS, as_json=False, empty="", more=more)
 
 
 @click.command(epilog="Example: odf runs loadbob --status FAILED --limit 5")
 @click.argument("job", required=False)
 @click.option(
-    "--limit", type=click.IntRange(min=1), metavar="N", help=f"Rows to show: {NEWEST} by default."
+    "--limit",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help=f"Rows to show: {LISTED_ROWS} by default.",
 )
 @click.option(
     "--status", "words", multiple=True, metavar="STATUS", help="Only outputs of this status."
@@ -199,7 +202,7 @@ def runs(
 ) -> None:
     """Show the outputs that changed last, the newest first."""
     store = store_of(ctx)
-    most = most_of(limit, everything, as_json=False, screen=NEWEST)
+    most = most_of(limit, everything, as_json=False, screen=LISTED_ROWS)
     rows = whole_runs(
         store,
         jobid=job,

@@ -23,7 +23,7 @@ from ..store.claims import give_back, interrupt, interrupt_soon
 from ..store.items import cleaned_away, payloads
 from ..store.moves import refuse_older
 from ..store.step_log import Step, record
-from ..store.store import Store, taken_over
+from ..store.store import Store, stale_claim
 from ..util.text import first_line, tidy
 from .deployment import Current
 from .destinations import destination_of
@@ -223,7 +223,7 @@ class Consumer:
 
         def confirm() -> None:
             if lost := store.heartbeat(list(good)):
-                raise taken_over(lost)
+                raise stale_claim(lost)
 
         replaces = destination.replaces(items=True) or None
         if replaces:

@@ -29,7 +29,7 @@ from ..explain.answers import ChunkEvidence, Consumed, place_line
 from ..model import READY, Claim, Fact, Stop
 from ..store.claimable import batch_size
 from ..store.claims import GiveBack, give_back, give_back_soon, interrupt, interrupt_soon
-from ..store.store import Store, taken_over
+from ..store.store import Store, stale_claim
 from ..util.text import first_line, printable, tidy
 from .environment import JobEnvironment
 from .heartbeat import Pulse
@@ -108,7 +108,7 @@ def produce(
     pulse.hold(claim)
     try:
         if pulse.lost(claim):  # while it waited for its turn
-            raise taken_over([claim])
+            raise stale_claim([claim])
         try:
             made.work(compute, checks, publish)
         except SessionError as error:
@@ -180,7 +180,7 @@ class _Work:
 
     def failed(self, error: Exception) -> None:
         if isinstance(error, StaleClaim) or not self.alive():
-            raise error if isinstance(error, StaleClaim) else taken_over([self.claim])
+            raise error if isinstance(error, StaleClaim) else stale_claim([self.claim])
         self.reason = reason_of(error)
         self.overtaken = isinstance(error, Overtaken)
         cause = error.__cause__ if isinstance(error, ChunkFailed) else error

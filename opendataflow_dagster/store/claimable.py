@@ -40,8 +40,8 @@ def offer(store: Store, jobid: str, *, most: int = MAX_COUNTED_CHUNKS) -> Offer:
     [(paused_until, every_minutes, concurrency, live, claimable, first)] = rows
     nothing = NOTHING_CLAIMABLE
     if first is None and today is not None:
-        words = _made(store, jobid, today)
-        nothing = _unmade(today, words)
+        words = _statuses(store, jobid, today)
+        nothing = _why_not_today(today, words)
         # Nobody has judged today's chunk of a job that reads nothing else.
         if not plan.reads and words <= {PENDING, RESUBMIT}:
             claimable, first = 1, today
@@ -53,28 +53,28 @@ def offer(store: Store, jobid: str, *, most: int = MAX_COUNTED_CHUNKS) -> Offer:
     elif first is None:
         obstacle = nothing
     elif free == 0:
-        obstacle = f"{_counted(claimable, most)}, at its concurrency of {concurrency}"
+        obstacle = f"{_count_line(claimable, most)}, at its concurrency of {concurrency}"
     else:
         obstacle = ""
-    event = 0 if first is None else newest(store, jobid, first)
+    event = 0 if first is None else last_event(store, jobid, first)
     return Offer(jobid, claimable, first, event, concurrency, free, every_minutes, obstacle)
 
 
 def offer_line(found: Offer, *, most: int = MAX_COUNTED_CHUNKS) -> str:
     """An offer in a few words."""
-    return found.obstacle or _counted(found.claimable, most)
+    return found.obstacle or _count_line(found.claimable, most)
 
 
-def _counted(claimable: int, most: int) -> str:
+def _count_line(claimable: int, most: int) -> str:
     return f"{claimable} claimable" if claimable < most else f"{most} or more claimable"
 
 
-def _made(store: Store, jobid: str, dataid: str) -> set[str]:
+def _statuses(store: Store, jobid: str, dataid: str) -> set[str]:
     rows, _ = store.db.insist(lambda: store.db.run("offers.made", jobid=jobid, dataid=dataid))
     return {read_status(word) for (word,) in rows}
 
 
-def _unmade(today: str, words: set[str]) -> str:
+def _why_not_today(today: str, words: set[str]) -> str:
     for word in (RUNNING, HOLD, READY):
         if word in words:
             return f"today's chunk {today} is {word}"
@@ -83,7 +83,7 @@ def _unmade(today: str, words: set[str]) -> str:
     return f"today's chunk {today} is {min(words)}: `odf resubmit` makes it again"
 
 
-def newest(store: Store, jobid: str, dataid: str) -> int:
+def last_event(store: Store, jobid: str, dataid: str) -> int:
     """The last change of a chunk, in the datasets of a job."""
     rows, _ = store.db.insist(lambda: store.db.run("offers.newest", jobid=jobid, dataid=dataid))
     return rows[0][0] or 0

@@ -7,7 +7,7 @@ from ..ids import check_id
 from ..model import HOLD, LEASE_SECONDS, RESUBMIT, Claim, Status, Stop
 from ..util.text import tidy
 from .database import briefly
-from .store import Store, refuse_flawed, taken_over
+from .store import Store, refuse_flawed, stale_claim
 
 MAX_INTERRUPTIONS = 5
 """Interruptions in a row that put a chunk on HOLD: it may take longer than its machine lives."""
@@ -50,7 +50,7 @@ def interrupt(store: Store, claim: Claim, stop: Stop) -> Status:
     """
     status = store.db.insist(lambda: _interrupt(store, claim, stop))[0]
     if status is None:
-        raise taken_over([claim])
+        raise stale_claim([claim])
     return status
 
 

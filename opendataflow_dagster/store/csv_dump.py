@@ -13,7 +13,7 @@ from ..util.text import printable
 from .operations import person
 from .store import Store
 
-AT_ONCE = 10_000
+ROWS_PER_STATEMENT = 10_000
 """Rows of a statement."""
 
 
@@ -69,6 +69,7 @@ def load(store: Store, folder: str) -> dict[str, int]:
 
     def work() -> dict[str, int]:
         with store.db.transaction(who=person(), why="odf load"):
+            # Without unique keys, only the locks keep others from adding the same rows meanwhile.
             store.db.run("registry.lock_datasets")
             store.db.run("registry.lock_jobs")
             return {table.table: _add(store, table, rows) for table, rows in files.items()}
@@ -158,8 +159,10 @@ def _add(store: Store, table: TableFile, rows: Sequence[Mapping[str, str | None]
                 )
             )
     listed = list(new.values())
-    for at in range(0, len(listed), AT_ONCE):
-        store.db.run(f"transfer.add_{table.table}", rows=json.dumps(listed[at : at + AT_ONCE]))
+    for at in range(0, len(listed), ROWS_PER_STATEMENT):
+        store.db.run(
+            f"transfer.add_{table.table}", rows=json.dumps(listed[at : at + ROWS_PER_STATEMENT])
+        )
     return len(listed)
 
 

@@ -12,10 +12,10 @@ from ..util.text import printable, typed
 
 KEYS = ("delimiter", "quote", "header", "encoding", "null", "schema", "strings")
 
-USUAL = (",", ";", "\t", "|")
+USUAL_DELIMITERS = (",", ";", "\t", "|")
 """Delimiters that files are often written with."""
 
-BYTES = 2**20
+SAMPLE_BYTES = 2**20
 """How much of a file is looked at in one go."""
 
 _ARROW = {
@@ -67,7 +67,7 @@ class CsvOptions(NamedTuple):
         if first is None:
             return []
         if not self.delimiter and len(first) == 1:
-            others = [delimiter for delimiter in USUAL if delimiter in first[0]]
+            others = [delimiter for delimiter in USUAL_DELIMITERS if delimiter in first[0]]
             if others:
                 raise self.refused(
                     path,
@@ -222,7 +222,7 @@ def refuse_undecodable(path: str, encoding: str, datasetid: str = "") -> None:
     line, column = 1, 1
     with open(path, "rb") as file:
         while True:
-            block = file.read(BYTES)
+            block = file.read(SAMPLE_BYTES)
             kept = decoder.getstate()[0]
             try:
                 text = decoder.decode(block, final=not block)

@@ -13,7 +13,7 @@ from ..model import WORDS, Plan
 from ..util.times import from_table, to_table
 from .store import Store
 
-NEWEST = 20
+LISTED_ROWS = 20
 """Rows of a listing, unless told otherwise: as many as the original's `runs`."""
 
 RUNS = (
@@ -29,7 +29,7 @@ RUNS = (
 )
 """What a listing of runs tells."""
 
-LATE = 30
+LATE_SECONDS = 30
 """Seconds that a change may wait for older transactions before that is reported."""
 
 _CURSOR = {
@@ -95,7 +95,7 @@ def end_of_log(store: Store) -> str:
     return str(found[0]) if store.db.dialect == "sqlite" else _cursor(found[0], 0, found[2])
 
 
-def unread(store: Store, seconds: int = LATE) -> str:
+def unread(store: Store, seconds: int = LATE_SECONDS) -> str:
     """What keeps readers of the log from changes that are older than `seconds`; '' if nothing does.
 
     On PostgreSQL a change is read after every older transaction that writes has ended, in all
@@ -122,7 +122,7 @@ def history(
     datasetid: str | None = None,
     since: datetime | None = None,
     statuses: Collection[str] = (),
-    limit: int = NEWEST,
+    limit: int = LISTED_ROWS,
 ) -> list[Event]:
     """The newest changes that match, the newest last; `statuses` are what chunks became."""
     chosen = _chosen(store, jobid, dataid, datasetid, since, statuses)
@@ -175,7 +175,9 @@ def _words(statuses: Collection[str]) -> str | None:
     return json.dumps(words) if words else None
 
 
-def runs(store: Store, *, jobid: str | None = None, limit: int = NEWEST) -> list[dict[str, Any]]:
+def runs(
+    store: Store, *, jobid: str | None = None, limit: int = LISTED_ROWS
+) -> list[dict[str, Any]]:
     """The outputs that changed last, the newest first: the original's `runs`."""
     return list(whole_runs(store, jobid=jobid, limit=limit))
 

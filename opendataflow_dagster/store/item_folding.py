@@ -12,7 +12,7 @@ from ..location import is_packed
 from ..model import FOLD_AFTER_SECONDS
 from ..util.times import from_table, shown, to_table
 from .claimable import dial
-from .step_log import KEYS_LAST
+from .step_log import KEY_LIFETIME
 from .store import Store
 
 FOLD_PAGE_ITEMS = 1000
@@ -56,7 +56,7 @@ class _Chain(NamedTuple):
 
     outputs: tuple[tuple[str, str], ...]
 
-    def asked(self, store: Store, dataids: Sequence[str]) -> dict[str, Any]:
+    def parameters(self, store: Store, dataids: Sequence[str]) -> dict[str, Any]:
         lists = {
             "dataids": list(dataids),
             "jobids": sorted({jobid for jobid, _ in self.outputs}),
@@ -81,7 +81,7 @@ def fold_items(store: Store) -> int:
     jobs, _ = store.db.insist(lambda: store.db.run("items.jobs"))
     folded = sum(fold(store, jobid) for (jobid,) in jobs)
     now = datetime.fromtimestamp(store.now(), UTC)
-    forgotten = to_table(store, now - KEYS_LAST)
+    forgotten = to_table(store, now - KEY_LIFETIME)
     store.db.insist(lambda: store.db.change("folding.forget_keys", forgotten=forgotten))
     return folded
 
@@ -165,8 +165,10 @@ def fold_of(store: Store, jobid: str, dataid: str) -> Fold | None:
 
 
 def _fold_page(store: Store, jobid: str, chain: _Chain, dataids: Sequence[str], before: Any) -> int:
-    db, asked = store.db, chain.asked(store, dataids)
+    db, asked = store.db, chain.parameters(store, dataids)
     with db.transaction(who="odf serve", why="folded", act="fold"):
+        # One at a time: a job's digest is chained over what was folded before, so that two pages
+        # at once would both continue from the same one, and one of them would be lost.
         db.run("folding.turn")
         left = {dataid for (dataid,) in db.run("folding.unsettled", **asked)}
         made: dict[str, list[tuple]] = {}
@@ -182,7 +184,7 @@ def _fold_page(store: Store, jobid: str, chain: _Chain, dataids: Sequence[str], 
         ]
         if not whole:
             return 0
-        asked = chain.asked(store, whole)
+        asked = chain.parameters(store, whole)
         gone = db.change("folding.remove_outputs", **asked)
         items = db.change("folding.remove_items", jobid=jobid, **asked)
         if gone < len(whole) * len(chain.outputs) or items < len(whole):

@@ -13,7 +13,7 @@ from ..ids import check_id
 from ..model import PENDING
 from ..util.text import typed
 from ..util.times import from_table
-from .claimable import MAX_COUNTED_CHUNKS, Offer, newest
+from .claimable import MAX_COUNTED_CHUNKS, Offer, last_event
 from .moves import Move, add_rows, generations
 from .store import Store
 
@@ -418,7 +418,7 @@ def without_items(store: Store, found: Offer) -> Offer:
     if runs[0] == found.first:
         return found._replace(claimable=len(runs))
     return found._replace(
-        claimable=len(runs), first=runs[0], event=newest(store, found.jobid, runs[0])
+        claimable=len(runs), first=runs[0], event=last_event(store, found.jobid, runs[0])
     )
 
 

@@ -61,18 +61,18 @@ def outputs_of(store: Store, jobids: Iterable[str], dataids: Iterable[str]) -> l
     jobids, dataids = sorted(jobids), sorted(dataids)
     if not (jobids and dataids):
         return []
-    return unmoved(
+    return as_moves(
         store.db.run("moves.outputs", jobids=json.dumps(jobids), dataids=json.dumps(dataids))
     )
 
 
-def produced(store: Store, datasetid: str, dataids: Iterable[str]) -> list[Move]:
+def outputs_of_dataset(store: Store, datasetid: str, dataids: Iterable[str]) -> list[Move]:
     """The OUT rows of a dataset for chunks, whoever's, locked until the transaction ends."""
     wanted = json.dumps(sorted(dataids))
-    return unmoved(store.db.run("moves.produced", datasetid=datasetid, dataids=wanted))
+    return as_moves(store.db.run("moves.produced", datasetid=datasetid, dataids=wanted))
 
 
-def unmoved(rows: Iterable[Sequence[str]]) -> list[Move]:
+def as_moves(rows: Iterable[Sequence[str]]) -> list[Move]:
     """Rows of (jobid, datasetid, dataid, status) as moves that lead nowhere yet, in order."""
     return _in_order(Move(row[0], row[1], row[2], row[3], None) for row in rows)
 
@@ -145,20 +145,22 @@ class Holder(NamedTuple):
 def refuse_older(store: Store, datasetid: str, jobid: str, dataid: str) -> None:
     """Raise `Overtaken` if a chunk that replaces all of its dataset would replace a newer one."""
     holder, _ = store.db.insist(
-        lambda: newer(store, datasetid, jobid, dataid, _holder(store, datasetid, any_ready=True))
+        lambda: newer_holder(
+            store, datasetid, jobid, dataid, _holder(store, datasetid, any_ready=True)
+        )
     )
     if holder:
-        raise _overtaken(datasetid, dataid, holder, "nothing was published")
+        raise _overtaken_error(datasetid, dataid, holder, "nothing was published")
 
 
-def overtaken(store: Store, rows: Iterable[Move]) -> list[tuple[Move, Holder]]:
+def replaced_by_newer(store: Store, rows: Iterable[Move]) -> list[tuple[Move, Holder]]:
     """Those rows whose chunk isn't in its place any more, since a newer one is."""
     holders: dict[str, Holder | None] = {}
     found = []
     for row in rows:
         if row.datasetid not in holders:
             holders[row.datasetid] = _holder(store, row.datasetid)
-        held = newer(store, row.datasetid, row.jobid, row.dataid, holders[row.datasetid])
+        held = newer_holder(store, row.datasetid, row.jobid, row.dataid, holders[row.datasetid])
         if held:
             found.append((row, held))
     return found
@@ -167,10 +169,10 @@ def overtaken(store: Store, rows: Iterable[Move]) -> list[tuple[Move, Holder]]:
 def refuse_overtaken(found: Iterable[tuple[Move, Holder]]) -> None:
     """Refuse to make chunks again that a newer one has taken the place of; name the first."""
     for row, holder in found:
-        raise _overtaken(row.datasetid, row.dataid, holder, "nothing was changed")
+        raise _overtaken_error(row.datasetid, row.dataid, holder, "nothing was changed")
 
 
-def newer(
+def newer_holder(
     store: Store, datasetid: str, jobid: str, dataid: str, holder: Holder | None
 ) -> Holder | None:
     """The holder of a place, if it is newer than a chunk: by name, or an item by its arrival."""
@@ -203,7 +205,7 @@ def _holder(store: Store, datasetid: str, *, any_ready: bool = False) -> Holder 
     return Holder(*rows[0]) if rows else None
 
 
-def _overtaken(datasetid: str, dataid: str, holder: Holder, what: str) -> Overtaken:
+def _overtaken_error(datasetid: str, dataid: str, holder: Holder, what: str) -> Overtaken:
     newest = typed(holder.jobid, holder.dataid)
     return Overtaken(
         f"{holder.location or datasetid} holds the newer chunk {holder.dataid!r}, and "

@@ -31,16 +31,16 @@ from .moves import (
     Move,
     Moved,
     as_json,
+    as_moves,
     carry_out,
     in_transaction,
     moves_to,
     outputs_of,
-    overtaken,
+    outputs_of_dataset,
     person,
-    produced,
     refuse_overtaken,
+    replaced_by_newer,
     status,
-    unmoved,
 )
 from .store import DELAY_OVER, Store, job_names, refuse_flawed
 
@@ -112,7 +112,7 @@ def resubmit(
             refuse_unknown(store, jobid, chosen, rows)
             refuse_running(store, rows)
         left = [row for row in rows if status(row) == RUNNING]
-        old = overtaken(store, [row for row in rows if row not in left])
+        old = replaced_by_newer(store, [row for row in rows if row not in left])
         if not failed:
             refuse_overtaken(old)
         left += [row for row, _ in old]
@@ -123,7 +123,7 @@ def resubmit(
             below = outputs_of(store, _readers(store, jobid), free)
             stays = [row for row in below if status(row) in (RUNNING, HOLD)]
             free_below = [row for row in below if row not in stays]
-            stays += [row for row, _ in overtaken(store, free_below)]
+            stays += [row for row, _ in replaced_by_newer(store, free_below)]
             moves += _apart(below, stays)
             left += stays
         return carry_out(store, moves, left=left, asked=chosen, plan=plan)._replace(cut=cut)
@@ -150,7 +150,9 @@ def _resubmit_stale(
                 found.setdefault(job, []).append(dataid)
         rows = [row for job in sorted(found) for row in outputs_of(store, [job], found[job])]
         left = [row for row in rows if status(row) == RUNNING]
-        left += [row for row, _ in overtaken(store, [row for row in rows if row not in left])]
+        left += [
+            row for row, _ in replaced_by_newer(store, [row for row in rows if row not in left])
+        ]
         moved = carry_out(store, _apart(rows, left), left=left, plan=plan)
         return moved._replace(cut=len(chunks) == limit)
 
@@ -245,7 +247,7 @@ def ready(
                 datasetid,
                 f"If it is a new one, run: odf ready --new {typed(datasetid)} DATAID",
             )
-        rows = produced(store, datasetid, asked)
+        rows = outputs_of_dataset(store, datasetid, asked)
         refuse_running(store, rows)
         refuse_held(rows)
         made = {row.dataid for row in rows if status(row) == READY}
@@ -326,7 +328,7 @@ def recover_abandoned(
 
     def work() -> Moved:
         found = store.db.run("moves.unclaimed", jobid=jobid, age=older_than)
-        late = unmoved(row[:4] for row in found if row[5])
+        late = as_moves(row[:4] for row in found if row[5])
         return carry_out(store, moves_to(RESUBMIT, late, "recover"), plan=plan)
 
     return in_transaction(store, work, who, why or "RUNNING without a claim for too long")

@@ -80,10 +80,10 @@ _FULL = re.compile(
 )
 """What servers and poolers say who have no connection left; libpq doesn't give the code of it."""
 
-STREAMED = 5000
+FETCHED_ROWS = 5000
 """Rows that a listing of any length fetches at once."""
 
-TIDY_EVERY = 10_000
+TIDY_AFTER_CLAIMS = 10_000
 """Claims of this process after which it clears away the rows that they left dead in the queue."""
 
 
@@ -158,7 +158,7 @@ class PostgresDatabase(Database):
     def stream(self, name: str, /, **params: Any) -> Generator[tuple]:
         text, connection = self.statement(name), self.connect()
         with connection.cursor("odf_listing") as cursor, self._explained(text, connection):
-            cursor.itersize = STREAMED
+            cursor.itersize = FETCHED_ROWS
             cursor.execute(_qualified(text, self.schema.replace("%", "%%")), params)  # type: ignore[arg-type]
             yield from cursor
 
@@ -316,7 +316,7 @@ class PostgresStore(Store):
 
     def _tidy(self) -> None:
         """Vacuum the queue more often than autovacuum would: it comes once a minute at best."""
-        if self._untidy >= TIDY_EVERY:
+        if self._untidy >= TIDY_AFTER_CLAIMS:
             self._untidy = 0
             self.db.run("claims.tidy")
 

@@ -70,6 +70,8 @@ def add_dataset(
 
     def work() -> bool:
         with store.db.transaction(who=person()):
+            # The table has no unique key, as the original's: two who register one dataset at the
+            # same time would both find it missing.
             store.db.run("registry.lock_datasets")
             if is_registered(store, datasetid):
                 store.db.change("registry.change_dataset", datasetid=datasetid, **values)
@@ -147,6 +149,7 @@ def add_job(
     def work() -> Added:
         db = store.db
         with db.transaction(who=person()):
+            # Also against a circle that two jobs would close together, each of them allowed alone.
             db.run("registry.lock_jobs")
             rows = db.run("registry.items", jobid=jobid)
             links, wanted_links = _links(rows), _links(wanted)

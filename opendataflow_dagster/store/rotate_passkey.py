@@ -25,7 +25,7 @@ from ..errors import CredentialError, DataflowError
 from .opening import open_from
 from .store import Store
 
-ROUNDS = 20
+MAX_ROUNDS = 20
 """How often rows that somebody changes meanwhile are read again."""
 
 
@@ -101,7 +101,7 @@ def _rotate_rows(store: Store, keys: Keys) -> tuple[int, int]:
     def work() -> tuple[int, int]:
         changed = 0
         with store.db.transaction(who="odf rotate", act="rotate"):
-            for _ in range(ROUNDS):
+            for _ in range(MAX_ROUNDS):
                 plan, _ = _planned(store, keys)
                 if not plan:
                     return changed, kept

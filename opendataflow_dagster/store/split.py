@@ -18,10 +18,10 @@ from .overview import known
 from .registry import SPLIT
 from .store import Store
 
-MOST = 1_000_000
+MAX_CHUNKS = 1_000_000
 """Chunks that one split may register."""
 
-AT_ONCE = 2_000
+CHUNKS_PER_TRANSACTION = 2_000
 """Chunks that one transaction registers: on SQLite, others wait for its end."""
 
 PERIODS = ("day", "week", "month", "year")
@@ -189,7 +189,7 @@ def split(
         return Split(chunks, new, status)
     row, left = Move(jobid or SPLIT, datasetid, "", None, status), new
     while True:
-        some = left[:AT_ONCE]
+        some = left[:CHUNKS_PER_TRANSACTION]
         after = store.db.insist(
             lambda some=some, mark=mark: _register(store, row, some, column, mark, who or person())
         )[0]
@@ -198,7 +198,7 @@ def split(
                 lambda: _compared(store, datasetid, chunks, column, jobid)
             )[0]
             continue
-        left, mark = left[AT_ONCE:], after
+        left, mark = left[CHUNKS_PER_TRANSACTION:], after
         if not left:
             return Split(chunks, new, status)
         store.give_way(len(some))
@@ -242,6 +242,8 @@ def _register(
     """Register some chunks if the mark holds, and give the next one."""
     db, datasetid = store.db, row.datasetid
     with db.transaction(who=who, why="odf split", act=ACCEPT):
+        # Compared again under the lock: if another split has registered chunks since, this one's
+        # may share rows with them, and the caller looks at all of them anew.
         db.run("registry.lock_datasets")
         if db.run("split.overtaken", datasetid=datasetid, mark=mark):
             return None
@@ -358,6 +360,6 @@ def _start(number: int, period: str) -> date:
 
 
 def _limited(chunks: Series) -> Series:
-    if len(chunks) > MOST:
-        raise WrongUse(f"That is more than {MOST:,} chunks. Make them larger.")
+    if len(chunks) > MAX_CHUNKS:
+        raise WrongUse(f"That is more than {MAX_CHUNKS:,} chunks. Make them larger.")
     return chunks

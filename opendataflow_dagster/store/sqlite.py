@@ -15,24 +15,24 @@ from ..util.directory_lock import try_lock
 from .database import Database, no_tables
 from .store import ClaimRequest, InputChanges, OutputCounts, Store
 
-BUSY = 60.0
+BUSY_TIMEOUT_SECONDS = 60.0
 """Seconds to wait for another writer's turn to end."""
 
 SESSION = "pragma synchronous = full; pragma cache_size = -8192"
 """Every commit is on disk; and 8 MiB of pages are kept: a claim reads some in many places."""
 
-BUSY_TIMEOUT = f"pragma busy_timeout = {BUSY * 1000:.0f}"
+BUSY_TIMEOUT = f"pragma busy_timeout = {BUSY_TIMEOUT_SECONDS * 1000:.0f}"
 
-ASK = 0.002
+TURN_POLL_SECONDS = 0.002
 """Seconds after which a waiting writer looks again whether it is its turn."""
 
-ASKED = 0.01
+QUEUE_CHECK_SECONDS = 0.01
 """Seconds for which a writer may begin again without asking whether others wait."""
 
 FREED_BYTES = 4 << 20
 """Size of the block that is freed once so that the C library keeps the memory of statements."""
 
-TURN = 0.1
+TURN_SECONDS = 0.1
 """Seconds after which a writer with more to do lets others have their turn."""
 
 
@@ -58,7 +58,10 @@ class SqliteDatabase(Database):
             if create:
                 self._make_file()
             connection = sqlite3.connect(
-                self.path, timeout=BUSY, isolation_level=None, check_same_thread=False
+                self.path,
+                timeout=BUSY_TIMEOUT_SECONDS,
+                isolation_level=None,
+                check_same_thread=False,
             )
             connection.executescript(SESSION)
             # SQLite makes a table of 88 kB in memory for a trigger's SELECT, and frees it. glibc
@@ -110,7 +113,7 @@ class SqliteDatabase(Database):
             return NoDatabase(no_tables(self.where))
         if "locked" in text:
             return DataflowError(
-                f"{self.where} was locked by another writer for {BUSY:.0f} s. "
+                f"{self.where} was locked by another writer for {BUSY_TIMEOUT_SECONDS:.0f} s. "
                 "End that program and try again."
             )
         return DataflowError(f"{self.where}: {text.rstrip('.')}. {_cure(text)}".rstrip())
@@ -133,22 +136,22 @@ class SqliteDatabase(Database):
             raise
 
     def _begin(self, connection: sqlite3.Connection) -> None:
-        """Wait for this writer's turn, as long as `BUSY`.
+        """Wait for this writer's turn, as long as `BUSY_TIMEOUT_SECONDS`.
 
         SQLite has no order among its writers: one that begins again at once gets ahead of those
         that wait, for seconds. So one of them has a lock of the folder, and is the next; and who
-        begins again at once asks for that lock every `ASKED` seconds.
+        begins again at once asks for that lock every `QUEUE_CHECK_SECONDS` seconds.
         """
         now = time.monotonic()
-        deadline = now + BUSY
+        deadline = now + BUSY_TIMEOUT_SECONDS
         connection.execute("pragma busy_timeout = 0")
         try:
             if now < getattr(self._mine, "asks_at", 0.0) and self._has_begun(connection):
                 return
             with self._next(deadline):
                 while not self._has_begun(connection, time.monotonic() > deadline):
-                    time.sleep(ASK / 10)
-            self._mine.asks_at = time.monotonic() + ASKED
+                    time.sleep(TURN_POLL_SECONDS / 10)
+            self._mine.asks_at = time.monotonic() + QUEUE_CHECK_SECONDS
         finally:
             connection.execute(BUSY_TIMEOUT)
 
@@ -172,7 +175,7 @@ class SqliteDatabase(Database):
             return
         try:
             while not try_lock(handle) and time.monotonic() < deadline:
-                time.sleep(ASK)
+                time.sleep(TURN_POLL_SECONDS)
             yield
         finally:
             os.close(handle)
@@ -258,7 +261,7 @@ class SqliteStore(Store):
                 lease=request.lease,
                 version=self.version,
             )
-            until = time.monotonic() + TURN
+            until = time.monotonic() + TURN_SECONDS
             claims: list[Claim] = []
             while picked := db.run("claims.pick", jobid=jobid, only=only, free=free):
                 claims = [
@@ -303,7 +306,7 @@ class SqliteStore(Store):
         return Claim(jobid, dataid, generation, request.owner, opened[0][0], lease, time_limit)
 
     def _fill(self, jobid: str, most: int) -> int:
-        looked, until = 0, time.monotonic() + TURN
+        looked, until = 0, time.monotonic() + TURN_SECONDS
         with self.db.transaction():
             while found := self.db.run("fill.place", jobid=jobid):
                 looked += self._fill_part(jobid, most, *found[0])

@@ -10,7 +10,7 @@ from ..ids import check_id
 from ..model import FAILED, READY, RUNNING
 from ..util.text import tidy
 from ..util.times import from_table, to_table
-from .history import NEWEST
+from .history import LISTED_ROWS
 from .store import Store
 
 __all__ = [
@@ -25,13 +25,13 @@ __all__ = [
     "steps",
 ]
 
-MOST = 64 * 1024
+MAX_OUTPUT_BYTES = 64 * 1024
 """Bytes that are kept of what a step printed, and of its traceback."""
 
-PAGE = 5000
+CLEANED_PAGE_ROWS = 5000
 """Rows that one transaction of a cleaning looks at."""
 
-KEYS_LAST = timedelta(days=1)
+KEY_LIFETIME = timedelta(days=1)
 """How long an idempotency key is remembered at least: a client may still repeat itself."""
 
 
@@ -79,7 +79,7 @@ def record(store: Store, steps: Sequence[Step]) -> None:
 
 
 def steps(
-    store: Store, jobid: str, dataid: str | None = None, limit: int = NEWEST
+    store: Store, jobid: str, dataid: str | None = None, limit: int = LISTED_ROWS
 ) -> list[dict[str, Any]]:
     """The steps of a pipeline's newest runs, or of one chunk's, the newest run first.
 
@@ -113,7 +113,7 @@ def clean(
     now = datetime.fromtimestamp(store.now(), UTC)
     before = now + timedelta(days=1) if days_old is None else now - timedelta(days=days_old)
     known = {"jobid": jobid, "before": to_table(store, before)}
-    forgotten = to_table(store, min(before, now - KEYS_LAST))
+    forgotten = to_table(store, min(before, now - KEY_LIFETIME))
     if plan:
         counts, _ = store.db.insist(lambda: _counted(store, known, forgotten))
         return counts
@@ -130,10 +130,10 @@ def excerpt(text: str | None) -> str | None:
     if text is None:
         return None
     raw = text.replace("\0", "\N{REPLACEMENT CHARACTER}").encode("utf-8", "replace")
-    if len(raw) <= MOST:
+    if len(raw) <= MAX_OUTPUT_BYTES:
         return raw.decode()
-    note = f"\n… {len(raw) - MOST} bytes left out …\n".encode()
-    half = (MOST - len(note)) // 2
+    note = f"\n… {len(raw) - MAX_OUTPUT_BYTES} bytes left out …\n".encode()
+    half = (MAX_OUTPUT_BYTES - len(note)) // 2
     return (raw[:half] + note + raw[-half:]).decode("utf-8", "ignore")
 
 
@@ -169,7 +169,9 @@ def _paged(store: Store, what: str, key: dict[str, Any], known: dict[str, Any]) 
     while True:
         first = {f"first{name}": value for name, value in key.items()}
         found, _ = db.insist(
-            lambda first=first: db.run(f"steps.page_of_{what}", jobid=jobid, size=PAGE, **first)
+            lambda first=first: db.run(
+                f"steps.page_of_{what}", jobid=jobid, size=CLEANED_PAGE_ROWS, **first
+            )
         )
         end = dict(zip(key, found[0], strict=True)) if found else key
         page = known | first | {f"last{name}": value for name, value in end.items()}

@@ -320,7 +320,7 @@ class Store:
         accepted = [claim for claim in claims if claim.forced]
         why = ""
         if accepted and (told := self._changed(accepted)):
-            why = f"forced, though {_told(told)}"
+            why = f"forced, though {_changes_line(told)}"
         (settled, changed), lost = self.db.insist(
             lambda: self._finish(claims, facts, accept=bool(accepted), why=why)
         )
@@ -332,7 +332,7 @@ class Store:
             # Settled by the attempt whose answer was lost: the generation tells it from another's.
             stale = [claim for claim in stale if self._outcome(claim) != {READY}]
         if stale:
-            raise taken_over(stale)
+            raise stale_claim(stale)
         if back:
             raise inputs_changed(claims[0].jobid, {dataid: changed[dataid] for dataid in back})
 
@@ -349,7 +349,7 @@ class Store:
             return settled[0]
         if lost and self._outcome(claim) == {FAILED}:
             return Failure(FAILED, None)
-        raise taken_over([claim])
+        raise stale_claim([claim])
 
     def heartbeat(self, claims: Sequence[Claim]) -> list[Claim]:
         """Renew the leases of one owner's claims of a job; return those it owns no more."""
@@ -362,10 +362,10 @@ class Store:
         Else it raises `StaleClaim`, or `InputsChanged` after it has sent the chunk back.
         """
         if self.db.insist(lambda: self.heartbeat([claim]))[0]:
-            raise taken_over([claim])
+            raise stale_claim([claim])
         if changed := {} if claim.forced else self._changed([claim]):
             if not self._send_back([claim], changed):
-                raise taken_over([claim])
+                raise stale_claim([claim])
             raise inputs_changed(claim.jobid, changed)
 
     def recover(self, jobid: str | None = None, *, who: str = "recover") -> list[Recovered]:
@@ -475,7 +475,9 @@ class Store:
                     generation=claim.generation,
                     max_losses=MAX_LOSSES,
                 )
-                told = _told({claim.dataid: changed[claim.dataid]}) + (f" ({why})" if why else "")
+                told = _changes_line({claim.dataid: changed[claim.dataid]}) + (
+                    f" ({why})" if why else ""
+                )
                 return self.settle_lost(map(Lost._make, rows), who=claim.owner, why=told)
 
         done = [self.db.insist(lambda claim=claim: work(claim))[0] for claim in claims]
@@ -544,7 +546,7 @@ def job_names(store: Store) -> list[str]:
     return [name for (name,) in store.db.run("moves.job_names")]
 
 
-def taken_over(claims: Sequence[Claim]) -> StaleClaim:
+def stale_claim(claims: Sequence[Claim]) -> StaleClaim:
     """What says that claims of one job are somebody else's now."""
     chunks = ", ".join(repr(claim.dataid) for claim in claims[:5])
     return StaleClaim(
@@ -557,13 +559,13 @@ def inputs_changed(jobid: str, changed: InputChanges) -> InputsChanged:
     """What says that chunks of a job were sent back since their inputs changed."""
     chunks = ", ".join(map(repr, list(changed)[:5]))
     return InputsChanged(
-        f"{_told(changed)} while {jobid!r} read it: chunk {chunks} of {jobid!r} is sent back, "
-        f"to be made from what is there now. See `odf history {typed(jobid)}`.",
+        f"{_changes_line(changed)} while {jobid!r} read it: chunk {chunks} of {jobid!r} "
+        f"is sent back, to be made from what is there now. See `odf history {typed(jobid)}`.",
         list(changed),
     )
 
 
-def _told(changed: InputChanges) -> str:
+def _changes_line(changed: InputChanges) -> str:
     """What happened to the inputs of some chunks, each once."""
     inputs = dict.fromkeys(what for told in changed.values() for what in told)
     return f"Input {' and '.join(inputs)}"

@@ -77,7 +77,7 @@ def test_the_place_of_a_byte_is_told_across_blocks(
     file = tmp_path / "a.csv"
     file.write_bytes(good.encode() + b"x\xff")
     for size in range(1, len(good.encode()) + 3):
-        monkeypatch.setattr("opendataflow_dagster.store.csv_options.BYTES", size)
+        monkeypatch.setattr("opendataflow_dagster.store.csv_options.SAMPLE_BYTES", size)
         with pytest.raises(Refused, match="line 4, column 4: the byte 0xff"):
             refuse_undecodable(str(file), "utf-8")
     file.write_bytes(good.encode() + b"\n1\0")

@@ -36,7 +36,7 @@ from opendataflow_dagster.storage import folder as folders
 from opendataflow_dagster.store import operations
 from opendataflow_dagster.store.opening import open_store
 from opendataflow_dagster.store.registry import add_dataset
-from opendataflow_dagster.store.store import Store, taken_over
+from opendataflow_dagster.store.store import Store, stale_claim
 from tests.support.store_fixtures import close, expire, register, sql, take
 
 
@@ -60,7 +60,7 @@ def nobody() -> Any:
 def ours(store: Store, claim: Claim) -> Any:
     def confirm() -> None:
         if store.heartbeat([claim]):
-            raise taken_over([claim])
+            raise stale_claim([claim])
 
     return confirm
 

@@ -196,7 +196,7 @@ def test_a_filling_that_is_killed_goes_on_elsewhere(full: Store, url: str) -> No
     program = (
         "import sys, time\n"
         "from opendataflow_dagster.store import opening, sqlite, store as stores\n"
-        "stores.FILL_BATCH_ROWS, sqlite.TURN = 50, 0\n"
+        "stores.FILL_BATCH_ROWS, sqlite.TURN_SECONDS = 50, 0\n"
         "store = opening.open_store(sys.argv[1])\n"
         "store.fill(narrate=lambda line: (print('filled', flush=True), time.sleep(0.02)))\n"
     )

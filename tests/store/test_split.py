@@ -9,7 +9,7 @@ from opendataflow_dagster.errors import Refused, WrongUse
 from opendataflow_dagster.store import registry
 from opendataflow_dagster.store import split as splitting
 from opendataflow_dagster.store.split import (
-    MOST,
+    MAX_CHUNKS,
     Chunk,
     Series,
     by_date,
@@ -97,9 +97,9 @@ def test_shards_and_values() -> None:
         lambda: by_number(0, 10, count=11),
         lambda: by_number(0, 10),
         lambda: by_number(0, 10**15, size=1),
-        lambda: by_number(0, 10**15, count=MOST + 1),
+        lambda: by_number(0, 10**15, count=MAX_CHUNKS + 1),
         lambda: by_shards(0),
-        lambda: by_shards(MOST + 1),
+        lambda: by_shards(MAX_CHUNKS + 1),
         lambda: by_value(["a", ""]),
         lambda: by_value(["a\0b"]),
     ],
@@ -251,18 +251,18 @@ def test_odd_values_are_kept_exactly(orders: Store) -> None:
 def test_the_plan_of_a_million_chunks_is_computed_when_it_is_shown(orders: Store) -> None:
     tracemalloc.start()
     try:
-        done = split(orders, "orders", by_number(0, MOST, size=1), column="id", plan=True)
+        done = split(orders, "orders", by_number(0, MAX_CHUNKS, size=1), column="id", plan=True)
         _, most = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    assert (len(done.new), done.new[-1].dataid) == (MOST, "999999")
+    assert (len(done.new), done.new[-1].dataid) == (MAX_CHUNKS, "999999")
     assert most < 5_000_000, f"{most:,} bytes for a plan that shows six rows"
 
 
 def test_many_chunks_are_registered_in_short_transactions_and_go_on_after_a_kill(
     orders: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(splitting, "AT_ONCE", 10)
+    monkeypatch.setattr(splitting, "CHUNKS_PER_TRANSACTION", 10)
     seen = []
 
     def pause(_: int) -> None:
@@ -286,7 +286,7 @@ def test_many_chunks_are_registered_in_short_transactions_and_go_on_after_a_kill
 def test_of_two_splits_at_once_none_adds_rows_twice(
     orders: Store, monkeypatch: pytest.MonkeyPatch, same: bool
 ) -> None:
-    monkeypatch.setattr(splitting, "AT_ONCE", 10)
+    monkeypatch.setattr(splitting, "CHUNKS_PER_TRANSACTION", 10)
     other = by_shards(25) if same else by_number(0, 100, size=10)
     register = splitting._register
 

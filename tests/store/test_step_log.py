@@ -12,7 +12,14 @@ from opendataflow_dagster.model import Claim
 from opendataflow_dagster.store import step_log as stepping
 from opendataflow_dagster.store.items import Accepted, Post, accept, payloads
 from opendataflow_dagster.store.operations import delete_run, hold, resubmit
-from opendataflow_dagster.store.step_log import MOST, Cleaned, Step, clean, record, steps
+from opendataflow_dagster.store.step_log import (
+    MAX_OUTPUT_BYTES,
+    Cleaned,
+    Step,
+    clean,
+    record,
+    steps,
+)
 from opendataflow_dagster.store.store import Store
 from tests.support.store_fixtures import check, everything, expire, register, sql, take
 
@@ -109,14 +116,14 @@ def test_what_was_printed_is_kept_as_databases_can(
 
 
 def test_a_long_output_is_cut_in_the_middle(store: Store) -> None:
-    long = "begin" + "é" * MOST + "end"
+    long = "begin" + "é" * MAX_OUTPUT_BYTES + "end"
     record(store, [Step("orders", "1", 1, 1, "t", "READY", stdout=long, traceback=long)])
     [row] = steps(store, "orders")
     for text in (row["stdout"], row["traceback"]):
-        assert len(text.encode()) <= MOST
+        assert len(text.encode()) <= MAX_OUTPUT_BYTES
         assert text.startswith("beginé")
         assert text.endswith("éend")
-        assert f"{MOST + 8} bytes left out" in text
+        assert f"{MAX_OUTPUT_BYTES + 8} bytes left out" in text
 
 
 def test_the_newest_runs_come_first_with_all_their_steps(store: Store) -> None:
@@ -271,7 +278,7 @@ def test_a_key_is_answered_as_before_though_its_item_was_cleaned(store: Store) -
 
 
 def test_many_are_cleaned_page_by_page(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stepping, "PAGE", 7)
+    monkeypatch.setattr(stepping, "CLEANED_PAGE_ROWS", 7)
     for jobid in ("daily", "orders"):
         accept(store, [Post(jobid, ("1",), f"{n}") for n in range(30)])
         claims = take(store, jobid, k=99)
