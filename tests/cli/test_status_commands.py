@@ -356,6 +356,7 @@ def test_runs_and_history(line: Store) -> None:
         "generation",
         "who",
         "why",
+        "code",
     ]
     assert len(objects("history", "load", "9")) == 1
     assert len(objects("history", "--dataset", "a", "--limit", "2")) == 2
