@@ -119,14 +119,14 @@ def compact(
     Example: odf compact bobout --unpack
     """
     from ..storage import compact as merging
-    from ..storage import unpack as unpacking
+    from ..storage import pack
 
     store, target = store_of(ctx), _bytes(size)
     whole = everything or not plan or bool(dataids)
     some = some_of(store, [dataset], whole).get(dataset)
     done = left = 0
     if unpack:
-        found = unpacking.unpack(store, dataset, dataids, plan=plan, some=some)
+        found = pack.unpack(store, dataset, dataids, plan=plan, some=some)
     else:
         found = merging.compact(store, dataset, dataids, target=target, plan=plan, some=some)
 

@@ -12,7 +12,7 @@ from ..store.store import Store
 from ..util.directory_lock import locked, publish_lock
 from ..util.times import from_table
 from . import folder
-from .pack import PACKS, packs_in, packs_of
+from .pack import packs_in, packs_of
 
 GRACE = 3600.0
 """Seconds for which nothing is touched that changed, unless told otherwise."""
@@ -173,7 +173,7 @@ def _of_packs(
 
 def _remove_pack(store: Store, root: str, sharing: Sequence[str], path: str) -> bool:
     """Remove a pack, unless somebody is unpacking it, or a chunk is in it after all."""
-    with locked(os.path.join(root, PACKS)) as mine:
+    with locked(os.path.join(root, folder.PACKS)) as mine:
         if not mine or path in shared_packs(store, sharing):
             return False
         return _removed(path)
@@ -264,7 +264,7 @@ def _tidy(above: str) -> None:
     """Remove directories of staging, or of packs, in which nothing is left."""
     for _ in range(2):
         name = os.path.basename(above)
-        if not name.startswith((_PREFIX, folder.STAGING, PACKS)):
+        if not name.startswith((_PREFIX, folder.STAGING, folder.PACKS)):
             return
         staged = os.path.basename(os.path.dirname(above)) == folder.STAGING
         if name.startswith(_PREFIX) and not staged:

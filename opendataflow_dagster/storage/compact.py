@@ -18,7 +18,6 @@ from ..util.text import first_line, typed
 from . import files
 from . import folder as folders
 from .merge_files import MERGEABLE, Unfit, merge
-from .pack import PACKS
 
 TARGET = 128 * 2**20
 """Bytes of a file that is large enough."""
@@ -160,7 +159,7 @@ def rewriting(root: str) -> Iterator[None]:
     if not os.path.isdir(root):
         yield
         return
-    path = os.path.join(root, PACKS)
+    path = os.path.join(root, folders.PACKS)
     try:
         os.makedirs(path, exist_ok=True)
     except OSError as error:

@@ -27,6 +27,9 @@ DATAID_COLUMN = "dataid"
 STAGING = "_staging"
 """Where chunks are written; Spark and pyarrow pass over what begins with `_`."""
 
+PACKS = "_packs"
+"""Where `odf compact --pack` of earlier versions put many chunks into one file."""
+
 BATCH = "_batch-"
 """How a directory begins in which many chunks are written together; their last generation follows.
 """

@@ -16,7 +16,7 @@ from opendataflow_dagster.storage import cleanup, files, merge_files
 from opendataflow_dagster.storage import folder as folders
 from opendataflow_dagster.storage import pack as packs
 from opendataflow_dagster.storage.merge_files import same
-from opendataflow_dagster.storage.unpack import unpack
+from opendataflow_dagster.storage.pack import unpack
 from opendataflow_dagster.store import operations
 from opendataflow_dagster.store.store import Store
 from tests.storage.test_compact import ODD, content, hurried, line, made, odf, table, url_of, whole
@@ -143,7 +143,7 @@ def test_a_chunk_that_is_claimed_while_it_is_unpacked_stays_in_its_pack(
         plain(*args, **more)  # type: ignore[arg-type]
         take(line, "use", only="1")
 
-    monkeypatch.setattr("opendataflow_dagster.storage.unpack.check_types", slow)
+    monkeypatch.setattr("opendataflow_dagster.storage.pack.check_types", slow)
     [row] = unpack(line, "out", ["1"])
 
     assert "meanwhile" in row.left
@@ -192,7 +192,7 @@ def test_a_pack_that_is_gone_is_reported(line: Store, packed: dict[str, dict]) -
 KILLED = """
 import os, signal
 from opendataflow_dagster.storage import folder as folders
-from opendataflow_dagster.storage import unpack as unpacking
+from opendataflow_dagster.storage import pack as unpacking
 from opendataflow_dagster.store.opening import open_store
 
 def die(*more, **also): os.kill(os.getpid(), signal.SIGKILL)
