@@ -86,13 +86,8 @@ def is_within(produced: str, configured: str) -> bool:
     )
 
 
-FORMATS = ("parquet", "csv", "json")
-"""Formats of files that are read and written without Spark."""
-
 DEFAULT_FORMAT = "parquet"
-
-SPARK_FORMATS = ("orc", "delta", "iceberg")
-"""Formats of a folder that Spark alone reads and writes."""
+"""The format of files, if a dataset is registered without one; `formats` lists all."""
 
 POSTGRES, SQLITE, JDBC = "postgres", "sqlite", "jdbc"
 _DATABASES = {
@@ -237,12 +232,14 @@ def chunk_place(
         columns: Its row, by names in lower case.
         format: The format of files, if the row has none.
     """
+    from .formats import FORMATS  # not for `odf run`, which only asks where a dataset is
+
     values = {name: value or "" for name, value in columns.items()}
     place, kind = place_of(columns), values.get("format", "").lower()
     if place is None:
         raise _refused(datasetid, "is registered without a place", "--hostname /FOLDER")
-    if kind not in ("", *FORMATS, *SPARK_FORMATS, *_DATABASES):
-        choices = ", ".join((*FORMATS, *SPARK_FORMATS))
+    if kind not in ("", *(format.name for format in FORMATS), *_DATABASES):
+        choices = ", ".join(format.name for format in FORMATS)
         raise _refused(
             datasetid,
             f"has the format {kind!r}, which isn't read or written here: choose {choices}, "
@@ -280,8 +277,11 @@ def keeps_versions(columns: Mapping[str, str | None]) -> bool:
 
     The view `versioned_dataset` tells the same in the tables.
     """
-    kind = (columns.get("format") or "").lower()
-    return is_remote(place_of(columns) or "") and kind not in ("delta", "iceberg")
+    if not is_remote(place_of(columns) or ""):
+        return False
+    from .formats import format_of
+
+    return not format_of((columns.get("format") or "").lower()).is_lake
 
 
 def address(place: str) -> str:

@@ -7,16 +7,16 @@ from typing import Any
 
 from ..chunk import Chunk, Place, Result, reason_of
 from ..errors import DataflowError, Refused
+from ..formats import CSV, Format, format_of
+from ..formats.csv_options import csv_options
 from ..location import JDBC, BigQueryTable, CsvFile, Folder, Table, is_select, resolve
 from ..model import Claim, Plan, Say
 from ..spark.session import is_spark_frame
 from ..spark.write import publish_frame
-from ..storage.csv_types import headed
 from ..storage.publish import publish, publish_to_folder
 from ..storage.read import bounds_of
 from ..storage.table import Rows
 from ..store import moves
-from ..store.csv_options import csv_options
 from ..store.store import Store
 from ..util.text import typed
 from . import csv_file, csv_journal, spill
@@ -60,7 +60,7 @@ def _destination_of(
             dataset = f"{typed(slug)} --hostname {typed(path)}"
             return CsvDestination(csv_file.CsvAppender(path, store, say), path, "", dataset)
         folder = str(project.root / "output" / slug)
-        row = Row(slug, {"datasetid": slug, "hostname": folder, "format": "csv"}, None)
+        row = Row(slug, {"datasetid": slug, "hostname": folder, "format": CSV.name}, None)
     where, mode = resolve(slug, row.columns), write_mode(row)
     if isinstance(where, BigQueryTable | Table) and is_select(where.name):
         raise Refused(
@@ -250,15 +250,16 @@ class ChunkDestination(Destination):
 
     def publish(self, frame: Any, chunk: Chunk, confirm: Confirm) -> Result:
         confirm()
-        if is_spark_frame(frame) and not self._would_lose_rows(frame):
+        if is_spark_frame(frame) and self._is_kept_by_spark(frame):
             return publish_frame(self._store, self._place, chunk, frame)
         return publish(self._store, self._place, chunk, self._plain(frame))
 
-    def _would_lose_rows(self, frame: Any) -> bool:
-        """Whether Spark would leave out rows: in CSV, those of one column without a value."""
-        if not self._is_csv() or len(frame.columns) != 1:
-            return False
-        return not frame.where(frame[0].isNull()).isEmpty()
+    def _is_kept_by_spark(self, frame: Any) -> bool:
+        """Whether Spark writes all rows: not in CSV those of one column without a value."""
+        format = self._format
+        if format is None or not (format.is_delimited and len(frame.columns) == 1):
+            return format is None or format.in_spark
+        return frame.where(frame[0].isNull()).isEmpty()
 
     def append(self, parts: Parts, confirm: Confirm) -> list[Verdict]:
         return [self._one(claim, as_pandas(frame), confirm) for claim, frame in parts]
@@ -282,7 +283,9 @@ class ChunkDestination(Destination):
     def _plain(self, frame: Any) -> Any:
         """A frame of pandas without its index; in CSV with the names that pandas reads."""
         frame = as_pandas(frame).reset_index(drop=True)
-        return headed(frame) if self._is_csv() else frame
+        return self._format.headed(frame) if self._format else frame
 
-    def _is_csv(self) -> bool:
-        return isinstance(self._where, Folder) and self._where.format == "csv"
+    @property
+    def _format(self) -> Format | None:
+        """The format of a folder's files."""
+        return format_of(self._where.format) if isinstance(self._where, Folder) else None

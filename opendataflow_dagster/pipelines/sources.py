@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from ..chunk import Place
 from ..errors import DataflowError, Refused
+from ..formats import CSV, format_of
+from ..formats.csv_options import CsvOptions, csv_options, read_pandas
 from ..ids import natural_key
 from ..location import (
     BigQueryTable,
@@ -21,7 +23,7 @@ from ..location import (
     is_select,
     resolve,
 )
-from ..spark.chunk_files import CSV, NO_VALUE, escaped_path, read_files
+from ..spark.chunk_files import escaped_path, read_files
 from ..spark.foreign_files import csv_reader_options
 from ..spark.read import read_chunk_frame
 from ..spark.text_formats import WHOLE_FILE_BYTES
@@ -29,7 +31,6 @@ from ..storage import files
 from ..storage.publish import read
 from ..storage.read import Reading, bounds_of
 from ..storage.table import Rows
-from ..store.csv_options import CsvOptions, csv_options, read_pandas
 from ..store.store import Store
 from ..util.text import typed
 from .bigquery import BigQuerySource
@@ -86,7 +87,7 @@ def _of_project(
     if place is not None and place.location:
         if os.path.isfile(place.location):
             return CsvSource(place.location, slug)
-        row = Row(slug, {"hostname": str(project.root / "output" / slug), "format": "csv"}, None)
+        row = Row(slug, {"hostname": str(project.root / "output" / slug), "format": CSV.name}, None)
         if dataid is not None:
             return ChunkSource(store, row, chunk_place(slug, row.columns), place, dataid)
     return _as_made(store, project, slug, makers_of(project, slug))
@@ -94,7 +95,7 @@ def _of_project(
 
 def _as_made(store: Store, project: Project, slug: str, makers: Sequence[str]) -> Source:
     """What pipelines have made last of a source, or its file in `sources/`."""
-    newest = NewestSource(store, Folder(slug, str(project.root / "output" / slug), "csv"))
+    newest = NewestSource(store, Folder(slug, str(project.root / "output" / slug), CSV.name))
     if makers and newest.is_there():
         return newest
     for each in makers:
@@ -185,7 +186,7 @@ class ChunkSource(Source):
             fact={"location": self._place.location},
         )
         frame = read(found, self._where)
-        return _as_csv(frame) if self._where.format == "csv" else frame
+        return _as_csv(frame) if format_of(self._where.format).is_delimited else frame
 
     def spark(self, spark: "SparkSession") -> "DataFrame":
         return read_chunk_frame(spark, self._place, self._dataid, self._row.password, self._bounds)
@@ -400,7 +401,7 @@ def _large(
     schema = StructType()
     for at in range(len(types)):
         schema.add(f"c{at}", StringType())
-    told = {**CSV, "nullValue": NO_VALUE, "multiLine": str(lines).lower()}
+    told = {**CSV.spark_reading, "multiLine": str(lines).lower()}
     told |= csv_reader_options(spark, options)
     nothing = ["", *filter(None, [options.null])] if options.typed else STR_NA_VALUES
     texts = spark.read.options(**told).schema(schema).csv(escaped_path(path))

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from ..errors import WrongUse
+from ..formats.csv_options import UNDECLARED, read_pandas
 from ..model import LEASE_SECONDS, RUNNING, Claim
 from ..storage import files
-from ..store.csv_options import UNDECLARED, read_pandas
 from ..store.moves import Move, add_rows, generations
 from ..store.store import Store
 from ..util.text import first_line, printable

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from ..chunk import Chunk, ChunkFailed, Place
 from ..errors import DataflowError, SessionError
+from ..formats import format_of
 from ..location import Folder, Table, chunk_place, is_packed
 from ..model import Claim
 from ..storage.folder import BATCH, DATAID_COLUMN, STAGING, directory
@@ -18,16 +19,12 @@ from . import text_formats
 from .chunk_files import escaped_path, noted_schema, write_files
 from .evidence import ROWS, evidence_by_group, observed
 from .job import ANY, SparkJob
-from .read import TABLE_FORMATS, unchanged
+from .read import unchanged
 from .schema import compare, quoted, schema_text
 from .write import StagedFolder, StagedFrame
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
-
-
-FILE_FORMATS = ("parquet", "orc")
-"""Of other formats, the files tell no types and hold no schema of an empty chunk."""
 
 
 class BatchInput(NamedTuple):
@@ -208,7 +205,7 @@ class ChunkBatch:
         """The directory of a chunk that can be read with others, if it is one."""
         place = chunk.inputs[datasetid]
         target = chunk_place(datasetid, place.columns, self.work.format)
-        if not isinstance(target, Folder) or target.format in TABLE_FORMATS:
+        if not isinstance(target, Folder) or format_of(target.format).is_lake:
             return None
         if place.location and is_packed(place.location):
             return None
@@ -219,18 +216,27 @@ class ChunkBatch:
         root, name = os.path.split(path.rstrip("/"))
         if schema is None or name != directory(chunk.dataid) or dataid_column(schema.names):
             return None
-        if note["format"] not in FILE_FORMATS:
+        if not is_combinable(note["format"]):
             return None
         return BatchInput(path, root, note["format"], schema)
 
     def _is_folder(self, chunk: Chunk, datasetid: str) -> bool:
         target = chunk_place(datasetid, chunk.outputs[datasetid].columns, self.work.format)
-        return isinstance(target, Folder) and target.format in FILE_FORMATS
+        return isinstance(target, Folder) and is_combinable(target.format)
 
     def _folder(self, chunk: Chunk, datasetid: str) -> Folder:
         target = chunk_place(datasetid, chunk.outputs[datasetid].columns, self.work.format)
         assert isinstance(target, Folder)
         return target
+
+
+def is_combinable(name: str) -> bool:
+    """Whether the files of many chunks can be read and written in one job.
+
+    Texts can't: they tell no types, and hold no schema of an empty chunk.
+    """
+    format = format_of(name)
+    return format.in_spark and not (format.is_text or format.is_lake)
 
 
 class FormatCheck:
@@ -260,7 +266,7 @@ def with_dataid(
     from pyspark.sql import functions as F
 
     target = chunk_place(place.datasetid, place.columns, format)
-    is_table = isinstance(target, Table) or target.format in TABLE_FORMATS
+    is_table = isinstance(target, Table) or format_of(target.format).is_lake
     is_by_value = bounds is None or bounds[1:] == (None, None)
     key = place.columns.get("chunkcolumn") or DATAID_COLUMN
     if (name := dataid_column(df.columns)) and not (is_table and is_by_value and name == key):

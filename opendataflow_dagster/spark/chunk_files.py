@@ -7,14 +7,15 @@ from copy import deepcopy
 from typing import TYPE_CHECKING, Any
 
 from ..errors import Refused
-from ..storage import csv_types, files
-from ..store.csv_options import UNDECLARED, CsvOptions
+from ..formats import Format, format_of, format_of_file
+from ..formats.csv_options import UNDECLARED, CsvOptions
+from ..formats.format import data_files
+from ..storage import files
 from .foreign_files import KnownSchema, read_foreign_files
 from .progress import ending
 from .text_formats import (
     WHOLE_FILE_BYTES,
     is_read_whole,
-    refuse_unwritable,
     restored,
     storable,
     without_collations,
@@ -22,15 +23,6 @@ from .text_formats import (
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
-
-CSV: Mapping[str, str] = {"header": "true", "escape": '"', "quote": '"'}
-"""As everybody else writes CSV: a quote within quotes is doubled."""
-
-NO_VALUE = "\x00nothing\x00"
-"""What a reader of CSV takes nothing for: by default, that is an empty text, which is a value."""
-
-TIME_PATTERN = "yyyy-MM-dd'T'HH:mm:ss.SSSSSS"
-"""How a time is written as a text."""
 
 
 def read_files(
@@ -42,49 +34,49 @@ def read_files(
     known: KnownSchema | None = None,
 ) -> "DataFrame":
     """The files of one chunk: with the schema that its note tells, or as Spark finds it."""
-    kind = note.get("format") or files.SUFFIXES.get(os.path.splitext(path)[1].lower(), format)
+    kind = note.get("format") or format_of_file(path, format).name
+    found = spark_format(kind)
     reader = spark.read.format(kind).options(**_reader_options(kind, path, note))
     if schema := noted_schema(note):
-        reader = reader.schema(without_collations(schema) if kind == "orc" else schema)
+        reader = reader.schema(schema if found.has_collations else without_collations(schema))
         return restored(reader.load(escaped_path(path)), schema, kind)
-    if os.path.isdir(path) and not files.data_files(path):
+    if os.path.isdir(path) and not data_files(path):
         raise Refused(
             f"{path} has no files, so there is nothing to tell its columns by. Write an empty "
             "frame instead.",
             code="INVALID_LOCATION",
         )
-    if kind in ("csv", "json") and (columns := note.get("columns")):
-        schema = _as_pandas_had(reader, path, kind, columns)
-        if kind == "csv" and len(columns) == 1 and _has_empty_lines(path):
+    if found.is_text and (columns := note.get("columns")):
+        schema = _as_pandas_had(reader, path, found, columns)
+        if found.is_delimited and len(columns) == 1 and _has_empty_lines(path):
             rows = files.read_table(path, kind, columns)
             return spark.createDataFrame(rows, schema)  # pyright: ignore
         reader = reader.schema(schema)
-    elif kind in ("csv", "json"):
+    elif found.is_text:
         return read_foreign_files(spark, reader, path, escaped_path(path), kind, options, known)
     return reader.load(escaped_path(path))
 
 
 def _has_empty_lines(path: str) -> bool:
     """Whether a row of one column has no value: Spark takes its line for none."""
-    for each in files.data_files(path):
+    for each in data_files(path):
         with open(each, "rb") as file:
             if b"\n" in file:
                 return True
     return False
 
 
-def _as_pandas_had(reader: Any, path: str, kind: str, columns: Mapping[str, str]) -> Any:
+def _as_pandas_had(reader: Any, path: str, format: Format, columns: Mapping[str, str]) -> Any:
     """The schema of a frame of pandas, by its dtypes: in a text file, 007 may be a number.
 
     Of what dtypes don't tell, Spark looks into the file.
     """
     from pyspark.sql.types import StringType, StructType
 
-    if kind == "csv" and csv_types.AS_READ in columns.values():
-        columns = csv_types.resolved(files.data_files(path), columns)
+    columns = format.dtypes(data_files(path), columns)
     types = {name: _DTYPES.get(dtype.partition("[")[0]) for name, dtype in columns.items()}
     types |= {name: "timestamp" for name, dtype in columns.items() if "," in dtype}  # with its zone
-    if kind == "json":  # an object may be a list, there
+    if not format.is_delimited:  # an object may be a list, there
         types = {name: None if columns[name] == "object" else each for name, each in types.items()}
     inferred = {}
     if None in types.values():
@@ -127,31 +119,33 @@ def escaped_path(path: str) -> str:
 
 
 def _reader_options(kind: str, path: str, note: Mapping[str, Any]) -> dict[str, str]:
-    if kind not in ("csv", "json"):
-        return {}
-    options = dict(CSV) if kind == "csv" else {}
-    if kind == "csv":
-        options["nullValue"] = NO_VALUE
+    format = format_of(kind)
+    options = dict(format.spark_reading)
+    if format.is_delimited:
         options["multiLine"] = str(is_read_whole(path, note)).lower()
-    if noted_schema(note) is None and kind == "csv":
-        options["inferSchema"] = "true"
+        if noted_schema(note) is None:
+            options["inferSchema"] = "true"
     return options
+
+
+def spark_format(name: str) -> Format:
+    """The format of a name, if Spark reads and writes it."""
+    format = format_of(name)
+    if not format.in_spark:
+        raise Refused(
+            f"Spark has no format {name!r}. Use a DataFrame of pandas instead, or register the "
+            "dataset with --format parquet.",
+            code="INVALID_LOCATION",
+        )
+    return format
 
 
 def write_files(df: "DataFrame", path: str, format: str, by: str | None = None) -> None:
     """Write a frame's files into an empty directory; of many chunks, by their column."""
-    refuse_unwritable(df.schema, format)
+    found = spark_format(format)
+    found.refuse_schema(df.schema.jsonValue())
     writer = storable(df, format).write.format(format).mode("append")
-    if format == "csv":
-        # An empty text is quoted, so that it isn't taken for NULL; spaces belong to a text.
-        spaces = dict.fromkeys(("ignoreLeadingWhiteSpace", "ignoreTrailingWhiteSpace"), "false")
-        writer = writer.options(**CSV, emptyValue='""', **spaces)
-    if format in ("csv", "json"):  # by default, they stop at milliseconds, and zones at minutes
-        writer = writer.options(
-            timestampFormat=f"{TIME_PATTERN}XXXXX", timestampNTZFormat=TIME_PATTERN
-        )
-    if format == "json":
-        writer = writer.option("ignoreNullFields", "false")
+    writer = writer.options(**found.spark_writing)
     with ending(df.sparkSession):
         (writer.partitionBy(by) if by else writer).save(path)
 
@@ -174,14 +168,12 @@ def remove_markers(path: str) -> int:
 
 def count_rows(path: str, format: str) -> int | None:
     """How many rows the files of a chunk have; None: a text file would have to be read whole."""
-    found = 0
-    for file in files.data_files(path):
-        if format == "orc":
-            from pyarrow import orc
-
-            found += orc.ORCFile(file).nrows
-        elif format == "parquet" or os.path.getsize(file) <= WHOLE_FILE_BYTES:
-            found += files.count(file, format)
-        else:
+    kind, total = format_of(format), 0
+    for file in data_files(path):
+        if kind.is_text and os.path.getsize(file) > WHOLE_FILE_BYTES:
             return None
-    return found
+        rows = kind.count(file)
+        if rows is None:
+            return None
+        total += rows
+    return total

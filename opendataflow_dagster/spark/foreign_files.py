@@ -3,8 +3,9 @@
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..errors import Refused
-from ..storage import files
-from ..store.csv_options import CsvOptions, refuse_undecodable
+from ..formats import format_of
+from ..formats.csv_options import CsvOptions, refuse_undecodable
+from ..formats.format import data_files
 from ..store.store import Store
 from ..util.text import printable
 from .schema import compare, merged, quoted, schema_of, schema_text, type_text
@@ -59,24 +60,25 @@ def read_foreign_files(
 
     Of CSV that is seen when the rows are read, of JSON now. `pattern` is how Spark knows the path.
     """
-    if kind == "csv":
+    format = format_of(kind)
+    if format.is_delimited:
         _check(path, options)
         reader = reader.options(**csv_reader_options(spark, options))
         if options.null is not None:
             reader = reader.option("nullValue", options.null)
     else:
-        for file in files.data_files(path):
+        for file in data_files(path):
             refuse_undecodable(file, "utf-8")
     reader = reader.options(mode="FAILFAST", columnPruning="false")
     frame = _load(reader, path, pattern)
     if not frame.columns:
-        what = "a first line with the names of its columns" if kind == "csv" else "rows"
+        what = "a first line with the names of its columns" if format.is_delimited else "rows"
         raise Refused(
             f"{path} is empty, so there is nothing to tell its columns by. Give it {what}.",
             code="INVALID_LOCATION",
         )
     schema = _declared(frame, options)
-    if kind == "csv" and known and not options.schema and options.strings is not True:
+    if format.is_delimited and known and not options.schema and options.strings is not True:
         schema = _as_before(frame, schema, path, options, known)
     return frame if schema == frame.schema else reader.schema(schema).load(pattern)
 
@@ -107,7 +109,7 @@ def _load(reader: Any, path: str, pattern: str) -> "DataFrame":
 def _check(path: str, options: CsvOptions) -> None:
     """Refuse files that aren't as declared, or that differ in their columns."""
     first: list[str] | None = None
-    for file in files.data_files(path):
+    for file in data_files(path):
         names = options.checked(file)
         if first is not None and names and names != first:
             raise options.refused(

@@ -18,7 +18,7 @@ from ..errors import DataflowError, Refused
 from ..location import ObjectStore, address, path_of
 from ..storage.folder import NOTE, directory, is_foreign, unescaped
 from . import text_formats
-from .chunk_files import noted_schema, read_files, write_files
+from .chunk_files import noted_schema, read_files, spark_format, write_files
 from .evidence import Evidence, observed
 from .text_formats import line_aggregates, line_note
 
@@ -424,5 +424,5 @@ def _generation(version: str) -> str:
 
 def _read(spark: Any, path: str, note: Mapping[str, Any], format: str) -> "DataFrame":
     if noted_schema(note) is None:
-        return spark.read.format(note.get("format") or format).load(path)
+        return spark.read.format(spark_format(note.get("format") or format).name).load(path)
     return read_files(spark, path, note, format)

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from ..chunk import Chunk, ChunkFailed, Place
 from ..errors import Refused, StaleClaim
+from ..formats import format_of
+from ..formats.csv_options import csv_options
 from ..location import (
     DEFAULT_FORMAT,
     JDBC,
@@ -20,7 +22,6 @@ from ..location import (
 from ..storage.pack import packed_source
 from ..storage.read import located
 from ..storage.table import Bounds, Rows
-from ..store.csv_options import csv_options
 from ..util.text import printable
 from . import jdbc, postgres_read
 from .chunk_files import escaped_path, read_files
@@ -32,8 +33,6 @@ from .types import arrow_of
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-
-TABLE_FORMATS = ("delta", "iceberg")
 
 Password = Callable[[], str | None]
 
@@ -51,7 +50,7 @@ def read_chunk_frame(
     target = chunk_place(place.datasetid, place.columns, format)
     if isinstance(target, Table):
         return read_table(spark, target, dataid, bounds(), password)
-    if target.format in TABLE_FORMATS:
+    if format_of(target.format).is_lake:
         return _lake_table(spark, target, place).where(_equals(place, dataid))
     if isinstance(target, ObjectStore):
         return read_version(spark, target, dataid, place.location)
@@ -76,7 +75,7 @@ def read_table(
 def read_packed(spark: "SparkSession", location: str) -> "DataFrame":
     """A chunk that lies in one file with others."""
     path, dataid = packed_source(location)
-    whole = spark.read.format("parquet").load(escaped_path(path))
+    whole = spark.read.parquet(escaped_path(path))
     return whole.where(whole["dataid"] == dataid).drop("dataid")
 
 
@@ -155,7 +154,7 @@ def _version_of(chunk: Chunk, datasetid: str, format: str) -> Any:
     place = chunk.inputs[datasetid]
     try:
         target = chunk_place(datasetid, place.columns, format)
-        if not isinstance(target, Folder) or target.format in TABLE_FORMATS:
+        if not isinstance(target, Folder) or format_of(target.format).is_lake:
             return None
         path, note = located(
             target, chunk.dataid, place.location, place.generation, store=place.store

@@ -4,10 +4,11 @@ import csv
 import os
 from collections.abc import Callable, Iterator, Mapping
 from itertools import count
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from ..errors import WrongUse
-from ..storage import files
+from ..formats import format_of
+from ..formats.format import LossyValue, data_files
 from .evidence import Evidence
 from .schema import literal, quoted, schema_of, schema_text
 
@@ -16,40 +17,14 @@ if TYPE_CHECKING:
     from pyspark.sql.types import DataType, StructType
 
 
-def refuse_unwritable(schema: "StructType", format: str) -> None:
-    """Refuse a frame that Spark would write, and whose values would come back as others."""
-    from pyspark.sql.types import BinaryType, MapType, StringType
-
-    for field in schema.fields:
-        if format == "json" and any(
-            isinstance(kind, MapType) and not isinstance(kind.keyType, StringType)
-            for kind in _within(field.dataType)
-        ):
-            raise WrongUse(
-                f"Column {field.name!r} has a map whose keys aren't texts, and in JSON nobody "
-                "could read it. Cast the keys to string, or register the dataset with "
-                "--format parquet."
-            )
-        if format == "csv" and isinstance(field.dataType, BinaryType):
-            raise WrongUse(
-                f"Column {field.name!r} is binary, which CSV can't hold. Return "
-                f"base64({quoted(field.name)}), or register the dataset with --format parquet."
-            )
-        if format == "orc" and (odd := next((name for name in _names(field) if "`" in name), None)):
-            raise WrongUse(
-                f"A column is called {odd!r}, and in ORC Spark finds no values of a name with a "
-                "backtick. Rename it, or register the dataset with --format parquet."
-            )
-
-
 def storable(df: "DataFrame", format: str) -> "DataFrame":
-    """The frame as a format holds it: ORC knows no collations."""
-    return _cast(df, without_collations(df.schema)) if format == "orc" else df
+    """The frame as a format holds it, maybe without its collations."""
+    return df if format_of(format).has_collations else _cast(df, without_collations(df.schema))
 
 
 def restored(df: "DataFrame", schema: "StructType", format: str) -> "DataFrame":
     """The frame that was written, of what the format held of it."""
-    return _cast(df, schema) if format == "orc" else df
+    return df if format_of(format).has_collations else _cast(df, schema)
 
 
 def without_collations(kind: Any) -> Any:
@@ -100,26 +75,6 @@ def _cast(df: "DataFrame", schema: "StructType") -> "DataFrame":
     )
 
 
-def _names(field: Any) -> Iterator[str]:
-    """A column's name, and those of the fields within it."""
-    yield field.name
-    for kind in _within(field.dataType):
-        yield from (each.name for each in getattr(kind, "fields", ()))
-
-
-def _within(kind: Any) -> Iterator[Any]:
-    """A type, and those of which it consists."""
-    kinds = [kind]
-    while kinds:
-        yield (kind := kinds.pop())
-        kinds += [
-            getattr(kind, each)
-            for each in ("elementType", "keyType", "valueType")
-            if hasattr(kind, each)
-        ]
-        kinds += [each.dataType for each in getattr(kind, "fields", ())]
-
-
 # --- rows of CSV with line breaks: one task has to read the whole file ---
 
 
@@ -134,7 +89,7 @@ def line_aggregates(schema: "StructType", format: str) -> list[str]:
     """The aggregates that tell, while a frame is written, how its files are to be read."""
     from pyspark.sql import types
 
-    if format != "csv":
+    if not format_of(format).is_delimited:
         return []
     kinds = (types.StringType, types.CharType, types.VarcharType)
     texts = [
@@ -154,7 +109,7 @@ def line_aggregates(schema: "StructType", format: str) -> list[str]:
 
 def line_note(evidence: Evidence, schema: "StructType", format: str) -> dict[str, Any]:
     """What a chunk's note tells of it; a frame whose rows CSV would lose is refused."""
-    if format != "csv":
+    if not format_of(format).is_delimited:
         return {}
     if evidence.extra.get(NULLS):
         raise WrongUse(
@@ -179,7 +134,7 @@ def is_read_whole(path: str, note: Mapping[str, Any]) -> bool:
         return lines
     if not os.path.exists(path):  # it isn't on this machine
         return True
-    found = files.data_files(path)
+    found = data_files(path)
     return all(os.path.getsize(each) <= WHOLE_FILE_BYTES for each in found) or any(
         map(_has_lines, found)
     )
@@ -219,46 +174,6 @@ def _marks(path: str) -> tuple[bool, bool]:
 BROKEN = "odf_broken"
 
 
-class FormatRule(NamedTuple):
-    """Values of some types that come back as others; `{}` stands for the value, or the column."""
-
-    kinds: tuple[str, ...]
-    wrong: str
-    what: str
-    cure: str
-
-
-_TEXTS = ("string", "char", "varchar")
-_NOT_UTF8 = FormatRule(
-    _TEXTS,
-    "not is_valid_utf8({})",
-    "a text that isn't UTF-8",
-    "Return it as binary by base64({}), decode it as what it is",
-)
-_NUL = FormatRule(
-    _TEXTS,
-    "contains({} collate UTF8_BINARY, chr(0))",
-    "a NUL character",
-    "Remove it by replace({}, chr(0))",
-)
-_SECOND = "a time within the last second before 1970"
-_ROUND = "Round it by date_trunc('second', {})"
-FORMAT_RULES = {
-    "csv": (_NOT_UTF8, _NUL),
-    "json": (_NOT_UTF8,),
-    "orc": (
-        FormatRule(("timestamp",), "unix_micros({}) between -999999 and -1", _SECOND, _ROUND),
-        FormatRule(
-            ("timestamp_ntz",),
-            "{0} > timestamp_ntz'1969-12-31 23:59:59' and {0} < timestamp_ntz'1970-01-01 00:00:00'",
-            _SECOND,
-            _ROUND,
-        ),
-    ),
-}
-"""Of each format, the values that it can't hold."""
-
-
 def loss_aggregates(schema: "StructType", format: str) -> list[str]:
     """The aggregate that counts, while a frame is written, its rows with such a value."""
     broken = [sql for _, _, sql in _broken_of(schema, format)]
@@ -269,31 +184,29 @@ def refuse_lossy(evidence: Evidence, df: "DataFrame", format: str) -> None:
     """Refuse a frame that has such a value."""
     if not evidence.extra.get(BROKEN):
         return
-    loss_aggregates = _broken_of(df.schema, format)
-    counts = df.selectExpr(*(f"count_if({sql})" for _, _, sql in loss_aggregates)).collect()[0]
-    found = (
-        (name, rule, rows) for (name, rule, _), rows in zip(loss_aggregates, counts, strict=True)
-    )
-    name, rule, rows = next((each for each in found if each[2]), (*loss_aggregates[0][:2], 0))
+    broken = _broken_of(df.schema, format)
+    counts = df.selectExpr(*(f"count_if({sql})" for _, _, sql in broken)).collect()[0]
+    found = ((name, rule, rows) for (name, rule, _), rows in zip(broken, counts, strict=True))
+    name, rule, rows = next((each for each in found if each[2]), (*broken[0][:2], 0))
     raise WrongUse(
         f"Column {name!r} has {rows:,} {'row' if rows == 1 else 'rows'} with {rule.what}, which "
-        f"{format.upper()} can't hold. {rule.cure.format(quoted(name))}, or register the dataset "
-        "with --format parquet."
+        f"{format_of(format).title} can't hold. {rule.cure.format(quoted(name))}, or register the "
+        "dataset with --format parquet."
     )
 
 
-def _broken_of(schema: "StructType", format: str) -> list[tuple[str, FormatRule, str]]:
+def _broken_of(schema: "StructType", format: str) -> list[tuple[str, LossyValue, str]]:
     """Column, rule, and what is true of a row that breaks it."""
     names = count()
     found = [
         (field.name, rule, _broken(quoted(field.name), field.dataType, rule, names))
         for field in schema.fields
-        for rule in FORMAT_RULES.get(format, ())
+        for rule in format_of(format).lossy
     ]
     return [each for each in found if each[2]]
 
 
-def _broken(sql: str, kind: "DataType", rule: FormatRule, names: Iterator[int]) -> str:
+def _broken(sql: str, kind: "DataType", rule: LossyValue, names: Iterator[int]) -> str:
     from pyspark.sql import types
 
     match kind:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ..chunk import Checked, Chunk, ChunkFailed, Place, Result, reason_of
 from ..config.settings import Settings
 from ..errors import DataflowError, SessionError, StaleClaim
+from ..formats import format_of
 from ..location import DEFAULT_FORMAT, Folder, Table, chunk_place
 from ..model import Claim, Plan, Say
 from ..runner.code_version import code_of_function
@@ -39,7 +40,7 @@ from .job import (
 from .last_chunk import LastChunks, confirm, fit
 from .postgres_read import looking
 from .progress import Watch, describe_chunks, working_on
-from .read import TABLE_FORMATS, read_chunk_frame, unchanged
+from .read import read_chunk_frame, unchanged
 from .rules import Rule
 from .session import (
     ended_meanwhile,
@@ -164,7 +165,7 @@ class SparkWork(Maker):
             return 0  # a transaction
         if datasetid not in self._made[chunk.generation]:
             return 1  # written only now
-        is_renamed = isinstance(target, Folder) and target.format not in TABLE_FORMATS
+        is_renamed = isinstance(target, Folder) and not format_of(target.format).is_lake
         return 3 if is_renamed else 2
 
     def forget(self, claim: Claim) -> None:

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from ..chunk import Chunk, ChunkFailed, Place, Result
 from ..errors import DataflowError
+from ..formats import format_of
 from ..location import DEFAULT_FORMAT, Folder, Table, chunk_place
 from ..storage.folder import Staged
 from ..storage.read import failing
@@ -14,7 +15,6 @@ from .chunk_files import count_rows, read_files, remove_markers, write_files
 from .evidence import Evidence, IncompleteObservation, evidence_of_frame, observed
 from .object_store import StagedRemote
 from .progress import PROGRESS_SECONDS, SparkProgress, interrupting, working_on
-from .read import TABLE_FORMATS
 from .session import in_a_line
 from .text_formats import line_aggregates, line_note
 from .write_table import StagedLake, staged_rows
@@ -62,7 +62,7 @@ def stage(
     target = chunk_place(place.datasetid, place.columns, format)
     if isinstance(target, Table):
         return staged_rows(spark, store, chunk, target, df, extra)
-    if target.format in TABLE_FORMATS:
+    if format_of(target.format).is_lake:
         return StagedLake(spark, chunk, place, target, df, extra)
     if isinstance(target, Folder):
         return StagedFolder(spark, chunk, target, df, extra, store=store.id)
@@ -113,7 +113,8 @@ class StagedFolder:
         try:
             evidence = taken(rows)
         except IncompleteObservation:  # tasks were repeated: the files on disk are the evidence
-            if texts or (format == "csv" and len(df.columns) == 1):  # or the format has lost some
+            one_column = format_of(format).is_delimited and len(df.columns) == 1
+            if texts or one_column:  # the format may have lost some rows
                 seen = evidence_of_frame(df, extra)
                 text_formats.refuse_lossy(seen, df, format)
                 line_note(seen, df.schema, format)

@@ -8,6 +8,8 @@ from contextlib import contextmanager, nullcontext, suppress
 from typing import Any, NamedTuple
 
 from ..errors import DataflowError, Refused, Unreachable
+from ..formats import FORMATS, format_of, format_of_file
+from ..formats.format import Format, Unfit, data_files
 from ..location import Folder, ObjectStore, Table, chunk_place, is_packed
 from ..model import READY, RUNNING
 from ..store.operations import unknown_dataset
@@ -15,9 +17,9 @@ from ..store.overview import pages
 from ..store.store import Store
 from ..util.directory_lock import locked
 from ..util.text import first_line, typed
-from . import files
 from . import folder as folders
-from .merge_files import MERGEABLE, Unfit, merge
+
+MERGEABLE = tuple(format for format in FORMATS if format.can_merge)
 
 TARGET = 128 * 2**20
 """Bytes of a file that is large enough."""
@@ -57,8 +59,8 @@ class Compacted(NamedTuple):
     left: str = ""
 
 
-def folder_of(store: Store, datasetid: str, formats: Sequence[str] = MERGEABLE) -> Folder:
-    """The folder of a dataset whose chunks are files of such a format."""
+def folder_of(store: Store, datasetid: str, formats: Sequence[Format] = MERGEABLE) -> Folder:
+    """The folder of a dataset whose chunks are files of one of some formats."""
     found = store.db.records("state.dataset", datasetid=datasetid)
     if not found:
         action = f"Run: odf dataset add {typed(datasetid)} --hostname /FOLDER"
@@ -70,8 +72,9 @@ def folder_of(store: Store, datasetid: str, formats: Sequence[str] = MERGEABLE) 
         what = "is a table, whose database keeps its rows together"
     elif isinstance(target, ObjectStore):
         what = "is where nothing can be replaced in one step: let its chunks be made again"
-    elif target.format not in formats:
-        what = f"has the format {target.format}, and only {', '.join(formats)} can be rewritten"
+    elif format_of(target.format) not in formats:
+        names = ", ".join(format.name for format in formats)
+        what = f"has the format {target.format}, and only {names} can be rewritten"
     if not isinstance(target, Folder) or what:
         raise Refused(f"{datasetid!r} {what}: nothing to compact.", code="INVALID_LOCATION")
     return target
@@ -208,12 +211,12 @@ def own_directory(folder: Folder, chunk: Standing) -> str | None:
     return path
 
 
-def why_left(path: str, paths: Sequence[str], suffix: str) -> str:
+def why_left(path: str, paths: Sequence[str], name: str) -> str:
     """Why the files of a chunk can't be rewritten, if so."""
     if any(os.path.dirname(each) != path for each in paths):
         return "it has folders of its own"
-    odd = [each for each in paths if files.SUFFIXES.get(files._suffix(each), "") != suffix]
-    return f"{os.path.basename(odd[0])} isn't called .{suffix}" if odd else ""
+    odd = [file for file in paths if format_of_file(file, "").name != name]
+    return f"{os.path.basename(odd[0])} isn't called .{name}" if odd else ""
 
 
 def unreadable() -> tuple[type[Exception], ...]:
@@ -245,7 +248,7 @@ def _one(
     path = None if is_packed(chunk.location) else own_directory(folder, chunk)
     if path is None:
         return None
-    paths = files.data_files(path)
+    paths = data_files(path)
     size = sum(map(os.path.getsize, paths))
     needed = max(1, -(-size // max(1, target)))
     if len(paths) <= needed:
@@ -255,7 +258,7 @@ def _one(
     )
     kind = folders.read_note(path).get("format") or folder.format
     left = why_left(path, paths, kind)
-    if plan or left or kind not in MERGEABLE:
+    if plan or left or not format_of(kind).can_merge:
         return found._replace(left=left or ("" if plan else f"its format is {kind}"))
     try:
         staged, count, size = _rewrite(store, folder, chunk, path, kind, target)
@@ -276,13 +279,14 @@ def _rewrite(
         raise Unfit("another store has published it")
     if note.get("generation", chunk.generation) != chunk.generation:
         raise Unfit("its directory is of another generation than the tables tell")
-    paths = files.data_files(path)
+    paths = data_files(path)
     staged = folders.Staged(folder.root, chunk.dataid, chunk.generation, store.id)
     try:
-        merge(paths, staged.path, kind, target)
-        written = files.data_files(staged.path)
+        format = format_of(kind)
+        format.merge(paths, staged.path, target)
+        written = data_files(staged.path)
         size = sum(map(os.path.getsize, written))
-        rows = sum(files.count(each, kind) for each in written) if kind == "parquet" else None
+        rows = None if format.is_text else sum(format.count(file) or 0 for file in written)
         if rows is not None and note.get("rows") not in (None, rows):
             raise Unfit(f"it has {rows} rows, and its note tells of {note['rows']}")
         told = {name: value for name, value in note.items() if name not in ("dataid", "generation")}
@@ -291,7 +295,7 @@ def _rewrite(
         def confirm() -> None:
             still(store, chunk)()
             # Of the same generation: another compaction may have been faster.
-            if files.data_files(path) != paths:
+            if data_files(path) != paths:
                 raise Unfit("it was compacted meanwhile")
 
         staged.replace(confirm)

@@ -18,7 +18,8 @@ from contextlib import suppress
 from typing import Any
 
 from ..errors import Refused, Unreachable
-from ..location import FORMATS, obstacle, path_of
+from ..formats import FILE_FORMATS
+from ..location import obstacle, path_of
 from ..util.directory_lock import locked, publish_lock
 
 DATAID_COLUMN = "dataid"
@@ -98,7 +99,7 @@ def find(root: str, dataid: str, produced: str | None = None) -> str | None:
         each + end
         for each in plain
         if "/" not in each
-        for end in ("", *(f".{each}" for each in FORMATS))
+        for end in ("", *(format.suffix for format in FILE_FORMATS))
     ]
     return next((path for each in names if os.path.exists(path := os.path.join(root, each))), None)
 
@@ -106,7 +107,7 @@ def find(root: str, dataid: str, produced: str | None = None) -> str | None:
 def alike(path: str, dataid: str) -> list[str]:
     """The files that a script would call like a chunk, if `path` is one: told by the extension."""
     name, end = os.path.splitext(path)
-    ends = [f".{each}" for each in FORMATS]
+    ends = [format.suffix for format in FILE_FORMATS]
     if end not in ends or os.path.basename(name) not in (escaped(dataid), dataid):
         return []
     return [path, *(name + each for each in ends if each != end and os.path.isfile(name + each))]

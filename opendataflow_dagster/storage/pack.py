@@ -14,6 +14,9 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 from ..errors import DataflowError, Refused
+from ..formats import PARQUET
+from ..formats.format import Unfit, new_file
+from ..formats.parquet_format import SPARK_ROWS, check_types, keep_metadata, same, writing_options
 from ..location import PACKED_CHUNK, Folder, is_packed
 from ..store.store import Store
 from ..util.text import first_line
@@ -29,8 +32,6 @@ from .compact import (
     still,
     unreadable,
 )
-from .files import new_file
-from .merge_files import SPARK_ROWS, Unfit, check_types, keep_metadata, same, writing_options
 
 _FOOTER_KEY = b"odf"
 """The entry of a pack's footer that describes its chunks."""
@@ -151,7 +152,7 @@ def unpack(
 
     Killed anywhere, each chunk is whole where the tables say, and the next call does the rest.
     """
-    folder = folder_of(store, datasetid, ("parquet",))
+    folder = folder_of(store, datasetid, [PARQUET])
     with nullcontext() if plan else rewriting(folder.root):
         wanted, missing = chosen(store, datasetid, dataids, some)
         yield from missing
@@ -190,7 +191,7 @@ def _write(
     staged = folders.Staged(root, chunk.dataid, chunk.generation, store.id)
     had_directory = os.path.isdir(staged.final)  # of an unpack, or a packer, that was killed
     try:
-        file = new_file(staged.path, ".parquet")
+        file = new_file(staged.path, PARQUET.suffix)
         _write_file(file, location)
         size = os.path.getsize(file)
         note = read_note(location)

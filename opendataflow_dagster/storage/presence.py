@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from ..errors import DataflowError, Refused
 from ..explain.state import Look, State
+from ..formats import format_of
 from ..location import (
     JDBC,
     Folder,
@@ -36,9 +37,6 @@ LOOK_SECONDS = 3.0
 
 LISTED = 10_000
 """Entries of a folder above which their names aren't compared with a chunk's."""
-
-LAKES = ("delta", "iceberg")
-"""Formats whose chunks are no entries of their folder."""
 
 CANT_TELL = "whether the chunk is there can't be told from here"
 
@@ -105,7 +103,7 @@ class _Chunk(NamedTuple):
     def _is_listed(self, folder: Folder, place: str) -> bool:
         """Whether the chunk is an entry of a folder that is here."""
         is_here = not is_relative(place) and os.path.isdir(folder.root)
-        return is_here and folder.format not in LAKES
+        return is_here and not format_of(folder.format).is_lake
 
     def _rows(self, table: Table) -> Look:
         from ..config.credentials import password_of

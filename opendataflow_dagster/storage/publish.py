@@ -5,11 +5,11 @@ from typing import Any
 
 from ..chunk import Chunk, Place, Result
 from ..errors import Refused
+from ..formats import format_of
+from ..formats.csv_options import csv_options
 from ..location import (
     DEFAULT_FORMAT,
-    FORMATS,
     JDBC,
-    SPARK_FORMATS,
     Folder,
     ObjectStore,
     Table,
@@ -17,7 +17,6 @@ from ..location import (
     is_packed,
 )
 from ..model import Claim
-from ..store.csv_options import csv_options
 from ..store.store import Store
 from . import files
 from .folder import put
@@ -43,7 +42,7 @@ def publish(
     with failing():
         target = chunk_place(place.datasetid, place.columns, format)
         if isinstance(target, Folder):
-            if target.format not in FORMATS:
+            if format_of(target.format).needs_spark:
                 raise _spark_only(target, "written")
             return publish_to_folder(target, chunk.claim, obj, confirm, store.id)
         if isinstance(target, ObjectStore) or target.dialect == JDBC:
@@ -134,7 +133,7 @@ def read(found: Reading, target: Any, kind: str = "pandas") -> Any:
     if kind == "bytes":
         return files.read_bytes(path)
     format = note.get("format") or target.format
-    if format in SPARK_FORMATS:
+    if format_of(format).needs_spark:
         raise _spark_only(target._replace(format=format), "read")
     if isinstance(schema := note.get("schema"), dict):  # Spark wrote it
         return _as(kind, files.read_with_schema(path, format, schema))

@@ -10,11 +10,11 @@ from ..config.credentials import encrypt, for_dataset, is_encrypted
 from ..config.passkey import find_passkey
 from ..config.settings import redact
 from ..errors import Refused, WrongUse
+from ..formats.csv_options import csv_options
 from ..ids import check_id, check_text, check_variable
 from ..model import DATASET_COLUMNS, DIALS, Plan
 from ..util.text import typed
 from ..util.times import from_table, parse_duration, parse_time, to_table
-from .csv_options import csv_options
 from .moves import person
 from .operations import EXTERNAL, is_registered, unknown_dataset
 from .store import Store, refuse_flawed

@@ -17,6 +17,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.functions import udf
 
 from opendataflow_dagster import DataflowIOManager, DataflowResource
+from opendataflow_dagster.formats import FILE_FORMATS
 from opendataflow_dagster.spark import write
 from opendataflow_dagster.store.registry import add_dataset
 from opendataflow_dagster.store.store import Store
@@ -280,7 +281,7 @@ def spark_wrote(
     return wrote
 
 
-@pytest.mark.parametrize("format", ["parquet", "csv", "json"])
+@pytest.mark.parametrize("format", [each.name for each in FILE_FORMATS if each.in_spark])
 def test_pandas_reads_what_spark_wrote(
     run: Run,
     spark_wrote: Callable[..., None],
@@ -359,7 +360,7 @@ def test_orc_is_for_spark_alone_and_the_failure_says_so(
     assert seen[0].collect()[0].n == 1
 
 
-@pytest.mark.parametrize("format", ["parquet", "csv", "json"])
+@pytest.mark.parametrize("format", [each.name for each in FILE_FORMATS if each.in_spark])
 def test_spark_reads_what_pandas_wrote(store: Store, run: Run, format: str) -> None:
     sql(store, "update dataset set format = :f where datasetid = 'bobout'", f=format)
     frame = pd.DataFrame(

@@ -14,7 +14,7 @@ from psycopg.conninfo import conninfo_to_dict
 
 from opendataflow_dagster.chunk import Result
 from opendataflow_dagster.errors import DataflowError, Refused, StaleClaim, Unreachable
-from opendataflow_dagster.location import FORMATS
+from opendataflow_dagster.formats import FILE_FORMATS
 from opendataflow_dagster.pipelines.csv_file import CsvAppender
 from opendataflow_dagster.pipelines.project import Project
 from opendataflow_dagster.pipelines.sources import source_of
@@ -152,7 +152,7 @@ class Somewhere:
 
     def kept(self, project: Project, verdicts: list[Any]) -> list[int]:
         """The numbers of the rows that are there."""
-        if self.name not in FORMATS:
+        if self.name not in [format.name for format in FILE_FORMATS]:
             return sorted(int(each) for each in source_of(self.store, project, "sums").pandas().id)
         found = [each.location for each in verdicts if isinstance(each, Result)]
         assert len(os.listdir(self.root / "sums")) == len(found)

@@ -13,14 +13,14 @@ from pyspark.sql import functions as F
 
 from opendataflow_dagster.cli.app import app
 from opendataflow_dagster.errors import Refused, WrongUse
-from opendataflow_dagster.spark.job import spark_job
-from opendataflow_dagster.storage import files
-from opendataflow_dagster.store.csv_options import (
+from opendataflow_dagster.formats.csv_options import (
     CsvOptions,
     csv_options,
     read_pandas,
     refuse_undecodable,
 )
+from opendataflow_dagster.spark.job import spark_job
+from opendataflow_dagster.storage import files
 from opendataflow_dagster.store.registry import add_dataset
 from tests.support.spark_line import Line
 from tests.support.store_fixtures import put, sql
@@ -77,7 +77,7 @@ def test_the_place_of_a_byte_is_told_across_blocks(
     file = tmp_path / "a.csv"
     file.write_bytes(good.encode() + b"x\xff")
     for size in range(1, len(good.encode()) + 3):
-        monkeypatch.setattr("opendataflow_dagster.store.csv_options.SAMPLE_BYTES", size)
+        monkeypatch.setattr("opendataflow_dagster.formats.csv_options.SAMPLE_BYTES", size)
         with pytest.raises(Refused, match="line 4, column 4: the byte 0xff"):
             refuse_undecodable(str(file), "utf-8")
     file.write_bytes(good.encode() + b"\n1\0")

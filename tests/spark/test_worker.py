@@ -21,6 +21,7 @@ from pyspark.sql import functions as F
 
 from opendataflow_dagster.chunk import Chunk, Place, Result
 from opendataflow_dagster.errors import WrongUse
+from opendataflow_dagster.formats import FORMATS
 from opendataflow_dagster.runner.run import Outcome
 from opendataflow_dagster.spark.evidence import HIGH, LOW, ROWS, Evidence, Observed
 from opendataflow_dagster.spark.job import spark_job
@@ -32,6 +33,8 @@ from opendataflow_dagster.storage.folder import NOTE, read_note
 from tests.storage.test_publish import ODD
 from tests.support.spark_line import Line, labels_of_jobs
 from tests.support.store_fixtures import policy, put, sql, take
+
+FORMATS_IN_SPARK = [each.name for each in FORMATS if each.in_spark and not each.is_lake]
 
 
 def double(numbers: DataFrame) -> DataFrame:
@@ -164,7 +167,7 @@ def test_what_the_function_wrote_itself_is_taken_by_its_word(
     assert (fact["rows"], fact["location"], fact["fingerprint"]) == (41, "/elsewhere", None)
 
 
-@pytest.mark.parametrize("format", ["csv", "json", "orc"])
+@pytest.mark.parametrize("format", FORMATS_IN_SPARK)
 def test_other_formats_come_back_as_they_were(line: Line, spark: SparkSession, format: str) -> None:
     line.dataset("texts")
     line.dataset("copies", format=format)
@@ -1358,7 +1361,7 @@ def test_what_a_format_would_change_is_refused_in_a_line(
     assert through.left() == []
 
 
-@pytest.mark.parametrize("format", ["csv", "json", "orc", "parquet"])
+@pytest.mark.parametrize("format", FORMATS_IN_SPARK)
 def test_old_times_come_back_to_the_microsecond(
     through: Line, spark: SparkSession, format: str
 ) -> None:

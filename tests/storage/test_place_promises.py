@@ -1,7 +1,7 @@
 """Places × promises: what every place of data keeps, and with which reason one can't.
 
-A new place is one class below and one line in `PLACES`. `CANNOT` has the marks; the table in
-docs/storage.md is made of them, and a test compares.
+A new place is one class below and one line in `PLACES`; a new format is there by itself. `CANNOT`
+has the marks; the table in docs/storage.md is made of them, and a test compares.
 """
 
 import json
@@ -11,6 +11,7 @@ import sqlite3
 import threading
 from collections.abc import Callable
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,8 @@ import psycopg
 import pytest
 
 from opendataflow_dagster.explain.explain import explain
-from opendataflow_dagster.location import ObjectStore, Table, address, chunk_place
+from opendataflow_dagster.formats import FILE_FORMATS
+from opendataflow_dagster.location import DEFAULT_FORMAT, ObjectStore, Table, address, chunk_place
 from opendataflow_dagster.model import Claim, Fact
 from opendataflow_dagster.pipelines import csv_file
 from opendataflow_dagster.spark.cleanup import in_remote
@@ -50,10 +52,11 @@ def frame_of(number: int, dataid: str = "1") -> pd.DataFrame:
 class FolderPlace:
     """A folder of files of one format."""
 
-    format = "parquet"
-
-    def __init__(self, request: pytest.FixtureRequest, root: Path) -> None:
-        self.columns = {"hostname": str(root / "out"), "format": self.format}
+    def __init__(
+        self, request: pytest.FixtureRequest, root: Path, format: str = DEFAULT_FORMAT
+    ) -> None:
+        self.format = format
+        self.columns = {"hostname": str(root / "out"), "format": format}
 
     @property
     def place(self) -> Any:
@@ -79,14 +82,6 @@ class FolderPlace:
     def leftovers(self) -> list[str]:
         found = Path(self.place.root).rglob("*")
         return [str(path) for path in found if path.is_file() and folders.STAGING in path.parts]
-
-
-class CsvFolder(FolderPlace):
-    format = "csv"
-
-
-class JsonFolder(FolderPlace):
-    format = "json"
 
 
 class VersionsPlace(FolderPlace):
@@ -211,9 +206,10 @@ class WholeCsvFile:
 
 
 PLACES: dict[str, Any] = {
-    "folder of Parquet": FolderPlace,
-    "folder of CSV": CsvFolder,
-    "folder of JSON": JsonFolder,
+    **{
+        f"folder of {format.title}": partial(FolderPlace, format=format.name)
+        for format in FILE_FORMATS
+    },
     "object store": VersionsPlace,
     "table of PostgreSQL": PostgresTable,
     "table of SQLite": SqliteTable,

@@ -22,9 +22,9 @@ import pyarrow.parquet
 import pytest
 from pandas.testing import assert_frame_equal
 
-from opendataflow_dagster import location
 from opendataflow_dagster.chunk import Chunk, ChunkFailed, Result, open_chunk
 from opendataflow_dagster.errors import DataflowError, Refused, StaleClaim, WrongUse
+from opendataflow_dagster.formats import FILE_FORMATS
 from opendataflow_dagster.location import Folder, Table, chunk_place
 from opendataflow_dagster.model import Fact
 from opendataflow_dagster.runner.environment import job_environment
@@ -473,7 +473,7 @@ FRAME = pd.DataFrame(
 )
 
 
-@pytest.mark.parametrize("format", location.FORMATS)
+@pytest.mark.parametrize("format", [each.name for each in FILE_FORMATS])
 @pytest.mark.parametrize("rows", [3, 0])
 def test_a_frame_comes_back_as_it_was(format: str, rows: int, tmp_path: Path) -> None:
     frame = FRAME.head(rows)
@@ -504,7 +504,7 @@ def test_an_index_with_a_name_is_kept_and_another_is_left_out(tmp_path: Path) ->
     assert files.as_table(filtered).column_names == ["number"]
 
 
-@pytest.mark.parametrize("format", location.FORMATS)
+@pytest.mark.parametrize("format", [each.name for each in FILE_FORMATS])
 def test_a_frame_without_columns_and_arrow_tables_are_fine(format: str, tmp_path: Path) -> None:
     (tmp_path / "none").mkdir()
     (tmp_path / "arrow").mkdir()

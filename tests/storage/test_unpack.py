@@ -11,11 +11,11 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
+from opendataflow_dagster.formats.parquet_format import check_types, same
 from opendataflow_dagster.location import is_packed
-from opendataflow_dagster.storage import cleanup, files, merge_files
+from opendataflow_dagster.storage import cleanup, files
 from opendataflow_dagster.storage import folder as folders
 from opendataflow_dagster.storage import pack as packs
-from opendataflow_dagster.storage.merge_files import same
 from opendataflow_dagster.storage.pack import unpack
 from opendataflow_dagster.store import operations
 from opendataflow_dagster.store.store import Store
@@ -137,7 +137,7 @@ def test_a_chunk_that_somebody_has_stays_in_its_pack(line: Store, packed: dict[s
 def test_a_chunk_that_is_claimed_while_it_is_unpacked_stays_in_its_pack(
     line: Store, packed: dict[str, dict], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plain = merge_files.check_types
+    plain = check_types
 
     def slow(*args: object, **more: object) -> None:
         plain(*args, **more)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""The columns of a frame of pandas in a CSV file: which come back as they were, and how."""
+"""CSV: a heading, and a line of values for each row."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -8,11 +8,118 @@ from io import StringIO
 from typing import Any
 
 from ..errors import WrongUse
+from .csv_options import CsvOptions, read_pandas
+from .format import NOT_UTF8, TEXTS, TIME_PATTERN, LossyValue, TextFormat
 
 AS_READ = ""
 """In place of a dtype: the text is that of `to_csv`, and pandas tells what it is, as of any CSV."""
 
-_TEXTS = ("object", "string", "str")
+NO_VALUE = "\x00nothing\x00"
+"""What Spark takes for no value: by default, that is an empty text, which is a value."""
+
+_TEXT_DTYPES = ("object", "string", "str")
+_QUOTING: Mapping[str, str] = {"header": "true", "escape": '"', "quote": '"'}
+"""As everybody else writes CSV: a quote within quotes is doubled."""
+
+
+class Csv(TextFormat):
+    """CSV, as everybody else writes it."""
+
+    name, title = "csv", "CSV"
+    suffixes = (".csv",)
+    is_delimited = True
+    spark_reading: Mapping[str, str] = {**_QUOTING, "nullValue": NO_VALUE}
+    spark_writing: Mapping[str, str] = {
+        **_QUOTING,
+        # An empty text is quoted, so that it isn't taken for NULL; spaces belong to a text.
+        "emptyValue": '""',
+        "ignoreLeadingWhiteSpace": "false",
+        "ignoreTrailingWhiteSpace": "false",
+        "timestampFormat": f"{TIME_PATTERN}XXXXX",
+        "timestampNTZFormat": TIME_PATTERN,
+    }
+    lossy = (
+        NOT_UTF8,
+        LossyValue(
+            TEXTS,
+            "contains({} collate UTF8_BINARY, chr(0))",
+            "a NUL character",
+            "Remove it by replace({}, chr(0))",
+        ),
+    )
+
+    def prepared(self, frame: Any) -> tuple[Any, dict[str, str]]:
+        return as_written(frame)
+
+    def headed(self, frame: Any) -> Any:
+        return headed(frame)
+
+    def write(self, table: Any, path: str) -> None:
+        import pyarrow.csv
+
+        refuse_nul(table)
+        if table.column_names:  # a text is quoted, so that an empty one isn't taken for none
+            pyarrow.csv.write_csv(table, path)
+        else:
+            open(path, "wb").close()
+
+    def read_frame(self, path: str, columns: Mapping[str, str], options: CsvOptions) -> Any:
+        import pandas
+
+        if os.path.getsize(path) == 0:
+            return pandas.DataFrame()
+        return read(path, columns) if columns else read_pandas(path, options)
+
+    def read_table(self, path: str, schema: Mapping[str, Any], wanted: Any) -> Any:
+        import pyarrow.csv
+
+        return pyarrow.csv.read_csv(
+            path,
+            parse_options=pyarrow.csv.ParseOptions(newlines_in_values=True),
+            convert_options=pyarrow.csv.ConvertOptions(
+                column_types={each.name: each.type for each in wanted},
+                null_values=[""],
+                strings_can_be_null=True,
+                quoted_strings_can_be_null=False,
+            ),
+        )
+
+    def dtypes(self, paths: Sequence[str], columns: Mapping[str, str]) -> Mapping[str, str]:
+        return resolved(paths, columns) if AS_READ in columns.values() else columns
+
+    def count(self, path: str) -> int:
+        quotes, rows = 0, 0
+        with open(path, "rb") as file:
+            for line in file:
+                quotes += line.count(b'"')
+                rows += quotes % 2 == 0  # within quotes a row continues on the next line
+        return max(0, rows - 1)
+
+    def heading(self, path: str) -> bytes:
+        """The first record: a line break within quotes doesn't end it."""
+        head, quotes = b"", 0
+        with open(path, "rb") as file:
+            for line in file:
+                head += line
+                quotes += line.count(b'"')
+                if quotes % 2 == 0:
+                    break
+        return head if head.endswith(b"\n") or not head else head + b"\n"
+
+    def refuse_schema(self, schema: Mapping[str, Any]) -> None:
+        for field in schema["fields"]:
+            if field["type"] == "binary":
+                quoted = "`" + field["name"].replace("`", "``") + "`"
+                raise WrongUse(
+                    f"Column {field['name']!r} is binary, which CSV can't hold. Return "
+                    f"base64({quoted}), or register the dataset with --format parquet."
+                )
+
+
+CSV = Csv()
+
+
+# --- frames of pandas: which columns come back as they were, and how ---
 
 
 def as_written(frame: Any) -> tuple[Any, dict[str, str]]:
@@ -74,7 +181,7 @@ def read(path: str, columns: Mapping[str, str]) -> Any:
     import pyarrow.csv
 
     arrow = {
-        **dict.fromkeys((*_TEXTS, AS_READ), pyarrow.string()),
+        **dict.fromkeys((*_TEXT_DTYPES, AS_READ), pyarrow.string()),
         **dict.fromkeys(("uint64", "UInt64"), pyarrow.uint64()),  # else it would be a float
     }
     kinds = {name: arrow[dtype] for name, dtype in columns.items() if dtype in arrow}

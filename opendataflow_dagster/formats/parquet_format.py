@@ -1,39 +1,78 @@
-"""Many files of one chunk as one, or as few: the same rows in the same order, of the same types.
+"""Parquet: what Spark, pandas and Arrow have, it holds."""
 
-It needs no Spark. What pyarrow can't write as it was (variants, two kinds of timestamps in one
-file) is left as it is, with the reason.
-"""
-
-import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import count
-from typing import Any, BinaryIO
+from typing import Any
 
-from .files import data_files, new_file
+from .csv_options import CsvOptions
+from .format import Format, Unfit, data_files, new_file
 
 SPARK_ROWS = b"org.apache.spark.sql.parquet.row.metadata"
 """The entry of a Parquet footer from which Spark takes the columns and their types."""
 
-MERGEABLE = ("parquet", "csv", "json")
-
 _GROUP = re.compile(r"^ *(\w+) group field_id=\S+ (.*?)(?: \((\w+).*\))? \{$", re.MULTILINE)
 """A nested column as a Parquet schema is printed, and what it stands for, such as `List`."""
 
-_PIECE = 64 * 2**20
+_ROW_GROUP_BYTES = 64 * 2**20
 """Bytes in memory that make a row group."""
 
 
-class Unfit(Exception):
-    """The files can't be rewritten exactly as they are; the message says why."""
+class Parquet(Format):
+    """Parquet, whose footers tell the rows and their types."""
+
+    name, title = "parquet", "Parquet"
+    suffixes = (".parquet",)
+    can_merge = True
+
+    def write(self, table: Any, path: str) -> None:
+        import pyarrow
+        import pyarrow.parquet as parquet
+
+        try:  # Spark reads no nanoseconds
+            parquet.write_table(
+                table, path, coerce_timestamps="us", allow_truncated_timestamps=False
+            )
+        except pyarrow.ArrowInvalid:  # they would be lost, or it is another error that comes again
+            parquet.write_table(table, path)
+
+    def read_frame(self, path: str, columns: Mapping[str, str], options: CsvOptions) -> Any:
+        import pyarrow.parquet
+
+        # Of this file alone: a reader of paths would add a column for the directory's name.
+        with pyarrow.parquet.ParquetFile(path) as file:
+            return file.read().to_pandas()
+
+    def read_table(self, path: str, schema: Mapping[str, Any], wanted: Any) -> Any:
+        import pyarrow.parquet
+
+        # In nanoseconds, years before 1678 and after 2262 would become others: Spark's unit is us.
+        with pyarrow.parquet.ParquetFile(path, coerce_int96_timestamp_unit="us") as file:
+            return file.read()
+
+    def count(self, path: str) -> int:
+        import pyarrow.parquet
+
+        return pyarrow.parquet.read_metadata(path).num_rows
+
+    def merge(self, paths: Sequence[str], folder: str, target: int) -> None:
+        """Write files of the same types, and compare all rows with those that were there.
+
+        What pyarrow can't write as it was (variants, two kinds of timestamps) is `Unfit`.
+        """
+        schema, options = common_schema(paths), writing_options(paths[0])
+        written = []
+        rows = _pieces(paths, schema)
+        piece = next(rows, None)
+        while piece is not None or not written:
+            written.append(path := new_file(folder, self.suffix, len(written)))
+            piece = _fill(path, schema, options, piece, rows, target)
+            check_types(path, paths[0])
+        for left, right in _aligned(_all(paths), _all(data_files(folder))):
+            if right is None or left is None or not same(left, right):
+                raise Unfit("its rows aren't the same after they were written anew")
 
 
-def merge(paths: Sequence[str], folder: str, format: str, target: int) -> None:
-    """Write the rows of files into an empty folder, in files of about the target's bytes."""
-    if format == "parquet":
-        _merge_parquet(paths, folder, target)
-    else:
-        _merge_lines(paths, folder, format, target)
+PARQUET = Parquet()
 
 
 def common_schema(paths: Sequence[str]) -> Any:
@@ -98,20 +137,6 @@ def same(one: Any, other: Any) -> bool:
     )
 
 
-def _merge_parquet(paths: Sequence[str], folder: str, target: int) -> None:
-    schema, options = common_schema(paths), writing_options(paths[0])
-    written = []
-    rows = _pieces(paths, schema)
-    piece = next(rows, None)
-    while piece is not None or not written:
-        written.append(path := new_file(folder, ".parquet", len(written)))
-        piece = _fill(path, schema, options, piece, rows, target)
-        check_types(path, paths[0])
-    for left, right in _aligned(_all(paths), _all(data_files(folder))):
-        if right is None or left is None or not same(left, right):
-            raise Unfit("its rows aren't the same after they were written anew")
-
-
 def _fill(
     path: str, schema: Any, options: dict[str, Any], piece: Any, rows: Iterator[Any], target: int
 ) -> Any:
@@ -149,7 +174,7 @@ def _pieces(paths: Sequence[str], schema: Any) -> Iterator[Any]:
         if table.num_rows:
             held.append(table)
             size += table.nbytes
-        if size >= _PIECE:
+        if size >= _ROW_GROUP_BYTES:
             yield pyarrow.concat_tables(held).cast(schema)
             held, size = [], 0
     if held:
@@ -257,49 +282,3 @@ def _chunked() -> Any:
     import pyarrow
 
     return pyarrow.ChunkedArray
-
-
-def _merge_lines(paths: Sequence[str], folder: str, format: str, target: int) -> None:
-    """Append files of lines to each other; of CSV, the first line of each must be the same."""
-    odd = [path for path in paths if not path.endswith((".csv", ".json", ".jsonl"))]
-    if odd:
-        raise Unfit(f"{os.path.basename(odd[0])} isn't plain text")
-    head = _heading(paths[0]) if format == "csv" else b""
-    out: BinaryIO | None = None
-    written = count()
-    try:
-        for path in paths:
-            if os.path.getsize(path) == 0:
-                continue
-            with open(path, "rb") as source:
-                if format == "csv" and source.read(len(head)) != head:
-                    raise Unfit("its files have different columns")
-                if out is None or out.tell() >= target:
-                    if out is not None:
-                        out.close()
-                    path = new_file(folder, f".{format}", next(written))
-                    out = open(path, "wb")  # noqa: SIM115
-                    out.write(head)
-                last = b"\n"
-                while piece := source.read(2**20):
-                    out.write(piece)
-                    last = piece[-1:]
-                if last != b"\n":
-                    out.write(b"\n")
-        if out is None:
-            open(new_file(folder, f".{format}"), "wb").close()
-    finally:
-        if out is not None:
-            out.close()
-
-
-def _heading(path: str) -> bytes:
-    """The first record of a CSV file: a line break within quotes doesn't end it."""
-    head, quotes = b"", 0
-    with open(path, "rb") as file:
-        for line in file:
-            head += line
-            quotes += line.count(b'"')
-            if quotes % 2 == 0:
-                break
-    return head if head.endswith(b"\n") or not head else head + b"\n"
