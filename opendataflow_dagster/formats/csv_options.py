@@ -96,20 +96,20 @@ class CsvOptions(NamedTuple):
 
     def for_pandas(self) -> dict[str, Any]:
         """What `pandas.read_csv` is told; columns of declared types are read as texts."""
-        told: dict[str, Any] = {"encoding": self.encoding_of_text}
+        arguments: dict[str, Any] = {"encoding": self.encoding_of_text}
         if not self.declared:
-            return told
-        told |= {"sep": self.delimiter or ","}
-        told |= {"quotechar": self.quote} if self.quote else {"quoting": csv.QUOTE_NONE}
+            return arguments
+        arguments |= {"sep": self.delimiter or ","}
+        arguments |= {"quotechar": self.quote} if self.quote else {"quoting": csv.QUOTE_NONE}
         if not self.header:
-            told |= {"header": None, "names": list(self.schema)}
+            arguments |= {"header": None, "names": list(self.schema)}
         if self.typed:
-            told |= {"keep_default_na": False, "na_values": ["", *filter(None, [self.null])]}
+            arguments |= {"keep_default_na": False, "na_values": ["", *filter(None, [self.null])]}
         if self.strings is True:
-            told |= {"dtype": str}
+            arguments |= {"dtype": str}
         else:
-            told |= {"dtype": dict.fromkeys(self.kinds(()), str)}
-        return told
+            arguments |= {"dtype": dict.fromkeys(self.kinds(()), str)}
+        return arguments
 
     def for_spark(self) -> dict[str, str]:
         """What Spark's reader of CSV is told of how the file is written."""
@@ -171,34 +171,34 @@ def csv_options(datasetid: str, text: str | None) -> CsvOptions:
         return WrongUse(f"options of dataset {datasetid!r}: {why}")
 
     try:
-        told = json.loads(text)
+        given = json.loads(text)
     except ValueError as error:
         raise wrong(
             f'{printable(text[:60])!r} isn\'t JSON ({error}). Write \'{{"delimiter": ";"}}\'.'
         ) from None
-    if not isinstance(told, dict):
+    if not isinstance(given, dict):
         raise wrong(
             f'{printable(text[:60])!r} isn\'t an object of JSON, such as {{"delimiter": ";"}}.'
         )
-    if unknown := sorted(set(told) - set(KEYS)):
+    if unknown := sorted(set(given) - set(KEYS)):
         raise wrong(f"there is no option {unknown[0]!r}. There are {', '.join(KEYS)}.")
     for key in ("delimiter", "quote", "encoding", "null"):
-        if not isinstance(told.get(key, ""), str):
-            raise wrong(f"`{key}` must be a text, not {told[key]!r}.")
+        if not isinstance(given.get(key, ""), str):
+            raise wrong(f"`{key}` must be a text, not {given[key]!r}.")
     for key, least in (("delimiter", 1), ("quote", 0)):
-        mark = told.get(key, "x")
+        mark = given.get(key, "x")
         if not least <= len(mark) <= 1 or mark in ("\r", "\n", "\0"):
             raise wrong(f"`{key}` must be one character, not {mark!r}.")
-    if not isinstance(told.get("header", True), bool):
-        raise wrong(f"`header` must be true or false, not {told['header']!r}.")
+    if not isinstance(given.get("header", True), bool):
+        raise wrong(f"`header` must be true or false, not {given['header']!r}.")
     try:
-        "a".encode(told.get("encoding", "utf-8"))
+        "a".encode(given.get("encoding", "utf-8"))
     except (LookupError, UnicodeError):
         raise wrong(
-            f"the encoding {told['encoding']!r} isn't known. Write latin-1, cp1252, "
+            f"the encoding {given['encoding']!r} isn't known. Write latin-1, cp1252, "
             "utf-16 or another one of Python's."
         ) from None
-    schema, strings = told.get("schema", {}), told.get("strings", False)
+    schema, strings = given.get("schema", {}), given.get("strings", False)
     if not isinstance(schema, dict):
         raise wrong(f"`schema` must be an object of column and type, not {schema!r}.")
     for name, kind in schema.items():
@@ -211,9 +211,9 @@ def csv_options(datasetid: str, text: str | None) -> CsvOptions:
         raise wrong(f"`strings` must be true, or a list of columns, not {strings!r}.")
     if schema and strings:
         raise wrong("`schema` and `strings` are both given. A schema names the types of all.")
-    if not told.get("header", True) and not schema:
+    if not given.get("header", True) and not schema:
         raise wrong("without a header, `schema` must name the columns in their order.")
-    return CsvOptions(datasetid, **told, declared=bool(told))
+    return CsvOptions(datasetid, **given, declared=bool(given))
 
 
 def refuse_undecodable(path: str, encoding: str, datasetid: str = "") -> None:

@@ -205,12 +205,12 @@ def _domains(datasets: Mapping[str, Dataset], jobs: Mapping[str, Plan]) -> dict[
     begun = {datasetid for plan in jobs.values() if not plan.reads for datasetid in plan.outputs}
     names: dict[str, str] = {}
     for component in members.values():
-        told = [
+        domains = [
             name for datasetid in component if (name := datasets[datasetid].columns.get("domain"))
         ]
         roots = [datasetid for datasetid in component if datasetid not in written]
         roots = roots or [datasetid for datasetid in component if datasetid in begun]
-        name = min(told or roots or component)
+        name = min(domains or roots or component)
         names |= dict.fromkeys(component, name)
     return dict(sorted(names.items()))
 

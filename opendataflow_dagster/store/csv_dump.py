@@ -23,7 +23,7 @@ class TableFile(NamedTuple):
     table: str
     columns: Sequence[str]
     key: Sequence[str]
-    told: Sequence[str]
+    fixed: Sequence[str]
     """What may not differ between a row that is here and one of the same key."""
     needed: Sequence[str]
 
@@ -151,7 +151,7 @@ def _add(store: Store, table: TableFile, rows: Sequence[Mapping[str, str | None]
         known = here.get(key) or new.get(key)
         if known is None:
             new[key] = row
-        elif differing := [name for name in table.told if known[name] != row[name]]:
+        elif differing := [name for name in table.fixed if known[name] != row[name]]:
             raise Refused(
                 printable(
                     f"{table.table} {' '.join(map(str, key))} has another {differing[0]} here than "

@@ -385,5 +385,7 @@ def _columns(tablename: str, itemtype: str, content: str) -> dict[str, Any]:
 def _text(columns: dict[str, Any] | None, keys: Iterable[str]) -> str | None:
     if columns is None:
         return None
-    told = [f"{key}={columns[key]}" if key else str(columns[key]) for key in keys if key in columns]
-    return " ".join(told) if columns else REGISTERED
+    pairs = [
+        f"{key}={columns[key]}" if key else str(columns[key]) for key in keys if key in columns
+    ]
+    return " ".join(pairs) if columns else REGISTERED

@@ -165,34 +165,34 @@ def fold_of(store: Store, jobid: str, dataid: str) -> Fold | None:
 
 
 def _fold_page(store: Store, jobid: str, chain: _Chain, dataids: Sequence[str], before: Any) -> int:
-    db, asked = store.db, chain.parameters(store, dataids)
+    db, parameters = store.db, chain.parameters(store, dataids)
     with db.transaction(who="odf serve", why="folded", act="fold"):
         # One at a time: a job's digest is chained over what was folded before, so that two pages
         # at once would both continue from the same one, and one of them would be lost.
         db.run("folding.turn")
-        left = {dataid for (dataid,) in db.run("folding.unsettled", **asked)}
-        made: dict[str, list[tuple]] = {}
+        left = {dataid for (dataid,) in db.run("folding.unsettled", **parameters)}
+        outputs: dict[str, list[tuple]] = {}
         # Parameters that a statement doesn't name are no trouble to either driver.
-        for row in db.run("folding.outputs", pairs=chain.pairs(), before=before, **asked):
-            made.setdefault(row[0], []).append(row)
+        for row in db.run("folding.outputs", pairs=chain.pairs(), before=before, **parameters):
+            outputs.setdefault(row[0], []).append(row)
         whole = [
             dataid
             for dataid in dataids
             if dataid not in left
-            and len(made.get(dataid, ())) == len(chain.outputs)
-            and not any(is_packed(row[-1]) for row in made[dataid])
+            and len(outputs.get(dataid, ())) == len(chain.outputs)
+            and not any(is_packed(row[-1]) for row in outputs[dataid])
         ]
         if not whole:
             return 0
-        asked = chain.parameters(store, whole)
-        gone = db.change("folding.remove_outputs", **asked)
-        items = db.change("folding.remove_items", jobid=jobid, **asked)
+        parameters = chain.parameters(store, whole)
+        gone = db.change("folding.remove_outputs", **parameters)
+        items = db.change("folding.remove_items", jobid=jobid, **parameters)
         if gone < len(whole) * len(chain.outputs) or items < len(whole):
             raise LostRace("An item changed while it was folded.")
         for name in ("reads", "facts", "steps", "parts"):
-            db.change(f"folding.remove_{name}", **asked)
+            db.change(f"folding.remove_{name}", **parameters)
         for writer in sorted({job for job, _ in chain.outputs}):
-            rows = [row for dataid in whole for row in made[dataid] if row[1] == writer]
+            rows = [row for dataid in whole for row in outputs[dataid] if row[1] == writer]
             _note(store, writer, rows)
     return len(whole)
 
@@ -202,14 +202,14 @@ def _note(store: Store, jobid: str, rows: Sequence[tuple]) -> None:
     numbers = [int(dataid) for dataid in dict.fromkeys(row[0] for row in rows)]
     known = store.db.run("folding.known", jobid=jobid)
     items, first, last, digest = known[0] if known else (0, numbers[0], numbers[0], "")
-    told = "".join(json.dumps([row[0], *row[2:7]], default=str) + "\n" for row in rows)
+    lines = "".join(json.dumps([row[0], *row[2:7]], default=str) + "\n" for row in rows)
     store.db.change(
         "folding.note",
         jobid=jobid,
         items=items + len(numbers),
         first=min(first, *numbers),
         last=max(last, *numbers),
-        digest=sha256(f"{digest}\n{told}".encode()).hexdigest(),
+        digest=sha256(f"{digest}\n{lines}".encode()).hexdigest(),
     )
 
 

@@ -114,8 +114,8 @@ def begin_run(store: Store, jobid: str) -> str:
 def _items(store: Store, jobid: str, dataids: Sequence[str]) -> list[tuple[str, str | None]]:
     if not dataids:
         return []
-    asked = json.dumps(list(dataids))
-    return store.db.insist(lambda: store.db.run("items.payloads", jobid=jobid, dataids=asked))[0]
+    names = json.dumps(list(dataids))
+    return store.db.insist(lambda: store.db.run("items.payloads", jobid=jobid, dataids=names))[0]
 
 
 def _named(moment: datetime) -> str:
@@ -211,20 +211,20 @@ class _Attempt:
         if len(self.numbers) < count:
             self.numbers = generations(self.store, self.beyond + count)[self.beyond :]
         numbers = iter(self.numbers)
-        made: dict[int, Accepted] = {}
+        accepted: dict[int, Accepted] = {}
         for at in news:
             mine = tuple(next(numbers) for _ in self.posts[at].payloads)
-            made[at] = Accepted(tuple(map(str, mine)), mine, False)
+            accepted[at] = Accepted(tuple(map(str, mine)), mine, False)
             if (key := self.posts[at].key) is not None:
-                known[self.posts[at].jobid, key] = (self.digests[at], made[at].dataids)
+                known[self.posts[at].jobid, key] = (self.digests[at], accepted[at].dataids)
         answered = [
-            made.get(at) or self._answer(at, outputs, known) for at in range(len(self.posts))
+            accepted.get(at) or self._answer(at, outputs, known) for at in range(len(self.posts))
         ]
-        if made:
+        if accepted:
             self.last = next(
                 ((self.posts[at], answered) for at in news if self.posts[at].payloads), None
             )
-            self._write(made, outputs)
+            self._write(accepted, outputs)
         return answered
 
     def _known(self) -> dict[tuple[str, str], tuple[str, tuple[str, ...]]]:
@@ -241,14 +241,14 @@ class _Attempt:
 
     def _firsts(self, news: list[int]) -> list[int]:
         """Of posts with one key, the first."""
-        seen: set[tuple[str, str]] = set()
+        keys: set[tuple[str, str]] = set()
         firsts = []
         for at in news:
             post = self.posts[at]
-            if post.key is None or (post.jobid, post.key) not in seen:
+            if post.key is None or (post.jobid, post.key) not in keys:
                 firsts.append(at)
             if post.key is not None:
-                seen.add((post.jobid, post.key))
+                keys.add((post.jobid, post.key))
         return firsts
 
     def _answer(
@@ -373,12 +373,12 @@ def begin_due_runs(
     """
     db = store.db
     dials, _ = db.insist(lambda: db.run("periodic.dials"))
-    asked = [row for row in dials if row[0] in jobids]
-    if not asked:
+    jobs = [row for row in dials if row[0] in jobids]
+    if not jobs:
         return []
     now = datetime.fromtimestamp(store.now(), UTC)
     begun = []
-    for jobid, every_minutes, paused_until in asked:
+    for jobid, every_minutes, paused_until in jobs:
         until = from_table(store, paused_until)
         if until is None or until <= now:
             dataid, _ = db.insist(lambda job=jobid, n=every_minutes: _begin(store, job, n, who))

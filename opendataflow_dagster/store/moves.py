@@ -95,7 +95,7 @@ def carry_out(
     *,
     new: Sequence[Move] = (),
     left: Sequence[Move] = (),
-    asked: Sequence[str] = (),
+    wanted: Sequence[str] = (),
     plan: bool = False,
 ) -> Moved:
     """Move rows that are there, and write the new ones: all of them or none. A plan only tells."""
@@ -107,7 +107,7 @@ def carry_out(
             raise LostRace("A row changed under this move.")
     done = _in_order([*moves, *new])
     touched = {move.dataid for move in (*done, *left)}
-    return Moved(done, list(left), [dataid for dataid in asked if dataid not in touched])
+    return Moved(done, list(left), [dataid for dataid in wanted if dataid not in touched])
 
 
 def add_rows(store: Store, rows: Sequence[Move], numbers: dict[str, int] | None = None) -> int:

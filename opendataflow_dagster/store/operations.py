@@ -95,17 +95,17 @@ def resubmit(
         return _resubmit_stale(store, jobid, dataids, plan, limit, who, why)
     if jobid is None:
         raise WrongUse("Which job? Name it, or use --stale for the stale chunks of all jobs.")
-    asked = _checked_dataids(jobid, dataids)
-    if not asked and not failed:
+    wanted = _checked_dataids(jobid, dataids)
+    if not wanted and not failed:
         raise WrongUse(
             f"Which chunks of {jobid!r}? Name them, or use --failed for all that failed."
         )
 
     def work() -> Moved:
-        chosen = asked
+        chosen = wanted
         if failed:
             refuse_unknown_job(store, jobid)
-            chosen = _failed(store, jobid, asked, limit)
+            chosen = _failed(store, jobid, wanted, limit)
         cut, chosen = len(chosen) == limit, chosen[: limit - 1]
         rows = outputs_of(store, [jobid], chosen)
         if not failed:
@@ -126,7 +126,7 @@ def resubmit(
             stays += [row for row, _ in replaced_by_newer(store, free_below)]
             moves += _apart(below, stays)
             left += stays
-        return carry_out(store, moves, left=left, asked=chosen, plan=plan)._replace(cut=cut)
+        return carry_out(store, moves, left=left, wanted=chosen, plan=plan)._replace(cut=cut)
 
     return in_transaction(store, work, who, why or "odf resubmit")
 
@@ -134,7 +134,7 @@ def resubmit(
 def _resubmit_stale(
     store: Store,
     jobid: str | None,
-    asked: Sequence[str],
+    wanted: Sequence[str],
     plan: bool,
     limit: int,
     who: str | None,
@@ -146,7 +146,7 @@ def _resubmit_stale(
         found: dict[str, list[str]] = {}
         chunks = store.db.run("moves.stale", jobid=jobid, most=limit)
         for job, dataid in chunks[: limit - 1]:
-            if not asked or dataid in asked:
+            if not wanted or dataid in wanted:
                 found.setdefault(job, []).append(dataid)
         rows = [row for job in sorted(found) for row in outputs_of(store, [job], found[job])]
         left = [row for row in rows if status(row) == RUNNING]
@@ -170,12 +170,12 @@ def set_hold(
     why: str | None = None,
 ) -> Moved:
     """Hold chunks of a job, so that it doesn't make them and nobody reads them; or release them."""
-    asked = _checked_dataids(jobid, dataids, needed=True)
+    wanted = _checked_dataids(jobid, dataids, needed=True)
     moves_of = _moves_of_hold if act == "hold" else _moves_of_release
 
     def work() -> Moved:
-        moves, new = moves_of(store, jobid, asked)
-        return carry_out(store, moves, new=new, asked=asked, plan=plan)
+        moves, new = moves_of(store, jobid, wanted)
+        return carry_out(store, moves, new=new, wanted=wanted, plan=plan)
 
     return in_transaction(store, work, who, why or f"odf {act}")
 
@@ -236,8 +236,8 @@ def ready(
         raise WrongUse(
             "'today' is READY by itself, on each date. Name the dataset that was produced."
         )
-    asked = [check_id("dataid", dataid) for dataid in dict.fromkeys(dataids)]
-    if not asked:
+    wanted = [check_id("dataid", dataid) for dataid in dict.fromkeys(dataids)]
+    if not wanted:
         raise WrongUse(f"Which chunks of {datasetid!r} are ready? Name them.")
 
     def work() -> Moved:
@@ -247,20 +247,20 @@ def ready(
                 datasetid,
                 f"If it is a new one, run: odf ready --new {typed(datasetid)} DATAID",
             )
-        rows = outputs_of_dataset(store, datasetid, asked)
+        rows = outputs_of_dataset(store, datasetid, wanted)
         refuse_running(store, rows)
         refuse_held(rows)
-        made = {row.dataid for row in rows if status(row) == READY}
+        ready_already = {row.dataid for row in rows if status(row) == READY}
         there = {row.dataid for row in rows}
         for jobid in writers(store, datasetid):
-            refuse_folded(store, jobid, [dataid for dataid in asked if dataid not in there])
-        moves = moves_to(READY, [row for row in rows if row.dataid not in made], "ready")
+            refuse_folded(store, jobid, [dataid for dataid in wanted if dataid not in there])
+        moves = moves_to(READY, [row for row in rows if row.dataid not in ready_already], "ready")
         first = [
             Move(EXTERNAL, datasetid, dataid, None, READY)
-            for dataid in asked
+            for dataid in wanted
             if dataid not in there
         ]
-        return carry_out(store, moves, new=first, asked=asked, plan=plan)
+        return carry_out(store, moves, new=first, wanted=wanted, plan=plan)
 
     return in_transaction(store, work, who, why or "odf ready")
 
@@ -352,11 +352,13 @@ def _checked_dataids(jobid: str, dataids: Sequence[str], *, needed: bool = False
     return [check_id("dataid", dataid) for dataid in dict.fromkeys(dataids)]
 
 
-def _failed(store: Store, jobid: str, asked: Sequence[str], limit: int) -> list[str]:
+def _failed(store: Store, jobid: str, wanted: Sequence[str], limit: int) -> list[str]:
     """The chunks of a job that failed; of those asked for, if any are."""
     found = {dataid for (dataid,) in store.db.run("moves.failed", jobid=jobid, most=limit)}
     return (
-        [dataid for dataid in asked if dataid in found] if asked else sorted(found, key=natural_key)
+        [dataid for dataid in wanted if dataid in found]
+        if wanted
+        else sorted(found, key=natural_key)
     )
 
 
@@ -425,10 +427,10 @@ def dataset_names(store: Store) -> list[str]:
     return [name for (name,) in store.db.run("moves.dataset_names")]
 
 
-def refuse_unknown(store: Store, jobid: str, asked: Sequence[str], rows: Iterable[Move]) -> None:
+def refuse_unknown(store: Store, jobid: str, wanted: Sequence[str], rows: Iterable[Move]) -> None:
     """Refuse chunks of which the job has no row."""
     known = {row.dataid for row in rows}
-    missing = [dataid for dataid in asked if dataid not in known]
+    missing = [dataid for dataid in wanted if dataid not in known]
     if missing:
         refuse_unknown_job(store, jobid)
         refuse_folded(store, jobid, missing)

@@ -316,15 +316,15 @@ def known(store: Store, datasetids: Iterable[str], dataids: Iterable[str]) -> se
 
 def facts(store: Store, datasetid: str, chunks: Mapping[str, Truth]) -> dict[str, dict[str, Any]]:
     """What was recorded when those chunks were made; by dataid."""
-    asked = [{"dataid": dataid, "generation": truth.generation} for dataid, truth in chunks.items()]
-    rows = store.db.records("truth.facts", datasetid=datasetid, chunks=json.dumps(asked))
+    keys = [{"dataid": dataid, "generation": truth.generation} for dataid, truth in chunks.items()]
+    rows = store.db.records("truth.facts", datasetid=datasetid, chunks=json.dumps(keys))
     return {row.pop("dataid"): row for row in rows}
 
 
 def holders(store: Store, chunks: Mapping[str, Truth]) -> dict[str, str]:
     """The run that holds each of those chunks, where its claim names one; by dataid."""
-    asked = [{"dataid": dataid, "jobid": truth.jobid} for dataid, truth in chunks.items()]
-    rows = store.db.run("truth.holders", chunks=json.dumps(asked))
+    keys = [{"dataid": dataid, "jobid": truth.jobid} for dataid, truth in chunks.items()]
+    rows = store.db.run("truth.holders", chunks=json.dumps(keys))
     return {dataid: runid for dataid, _, runid in rows}
 
 

@@ -340,16 +340,16 @@ class PostgresStore(Store):
     def _settle(
         self, claims: Sequence[Claim], facts: Sequence[Fact], why: str, compare: str = ""
     ) -> OutputCounts:
-        told = None
+        recorded = None
         if facts:
             import json
 
-            told = json.dumps([fact._asdict() for fact in facts])
+            recorded = json.dumps([fact._asdict() for fact in facts])
         rows = self.db.run(
             "claims.finish",
             jobid=claims[0].jobid,
             owner=claims[0].owner,
-            facts=told,
+            facts=recorded,
             dataids=[claim.dataid for claim in claims],
             generations=[claim.generation for claim in claims],
             compare=compare,

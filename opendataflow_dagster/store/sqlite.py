@@ -356,7 +356,7 @@ class SqliteStore(Store):
     ) -> tuple[OutputCounts, InputChanges]:
         db = self.db
         first = claims[0]
-        told = {(fact.datasetid, fact.dataid): fact for fact in facts}
+        facts_of = {(fact.datasetid, fact.dataid): fact for fact in facts}
         settled: OutputCounts = {}
         changed: InputChanges = {}
         with db.transaction(who=first.owner, why=why, act="finish"):
@@ -377,9 +377,9 @@ class SqliteStore(Store):
                 # Read before the inputs are released, which deletes those rows.
                 consumed = db.run("claims.consumed", **chunk)[0][0]
                 db.change("claims.release_inputs", **chunk)
-                made = db.run("claims.ready", **mine)
-                for (datasetid,) in made:
-                    fact = told.get((datasetid, claim.dataid)) or Fact(datasetid, claim.dataid)
+                outputs = db.run("claims.ready", **mine)
+                for (datasetid,) in outputs:
+                    fact = facts_of.get((datasetid, claim.dataid)) or Fact(datasetid, claim.dataid)
                     db.change(
                         "claims.note",
                         jobid=claim.jobid,
@@ -387,8 +387,8 @@ class SqliteStore(Store):
                         inputs=consumed,
                         **fact._asdict(),
                     )
-                if made:
-                    settled[claim.dataid] = len(made)
+                if outputs:
+                    settled[claim.dataid] = len(outputs)
         return settled, changed
 
     def _fail(self, claim: Claim, why: str, may_retry: bool) -> list[Failure]:

@@ -74,8 +74,8 @@ def record(store: Store, steps: Sequence[Step]) -> None:
             traceback=excerpt(step.traceback),
             reason=None if step.reason is None else tidy(step.reason),
         )
-    told = json.dumps([step._asdict() for step in last.values()])
-    store.db.insist(lambda: store.db.change("steps.record", steps=told))
+    ended = json.dumps([step._asdict() for step in last.values()])
+    store.db.insist(lambda: store.db.change("steps.record", steps=ended))
 
 
 def steps(

@@ -220,8 +220,8 @@ class Store:
         tries = 0
         while True:
             tries += 1
-            claims, asked = self._next_claims(request)
-            if claims or not asked or only is not None:
+            claims, has_looked = self._next_claims(request)
+            if claims or not has_looked or only is not None:
                 break
             # What is missing from the queue may just not have been judged yet.
             rows, _ = self.db.insist(lambda: self.db.run("fill.outlook", jobid=jobid))
@@ -246,29 +246,30 @@ class Store:
     def _not_filled(self, jobid: str) -> Refused:
         """What says for whose end the filling of a job's queue waits."""
         waits = self.db.insist(lambda: self.db.run("fill.awaited", jobid=jobid))[0]
-        told = ", ".join(
+        transactions = ", ".join(
             f"process {pid} of {user}{f' ({name})' if name else ''} for {seconds} s"
             for pid, user, name, seconds in waits
         )
         return Refused(
             f"Which chunks {jobid!r} may claim isn't known yet: a transaction that was writing "
             f"chunks when the job was registered, or that has locked them, is still open"
-            f"{f' ({told})' if told else ''}. End it, then try again; see `odf doctor`.",
+            f"{f' ({transactions})' if transactions else ''}. End it, then try again; "
+            "see `odf doctor`.",
             code="LOCKED",
         )
 
     def _next_claims(self, request: ClaimRequest) -> tuple[list[Claim], bool]:
-        """Claims of what the queue has; and whether it was asked: not if the worker is idle."""
+        """Claims of what the queue has; and whether it was looked at: not if the worker is idle."""
         jobid, owner, k, only = request.jobid, request.owner, request.k, request.only
         is_today = only is not None and bool(self.plan(jobid).today)
-        locked, asked = 0, False
+        locked, has_looked = 0, False
 
         def take() -> list[Claim]:
-            nonlocal locked, asked
+            nonlocal locked, has_looked
             idle = (jobid, owner) in self._idle and not is_today
             if idle and not self.db.run("claims.anything_pending", jobid=jobid, only=only):
                 return []
-            asked = True
+            has_looked = True
             try:
                 return self._take(request, skip=locked // 3 * k)
             except Exception as error:
@@ -293,9 +294,9 @@ class Store:
             # The commit may have come through and only its answer was lost. The owner's name
             # belongs to one worker, so that whatever it owns is what that attempt claimed.
             claims = self._adopt(jobid, owner, request.lease) or claims
-        if asked and not claims:  # an upgrade since this connection was opened leaves it none
+        if has_looked and not claims:  # an upgrade since this connection was opened leaves it none
             self.db.insist(lambda: self.refuse_unclaimable(now=True))
-        return claims, asked
+        return claims, has_looked
 
     def claim_or_recover(
         self, jobid: str, *, owner: str, k: int = 1, lease: float = LEASE_SECONDS
@@ -319,8 +320,8 @@ class Store:
         claims = [claims] if isinstance(claims, Claim) else list(claims)
         accepted = [claim for claim in claims if claim.forced]
         why = ""
-        if accepted and (told := self._changed(accepted)):
-            why = f"forced, though {_changes_line(told)}"
+        if accepted and (changed := self._changed(accepted)):
+            why = f"forced, though {_changes_line(changed)}"
         (settled, changed), lost = self.db.insist(
             lambda: self._finish(claims, facts, accept=bool(accepted), why=why)
         )
@@ -475,10 +476,10 @@ class Store:
                     generation=claim.generation,
                     max_losses=MAX_LOSSES,
                 )
-                told = _changes_line({claim.dataid: changed[claim.dataid]}) + (
+                reason = _changes_line({claim.dataid: changed[claim.dataid]}) + (
                     f" ({why})" if why else ""
                 )
-                return self.settle_lost(map(Lost._make, rows), who=claim.owner, why=told)
+                return self.settle_lost(map(Lost._make, rows), who=claim.owner, why=reason)
 
         done = [self.db.insist(lambda claim=claim: work(claim))[0] for claim in claims]
         return {chunk.dataid: Status(chunk.status) for found in done for chunk in found}
@@ -567,5 +568,5 @@ def inputs_changed(jobid: str, changed: InputChanges) -> InputsChanged:
 
 def _changes_line(changed: InputChanges) -> str:
     """What happened to the inputs of some chunks, each once."""
-    inputs = dict.fromkeys(what for told in changed.values() for what in told)
+    inputs = dict.fromkeys(what for changes in changed.values() for what in changes)
     return f"Input {' and '.join(inputs)}"
