@@ -19,7 +19,7 @@ _HOMES = {
     "SparkJob": "spark.job",
     "SparkResource": "dagster.spark_resource",
     "build_definitions": "dagster.build",
-    "catch_up_sensor": "dagster.catch_up_sensor",
+    "catch_up_sensor": "dagster.launch",
     "dataflow_assets": "dagster.assets",
     "dataflow_check": "dagster.checks",
     "dataflow_specs": "dagster.assets",
@@ -28,7 +28,7 @@ _HOMES = {
     "reconcile_sensor": "dagster.sensors",
     "script_assets": "dagster.assets",
     "spark_job": "spark.job",
-    "today_schedules": "dagster.schedules",
+    "today_schedules": "dagster.launch",
 }
 """Public name → the module that has it."""
 
@@ -42,13 +42,13 @@ if TYPE_CHECKING:
     from .dagster.assets import external_assets as external_assets
     from .dagster.assets import script_assets as script_assets
     from .dagster.build import build_definitions as build_definitions
-    from .dagster.catch_up_sensor import catch_up_sensor as catch_up_sensor
     from .dagster.checks import dataflow_check as dataflow_check
     from .dagster.component import OpenDataFlowComponent as OpenDataFlowComponent
     from .dagster.io_manager import DataflowIOManager as DataflowIOManager
+    from .dagster.launch import catch_up_sensor as catch_up_sensor
+    from .dagster.launch import today_schedules as today_schedules
     from .dagster.pipeline_assets import pipeline_assets as pipeline_assets
     from .dagster.resources import DataflowResource as DataflowResource
-    from .dagster.schedules import today_schedules as today_schedules
     from .dagster.sensors import reconcile_sensor as reconcile_sensor
     from .dagster.spark_resource import SparkResource as SparkResource
     from .dagster.translator import DataflowTranslator as DataflowTranslator

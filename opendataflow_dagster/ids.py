@@ -4,11 +4,11 @@ import re
 
 from .errors import WrongUse
 
-LONGEST = 500
+MAX_ID_BYTES = 500
 """Bytes of an id: a job's, a chunk's and its natural key must fit one index row of PostgreSQL."""
 
 _DIGITS = re.compile("[0-9]+")
-_HIJACKS = re.compile(
+_HIJACKS = (  # compiled where it is used: most runs don't pay for it
     r"(PATH|IFS|ENV|BASH_ENV|SHELLOPTS|BASHOPTS|PS4|CDPATH|GLOBIGNORE|PROMPT_COMMAND|HOME|SHELL|USER"
     r"|LOGNAME|TMPDIR|PASSKEY.*|LD_.*|DYLD_.*|PYTHON.*|PERL.*|RUBY.*|NODE_.*|JAVA_TOOL_OPTIONS|_JAVA_OPTIONS"
     r"|GCONV_PATH|LOCPATH|NLSPATH|MALLOC_.*|GLIBC_.*|BASH_FUNC_.*|DATAFLOW_.*|dataflow_.*|dataid|jobid)"
@@ -32,8 +32,10 @@ def check_id(kind: str, value: str) -> str:
         raise WrongUse(
             f"The {kind} {_shown(value)} isn't valid Unicode. Give it in UTF-8."
         ) from None
-    if size > LONGEST:
-        raise WrongUse(f"The {kind} {_shown(value)} has {size} bytes. At most {LONGEST} are kept.")
+    if size > MAX_ID_BYTES:
+        raise WrongUse(
+            f"The {kind} {_shown(value)} has {size} bytes. At most {MAX_ID_BYTES} are kept."
+        )
     if kind != "dataid" and any(
         ord(letter) < 32 or ord(letter) == 127 or letter == "=" for letter in value
     ):
@@ -46,7 +48,7 @@ def check_id(kind: str, value: str) -> str:
 
 def check_variable(name: str) -> str:
     """The name of a job's environment item, if it can't hijack the process that it is given to."""
-    if _HIJACKS.fullmatch(name):
+    if hijacks(name):
         raise WrongUse(
             f"A job's environment can't set {name}: it would change what the process itself runs. "
             "Choose another name and read it in the script."
@@ -67,7 +69,7 @@ def check_text(kind: str, value: str | None) -> None:
 
 
 def hijacks(name: str) -> bool:
-    return _HIJACKS.fullmatch(name) is not None
+    return re.fullmatch(_HIJACKS, name) is not None
 
 
 def _shown(value: str) -> str:

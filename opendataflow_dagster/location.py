@@ -9,9 +9,6 @@ from .config.settings import redact
 from .errors import Refused
 from .util.text import typed
 
-# Where a dataset is, as far as its registration tells, and whether that can be seen from here.
-
-
 PARTS = ("hostname", "database", "schemaname", "tablename")
 
 _DATABASE = re.compile(r"(?i)jdbc:|[\w+]*sql[\w+]*://")
@@ -20,7 +17,7 @@ _DATABASE = re.compile(r"(?i)jdbc:|[\w+]*sql[\w+]*://")
 def place_of(row: Mapping[str, Any]) -> str | None:
     """`host/database/schema.table`, or a folder, of the parts that a row of `dataset` has.
 
-    A password that is in the URL of a database isn't told.
+    A password in the URL of a database is left out.
     """
     host, database, schema, table = (
         public(str(row[part])) if row.get(part) else "" for part in PARTS
@@ -55,12 +52,12 @@ def path_of(place: str) -> str | None:
 
 
 def is_relative(place: str) -> bool:
-    """Whether a place is looked for from some folder: of a pipeline's, that is its project's."""
+    """Whether a place is relative to a folder: for a pipeline, that of its project."""
     return place.startswith(("./", "../")) or place in (".", "..")
 
 
 def place_to_look(place: str | None, produced: str | None) -> str | None:
-    """Where to look for a dataset; of a relative place, where a chunk of it was produced tells."""
+    """Where to look for a dataset: a relative place is found by where a chunk was produced."""
     if produced and (place is None or (is_relative(place) and is_within(produced, place))):
         return produced
     return place
@@ -77,7 +74,7 @@ def is_missing(place: str) -> bool:
 def is_within(produced: str, configured: str) -> bool:
     """Whether a chunk was produced in the place that is configured now, if that can be told."""
     if is_relative(configured):
-        parts = [each for each in os.path.normpath(configured).split("/") if each.strip(".")]
+        parts = [part for part in os.path.normpath(configured).split("/") if part.strip(".")]
         return f"/{'/'.join(parts)}/".replace("//", "/") in f"{path_of(produced) or produced}/"
     produced = path_of(produced) or public(produced)
     configured = path_of(configured) or public(configured)
@@ -209,10 +206,10 @@ def resolve(datasetid: str, columns: Mapping[str, str | None]) -> DataPlace:
     if not name and kind in ("", "csv") and (file := _csv_file(datasetid, values)):
         return file
     # What isn't kept by chunks has no column that names them; `chunk_place` insists on one.
-    shown = {"chunkcolumn": values.get("chunkcolumn") or "-"}
+    stand_ins = {"chunkcolumn": values.get("chunkcolumn") or "-"}
     if is_select(name):
-        shown["tablename"] = "(SELECT)"
-    found = chunk_place(datasetid, {**columns, **shown})
+        stand_ins["tablename"] = "(SELECT)"  # a place is shown in messages, and a query is long
+    found = chunk_place(datasetid, {**columns, **stand_ins})
     if isinstance(found, Table):
         return found._replace(name=name, column=values.get("chunkcolumn", ""))
     return found
@@ -273,9 +270,9 @@ def is_packed(location: str | None) -> bool:
 
 
 def keeps_versions(columns: Mapping[str, str | None]) -> bool:
-    """Whether a place keeps a chunk's version for whoever reads it: it may be made again meanwhile.
+    """Whether a place keeps the version that a job reads while the chunk is produced again.
 
-    The view `versioned_dataset` tells the same in the tables.
+    The view `versioned_dataset` says the same in the tables.
     """
     if not is_remote(place_of(columns) or ""):
         return False
@@ -364,9 +361,9 @@ def _big_query(datasetid: str, values: Mapping[str, str]) -> BigQueryTable:
             what = f"is in BigQuery, and registered without its {part}"
             raise _refused(datasetid, what, f"--{column} NAME")
     host = values.get("hostname", "").rstrip("/")
-    shown = ".".join(part for part in (project, dataset) if part)
-    shown = f"{shown}.{'(SELECT)' if is_select(name) else name}"
-    return BigQueryTable(datasetid, f"{host or BIGQUERY}/{shown}", host, project, dataset, name)
+    table = "(SELECT)" if is_select(name) else name
+    path = ".".join(part for part in (project, dataset, table) if part)
+    return BigQueryTable(datasetid, f"{host or BIGQUERY}/{path}", host, project, dataset, name)
 
 
 def _without(text: str, prefix: str, by: str) -> str:

@@ -1,10 +1,13 @@
-"""The words of the product: statuses, their transitions, what they mean for a claim; facts."""
+"""The words of the product: statuses, their transitions, claims, facts, and how work ended."""
 
 from collections.abc import Callable, Sequence
 from enum import StrEnum
 from typing import NamedTuple, Self
 
 Say = Callable[[str], object]
+
+Tell = Callable[[int, int], object]
+"""What is told how many chunks are done and how many have failed."""
 
 DATASET_COLUMNS = {
     "hostname": "The machine that the data is on.",
@@ -304,6 +307,44 @@ class Stop(NamedTuple):
 
     why: str
     hold: bool = False
+
+
+LOST = "LOST"
+"""How a chunk ended that somebody else has taken over: nothing of it was settled."""
+
+GIVEN_BACK = "GIVEN BACK"
+"""How a chunk ended with which nothing was begun: others may claim it."""
+
+
+class ChunkOutcome(NamedTuple):
+    """How one chunk ended: the script's exit code, and what the chunk is now."""
+
+    code: int
+    status: str
+    retry_in: float | None = None
+    reason: str = ""
+    interrupted: bool = False
+    """Whether the work was ended from outside: that is no failure."""
+
+
+class Outcome(NamedTuple):
+    """How a whole run ended: its exit code, and how many chunks ended how."""
+
+    code: int
+    done: int = 0
+    failed: int = 0
+
+    @property
+    def idle(self) -> bool:
+        """Whether there was nothing to do."""
+        return not (self.code or self.done or self.failed)
+
+    def and_then(self, later: "Outcome") -> "Outcome":
+        """How both ended: the code of a signal, else of a failure, else the larger one."""
+        codes = {self.code, later.code} - {0}
+        stopped = max((exit_code for exit_code in codes if exit_code >= 128), default=0)
+        code = stopped or (1 if 1 in codes else max(codes, default=0))
+        return Outcome(code, self.done + later.done, self.failed + later.failed)
 
 
 class Recovered(NamedTuple):

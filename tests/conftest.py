@@ -15,7 +15,7 @@ from uuid import uuid4
 import psycopg
 import pytest
 
-from opendataflow_dagster.config import passkey
+from opendataflow_dagster.config import credentials
 from opendataflow_dagster.store.opening import open_store
 from tests.support import spark_archive
 from tests.support.postgres import Server
@@ -137,7 +137,7 @@ def isolated(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for name in list(os.environ):
         if name.startswith("DATAFLOW_") or name in ("PASSKEY", "PASSKEY_FILE"):
             monkeypatch.delenv(name)
-    passkey._kept.clear()  # of a test that began to use Dagster with one
+    credentials._kept.clear()  # of a test that began to use Dagster with one
     monkeypatch.chdir(tmp_path)
 
 

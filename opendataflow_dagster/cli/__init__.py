@@ -9,7 +9,7 @@ import sys
 def main() -> None:
     """Run `odf` with this process's arguments, and exit."""
     gc.disable()  # while modules are loaded, there is nothing to collect
-    from ..config.passkey import take_passkey
+    from ..config.credentials import take_passkey
 
     take_passkey()  # before anything that a user has written is loaded
     from .fast_run import execute, parse, run_guarded, told_alive

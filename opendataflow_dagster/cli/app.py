@@ -15,7 +15,7 @@ COMMANDS = {
     "init": "setup:init",
     "load": "setup:load",
     "dump": "setup:dump",
-    "demo": "demo.command:demo",
+    "demo": "demo:demo",
     "doctor": "setup:doctor",
     "dataset": "register:dataset",
     "job": "register:job",

@@ -7,7 +7,7 @@ from contextlib import suppress
 import click
 
 from ..config import credentials
-from ..config.passkey import find_passkey
+from ..config.credentials import find_passkey
 from ..config.settings import load_settings
 from ..errors import CredentialError, DataflowError, WrongUse
 

@@ -3,7 +3,7 @@
 import os
 import sys
 
-from ..config.passkey import find_passkey, take_passkey
+from ..config.credentials import find_passkey, take_passkey
 from ..config.settings import BUILT_IN, DEFAULT_URL, FILE_NAME, load_settings
 from ..errors import NoDatabase, WrongUse
 from . import leave

@@ -1,6 +1,6 @@
 """`odf ready`, `resubmit`, `hold`, `release`, `delete-run`, `recover`: what a person moves."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import click
@@ -119,43 +119,44 @@ def resubmit(
     _report_moves(ctx, moved, "RESUBMIT", "are to be made already", plan, strict, as_json)
 
 
-@click.command()
-@click.argument("jobid")
-@click.argument("dataids", nargs=-1, required=True, metavar="DATAID...")
-@_reason
-@_plan
-@_strict
-@as_json
-@click.pass_context
-def hold(
-    ctx: click.Context,
-    jobid: str,
-    dataids: tuple[str, ...],
-    reason: str | None,
-    plan: bool,
-    strict: bool,
-    as_json: bool,
-) -> None:
+def _chunk_command(function: Callable[..., None]) -> click.Command:
+    """A command about named chunks of a job, with what `_hold_or_release` takes."""
+    for decorate in (
+        click.pass_context,
+        as_json,
+        _strict,
+        _plan,
+        _reason,
+        click.argument("dataids", nargs=-1, required=True, metavar="DATAID..."),
+        click.argument("jobid"),
+    ):
+        function = decorate(function)
+    return click.command()(function)
+
+
+@_chunk_command
+def hold(ctx: click.Context, **given: Any) -> None:
     """Keep a job from making chunks, and others from reading them, until they are released.
 
     \b
     Example: odf hold loadbob 2026-03-01 --reason "the source is wrong"
     """
-    with knowing_pipelines(store := store_of(ctx), jobid):
-        moved = operations.hold(store, jobid, dataids, plan=plan, why=reason)
-    _report_moves(ctx, moved, "HOLD", "are held already", plan, strict, as_json)
+    _hold_or_release(ctx, operations.hold, **given)
 
 
-@click.command()
-@click.argument("jobid")
-@click.argument("dataids", nargs=-1, required=True, metavar="DATAID...")
-@_reason
-@_plan
-@_strict
-@as_json
-@click.pass_context
-def release(
+@_chunk_command
+def release(ctx: click.Context, **given: Any) -> None:
+    """Make held chunks what they were before they were held.
+
+    \b
+    Example: odf release loadbob 2026-03-01
+    """
+    _hold_or_release(ctx, operations.release, **given)
+
+
+def _hold_or_release(
     ctx: click.Context,
+    act: Callable[..., operations.Moved],
     jobid: str,
     dataids: tuple[str, ...],
     reason: str | None,
@@ -163,15 +164,13 @@ def release(
     strict: bool,
     as_json: bool,
 ) -> None:
-    """Make held chunks what they were before they were held.
-
-    \b
-    Example: odf release loadbob 2026-03-01
-    """
     with knowing_pipelines(store := store_of(ctx), jobid):
-        moved = operations.release(store, jobid, dataids, plan=plan, why=reason)
-    after = "what it was" if moved.chunks == 1 else "what they were"
-    _report_moves(ctx, moved, after, "aren't held", plan, strict, as_json)
+        moved = act(store, jobid, dataids, plan=plan, why=reason)
+    if act is operations.hold:
+        after, same = "HOLD", "are held already"
+    else:
+        after, same = "what it was" if moved.chunks == 1 else "what they were", "aren't held"
+    _report_moves(ctx, moved, after, same, plan, strict, as_json)
 
 
 @click.command("delete-run")

@@ -114,21 +114,17 @@ def show(rows: Sequence[dict[str, Any]], *, as_json: bool, empty: str = "Nothing
         _columns(rows)
 
 
-def limits(screen: int = SCREEN_ROWS) -> Callable[[Callable], Callable]:
+def limits(command: Callable) -> Callable:
     """The options --limit and --all of a listing that shows its first rows."""
-
-    def decorated(command: Callable) -> Callable:
-        command = click.option(
-            "--all", "everything", is_flag=True, help="Show all rows, as they are read."
-        )(command)
-        return click.option(
-            "--limit",
-            type=click.IntRange(min=1),
-            metavar="N",
-            help=f"Rows to show: {screen} by default, all with --json.",
-        )(command)
-
-    return decorated
+    command = click.option(
+        "--all", "everything", is_flag=True, help="Show all rows, as they are read."
+    )(command)
+    return click.option(
+        "--limit",
+        type=click.IntRange(min=1),
+        metavar="N",
+        help=f"Rows to show: {SCREEN_ROWS} by default, all with --json.",
+    )(command)
 
 
 def most_of(

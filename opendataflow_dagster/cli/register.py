@@ -258,17 +258,11 @@ def split(
     ctx: click.Context,
     datasetid: str,
     column: str | None,
-    lower: str | None,
-    upper: str | None,
-    by: str | None,
-    size: int | None,
-    chunks: int | None,
-    shards: int | None,
-    values: str | None,
     pending: bool,
     jobid: str | None,
     plan: bool,
     as_json: bool,
+    **way: Any,
 ) -> None:
     """Register the chunks of a large table, READY for the jobs that read it.
 
@@ -287,7 +281,7 @@ def split(
     """
     from ..store import split as splitting
 
-    pieces = _pieces(lower, upper, by, size, chunks, shards, values)
+    pieces = _pieces(**way)
     done = splitting.split(
         store_of(ctx), datasetid, pieces, column=column, pending=pending, jobid=jobid, plan=plan
     )

@@ -90,7 +90,7 @@ STATUS_SQUARES |= {
     "--status", "words", multiple=True, metavar="STATUS", help="Only chunks of this status."
 )
 @click.option("--since", metavar="TIME", help="Only chunks that changed since, like 2026-03-01.")
-@limits()
+@limits
 @as_json
 @click.pass_context
 def status(

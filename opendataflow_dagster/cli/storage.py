@@ -180,12 +180,12 @@ def _of(
     if isinstance(target, Folder):
         yield from cleanup.in_folder(store, target.datasetid, target.root, grace)
     elif isinstance(target, ObjectStore):
-        from ..spark.cleanup import in_remote
+        from ..spark.object_store import in_remote
 
         yield from in_remote(store, target, lambda: _session(ctx), grace)
     elif target.dialect != SQLITE:  # which has none
         from ..config.credentials import password_of
-        from ..spark.cleanup import in_table
+        from ..spark.object_store import in_table
 
         yield from in_table(
             store, target, lambda: password_of(target.datasetid, encrypted), lambda: _session(ctx)

@@ -44,6 +44,9 @@ warnings.filterwarnings(
 MAX_PARTITIONS_PER_RUN = 500
 """How many chunks of a backfill one run produces, if no policy of yours says otherwise."""
 
+LOST_CLAIM_POLL_SECONDS = 1.0
+"""Seconds between two looks at whether a running script has lost its claim; then it is ended."""
+
 
 def dataflow_specs(
     catalog: Catalog,
@@ -179,21 +182,14 @@ def assets_of_job(
     translator = translator or DataflowTranslator()
     plan = registered_plan(catalog, jobid)
     promised, checks = bind_checks(promised, plan), bind_checks(checks, plan)
-    _refuse_doubled_names([*promised, *checks], jobid)
-
-    def body(context: dg.AssetExecutionContext) -> Iterator[Event]:
-        # Dagster calls this again for each retry of the step. So nothing is prepared at load: a
-        # maker that outlived an attempt would work on with its claims, which are settled by then.
-        resource = getattr(context.resources, RESOURCE_KEY)
-        return run_chunks(
-            context, resource, jobid, translator, prepare(context), checks, secrets=secrets
-        )
-
+    all_checks = [*promised, *checks]
+    _refuse_doubled_names(all_checks, jobid)
     specs = [
         _with_options(spec, group_name, code_version, kinds, automation_condition)
         for spec in dataflow_specs(catalog, translator=translator, jobs=[jobid])
     ]
-    ports = _ports(specs, [check.spec(translator) for check in (*promised, *checks)])
+    ports = _ports(specs, [check.spec(translator) for check in all_checks])
+    body = _job_body(jobid, translator, prepare, checks, secrets)
     op = dg.op(
         name=name or translator.op_name(jobid),
         description=description,
@@ -217,6 +213,28 @@ def assets_of_job(
         resource_defs=resource_defs,
         hook_defs=hooks,
     )
+
+
+def _job_body(
+    jobid: str,
+    translator: DataflowTranslator,
+    prepare: Callable[[dg.AssetExecutionContext], Maker],
+    checks: Sequence[ChunkCheck],
+    secrets: bool,
+) -> Body:
+    """What the step of a job does.
+
+    Dagster calls it again for each retry of the step. So nothing is prepared when the location is
+    loaded: a maker that outlived an attempt would go on with its claims, which are settled by then.
+    """
+
+    def body(context: dg.AssetExecutionContext) -> Iterator[Event]:
+        resource = getattr(context.resources, RESOURCE_KEY)
+        return run_chunks(
+            context, resource, jobid, translator, prepare(context), checks, secrets=secrets
+        )
+
+    return body
 
 
 class _Ports(NamedTuple):
@@ -309,6 +327,7 @@ def _step_function(body: Body, ports: _Ports) -> Callable[..., Any]:
     The outputs let the steps downstream in the same run start.
     """
 
+    # Without annotations: Dagster would check them against the op's outputs.
     def run(context):
         yield from body(context)
         for name in ports.outs:
@@ -319,21 +338,7 @@ def _step_function(body: Body, ports: _Ports) -> Callable[..., Any]:
     return run
 
 
-__all__: Sequence[str] = (
-    "Chunk",
-    "assets_of_job",
-    "dataflow_assets",
-    "dataflow_specs",
-    "external_assets",
-    "one_producer_each",
-)
-
-
-# Scripts as assets: the program that `odf run` would start, once for each chunk.
-
-
-LOST_CLAIM_POLL_SECONDS = 1.0
-"""Seconds between two looks at whether a running script has lost its claim; then it is ended."""
+# --- scripts: the program that `odf run` would start, once for each chunk ---
 
 
 def script_assets(
@@ -407,7 +412,7 @@ def script_compute(
     return compute
 
 
-# Functions of DataFrames as assets: chunks read and published by Spark.
+# --- functions of DataFrames: chunks that Spark reads and publishes ---
 
 
 def spark_assets(

@@ -18,12 +18,11 @@ from .assets import (
     registered_plan,
     script_assets,
 )
-from .catch_up_sensor import catch_up_sensor
 from .checks import ChunkCheck
 from .io_manager import DataflowIOManager
+from .launch import catch_up_sensor, today_schedules
 from .pipeline_assets import ProjectFolder, Projects, assets_of, tables_of
 from .resources import PYSPARK_KEY, RESOURCE_KEY, DataflowResource
-from .schedules import today_schedules
 from .sensors import reconcile_sensor, settlement_sensors
 from .translator import DataflowTranslator
 

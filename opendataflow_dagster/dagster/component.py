@@ -13,7 +13,7 @@ from dagster.components import DefsStateConfig, DefsStateConfigArgs, ResolvedDef
 from ..config.settings import redact
 from ..errors import NoDatabase, WrongUse
 from ..store.catalog import Catalog, Dataset
-from ..util.import_file import module_of_file
+from ..util.system import module_of_file
 from ..util.text import first_line
 from .build import build_definitions
 from .pipeline_assets import Projects, tables_of

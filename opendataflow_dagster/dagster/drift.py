@@ -1,6 +1,6 @@
 """Where the tables, Dagster's grid and the data disagree, and how that is put right."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import dagster as dg
 
@@ -12,7 +12,7 @@ from ..store.operations import unknown_dataset
 from ..store.overview import truths
 from ..store.store import Store
 from .grid import Mirror
-from .reconcile import NOTHING, Reconciled, differences, reconcile
+from .reconcile import NO_ROW, Reconciled, differences, reconcile
 from .translator import DataflowTranslator
 
 REPAIR_COMMAND = "odf drift --repair"
@@ -79,28 +79,30 @@ def _of_grid(
     some: Sequence[str] | None,
 ) -> list[Drift]:
     """The squares of a dataset that aren't what the tables say, as stored or as the UI has them."""
+    wrong = differences(store, mirror, translator, datasetid, some)
+    found = []
+    for square in wrong:
+        status, state = square.truth.status, square.shown.state
+        note = " of an earlier generation" if _same(status, state) else ""
+        command = "" if square.repair == "wait" else REPAIR_COMMAND
+        words = shown_word(status), shown_word(state) + note
+        found.append(Drift(datasetid, square.dataid, *words, "", command))
+    if some is None:
+        known = {square.dataid for square in wrong}
+        found += _outdated_cache(store, mirror, translator, datasetid, domain, known)
+    return found
+
+
+def _outdated_cache(
+    store: Store,
+    mirror: Mirror,
+    translator: DataflowTranslator,
+    datasetid: str,
+    domain: str,
+    known: set[str],
+) -> Iterator[Drift]:
+    """The squares that are stored right, and that the UI draws otherwise."""
     key = translator.asset_key(datasetid)
-    wrong = {
-        square.dataid: square for square in differences(store, mirror, translator, datasetid, some)
-    }
-    found = [
-        Drift(
-            datasetid,
-            square.dataid,
-            shown_word(square.truth.status),
-            shown_word(square.shown.state)
-            + (
-                " of an earlier generation"
-                if _same(square.truth.status, square.shown.state)
-                else ""
-            ),
-            "",
-            "" if square.repair == "wait" else REPAIR_COMMAND,
-        )
-        for square in wrong.values()
-    ]
-    if some is not None:
-        return found
     stored = mirror.shown(key)
     drawn = mirror.grid(key, translator.partitions_def(domain))
     keys = set(mirror.keys(translator.partitions_name(domain)))
@@ -108,13 +110,10 @@ def _of_grid(
     for part in sorted(stored.keys() | drawn.keys()):
         dataid = translator.dataid(part)
         state = stored[part].state if part in stored else ""
-        if part in keys and dataid not in wrong and drawn.get(part, "") != state:
-            truth = there.get(dataid, NOTHING)
+        if part in keys and dataid not in known and drawn.get(part, "") != state:
+            status = there.get(dataid, NO_ROW).status
             text = f"{shown_word(drawn.get(part, ''))}, by an outdated cache"
-            found.append(
-                Drift(datasetid, dataid, shown_word(truth.status), text, "", REPAIR_COMMAND)
-            )
-    return found
+            yield Drift(datasetid, dataid, shown_word(status), text, "", REPAIR_COMMAND)
 
 
 def _of_keys(

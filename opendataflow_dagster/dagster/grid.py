@@ -99,11 +99,13 @@ class Mirror:
 
     def __init__(self, instance: dg.DagsterInstance) -> None:
         self.instance = instance
-        self.events = _event_storage(instance)
-        self.runs = _run_storage(instance)
+        self.events: SqlEventLogStorage = _unwrapped(
+            instance.event_log_storage, "event_log_storage", SqlEventLogStorage
+        )
+        self.runs: SqlRunStorage = _unwrapped(instance.run_storage, "run_storage", SqlRunStorage)
         self._stand: set[str] = set()
 
-    # What the grid shows
+    # --- what the grid shows ---
 
     def shown(self, key: dg.AssetKey, partitions: Sequence[str] | None = None) -> dict[str, Square]:
         """What is stored of partitions of an asset (all: None), of those that have events."""
@@ -125,7 +127,7 @@ class Mirror:
         in_progress = value.deserialize_in_progress_partition_subsets(partitions)
         return found | dict.fromkeys(in_progress.get_partition_keys(), RUNNING)
 
-    # How the grid is changed
+    # --- how the grid is changed ---
 
     def make(self, materializations: Sequence[dg.AssetMaterialization]) -> None:
         """Show partitions as materialized: events without a run, all of one asset."""
@@ -173,6 +175,7 @@ class Mirror:
                     _EVENTS.partition.in_(some),
                     _EVENTS.dagster_event_type.in_([_MATERIALIZED, _PLANNED]),
                 )
+                # The tags first: the subselect finds the events by the key that goes next.
                 ids = sql.select(_EVENTS.id).where(theirs)
                 db.execute(AssetEventTagsTable.delete().where(_TAGS.event_id.in_(ids)))
                 nobodys = SqlEventLogStorageTable.update().where(theirs)
@@ -180,10 +183,10 @@ class Mirror:
         self.forget_cache(key)
 
     def forget_cache(self, key: dg.AssetKey) -> None:
-        """Have the UI count an asset's partitions anew: its cache never takes any away."""
+        """Have the UI count an asset's partitions again: its cache never takes any away."""
         self.events.wipe_asset_cached_status(key)
 
-    # The partition keys
+    # --- the partition keys ---
 
     def keys(self, name: str) -> list[str]:
         """All keys of a set of partitions, in the order of the grid."""
@@ -200,6 +203,8 @@ class Mirror:
     def replace_keys(self, name: str, old: Sequence[str], new: Sequence[str]) -> None:
         """Take keys away and put others at the end, in one transaction."""
         table = DynamicPartitionsTable
+        # Dagster's own calls commit each key by itself. A tick killed between the two would leave
+        # the grid without the keys that are only moved to the end.
         with self.events.index_transaction() as db:
             for some in _batches(old):
                 db.execute(
@@ -212,7 +217,7 @@ class Mirror:
                 kind = postgresql if db.dialect.name == "postgresql" else sqlite
                 db.execute(kind.insert(table).values(rows).on_conflict_do_nothing())
 
-    # What others did
+    # --- what others did ---
 
     def news(self, after: int, keys: Iterable[dg.AssetKey], limit: int = 5000) -> News:
         """The partitions that others touched, and those of runs that ended, since a cursor.
@@ -248,6 +253,8 @@ class Mirror:
                 ended.add(run_id)
             elif key in ours and partition is not None:
                 touched.setdefault(key, set()).add(partition)
+        # A run's end turns what it had planned and not materialized red or missing, without any
+        # event of those partitions.
         for run_id in ended:
             for key, partition in self._planned_by(run_id):
                 if key in ours:
@@ -387,6 +394,7 @@ class Mirror:
         if partitions is not None:
             newest = newest.where(_EVENTS.partition.in_(partitions))
         with self.events.index_connection() as db:
+            # A wipe of an asset keeps its events, and Dagster ignores those before its time.
             wiped = db.execute(
                 sql.select(_KEYS.wipe_timestamp).where(_KEYS.asset_key == asset)
             ).scalar()
@@ -493,14 +501,6 @@ def _batches(items: Sequence[Any] | None) -> Iterator[Any]:
         return
     for start in range(0, len(items), PARTITIONS_PER_STATEMENT):
         yield items[start : start + PARTITIONS_PER_STATEMENT]
-
-
-def _event_storage(instance: dg.DagsterInstance) -> SqlEventLogStorage:
-    return _unwrapped(instance.event_log_storage, "event_log_storage", SqlEventLogStorage)
-
-
-def _run_storage(instance: dg.DagsterInstance) -> SqlRunStorage:
-    return _unwrapped(instance.run_storage, "run_storage", SqlRunStorage)
 
 
 def _unwrapped(storage: Any, name: str, kind: type) -> Any:

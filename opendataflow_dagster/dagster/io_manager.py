@@ -23,7 +23,7 @@ from ..spark.write import publish_frame
 from ..storage.publish import publish, read
 from ..storage.read import Reading, ask, producers, read_chunk, refusal, with_code
 from ..store.store import Store, new_owner
-from ..util.text import first_line, printable, typed
+from ..util.text import first_line, first_of, printable, typed
 from .events import RESUBMIT_TAG, prefixed, produced_event, run_log
 from .resources import DataflowResource
 from .step import interrupted, send_back
@@ -118,12 +118,9 @@ class DataflowIOManager(dg.ConfigurableIOManager):
                 bad[printable(key)] = with_code(error)
         _consumed.pop(step, None)
         if len(keys) > 1 and bad:
-            named = [f"{key}: {reason}" for key, reason in list(bad.items())[:MAX_NAMED_CHUNKS]]
-            more = (
-                [f"and {len(bad) - MAX_NAMED_CHUNKS} more"] if len(bad) > MAX_NAMED_CHUNKS else []
-            )
+            named = first_of([f"{key}: {bad[key]}" for key in bad], MAX_NAMED_CHUNKS)
             summary = f"{len(bad)} of {len(keys)} chunks of {datasetid!r} weren't published:"
-            raise dg.Failure("\n".join([summary, *named, *more]), allow_retries=False)
+            raise dg.Failure("\n".join([summary, *named]), allow_retries=False)
         if bad:
             raise dg.Failure(next(iter(bad.values())), allow_retries=False)
 
@@ -170,21 +167,27 @@ class _Output:
         self.manager, self.context, self.store = manager, context, store
         self.datasetid, self.jobid, self.consumed = datasetid, jobid, consumed
         self.execution = _execution()
-        self.again = context.step_context.run_tags.get(RESUBMIT_TAG, "").lower() == "true"
+        self.resubmits = context.step_context.run_tags.get(RESUBMIT_TAG, "").lower() == "true"
 
     def publish(self, key: str, obj: Any) -> None:
         """Claim a chunk, publish it, and make it READY; or raise why it isn't."""
         dataid = self.manager.translator.dataid(key)
+        # Before the claim, since the value was computed without one. `_compare` looks again under
+        # the claim, which locks the inputs.
         self._still_the_same(dataid)
-        if self.again:
+        if self.resubmits:
             send_back(self.store, self.jobid, dataid, self.context.run_id)
         plan, runid = self.store.plan(self.jobid), self.context.run_id
         environment, _ = self.store.db.insist(
             lambda: job_environment(self.store, plan, secrets=False)
         )
         owner = new_owner()
+
+        def claim() -> list[Claim]:
+            return self.store.claim_or_recover(self.jobid, owner=owner, only=dataid, runid=runid)
+
         with Pulse(self.store, owner, runid=runid, jobid=self.jobid, say=self._say) as pulse:
-            claims = self._claim(dataid, owner, runid)
+            claims = claim()
             while claims:
                 produced = produce(
                     self.store,
@@ -198,7 +201,7 @@ class _Output:
                     ),
                 )
                 # The policy grants another attempt without delay.
-                claims = self._claim(dataid, owner, runid) if produced.status == RESUBMIT else []
+                claims = claim() if produced.status == RESUBMIT else []
                 if not claims:
                     self._report(produced, key)
                     return
@@ -215,8 +218,8 @@ class _Output:
 
     def _fit(self, df: Any, dataid: str) -> Any:
         """A frame of Spark in the schema of the dataset's last chunk, as the asset declares."""
-        from ..spark.job import SAME, SCHEMAS
-        from ..spark.last_chunk import LastChunks, fit
+        from ..spark.evidence import LastChunks, fit
+        from ..spark.schema import SAME, SCHEMAS
 
         declared = (self.context.definition_metadata or {}).get(SCHEMA_METADATA, SAME)
         rule = str(getattr(declared, "value", declared))
@@ -243,13 +246,6 @@ class _Output:
                 if was != now:
                     text = _replaced_text(datasetid, was, now)
                     raise refusal("DATA_NOT_READY", f"{text}: launch the run again")
-
-    def _claim(self, dataid: str, owner: str, runid: str) -> list[Claim]:
-        """A claim; if there is none, lost ones are settled first."""
-        claims = self.store.claim(self.jobid, owner=owner, only=dataid, runid=runid)
-        if not claims and self.store.recover(self.jobid):
-            claims = self.store.claim(self.jobid, owner=owner, only=dataid, runid=runid)
-        return claims
 
     def _refused(self, dataid: str) -> Refused:
         answer, _ = self.store.db.insist(lambda: explain(self.store, self.jobid, dataid))
@@ -482,13 +478,6 @@ def evidence(reading: Reading) -> dict[str, Any]:
 
 def consumption_line(datasetid: str, readings: list[Reading]) -> str:
     """Which generations were consumed, in a line."""
-    named = [
-        f"{printable(reading.dataid)} ({reading.generation or 0})"
-        for reading in readings[:MAX_LOGGED_CHUNKS]
-    ]
-    more = (
-        [f"and {len(readings) - MAX_LOGGED_CHUNKS} more"]
-        if len(readings) > MAX_LOGGED_CHUNKS
-        else []
-    )
-    return f"Read {len(readings)} chunks of {datasetid} (generation): {', '.join(named + more)}"
+    named = [f"{printable(reading.dataid)} ({reading.generation or 0})" for reading in readings]
+    listed = ", ".join(first_of(named, MAX_LOGGED_CHUNKS))
+    return f"Read {len(readings)} chunks of {datasetid} (generation): {listed}"

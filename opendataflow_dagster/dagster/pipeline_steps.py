@@ -333,7 +333,7 @@ def _claim_requested(claimer: Claimer, key: str, root: bool) -> tuple[Claim, str
     dataid = claimer.translator.dataid(key)
     if root:
         offer_run(claimer.store, claimer.jobid, dataid, who=f"dagster run {claimer.runid}")
-    if claimer.again:
+    if claimer.resubmits:
         claimer.send_back(dataid)
     while True:
         if claims := claimer.claim(dataid):
@@ -433,6 +433,7 @@ def publish(context: Context, flow: Flow, handed: Handed) -> None:
                     say=context.log.warning,
                 )
 
+        # From here on `produce` settles the claim, also when it raises: `holding_claim` must not.
         work.settled = True
         produced = produce(
             store,

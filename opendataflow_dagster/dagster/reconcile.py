@@ -11,6 +11,7 @@ import json
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
+from itertools import chain
 from typing import Any, NamedTuple
 
 import dagster as dg
@@ -32,7 +33,8 @@ PAGE_CHANGES = 5000
 PIECE_PARTITIONS = 1000
 """Partitions that are written between two looks at the clock."""
 
-NOTHING = Truth(PENDING, "", None)
+NO_ROW = Truth(PENDING, "", None)
+"""What the tables say of a chunk that they don't know."""
 
 
 class Reconciled(NamedTuple):
@@ -116,18 +118,20 @@ class _Pass:
         self.wrote = {"made": 0, "planned": 0, "cleared": 0, "keys": 0}
 
     def run(self) -> Reconciled:
+        # The marks are read before the work: what vanishes meanwhile differs from them next time.
         cursor, before = self.cursor, self._marks()
         # A page that was being drawn when a cache was forgotten may have brought the old one back.
         for datasetid in cursor.caches:
             self.mirror.forget_cache(self.translator.asset_key(datasetid))
         cursor.caches = []
-        self._look_out(before)
+        self._find_whole(before)
         finished = self._follow() and self._verify()
+        # What was written moved the marks itself: with the old ones the next tick would look again.
         cursor.marks = self._marks() if any(self.wrote.values()) else before
         return Reconciled(json.dumps(asdict(cursor)), **self.wrote, more=not finished)
 
-    def _look_out(self, marks: dict[str, Any]) -> None:
-        """Find out what has to be compared as a whole."""
+    def _find_whole(self, marks: dict[str, Any]) -> None:
+        """Find what has to be compared as a whole, since no log tells what changed in it."""
         cursor = self.cursor
         names = sorted(
             (key, self.catalog.domains[datasetid]) for key, datasetid in self.datasets.items()
@@ -137,7 +141,23 @@ class _Pass:
             if cursor.log is None:
                 cursor.log, cursor.events = end_of_log(self.store), self.mirror.newest()
             cursor.datasets, cursor.domains = list(self.datasets.values()), list(self.members)
-        elif marks["events"] < cursor.events:  # SQLite gives the numbers of deleted events again
+        else:
+            self._add_lost(marks)
+        self._add_folded()
+        before, now = cursor.marks.get("partitions", {}), marks["partitions"]
+        names_by_domain = {
+            domain: self.translator.partitions_name(domain) for domain in self.members
+        }
+        changed = [
+            domain for domain, name in names_by_domain.items() if before.get(name) != now.get(name)
+        ]
+        cursor.domains = _without_repeats(cursor.domains, changed)
+        cursor.layout = layout
+
+    def _add_lost(self, marks: dict[str, Any]) -> None:
+        """Add datasets of which events vanished from Dagster: wiped, or deleted with their runs."""
+        cursor = self.cursor
+        if marks["events"] < cursor.events:  # SQLite gives the numbers of deleted events again
             cursor.events = self.mirror.newest()
             cursor.datasets = list(self.datasets.values())
         elif marks["runs"] != cursor.marks["runs"] and self.mirror.runs_were_deleted(
@@ -145,70 +165,64 @@ class _Pass:
         ):
             cursor.datasets = list(self.datasets.values())
         else:
-            was, now = cursor.marks.get("assets", {}), marks["assets"]
-            lost = [
+            before, now = cursor.marks.get("assets", {}), marks["assets"]
+            wiped = [
                 datasetid
                 for key, datasetid in self.datasets.items()
-                if was.get(key) != now.get(key)
+                if before.get(key) != now.get(key)
             ]
-            cursor.datasets = list(dict.fromkeys([*cursor.datasets, *lost]))
-        was, now = cursor.marks.get("partitions", {}), marks["partitions"]
-        # Items that were folded have left no trace in the log.
-        folds = fold_marks(self.store)
+            cursor.datasets = _without_repeats(cursor.datasets, wiped)
+
+    def _add_folded(self) -> None:
+        """Add datasets whose items were folded since: folding deletes rows and logs no change."""
+        cursor, folds = self.cursor, fold_marks(self.store)
         if cursor.layout:
-            shrunk = [
-                datasetid for datasetid in folds if folds[datasetid] != cursor.folds.get(datasetid)
+            folded = [
+                datasetid
+                for datasetid, mark in folds.items()
+                if mark != cursor.folds.get(datasetid) and datasetid in self.catalog.domains
             ]
-            shrunk = [datasetid for datasetid in shrunk if datasetid in self.catalog.domains]
-            cursor.datasets = list(dict.fromkeys([*cursor.datasets, *shrunk]))
-            shrunk = [self.catalog.domains[datasetid] for datasetid in shrunk]
-            cursor.domains = list(dict.fromkeys([*cursor.domains, *shrunk]))
+            cursor.datasets = _without_repeats(cursor.datasets, folded)
+            domains = [self.catalog.domains[datasetid] for datasetid in folded]
+            cursor.domains = _without_repeats(cursor.domains, domains)
         cursor.folds = folds
-        changed = [
-            domain
-            for domain in self.members
-            if was.get(self.translator.partitions_name(domain))
-            != now.get(self.translator.partitions_name(domain))
-        ]
-        cursor.domains = list(dict.fromkeys([*cursor.domains, *changed]))
-        cursor.layout = layout
 
     def _follow(self) -> bool:
-        """Take in what has changed since the last pass, page by page; whether that is all of it."""
-        cursor = self.cursor
-        while True:
-            touched: dict[str, set[str]] = {}
-            blamed: dict[tuple[str, str], str] = {}
-            try:
-                changes, log = events_after(self.store, cursor.log, PAGE_CHANGES)
-            except LostCursor:
-                changes, log = [], end_of_log(self.store)
-                cursor.datasets, cursor.domains = list(self.datasets.values()), list(self.members)
-            for change in changes:
-                if change.locktype == "OUT":
-                    touched.setdefault(change.datasetid, set()).add(change.dataid)
-                    if change.status_after == FAILED and change.who:
-                        blamed[change.datasetid, change.dataid] = change.who
-            news = self.mirror.news(
-                cursor.events, map(self.translator.asset_key, self.catalog.domains), PAGE_CHANGES
-            )
-            self._add(touched, news.touched)
-            for backfill_id in [
-                backfill_id
-                for backfill_id in cursor.backfills
-                if not self.mirror.is_open(backfill_id)
-            ]:
-                self._add(touched, self.mirror.planned_by_backfill(backfill_id))
-                cursor.backfills.remove(backfill_id)
-            self._sync_keys(touched)
-            for datasetid, dataids in touched.items():
-                if datasetid in self.catalog.domains:
-                    self._sync(datasetid, dataids, blamed)
-            cursor.log, cursor.events = log, news.cursor
-            if len(changes) < PAGE_CHANGES and not news.more:
-                return True
+        """Compare what has changed since the last pass, page by page; whether that is all of it."""
+        while self._follow_page():
             if time.monotonic() > self.until:
                 return False
+        return True
+
+    def _follow_page(self) -> bool:
+        """Compare what one page of both logs names; whether there are more pages."""
+        cursor = self.cursor
+        touched: dict[str, set[str]] = {}
+        blamed: dict[tuple[str, str], str] = {}
+        try:
+            changes, log = events_after(self.store, cursor.log, PAGE_CHANGES)
+        except LostCursor:
+            changes, log = [], end_of_log(self.store)
+            cursor.datasets, cursor.domains = list(self.datasets.values()), list(self.members)
+        for change in changes:
+            if change.locktype == "OUT":
+                touched.setdefault(change.datasetid, set()).add(change.dataid)
+                if change.status_after == FAILED and change.who:
+                    blamed[change.datasetid, change.dataid] = change.who
+        news = self.mirror.news(
+            cursor.events, map(self.translator.asset_key, self.catalog.domains), PAGE_CHANGES
+        )
+        self._add(touched, news.touched)
+        for backfill_id in list(cursor.backfills):
+            if not self.mirror.is_open(backfill_id):
+                self._add(touched, self.mirror.planned_by_backfill(backfill_id))
+                cursor.backfills.remove(backfill_id)
+        self._sync_keys(touched)
+        for datasetid, dataids in touched.items():
+            if datasetid in self.catalog.domains:
+                self._sync(datasetid, dataids, blamed)
+        cursor.log, cursor.events = log, news.cursor
+        return len(changes) == PAGE_CHANGES or news.more
 
     def _verify(self) -> bool:
         """Compare as a whole what has to be; whether that is finished."""
@@ -380,17 +394,19 @@ def differences(
     `blamed` tells who made chunks FAILED: when that is the run that Dagster shows as in progress
     there, the run is through with the chunk.
     """
-    asked = None if dataids is None else sorted(set(dataids))
-    there = truths(store, datasetid, asked)
-    parts = {translator.partition_key(dataid): dataid for dataid in asked or there}
-    shown = mirror.shown(translator.asset_key(datasetid), None if asked is None else list(parts))
+    wanted = None if dataids is None else sorted(set(dataids))
+    there = truths(store, datasetid, wanted)
+    parts = {translator.partition_key(dataid): dataid for dataid in wanted or there}
+    shown = mirror.shown(translator.asset_key(datasetid), None if wanted is None else list(parts))
     found, waiting = [], {}
     for part in dict.fromkeys([*parts, *shown]):
         dataid = parts.get(part) or translator.dataid(part)
-        truth, square = there.get(dataid, NOTHING), shown.get(part, Square())
+        truth, square = there.get(dataid, NO_ROW), shown.get(part, Square())
         blame = (blamed or {}).get((datasetid, dataid), "")
         repair, run_id = _repair(truth, square, blame), ""
         if repair == "clear" and square.state == FAILED and square.run_id and not square.word:
+            # An open backfill still counts this failure: with the square cleared, it would take the
+            # partition for one that never ran. The square is cleared when the backfill ends.
             if square.run_id not in waiting:
                 waiting[square.run_id] = mirror.backfill_of(square.run_id)
             if waiting[square.run_id]:
@@ -441,6 +457,10 @@ def _read_cursor(cursor: str | None) -> Cursor:
         return Cursor(**json.loads(cursor or "{}"))
     except (ValueError, TypeError):
         return Cursor()
+
+
+def _without_repeats(*lists: Iterable[str]) -> list[str]:
+    return list(dict.fromkeys(chain(*lists)))
 
 
 def _pieces(items: list) -> Iterable[list]:

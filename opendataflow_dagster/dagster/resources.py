@@ -9,7 +9,7 @@ from contextlib import suppress
 
 import dagster as dg
 
-from ..config.passkey import hand_on_by_multiprocessing, take_passkey
+from ..config.credentials import hand_on_by_multiprocessing, take_passkey
 from ..config.settings import FOLDER, Settings, load_settings, make_folder
 from ..errors import NoDatabase
 from ..store.catalog import Catalog, read_catalog
@@ -138,6 +138,7 @@ def _keep(path: str, text: str) -> None:
     """Write what was read, unless it is there already; that it can't be written is no fault."""
     if _kept.get(path) == text and os.path.exists(path):
         return
+    # Several code servers write it: each a file of its own, then a rename that readers don't see.
     temporary = f"{path}.{os.getpid()}.{threading.get_ident()}.tmp"
     try:
         make_folder(os.path.dirname(path))

@@ -13,7 +13,7 @@ from ..model import Recovered
 from ..store.history import unread
 from ..store.runs import lost_runs, runs_at_work, settle_run
 from ..store.store import Store
-from .catch_up_sensor import DATABASE_WAIT_SECONDS, unreadable
+from .launch import DATABASE_WAIT_SECONDS, unreadable
 from .resources import DataflowResource
 from .step import CATCH_UP_TAG, LEASE_RENEWAL_SECONDS, terminated
 from .translator import DataflowTranslator
@@ -22,7 +22,22 @@ if TYPE_CHECKING:
     from .reconcile import Reconciled
 
 
+SILENCE_SECONDS = 600.0
+"""Seconds without a worker after which a run that Dagster calls started counts as dead."""
+
+LAUNCHED_STATUSES = (
+    dg.DagsterRunStatus.STARTING,
+    dg.DagsterRunStatus.STARTED,
+    dg.DagsterRunStatus.CANCELING,
+)
+"""The statuses of a run that should have a worker. A QUEUED one may wait for long."""
+
+RUNS_PER_QUERY = 500
+"""Runs that one query asks for."""
+
 _renewal_ends: dict[str, float] = {}
+"""Database → until when its workers have time to renew their leases, after an outage."""
+
 _lock = threading.Lock()
 
 
@@ -37,8 +52,8 @@ def reconcile_sensor(
 ) -> dg.SensorDefinition:
     """Mirror what changed in the tables, settle what dead runs left, recover lost claims.
 
-    A tick takes about `seconds` at most and goes on where it stopped. To have everything compared
-    again, reset the sensor's cursor in the UI, or run `odf drift --repair`.
+    A tick takes about `seconds` at most, and the next one continues there. To have everything
+    compared again, reset the sensor's cursor in the UI, or run `odf drift --repair`.
     """
     dataflow = dataflow or DataflowResource()
     translator = translator or DataflowTranslator()
@@ -69,23 +84,24 @@ def reconcile_sensor(
             context.log.info(
                 f"{chunk.jobid} {chunk.dataid}: settled as {chunk.status}, {chunk.reason}"
             )
-        return dg.SkipReason(" ".join(filter(None, [pass_line(done, settled), unread(store)])))
+        return dg.SkipReason(" ".join(filter(None, [_summary(done, settled), unread(store)])))
 
     return sensor
 
 
 def settle(store: Store, instance: dg.DagsterInstance) -> list[Recovered]:
-    """Settle the chunks of runs that ended or died, and what else holds a lease that is over."""
+    """Settle the chunks of runs that ended or died, and all other claims whose lease is over."""
     done = list(settle_ended_runs(store, instance))
+    # While the database was away, no worker could renew its lease: none of them counts as lost yet.
     with _lock:
-        waits = time.monotonic() < _renewal_ends.get(store.db.where, 0.0)
-    if not waits:
-        done += bury_lost_runs(store, instance)
+        is_renewing = time.monotonic() < _renewal_ends.get(store.db.where, 0.0)
+    if not is_renewing:
+        done += end_lost_runs(store, instance)
         done += store.recover(who="dagster")
     return done
 
 
-def pass_line(done: "Reconciled", settled: Iterable[Recovered]) -> str:
+def _summary(done: "Reconciled", settled: Iterable[Recovered]) -> str:
     """One line about a pass."""
     counts = {
         "chunks shown as READY": done.made,
@@ -108,63 +124,49 @@ def _unreadable(store: Store | None, error: Exception) -> str:
     return line
 
 
-SILENCE_SECONDS = 600.0
-"""Seconds after which a run that launched us, but has no worker at work, is given up for dead."""
-
-LAUNCHED_STATUSES = (
-    dg.DagsterRunStatus.STARTING,
-    dg.DagsterRunStatus.STARTED,
-    dg.DagsterRunStatus.CANCELING,
-)
-"""QUEUED may take its time."""
-
-RUNS_PER_QUERY = 500
-"""Runs that one query asks for."""
-
-
 def settle_ended_runs(store: Store, instance: dg.DagsterInstance) -> list[Recovered]:
     """Settle the chunks of Dagster runs that have ended: HOLD after a cancellation, else RESUBMIT.
 
     A run that this Dagster doesn't know may be another's: its leases decide.
     """
     settled: list[Recovered] = []
-    for run in _known(instance, runs_at_work(store)):
+    for run in _runs_here(instance, runs_at_work(store)):
         if run.is_finished:
-            settled += _settle(store, run)
+            settled += _settle_ended(store, run)
     return settled
 
 
 def settle_ended_run(store: Store, run: dg.DagsterRun) -> list[Recovered]:
     """Settle what one run holds that has ended."""
-    return _settle(store, run) if run.run_id in runs_at_work(store) else []
+    return _settle_ended(store, run) if run.run_id in runs_at_work(store) else []
 
 
-def bury_lost_runs(
+def end_lost_runs(
     store: Store, instance: dg.DagsterInstance, grace: float = 0.0, *, silence: float | None = None
 ) -> list[Recovered]:
     """End the Dagster runs whose workers are all lost, and settle what they hold.
 
-    A run that was killed with its code server would stay STARTED for ever. Its leases have been
-    over for `grace` seconds then. One that was killed before its first worker began, or after its
-    last ended, has shown no sign for `silence` seconds. A run that this Dagster doesn't know is
-    left for as long to the one that does: without its workers, that one would never find it.
-    Meanwhile its claims are recovered by their leases.
+    A run that was killed with its code server would stay STARTED for ever. It counts as lost once
+    its leases have been over for `grace` seconds; one without any worker, `silence` seconds after
+    its last sign. A run that this Dagster doesn't know is another Dagster's: for `silence` seconds
+    it is left to that one, which finds it by its workers. Its claims are recovered by their leases.
     """
     settled: list[Recovered] = []
     silence = SILENCE_SECONDS if silence is None else silence
     lost = lost_runs(store, grace)
-    # First the runs: what is left when this is killed in between is found as that of ended runs.
-    for run in _known(instance, lost):
+    # First the runs: if this is killed in between, the next tick finds their claims as those of
+    # ended runs.
+    for run in _runs_here(instance, lost):
         if not run.is_finished:
             _end(instance, run, "its workers are gone, none has renewed its lease")
-    known = {run.run_id: run for run in _known(instance, lost)}
+    known = {run.run_id: run for run in _runs_here(instance, lost)}
     strangers = set(lost) - set(known)
     forgotten = strangers & set(lost_runs(store, max(grace, silence)) if strangers else ())
     for runid in [runid for runid in lost if runid in known or runid in forgotten]:
         canceled = runid in known and known[runid].status == dg.DagsterRunStatus.CANCELED
         why = terminated(runid) if canceled else f"the workers of run {runid} are gone"
         settled += _settle_run(store, runid, why, canceled)
-    for run in _silent(store, instance, silence):
+    for run in _runs_without_worker(store, instance, silence):
         _end(instance, run, "it has had no worker for too long")
     return settled
 
@@ -177,8 +179,8 @@ def settlement_sensors(
 ) -> list[dg.SensorDefinition]:
     """Sensors that settle the chunks of a run as soon as it has failed or was canceled.
 
-    The reconcile sensor does so too, and finds what these have missed; they are as fast when it is
-    busy, and go on when it is switched off.
+    The reconcile sensor does so too, and finds what these have missed. They stay fast while it is
+    busy, and work while it is switched off.
     """
 
     def sensor_for(name: str, status: dg.DagsterRunStatus, word: str) -> dg.SensorDefinition:
@@ -209,7 +211,7 @@ def settlement_sensors(
     ]
 
 
-def _known(instance: dg.DagsterInstance, runids: Iterable[str]) -> list[dg.DagsterRun]:
+def _runs_here(instance: dg.DagsterInstance, runids: Iterable[str]) -> list[dg.DagsterRun]:
     """Those of some runs that Dagster knows; no query if there are none."""
     wanted, found = list(runids), []
     for start in range(0, len(wanted), RUNS_PER_QUERY):
@@ -218,7 +220,7 @@ def _known(instance: dg.DagsterInstance, runids: Iterable[str]) -> list[dg.Dagst
     return found
 
 
-def _settle(store: Store, run: dg.DagsterRun) -> list[Recovered]:
+def _settle_ended(store: Store, run: dg.DagsterRun) -> list[Recovered]:
     canceled = run.status == dg.DagsterRunStatus.CANCELED
     failed = run.status == dg.DagsterRunStatus.FAILURE
     how = "failed" if failed else "ended without settling it"
@@ -241,8 +243,10 @@ def _end(instance: dg.DagsterInstance, run: dg.DagsterRun, why: str) -> None:
         instance.report_run_failed(run, message=f"OpenDataFlow ended this run: {why}.")
 
 
-def _silent(store: Store, instance: dg.DagsterInstance, silence: float) -> list[dg.DagsterRun]:
-    """Runs of ours that are said to be at work, but aren't."""
+def _runs_without_worker(
+    store: Store, instance: dg.DagsterInstance, silence: float
+) -> list[dg.DagsterRun]:
+    """Runs of the catch-up sensor that Dagster calls started, and that have no worker."""
     before = datetime.fromtimestamp(time.time() - silence, UTC)
     wanted = dg.RunsFilter(
         statuses=LAUNCHED_STATUSES, tags={CATCH_UP_TAG: "true"}, updated_before=before

@@ -12,36 +12,46 @@ from ..errors import DataflowError
 from ..explain.explain import explain
 from ..model import FAILED, PENDING, READY, RESUBMIT, Claim, Stop, read_status
 from ..runner.environment import EnvironmentCache, JobEnvironment
-from ..runner.heartbeat import Pulse
+from ..runner.heartbeat import Pulse, WaitingClaims
 from ..runner.produce import Maker, Produced, make
 from ..runner.run import LOST, nothing_to_do
-from ..runner.waiting_claims import WaitingClaims
 from ..store.claimable import batch_size
 from ..store.claims import interrupt_soon
 from ..store.database import briefly
 from ..store.operations import resubmit
 from ..store.store import PLAN_AGE_SECONDS, Store, new_owner
-from ..util.text import first_line, printable
+from ..util.text import first_line, first_of, printable
 from .checks import ChunkCheck, evaluation
 from .events import RESUBMIT_TAG, produced_event, run_log, skipped_event
 from .resources import DataflowResource
 from .translator import DataflowTranslator
 
 CATCH_UP_TAG = "opendataflow/catch-up"
+"""The tag of a run that claims whatever the tables offer."""
+
+BATCH_TAG = "opendataflow/batch"
+"""The tag that says how many chunks such a run claims at most."""
+
+DEFAULT_BATCH_CHUNKS = 500
+
+MAX_NAMED_CHUNKS = 10
+"""How many chunks the reason of a failed run names."""
 
 DIAL_POLL_SECONDS = 2.0
-"""Seconds between two looks at a dial that holds back all that is left of a run."""
+"""Seconds between two looks at a dial that holds back all remaining chunks of a run."""
 
 LEASE_RENEWAL_SECONDS = 60.0
 """Seconds that other workers have, after an outage of the database, to renew their leases."""
 
 LOCK_WAIT_SECONDS = 10.0
-"""Seconds for which a chunk is claimed again and again that somebody else works on."""
+"""Seconds for which a run keeps trying to claim a chunk that another worker holds."""
 
 TERMINATED_STATUSES = dg.DagsterRunStatus.CANCELING, dg.DagsterRunStatus.CANCELED
-"""The run of a process that something else ended becomes FAILURE, and never one of these."""
+"""The statuses of a run that a person terminated. One whose process died becomes FAILURE."""
 
 Context = dg.AssetExecutionContext | dg.OpExecutionContext
+Event = dg.AssetMaterialization | dg.AssetCheckEvaluation
+Body = Callable[[dg.AssetExecutionContext], Iterator[Event]]
 
 
 class Claimer:
@@ -60,41 +70,43 @@ class Claimer:
     ) -> None:
         self.context, self.store, self.jobid = context, store, jobid
         self.translator = translator
-        self.taken: dict[int, tuple[Claim, str]] = {}
         self.runid = context.run.run_id
         self.owner = f"{new_owner()} of run {self.runid}"  # history tells which run it was
-        self.waited = False
-        self.locked: dict[str, float] = {}
-        self.refused: dict[str, str] = {}
         self.log = run_log(self.runid)
-        self.again = is_on(context, RESUBMIT_TAG)
+        self.resubmits = is_on(context, RESUBMIT_TAG)
+        self.claims: dict[int, tuple[Claim, str]] = {}
+        """By generation: the claims that are still to be settled, each with its partition key."""
+        self.refused: dict[str, str] = {}
+        self._locked_since: dict[str, float] = {}
+        self._said_waiting = False
         self._environment = EnvironmentCache(store, jobid, secrets=secrets)
-        self._recovered = 0.0
+        self._recovered_at = 0.0
 
     def environment(self) -> JobEnvironment:
         """The variables of the job, at most a second old; raises what forbids to claim."""
         return self._environment.read()
 
     def claim(self, dataid: str | None, k: int = 1) -> list[Claim]:
-        """Claims; if there are none, lost ones are settled first, which is tried once a second."""
+        """Claim chunks; if none is free, settle lost claims and try again, once a second at most.
+
+        An outage of the database also keeps other workers from renewing their leases. For
+        `LEASE_RENEWAL_SECONDS` after it, no claim counts as lost: its worker may be alive.
+        """
         if self.pulse.dismissed:  # Dagster can force a run to its end, but not its process
             raise dg.Failure(
                 f"Run {self.runid} was ended by others (canceled, or taken for dead), so it makes "
                 "no more chunks.",
                 allow_retries=False,
             )
-        claims = self._claim(dataid, k)
-        due = time.monotonic() - self._recovered > PLAN_AGE_SECONDS
-        if not claims and due and self.pulse.is_steady(LEASE_RENEWAL_SECONDS):
-            self._recovered = time.monotonic()
-            if self.store.recover(self.jobid):
-                claims = self._claim(dataid, k)
-        return claims
-
-    def _claim(self, dataid: str | None, k: int) -> list[Claim]:
-        found = self.store.claim(self.jobid, owner=self.owner, runid=self.runid, only=dataid, k=k)
-        # After a lost connection the store tells of all that this owner has got.
-        return [claim for claim in found if claim.generation not in self.taken]
+        is_due = time.monotonic() - self._recovered_at > PLAN_AGE_SECONDS
+        recovers = is_due and self.pulse.is_steady(LEASE_RENEWAL_SECONDS)
+        claim = self.store.claim_or_recover if recovers else self.store.claim
+        found = claim(self.jobid, owner=self.owner, runid=self.runid, only=dataid, k=k)
+        if recovers and not found:
+            self._recovered_at = time.monotonic()
+        # If the answer to a claim was lost with its connection, the store answers the next one with
+        # all that this owner has.
+        return [claim for claim in found if claim.generation not in self.claims]
 
     def ready_already(self, dataid: str, key: str) -> list[dg.AssetMaterialization]:
         """The events of a chunk that is READY already; none if it has to be produced."""
@@ -102,7 +114,7 @@ class Claimer:
         rows, _ = db.insist(lambda: db.run("produce.outputs", jobid=self.jobid, dataid=dataid))
         ready = {row[0]: row for row in rows if row[2] == READY}
         busy = any(row[2] != READY for row in rows)
-        if busy or self.again or set(ready) != set(self.store.plan(self.jobid).outputs):
+        if busy or self.resubmits or set(ready) != set(self.store.plan(self.jobid).outputs):
             return []
         return [
             skipped_event(row, dataid, key, self.translator, self.log) for row in ready.values()
@@ -120,20 +132,20 @@ class Claimer:
             reason += f". Run: {answer.action}" if answer.action else ""
         if answer.may_run and (claims := self.claim(dataid)):
             return claims
-        if answer.reasons and self._passes(answer.reasons[0].code, dataid):
-            if not self.waited:
+        if answer.reasons and self._may_pass_soon(answer.reasons[0].code, dataid):
+            if not self._said_waiting:
                 self.say(f"{printable(dataid)} of job {self.jobid} waits for its turn: {reason}")
-            self.waited = True
+            self._said_waiting = True
             return None
         self.refused[dataid] = reason
         self.context.log.error(f"{printable(dataid)} of job {self.jobid} is refused: {reason}")
         return []
 
-    def _passes(self, code: str, dataid: str) -> bool:
-        """Whether what forbids a chunk may pass soon: another run may be nearly through with it."""
-        since = self.locked.setdefault(dataid, time.monotonic())
-        shortly = time.monotonic() - since < LOCK_WAIT_SECONDS
-        return code == "AT_CONCURRENCY" or (code == "LOCKED" and shortly)
+    def _may_pass_soon(self, code: str, dataid: str) -> bool:
+        """Whether waiting helps: another run may be about to finish the chunk."""
+        since = self._locked_since.setdefault(dataid, time.monotonic())
+        is_recent = time.monotonic() - since < LOCK_WAIT_SECONDS
+        return code == "AT_CONCURRENCY" or (code == "LOCKED" and is_recent)
 
     def send_back(self, dataid: str) -> None:
         send_back(self.store, self.jobid, dataid, self.runid)
@@ -141,7 +153,7 @@ class Claimer:
     def give_up(self, error: BaseException) -> None:
         """Settle the claims of this worker that it hasn't started to work on."""
         store = self.store
-        store.db.drop()  # the interrupt may have cut off a reply on the old connection
+        store.db.drop()  # the interrupt may have cut off a reply on this connection
         try:
             stop = self.interrupted(error)
             claims = briefly(store.db, lambda: store._adopt(self.jobid, self.owner, 0.0))
@@ -204,15 +216,6 @@ def is_on(context: Context, tag: str) -> bool:
     return context.run.tags.get(tag, "").lower() == "true"
 
 
-BATCH_TAG = "opendataflow/batch"
-DEFAULT_BATCH_CHUNKS = 500
-
-MAX_NAMED_CHUNKS = 10
-"""How many chunks the reason of a failed run names."""
-
-Event = dg.AssetMaterialization | dg.AssetCheckEvaluation
-
-
 class ScriptStopped(BaseException):
     """A script was ended by a signal that this process got."""
 
@@ -231,8 +234,9 @@ def run_chunks(
     *,
     secrets: bool = False,
 ) -> Iterator[Event]:
-    """Make the chunks that a run asks for, or else those that the tables offer; one bad one fails
-    itself only, and the run at its end.
+    """Produce the chunks that a run asks for, or else those that the tables offer.
+
+    A chunk that fails doesn't keep the others from being produced; it fails the run at its end.
 
     `secrets` puts the passwords into the environment, as scripts expect it.
     """
@@ -246,7 +250,7 @@ def run_chunks(
             run.store, run.owner, runid=context.run.run_id, jobid=jobid, say=run.say
         ) as run.pulse:
             keys = requested_partitions(context)
-            yield from run.make_offered() if keys is None else run.make_requested(keys)
+            yield from run.produce_offered() if keys is None else run.produce_requested(keys)
         run.conclude()
     except (dg.Failure, GeneratorExit):
         raise
@@ -270,7 +274,7 @@ def run_chunks(
 
 
 class _Run(Claimer):
-    """One step at work on one job."""
+    """One step that produces chunks of one job, and counts how each ended."""
 
     def __init__(
         self,
@@ -288,25 +292,38 @@ class _Run(Claimer):
         self.failed: dict[str, str] = {}
         self.lost: dict[str, str] = {}
 
-    def make_requested(self, keys: Sequence[str]) -> Iterator[Event]:
-        """Produce the chunks of these partitions in order, what a dial holds back last."""
-        left, again = list(keys), self.again
-        while left:
+    def produce_requested(self, keys: Sequence[str]) -> Iterator[Event]:
+        """Produce the chunks of these partitions in order; what a dial holds back comes last."""
+        remaining, resubmits = list(keys), self.resubmits
+        while remaining:
             held_back: list[str] = []
-            for key in left:
-                if again:
+            for key in remaining:
+                if resubmits:
                     self.send_back(self.translator.dataid(key))
-                yield from self._ask(key, held_back)
-                if len(self.taken) >= self._at_once():
-                    yield from self._make_taken()
-            yield from self._make_taken()
-            again = False
-            if held_back == left:
+                yield from self._claim_partition(key, held_back)
+                if len(self.claims) >= self._claims_at_once():
+                    yield from self._produce_claims()
+            yield from self._produce_claims()
+            resubmits = False
+            if held_back == remaining:
                 time.sleep(DIAL_POLL_SECONDS)
-            left = held_back
+            remaining = held_back
 
-    def _ask(self, key: str, held_back: list[str]) -> Iterator[Event]:
-        """Take the chunk of one partition, unless the tables forbid it."""
+    def produce_offered(self) -> Iterator[Event]:
+        """Claim and produce what the tables offer now, up to the size of a batch."""
+        remaining = int(self.context.run.tags.get(BATCH_TAG) or DEFAULT_BATCH_CHUNKS)
+        while remaining > 0:
+            self.environment()
+            claims = self.claim(None, min(remaining, self.maker.at_once(self._dial())))
+            if not claims:
+                break
+            remaining -= len(claims)
+            for claim in claims:
+                self._keep([claim], self.translator.partition_key(claim.dataid))
+            yield from self._produce_claims()
+
+    def _claim_partition(self, key: str, held_back: list[str]) -> Iterator[Event]:
+        """Claim the chunk of one partition, unless the tables forbid it."""
         dataid = self.translator.dataid(key)
         self.environment()
         claims = self.claim(dataid)
@@ -320,10 +337,10 @@ class _Run(Claimer):
                 held_back.append(key)
                 return
             claims = refused
-        self._take(claims, key)
+        self._keep(claims, key)
 
-    def _at_once(self) -> int:
-        """How many partitions to claim before the first one is made.
+    def _claims_at_once(self) -> int:
+        """How many partitions to claim before the first one is produced.
 
         Each is claimed by its name: it pays only for a maker that makes them together.
         """
@@ -332,24 +349,24 @@ class _Run(Claimer):
     def _dial(self) -> int | None:
         return batch_size(self.store, self.jobid)
 
-    def _take(self, claims: Sequence[Claim], key: str) -> None:
-        """Keep claims in hand until there are as many as the maker wants at once."""
+    def _keep(self, claims: Sequence[Claim], key: str) -> None:
+        """Keep claims alive until there are as many as the maker wants at once."""
         for claim in claims:
             self.pulse.hold(claim)
-            self.taken[claim.generation] = claim, key
+            self.claims[claim.generation] = claim, key
 
-    def _make_taken(self) -> Iterator[Event]:
-        """Make the chunks in hand, and those again at once for which the policy grants it."""
-        while self.taken:
-            claims = [claim for claim, _ in self.taken.values()]
+    def _produce_claims(self) -> Iterator[Event]:
+        """Produce all claimed chunks; one whose retry is granted without delay is claimed again."""
+        while self.claims:
+            claims = [claim for claim, _ in self.claims.values()]
             if len(claims) == 1 or self.maker.works_together:
-                yield from self._make(claims)
+                yield from self._produce(claims)
             else:
-                yield from self._make_in_turn(claims)
+                yield from self._produce_in_turn(claims)
 
-    def _make_in_turn(self, claims: Sequence[Claim]) -> Iterator[Event]:
-        """Make chunks one after the other; what the dials then forbid to begin is given back."""
-        mine = {claim.generation for claim in claims}
+    def _produce_in_turn(self, claims: Sequence[Claim]) -> Iterator[Event]:
+        """Produce chunks one after the other; what the dials forbid to begin is given back."""
+        generations = {claim.generation for claim in claims}
         try:
             with WaitingClaims(
                 self.store,
@@ -359,17 +376,19 @@ class _Run(Claimer):
                 interrupted=self.interrupted,
             ) as waiting:
                 while claim := waiting.next():
-                    yield from self._make([claim])
-                    while again := [
-                        one for one, _ in self.taken.values() if one.generation not in mine
+                    yield from self._produce([claim])
+                    while retries := [
+                        retry
+                        for retry, _ in self.claims.values()
+                        if retry.generation not in generations
                     ]:
-                        yield from self._make(again)
+                        yield from self._produce(retries)
         finally:
             for claim in claims:
-                self._let_go(claim)
+                self._forget(claim)
 
-    def _make(self, claims: Sequence[Claim]) -> Iterator[Event]:
-        keys = dict(self.taken)
+    def _produce(self, claims: Sequence[Claim]) -> Iterator[Event]:
+        keys = {generation: key for generation, (_, key) in self.claims.items()}
         for produced in make(
             self.store,
             claims,
@@ -379,61 +398,49 @@ class _Run(Claimer):
             pulse=self.pulse,
             interrupted=self.interrupted,
         ):
-            _, key = keys[produced.claim.generation]
-            self._let_go(produced.claim)
-            yield from self._events(produced, key)
-            if produced.status == RESUBMIT and not produced.interrupted:
-                self._take(self.claim(produced.claim.dataid), key)
+            key = keys[produced.claim.generation]
+            self._forget(produced.claim)
+            yield from self._report(produced, key)
+            if _is_retried(produced):
+                self._keep(self.claim(produced.claim.dataid), key)
 
-    def _let_go(self, claim: Claim) -> None:
-        self.taken.pop(claim.generation, None)
+    def _forget(self, claim: Claim) -> None:
+        self.claims.pop(claim.generation, None)
         self.pulse.let_go(claim)
 
-    def make_offered(self) -> Iterator[Event]:
-        """Claim and produce what the tables offer now, up to the size of a batch."""
-        left = int(self.context.run.tags.get(BATCH_TAG) or DEFAULT_BATCH_CHUNKS)
-        while left > 0:
-            self.environment()
-            claims = self.claim(None, min(left, self.maker.at_once(self._dial())))
-            if not claims:
-                break
-            left -= len(claims)
-            for claim in claims:
-                self._take([claim], self.translator.partition_key(claim.dataid))
-            yield from self._make_taken()
-
-    def _events(self, produced: Produced, key: str) -> Iterator[Event]:
+    def _report(self, produced: Produced, key: str) -> Iterator[Event]:
         """Count a chunk that has ended, and report it to Dagster."""
         dataid = produced.claim.dataid
-        for chunks in (self.failed, self.lost):
+        for chunks in (self.failed, self.lost):  # an earlier attempt of this run
             chunks.pop(dataid, None)
+        if produced.status == LOST:
+            self.pulse.beat()
+            self.lost[dataid] = produced.reason
+            self.context.log.error(f"{printable(dataid)}: {produced.reason}")
+            return
         if produced.status == READY:
             self.produced += 1
             for fact in produced.facts:
                 yield produced_event(produced, fact, key, self.translator, self.log)
-        elif produced.status == LOST:
-            self.pulse.beat()
-            self.lost[dataid] = produced.reason
-            self.context.log.error(f"{printable(dataid)}: {produced.reason}")
         else:
-            retry = produced.retry_in
-            reason = produced.reason
-            if produced.status == RESUBMIT and not produced.interrupted:
-                reason += " (another attempt is granted)"
-            elif retry:
-                reason += f" (the next attempt is due in {retry:g} s)"
-            self.failed[dataid] = reason
-            line = f"{printable(dataid)} of job {self.jobid}: {produced.status}: {reason}"
-            if produced.error:  # in the text: Dagster doesn't keep `exc_info`
-                line += "\n" + "".join(traceback.format_exception(produced.error))
-            self.context.log.error(line)
-        if produced.status != LOST:
-            for checked in produced.checks:
-                yield evaluation(checked, self.translator, key)
+            self._log_failure(produced)
+        for checked in produced.checks:
+            yield evaluation(checked, self.translator, key)
+
+    def _log_failure(self, produced: Produced) -> None:
+        dataid, reason = produced.claim.dataid, produced.reason
+        if _is_retried(produced):
+            reason += " (another attempt is granted)"
+        elif produced.retry_in:
+            reason += f" (the next attempt is due in {produced.retry_in:g} s)"
+        self.failed[dataid] = reason
+        line = f"{printable(dataid)} of job {self.jobid}: {produced.status}: {reason}"
+        if produced.error:  # in the text: Dagster doesn't keep `exc_info`
+            line += "\n" + "".join(traceback.format_exception(produced.error))
+        self.context.log.error(line)
 
     def conclude(self) -> None:
         """Log the counts, and fail the run if any chunk wasn't produced."""
-        bad = {**self.refused, **self.failed, **self.lost}
         counts = {
             "made": self.produced,
             "skipped": self.skipped,
@@ -444,19 +451,17 @@ class _Run(Claimer):
         summary = ", ".join(f"{count} {word}" for word, count in counts.items() if count)
         summary = summary or nothing_to_do(self.store, self.jobid)
         self.context.log.info(f"{self.jobid}: {summary}")
-        if bad:
-            named = [
-                f"{printable(dataid)}: {bad[dataid]}" for dataid in list(bad)[:MAX_NAMED_CHUNKS]
-            ]
-            if len(bad) > MAX_NAMED_CHUNKS:
-                named.append(f"and {len(bad) - MAX_NAMED_CHUNKS} more")
-            every = len(bad) + self.produced + self.skipped
+        if bad := {**self.refused, **self.failed, **self.lost}:
+            lines = [f"{printable(dataid)}: {reason}" for dataid, reason in bad.items()]
+            all_chunks = len(bad) + self.produced + self.skipped
             raise dg.Failure(
-                f"{len(bad)} of {every} chunks of job {self.jobid!r} weren't made:\n"
-                + "\n".join(named),
+                f"{len(bad)} of {all_chunks} chunks of job {self.jobid!r} weren't made:\n"
+                + "\n".join(first_of(lines, MAX_NAMED_CHUNKS)),
                 metadata={f"opendataflow/{word}": count for word, count in counts.items()},
                 allow_retries=False,
             )
 
 
-Body = Callable[[dg.AssetExecutionContext], Iterator[Event]]
+def _is_retried(produced: Produced) -> bool:
+    """Whether the job's policy grants another attempt at once."""
+    return produced.status == RESUBMIT and not produced.interrupted

@@ -10,10 +10,10 @@ from ..model import READY, RUNNING
 from ..util.times import shown
 from .state import Answer, Look, Row, State
 
-NOBODY = "nobody holds it"
+UNCLAIMED = "nobody holds it"
 
-SEEN = Look(True)
-"""What holds of a place that nobody looked at closely."""
+ASSUMED_THERE = Look(True)
+"""What is assumed of a place that wasn't looked at."""
 
 UNPLACED = "registered without a place"
 
@@ -43,7 +43,7 @@ class ChunkEvidence(NamedTuple):
     validated: bool | None = None
     checks: str | None = None
     schema: str | None = None
-    safe: str = NOBODY
+    safe: str = UNCLAIMED
     code: str | None = None
 
     def answers(self) -> dict[str, str | None]:
@@ -134,7 +134,7 @@ def _ready(state: State) -> Answer:
             ok = ok and here
             continue
         rows = state.outputs_of(datasetid)
-        found += [row.told() for row in rows]
+        found += [row._asdict() for row in rows]
         words = [f"{row.status} by {row.jobid} since {shown(row.since)}" for row in rows]
         parts.append(f"{datasetid}: {' and '.join(words) or 'nothing yet'}")
         statuses = [row.status for row in rows]
@@ -160,7 +160,7 @@ def _right_data(state: State) -> Answer:
         about = _consumed_line(
             row.datasetid, row.generation, fact.get("rows"), fact.get("fingerprint")
         )
-        if made and _made_again(state, row, then, made):
+        if made and _was_replaced(state, row, then, made):
             stale = True
             about += f"; the output was made from generation {then or 'unknown'}: it is stale"
         parts.append(about)
@@ -181,8 +181,8 @@ def _consumed(state: State) -> tuple[dict[str, int | None], datetime | None]:
     return {}, None
 
 
-def _made_again(state: State, row: Row, then: int | None, made: datetime) -> bool:
-    """Whether an input holds other data now, or may do so, than what the output was made from."""
+def _was_replaced(state: State, row: Row, then: int | None, made: datetime) -> bool:
+    """Whether an input holds, or may hold, other data than what the output was made from."""
     if row.generation is None and then is None:  # neither has a number: only times can tell
         return bool(row.since and row.since > made)
     before = state.facts.get((row.datasetid, then or 0), {}).get("fingerprint")
@@ -197,13 +197,13 @@ def _location(state: State) -> Answer:
     places = list(state.input_places())
     for datasetid in (*state.plan.reads, *state.plan.outputs):
         place = state.places.get(datasetid)
-        produced = next((each for name, _, each in places if name == datasetid), None)
+        produced = next((location for name, _, location in places if name == datasetid), None)
         for row in state.outputs_of(datasetid) if datasetid in state.plan.outputs else ():
             produced = state.fact(row).get("location") if row.status == READY else produced
         where = place_to_look(place, produced)
         missing = bool(where and is_missing(where))
         moved = bool(place and produced and not is_within(produced, place))
-        look = state.looks.get(datasetid, SEEN)
+        look = state.looks.get(datasetid, ASSUMED_THERE)
         found.append(
             {
                 "datasetid": datasetid,
@@ -260,14 +260,14 @@ def _validated(state: State) -> Answer:
 def _safe(state: State) -> Answer:
     jobid = state.plan.jobid
     found, holders, beside = [], [], []
-    readers = [row for each in state.plan.outputs for row in state.readers_of(each)]
+    readers = [row for datasetid in state.plan.outputs for row in state.readers_of(datasetid)]
     for row in state.rows:
         if row.status != RUNNING:
             continue
         claim = state.claims.get(row.jobid, {})
         owner = claim.get("owner") or (row.who if state.at else None)
         found.append(
-            row.told()
+            row._asdict()
             | {"owner": owner, "started": claim.get("started"), "lease_end": claim.get("lease_end")}
         )
         who = f"{row.jobid}" + (f" ({owner})" if owner else "")
@@ -277,5 +277,5 @@ def _safe(state: State) -> Answer:
             does = "reads" if row.locktype == "IN" else "makes"
             until = f" until {shown(claim['lease_end'])}" if claim.get("owner") else ""
             holders.append(f"{who} {does} {row.datasetid} since {shown(row.since)}{until}")
-    text = "; ".join(holders) or NOBODY
+    text = "; ".join(holders) or UNCLAIMED
     return Answer("safe", not holders, "; ".join([text, *beside]), found)

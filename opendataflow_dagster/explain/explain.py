@@ -1,5 +1,6 @@
 """Why a chunk, or a job as a whole, may run or not: the five questions, answered from rows."""
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
 from typing import NamedTuple
@@ -7,7 +8,8 @@ from typing import NamedTuple
 from ..errors import WrongUse
 from ..ids import check_id
 from ..location import keeps_versions
-from ..model import BLOCKING, Plan
+from ..model import BLOCKING, Effect, Plan
+from ..store.claimable import NOTHING_CLAIMABLE, offer, offer_line
 from ..store.history import Registration
 from ..store.item_folding import fold_of
 from ..store.store import Store, flaw_of
@@ -334,15 +336,17 @@ def judge_chunks(
 ) -> list[tuple[str, int, str]]:
     """What stands in the way of a job's chunks: of each code how many, and the first of them."""
     registered = Registration(store, at)
-    places = {each: registered.datasets(each) for each in (*plan.reads, *plan.outputs)}
-    versioned = [each for each, rows in places.items() if any(map(keeps_versions, rows))]
+    places = {
+        datasetid: registered.datasets(datasetid) for datasetid in (*plan.reads, *plan.outputs)
+    }
+    versioned = [datasetid for datasetid, rows in places.items() if any(map(keeps_versions, rows))]
     return store.db.run(
         "why.chunks",
         jobid=plan.jobid,
         now=int(at is None),
         at=to_table(store, at),
         few=few,
-        versioned="".join(f"={each}=" for each in versioned),
+        versioned="".join(f"={column}=" for column in versioned),
     )
 
 
@@ -373,7 +377,7 @@ def _nothing_yet(
     if not makers:
         text += ", and no job is registered that makes it"
         return Reason("DATA_NOT_READY", text, ready)
-    maker = next((each for each in makers if each not in consumers), None)
+    maker = next((jobid for jobid in makers if jobid not in consumers), None)
     if maker is None:
         text += f", and {makers[0]!r}, which makes it, waits for this in turn"
         return Reason("DATA_NOT_READY", text, ready)
@@ -383,3 +387,58 @@ def _nothing_yet(
         return Reason("DATA_NOT_READY", text, f"odf run --job {typed(maker)} SCRIPT")
     text += f": {maker!r} makes it, and may not run: {above.reasons[0].text}"
     return Reason("DATA_NOT_READY", text, above.action)
+
+
+MAX_IDLE_JUDGED_ROWS = 5_000
+"""Rows of a job's datasets up to which all of its chunks are judged when none is claimable."""
+
+RECENT_CHUNKS = 10
+"""Chunks that are judged of a larger job: so many that changed last, and so many that failed."""
+
+BLOCKED = {
+    Effect.HELD: "FAILED or on HOLD",
+    Effect.LOCKED: "being made or read",
+    Effect.DATA_NOT_READY: "waiting for inputs",
+    "": "not in the queue",
+}
+"""What keeps chunks from being claimed, in a few words."""
+
+
+def why_nothing(store: Store, jobid: str) -> str:
+    """Why a job has nothing to claim, in a few words: all is done, or what blocks how many chunks.
+
+    It costs the same with any number of chunks.
+    """
+    found = offer(store, jobid)
+    more = f"`odf why {typed(jobid)}` tells more"
+    if found.obstacle not in ("", NOTHING_CLAIMABLE):
+        return f"{found.obstacle}; {more}"
+    if not found.obstacle:
+        return f"{offer_line(found)} by now"
+    counts, is_whole = store.db.insist(lambda: _codes(store, jobid))[0]
+    done = counts[Effect.ALREADY_DONE]
+    parts = [f"{counts[code]} {words}" for code, words in BLOCKED.items() if counts[code]]
+    if parts:
+        parts += [f"{done} done"] if done else []
+        looked = "" if is_whole else f", of the {counts.total()} chunks that were looked at"
+        return f"blocked: {', '.join(parts)}{looked}; {more}"
+    if not done:
+        return f"{'no chunk is known yet' if is_whole else 'no chunk changed lately'}; {more}"
+    if not is_whole:
+        return f"the {done} chunks that changed last are done; `odf status {typed(jobid)}` has all"
+    return f"all done ({done} chunk{'s' * (done > 1)})"
+
+
+def _codes(store: Store, jobid: str) -> tuple[Counter[str], bool]:
+    """How many chunks of a job have which code of `odf why`; and whether these are all."""
+    counts: Counter[str] = Counter()
+    with store.db.reading():
+        if store.db.run("why.size", jobid=jobid, now=1, most=MAX_IDLE_JUDGED_ROWS + 1) <= [
+            (MAX_IDLE_JUDGED_ROWS,)
+        ]:
+            rows = judge_chunks(store, store.read_plan(jobid))
+            counts.update({code: chunks for code, chunks, _ in rows})
+            return counts, True
+        for (dataid,) in store.db.run("offers.some", jobid=jobid, last=RECENT_CHUNKS):
+            counts[explain_chunk(store, jobid, dataid, None).code] += 1
+    return counts, False

@@ -101,7 +101,7 @@ def _own_product(state: State, row: Row) -> Reason:
     text = f"{jobid!r} has itself made {row.datasetid!r}, which it now reads: one row can't be both"
     action = f"odf delete-run {typed(jobid, dataid)}"
     if row.status == READY and not any(
-        each.jobid == "external" for each in state.outputs_of(row.datasetid)
+        other.jobid == "external" for other in state.outputs_of(row.datasetid)
     ):
         action = (
             "odf dml \"update datastatus set jobid = 'external' where "
@@ -209,7 +209,7 @@ def _is_ahead(claim: Mapping[str, Any], now: float) -> bool:
 
 def _location_reasons(state: State) -> Iterator[Reason]:
     for datasetid, look in state.looks.items():
-        made = state.made(datasetid)
+        made = state.ready_row(datasetid)
         if look.there is False and made:
             action = f"odf resubmit {typed(made.jobid, state.dataid)}"
             if made.jobid not in state.producers.get(datasetid, []):

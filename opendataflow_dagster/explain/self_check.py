@@ -20,7 +20,7 @@ END_TRANSACTION = (
     "select pg_terminate_backend(PID), or rollback prepared"
 )
 
-MANY = 200_000
+MAX_COMPARED_ROWS = 200_000
 """Rows above which pending isn't compared with datastatus unless asked: it reads all of them."""
 
 
@@ -152,6 +152,7 @@ class _TakeBack(Exception):
 
 def _permissions(store: Store) -> Check:
     try:
+        # A real write, taken back: privileges, read-only servers and full disks refuse only that.
         with store.db.transaction(who="odf doctor", act="claim"):
             store.db.change("doctor.probe")
             if store.db.dialect == "postgres":
@@ -198,7 +199,7 @@ def _queue(store: Store, deep: bool) -> Check:
         return Check("queue", "ok", "not compared: the tables are newer than this program")
     with store.db.reading():
         [(rows,)] = store.db.run("doctor.size")
-        if rows > MANY and not deep:
+        if rows > MAX_COMPARED_ROWS and not deep:
             return Check(
                 "queue",
                 "ok",
@@ -232,7 +233,7 @@ def _leases(store: Store) -> Check:
 
     now = store.now()
     late = [
-        each for each in running(store) if each["lease_end"] and each["lease_end"].timestamp() < now
+        row for row in running(store) if row["lease_end"] and row["lease_end"].timestamp() < now
     ]
     details, actions = [], []
     if late:
@@ -298,8 +299,7 @@ def _packs(store: Store) -> Check:
 
 
 def _passwords(store: Store, environ: Mapping[str, str]) -> Check:
-    from ..config.credentials import decrypt, for_dataset, is_weak
-    from ..config.passkey import find_passkey
+    from ..config.credentials import decrypt, find_passkey, for_dataset, is_weak
 
     values = store.db.run("credentials.values")
     if not values:

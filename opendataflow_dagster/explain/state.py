@@ -51,9 +51,6 @@ class Row(NamedTuple):
     who: str | None
     why: str | None
 
-    def told(self) -> dict[str, Any]:
-        return self._asdict()
-
 
 class State(NamedTuple):
     """Every row that decides about one chunk of one job, now or at a moment in the past."""
@@ -100,7 +97,7 @@ class State(NamedTuple):
     def fact(self, row: Row) -> dict[str, Any]:
         return self.facts.get((row.datasetid, row.generation or 0), {})
 
-    def made(self, datasetid: str) -> Row | None:
+    def ready_row(self, datasetid: str) -> Row | None:
         """The row of a dataset whose data is there, if it is READY."""
         ready = [row for row in self.outputs_of(datasetid) if row.status == READY]
         return max(ready, key=lambda row: row.generation or 0, default=None)
@@ -108,7 +105,7 @@ class State(NamedTuple):
     def inputs(self) -> Iterator[tuple[Row, dict[str, Any]]]:
         """The READY rows of the inputs, and what is known of them."""
         for datasetid in self.plan.reads:
-            if row := self.made(datasetid):
+            if row := self.ready_row(datasetid):
                 yield row, self.fact(row)
 
     def input_places(self) -> Iterator[tuple[str, str | None, str | None]]:

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from ..errors import Refused
 from ..model import Claim
 from ..store.store import Store
-from ..util.directory_lock import LOCK_WAIT_SECONDS, wait_for_lock
+from ..util.system import LOCK_WAIT_SECONDS, wait_for_lock
 
 LARGE = 16 * 1024
 """Bytes of a journal that are written anew as one line."""

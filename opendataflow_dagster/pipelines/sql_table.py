@@ -61,7 +61,7 @@ class TableSource(Source):
     def spark(self, spark: "SparkSession") -> "DataFrame":
         if self.by_pandas():
             return from_pandas(spark, self.pandas())
-        from ..spark.postgres_read import read_rows
+        from ..spark.postgres import read_rows
 
         return read_rows(spark, self._rows.table, password=self._rows.password)
 

@@ -21,7 +21,7 @@ from ..store.item_folding import fold_age, fold_items, tidy
 from ..store.items import has_token
 from ..store.runs import settle_run
 from ..store.store import Store, new_owner
-from ..util.directory_lock import try_lock
+from ..util.system import try_lock
 from ..util.text import first_line, printable, typed
 from .deployment import Current
 from .engine import Engine, Stopped

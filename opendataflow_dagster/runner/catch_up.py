@@ -1,16 +1,18 @@
-"""Running a job until nothing is left: several workers, retries, and what came of it."""
+"""Runs a job until nothing is left: several workers, retries, and what came of it."""
 
 import threading
 import time
+from collections.abc import Generator, Sequence
 from contextlib import closing
+from typing import Protocol
 
-from ..model import READY, Stop
+from ..model import GIVEN_BACK, LOST, READY, ChunkOutcome, Claim, Outcome, Stop, Tell
 from ..store.claimable import chunks_left, dial_at_zero
 from ..store.claims import interrupt_soon
-from ..store.store import new_owner
+from ..store.store import Store, new_owner
 from ..util.text import typed
-from .run import GIVEN_BACK, LOST, ChunkOutcome, Outcome, Runner, Tell, stop_code
-from .script import NO_START, Scripts
+from .environment import JobEnvironment
+from .script import NO_START, Scripts, stop_code
 
 LOOK_SECONDS = 5.0
 """Seconds after which an idle worker looks for new chunks while somebody still works."""
@@ -25,11 +27,40 @@ SIGNAL_CHECK_SECONDS = 0.2
 """Seconds in which a signal is noticed by who waits."""
 
 
-def catch_up(runner: Runner, scripts: Scripts, *, workers: int, progress: Tell | None) -> Outcome:
+class ChunkRunner(Protocol):
+    """What the workers of a run need of a `Runner`."""
+
+    store: Store
+    jobid: str
+    awaits_others: bool
+    waits: bool
+
+    def environment(self) -> JobEnvironment: ...
+    def at_once(self) -> int: ...
+    def claim(self, owner: str, k: int = 1) -> tuple[list[Claim], JobEnvironment] | None: ...
+    def run(
+        self,
+        claims: Sequence[Claim],
+        environment: JobEnvironment,
+        scripts: Scripts,
+        *,
+        stdin_null: bool = False,
+    ) -> Generator[tuple[Claim, ChunkOutcome]]: ...
+    def tell(self, message: str) -> None: ...
+    def tell_nothing(self) -> None: ...
+
+
+def catch_up(
+    runner: ChunkRunner,
+    scripts: Scripts,
+    *,
+    workers: int,
+    progress: Tell | None,
+) -> Outcome:
     """Claim and run until nothing is left or a signal comes; failures don't stop the others.
 
-    What others have in hand is waited for, and retries; a pause, or a concurrency of 0, only if the
-    runner `waits`.
+    It waits for chunks of other workers and for retries. It waits for the end of a pause, or of a
+    concurrency of 0, only if the runner `waits`.
     """
     runner.environment()  # what forbids to claim is said once, not by each worker
     crew = _Crew(runner, scripts, workers, progress)
@@ -48,7 +79,11 @@ class _Crew:
     """The workers of one run: each has its own name and its own connection."""
 
     def __init__(
-        self, runner: Runner, scripts: Scripts, workers: int, progress: Tell | None
+        self,
+        runner: ChunkRunner,
+        scripts: Scripts,
+        workers: int,
+        progress: Tell | None,
     ) -> None:
         self.runner, self.scripts, self.workers, self.progress = runner, scripts, workers, progress
         self.done = 0
@@ -59,7 +94,7 @@ class _Crew:
         """The dial that ended the run, if one did."""
         self._ended = 0
         self._busy = workers
-        self._told = ""
+        self._last_message = ""
         self._over = False
         self._error: BaseException | None = None
         self._changed = threading.Condition()
@@ -104,7 +139,7 @@ class _Crew:
         return ", ".join(parts) + following
 
     def _leave(self) -> None:
-        """Give back what the workers have in hand, without waiting for them."""
+        """Give back the workers' claims, without waiting for the workers."""
         store, jobid = self.runner.store, self.runner.jobid
         stop = Stop(self.scripts.why_stopping() or "stopped")
         for owner in self._owners:
@@ -211,6 +246,6 @@ class _Crew:
         return bool(parts)
 
     def _tell(self, message: str) -> None:
-        if message != self._told:
-            self._told = message
+        if message != self._last_message:
+            self._last_message = message
             self.runner.tell(message)

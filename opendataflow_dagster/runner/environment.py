@@ -31,7 +31,7 @@ class JobEnvironment:
         "_environ",
         "_ranged",
         "_store",
-        "_told",
+        "_values",
         "columns",
         "locations",
         "plan",
@@ -42,15 +42,17 @@ class JobEnvironment:
         store: Store,
         plan: Plan,
         base: dict[str, str],
-        told: dict[str, str],
+        named: dict[str, str],
         ranged: set[str],
         locations: dict[str, str],
         columns: dict[str, dict[str, str | None]],
         environ: Mapping[str, str],
     ) -> None:
         self._store, self.plan = store, plan
-        self._base, self._told, self._ranged = base, told, ranged
-        self._encrypted = {each: told.pop(SECRET, None) for each, told in columns.items()}
+        self._base, self._values, self._ranged = base, named, ranged
+        self._encrypted = {
+            datasetid: values.pop(SECRET, None) for datasetid, values in columns.items()
+        }
         self._environ = environ
         self.locations = locations
         """Where each dataset is, as far as its registration tells."""
@@ -73,11 +75,11 @@ class JobEnvironment:
 
     def context(self, claim: Claim, *, secrets: bool = False) -> list[dict[str, str]]:
         """The same for another language: the original's list of objects with one key each."""
-        told = self._told | _plain(self._bounds(claim.dataid))
+        named = self._values | _plain(self._bounds(claim.dataid))
         shown = {
             name: value
-            for name, value in told.items()
-            if secrets or not name.endswith(tuple(f"_{each}" for each in PASSWORDS))
+            for name, value in named.items()
+            if secrets or not name.endswith(tuple(f"_{suffix}" for suffix in PASSWORDS))
         }
         chunk = self._chunk(claim)
         whole = {"dataid": chunk["dataid"]} | shown | chunk
@@ -138,7 +140,7 @@ class EnvironmentCache:
 def job_environment(
     store: Store, plan: Plan, environ: Mapping[str, str] = os.environ, *, secrets: bool = True
 ) -> JobEnvironment:
-    """Read what a job's scripts are told; it refuses before anything is claimed.
+    """Read the environment of a job's scripts; what forbids to claim is raised here.
 
     `secrets` False leaves the passwords encrypted, so that no passkey is needed.
     """
@@ -152,7 +154,7 @@ def job_environment(
         for column, value in _properties(datasets[datasetid], environ, secrets).items()
     }
     variables = _named(values)
-    told = _plain(values)
+    named = _plain(values)
     for name, value in plan.environment:
         if hijacks(name) or not _can_be_named(name):
             raise Refused(
@@ -160,7 +162,7 @@ def job_environment(
                 "process runs. Delete that row of the table `job`, and see `odf job list`.",
                 code="NOT_REGISTERED",
             )
-        variables[name] = told[name] = _text(value, f"Item {name!r} of job {plan.jobid!r}")
+        variables[name] = named[name] = _text(value, f"Item {name!r} of job {plan.jobid!r}")
 
     base = _inherited(environ)
     for name, value in variables.items():
@@ -172,7 +174,7 @@ def job_environment(
         store,
         plan,
         base,
-        told,
+        named,
         {datasetid for datasetid, row in datasets.items() if row["dataflow ranged"]},
         {datasetid: place for datasetid, row in datasets.items() if (place := _place(row))},
         {datasetid: _columns(row, values) for datasetid, row in datasets.items()},
@@ -252,13 +254,15 @@ def _alias(datasetid: str, column: str) -> list[str]:
     names = []
     for name in (f"{datasetid}_{column}", f"{datasetid}_{column.upper()}"):
         if not (name.isascii() and name.isidentifier()):
-            plain = "".join(each if each.isascii() and each.isalnum() else "_" for each in name)
+            plain = "".join(
+                letter if letter.isascii() and letter.isalnum() else "_" for letter in name
+            )
             names.append("_" + plain if plain[0].isdigit() else plain)
     return names
 
 
 def _inherited(environ: Mapping[str, str]) -> dict[str, str]:
-    """The caller's environment without secrets of ours, and without what an outer job was told."""
+    """The caller's environment without our secrets and without the variables of an outer job."""
     base = {
         name: value
         for name, value in environ.items()

@@ -44,7 +44,8 @@ def start(
     if not claims:
         return None
     [claim] = claims
-    if claim.lease != lease:  # the job's policy is for claims that are renewed
+    # A policy's lease is for claims that are renewed, and nobody renews this one.
+    if claim.lease != lease:
         claim = claim._replace(lease=lease)
         if store.heartbeat([claim]):
             raise StaleClaim(f"Chunk {claim.dataid!r} of {jobid!r} was taken over. Start again.")

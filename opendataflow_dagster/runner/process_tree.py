@@ -14,7 +14,7 @@ import time
 from _thread import allocate_lock  # `threading` would cost a cron line milliseconds
 from collections.abc import Collection
 
-from ..util.libc import libc_function
+from ..util.system import libc_function
 
 MARKS = ("dataflow_jobid", "dataflow_generation", "dataid")
 

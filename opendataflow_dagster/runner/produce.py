@@ -32,10 +32,9 @@ from ..store.claims import GiveBack, give_back, give_back_soon, interrupt, inter
 from ..store.store import Store, stale_claim
 from ..util.text import first_line, printable, tidy
 from .environment import JobEnvironment
-from .heartbeat import Pulse
+from .heartbeat import Pulse, WaitingClaims
 from .run import COMPLETE, FAILED, INTERRUPTED, LOST, ChunkOutcome, Runner
 from .script import Scripts
-from .waiting_claims import WaitingClaims
 
 __all__ = [
     "ERROR",
@@ -171,11 +170,15 @@ class _Work:
         if self.reason:
             return
         if publish:
+            # Computing may have taken hours: without this, a worker that lost its claim would
+            # publish over the one that has it now.
             self.in_tables = True
             self.store.confirm(self.claim)
             self.in_tables = False
             more = as_results(publish(chunk), outputs)
-            self.results |= {each: told for each, told in more.items() if told != Result()}
+            self.results |= {
+                datasetid: result for datasetid, result in more.items() if result != Result()
+            }
             self.chunk = replace(chunk, results=self.results)
 
     def failed(self, error: Exception) -> None:
@@ -198,7 +201,7 @@ class _Work:
         if self.overtaken:
             return interrupt(self.store, self.claim, Stop(self.reason, hold=True)), None
         status, retry_in = self.store.fail(self.claim, self.reason)
-        if any(not each.passed for each in self.checks):
+        if any(not check.passed for check in self.checks):
             note_failed_checks(self.store, self.claim, self.facts())
         return status, retry_in
 
@@ -343,7 +346,7 @@ def make(
 
     try:
         if len(claims) > 1 and maker.batch > 1:
-            maker.prepare([open_chunk(store, each, environment, pulse) for each in claims])
+            maker.prepare([open_chunk(store, claim, environment, pulse) for claim in claims])
         if len(claims) > 1 and maker.threads > 1:
             yield from _at_once(store, claims, one, maker)
         else:
@@ -385,8 +388,8 @@ def _at_once(
             for done in as_completed(futures):
                 yield done.result()
         except BaseException:
-            for each in futures:
-                each.cancel()
+            for future in futures:
+                future.cancel()
             maker.interrupt()
             raise
 
@@ -463,7 +466,7 @@ class MakerRunner(Runner, Generic[M]):
         )
         with closing(making):
             for produced in making:
-                yield produced.claim, self._told(produced, environment)
+                yield produced.claim, self._outcome_of(produced, environment)
 
     def stopping(self) -> str | None:
         """The signal that is to end the run, if there was one."""
@@ -478,7 +481,7 @@ class MakerRunner(Runner, Generic[M]):
     def _check(self) -> None:
         """What runs was loaded already."""
 
-    def _told(self, produced: Produced, environment: JobEnvironment) -> ChunkOutcome:
+    def _outcome_of(self, produced: Produced, environment: JobEnvironment) -> ChunkOutcome:
         status, reason = produced.status, produced.reason
         if status == LOST:
             self.tell(reason)
@@ -492,7 +495,7 @@ class MakerRunner(Runner, Generic[M]):
             if not checked.passed and checked.severity == WARN:
                 self.tell(f"Warning: {checked.name}: {printable(checked.message)}")
         code = 0 if status == READY else 1
-        return self._settled(
+        return self._report_status(
             produced.claim,
             environment,
             ChunkOutcome(code, status, produced.retry_in, reason, produced.interrupted),

@@ -3,60 +3,33 @@
 import os
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
-from typing import NamedTuple
 
 from ..errors import DataflowError, InputsChanged, NoDatabase, StaleClaim, WrongUse
-from ..model import READY, RESUBMIT, Claim, Fact, Plan, Say, Stop
+from ..model import (
+    GIVEN_BACK,
+    LOST,
+    READY,
+    RESUBMIT,
+    ChunkOutcome,
+    Claim,
+    Fact,
+    Outcome,
+    Plan,
+    Say,
+    Stop,
+    Tell,
+)
 from ..store.store import Store, new_owner
 from ..util.text import first_line, printable
 from .answer import Answer, AnswerFiles
 from .code_version import CodeVersion
 from .environment import EnvironmentCache, JobEnvironment
-from .script import CannotStart, Ended, Scripts, check
-
-Tell = Callable[[int, int], object]
-
-LOST = "LOST"
-"""How a chunk ended that somebody else has taken over: nothing of it was settled."""
-
-GIVEN_BACK = "GIVEN BACK"
-"""How a chunk ended with which nothing was begun: others may claim it."""
+from .script import CannotStart, Ended, Scripts, check, stop_code
 
 COMPLETE, FAILED, INTERRUPTED = "is complete", "has failed", "was interrupted"
 """How the work on a chunk ended, in the words that are said of it."""
 
 NO_DATA_LINE = "no suitable data available for job. Not running it"
-
-
-class ChunkOutcome(NamedTuple):
-    """How one chunk ended: the script's exit code, and what the chunk is now."""
-
-    code: int
-    status: str
-    retry_in: float | None = None
-    reason: str = ""
-    interrupted: bool = False
-    """Whether the work was ended from outside: that is no failure."""
-
-
-class Outcome(NamedTuple):
-    """How a whole run ended: its exit code, and how many chunks ended how."""
-
-    code: int
-    done: int = 0
-    failed: int = 0
-
-    @property
-    def idle(self) -> bool:
-        """Whether there was nothing to do."""
-        return not (self.code or self.done or self.failed)
-
-    def and_then(self, later: "Outcome") -> "Outcome":
-        """How both ended: by the signal, else the failure, else what has to be told."""
-        codes = {self.code, later.code} - {0}
-        stopped = max((each for each in codes if each >= 128), default=0)
-        code = stopped or (1 if 1 in codes else max(codes, default=0))
-        return Outcome(code, self.done + later.done, self.failed + later.failed)
 
 
 class Runner:
@@ -127,7 +100,7 @@ class Runner:
         if len(claims) == 1:
             yield claims[0], self.run_one(claims[0], environment, scripts, stdin_null=stdin_null)
             return
-        from .waiting_claims import WaitingClaims
+        from .heartbeat import WaitingClaims
 
         with WaitingClaims(
             self.store, claims, stopping=scripts.why_stopping, say=self.tell
@@ -219,7 +192,7 @@ class Runner:
             self.tell(str(error))
             status = RESUBMIT if isinstance(error, InputsChanged) else LOST
             return ChunkOutcome(ended.code or 1, status, None, ended.reason)
-        return self._settled(
+        return self._report_status(
             claim, environment, ChunkOutcome(ended.code, status, retry_in, ended.reason, stopped)
         )
 
@@ -231,7 +204,7 @@ class Runner:
         if reason:
             self.tell(f"Reason: {printable(reason)}")
 
-    def _settled(
+    def _report_status(
         self, claim: Claim, environment: JobEnvironment, result: ChunkOutcome
     ) -> ChunkOutcome:
         """Say what a chunk has become, and when it is tried again."""
@@ -323,7 +296,7 @@ def _run_chunks(
     runner: Runner, scripts: Scripts, all_chunks: bool, workers: int, progress: Tell | None
 ) -> Outcome:
     if all_chunks or workers > 1:
-        from .catch_up import catch_up
+        from .catch_up import catch_up  # imported late: most cron lines run one chunk
 
         return catch_up(runner, scripts, workers=workers, progress=progress)
     taken = runner.claim(new_owner())
@@ -341,12 +314,11 @@ def force_job(
     argv: list[str],
     *,
     say: Say,
-    environ: Mapping[str, str] = os.environ,
 ) -> Outcome:
     """Run a script for one chunk without the checks, unless it is being produced."""
     from ..store.claims import force
 
-    runner = Runner(store, jobid, argv, say=say, environ=environ)
+    runner = Runner(store, jobid, argv, say=say)
     with Scripts() as scripts:
         environment = runner.environment()
         claim = force(store, jobid, dataid, owner=new_owner())
@@ -392,14 +364,9 @@ def settled_line(claim: Claim, plan: Plan, status: str) -> str:
     )
 
 
-def stop_code(scripts: Scripts) -> int:
-    """The exit code of a run that a signal has stopped; else 0."""
-    return 128 + scripts.stopping if scripts.stopping is not None else 0
-
-
 def nothing_to_do(store: Store, jobid: str) -> str:
     """That there is nothing to claim, in the original's words, and then why."""
-    from ..explain.nothing_claimable import why_nothing
+    from ..explain.explain import why_nothing
 
     return f"{NO_DATA_LINE}: {why_nothing(store, jobid)}"
 

@@ -402,6 +402,11 @@ class Scripts:
         script.send(self.stopping or signal.SIGTERM)
 
 
+def stop_code(scripts: Scripts) -> int:
+    """The exit code of a run that a signal has stopped; else 0."""
+    return 128 + scripts.stopping if scripts.stopping is not None else 0
+
+
 def _stopped_by(number: int) -> str:
     return f"stopped by {_name(number)}"
 

@@ -23,12 +23,11 @@ from ..store.item_folding import Fold, fold_of
 from ..store.items import Accepted, Post, backlog, item_status
 from ..store.store import Store
 from ..util.text import first_line, printable, typed
-from .auth import CLOSED, OPEN, Guard, bearer
 from .commit_queue import CommitQueue, DatabaseThreads, QueueFull
 from .limits import DATABASE, Disks, Limits, Rates
 from .metrics import CONTENT_TYPE, CostlyQuery, ServerMetrics
 from .openapi import docs_page, openapi, read_paths
-from .request import BadBody, idempotency_key, parse_items, read_body
+from .request import CLOSED, OPEN, BadBody, Guard, bearer, idempotency_key, parse_items, read_body
 
 T = TypeVar("T")
 
@@ -220,16 +219,7 @@ class _Endpoints:
           202:
             description: Durable.
             content: {application/json: {schema: {$ref: "#/components/schemas/AcceptedItems"}}}
-          401: {$ref: "#/components/responses/401"}
-          403: {$ref: "#/components/responses/403"}
-          404: {$ref: "#/components/responses/404"}
-          405: {$ref: "#/components/responses/405"}
-          408: {$ref: "#/components/responses/408"}
-          413: {$ref: "#/components/responses/413"}
-          415: {$ref: "#/components/responses/415"}
-          422: {$ref: "#/components/responses/422"}
-          429: {$ref: "#/components/responses/429"}
-          503: {$ref: "#/components/responses/503"}
+        errors: [401, 403, 404, 405, 408, 413, 415, 422, 429, 503]
         """
         started = time.perf_counter()
         slug = await self._authorized_pipeline(request)
@@ -242,6 +232,7 @@ class _Endpoints:
                 headers=_retry_after(wait),
             )
         accepted = await self._accept(Post(slug, tuple(texts), key))
+        # After the commit: a worker that looks earlier finds nothing, and would sleep on.
         if self.worker:
             self.worker.poke(slug)
         seconds = time.perf_counter() - started
@@ -312,12 +303,7 @@ class _Endpoints:
                     transformation: {type: [string, "null"]}
                   required: [jobid, dataid, status, generation, received, modified, rows, reason,
                     transformation]
-          401: {$ref: "#/components/responses/401"}
-          403: {$ref: "#/components/responses/403"}
-          404: {$ref: "#/components/responses/404"}
-          405: {$ref: "#/components/responses/405"}
-          410: {$ref: "#/components/responses/410"}
-          503: {$ref: "#/components/responses/503"}
+        errors: [401, 403, 404, 405, 410, 503]
         """
         slug = await self._authorized_pipeline(request)
         dataid = request.path_params["dataid"]

@@ -43,9 +43,15 @@ ERROR_HEADERS = {
 def read_paths(routes: Sequence[BaseRoute]) -> Paths:
     """Read the OpenAPI paths from the docstrings of the routes' handlers.
 
-    Parsing YAML takes milliseconds: do it once, since anybody may ask for the document.
+    `errors` of an operation are references to the answers of those codes. Parsing YAML takes
+    milliseconds: do it once, since anybody may ask for the document.
     """
-    return SchemaGenerator({}).get_schema(list(routes))["paths"]
+    paths = SchemaGenerator({}).get_schema(list(routes))["paths"]
+    for operations in paths.values():
+        for operation in operations.values():
+            for code in operation.pop("errors", ()):
+                operation["responses"][code] = {"$ref": f"#/components/responses/{code}"}
+    return paths
 
 
 def openapi(

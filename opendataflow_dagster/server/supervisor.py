@@ -9,7 +9,7 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 
-from ..config.passkey import handed_on
+from ..config.credentials import handed_on
 from ..model import Say
 from ..util.text import first_line
 

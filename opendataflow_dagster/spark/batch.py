@@ -18,9 +18,9 @@ from ..store.store import Store
 from . import text_formats
 from .chunk_files import escaped_path, noted_schema, write_files
 from .evidence import ROWS, evidence_by_group, observed
-from .job import ANY, SparkJob
+from .job import SparkJob
 from .read import unchanged
-from .schema import compare, quoted, schema_text
+from .schema import ANY, compare, quoted, schema_text
 from .write import StagedFolder, StagedFrame
 
 if TYPE_CHECKING:
@@ -105,8 +105,8 @@ class ChunkBatch:
                 }
                 if len(sources) == len(inputs):
                     key = tuple(
-                        (name, each.root, each.format, each.schema.json())
-                        for name, each in sources.items()
+                        (name, source.root, source.format, source.schema.json())
+                        for name, source in sources.items()
                     )
                     found.setdefault(key, []).append((chunk, sources))
         return list(found.values())
@@ -115,7 +115,7 @@ class ChunkBatch:
         work, spark = self.work, self.work.spark()
         inputs = list(sources[0])
         with unchanged(chunks, inputs, work.format):
-            frames = {each: _read(spark, [one[each] for one in sources]) for each in inputs}
+            frames = {name: _read(spark, [one[name] for one in sources]) for name in inputs}
             returned = work.call(None, frames)
             for datasetid, df in returned.items():
                 self._write(chunks, datasetid, df)
@@ -133,13 +133,13 @@ class ChunkBatch:
             schema = {
                 "type": "struct",
                 "fields": [
-                    each
-                    for each in df.schema.jsonValue()["fields"]
-                    if each["name"] != DATAID_COLUMN
+                    field
+                    for field in df.schema.jsonValue()["fields"]
+                    if field["name"] != DATAID_COLUMN
                 ],
             }
             directories = {
-                each for each in os.listdir(path) if each.startswith(f"{DATAID_COLUMN}=")
+                folder for folder in os.listdir(path) if folder.startswith(f"{DATAID_COLUMN}=")
             }
             mine = {directory(chunk.dataid): chunk for chunk in chunks}
             if strangers := sorted(directories - set(mine)):
@@ -150,7 +150,7 @@ class ChunkBatch:
             written = spark.read.format(target.format).schema(typed).load(escaped_path(path))
             extra = work.extra(datasetid, df.drop(DATAID_COLUMN))
             evidence = evidence_by_group(written, DATAID_COLUMN, extra) if directories else {}
-            checked_frame.check(sum(each.rows for each in evidence.values()))
+            checked_frame.check(sum(found.rows for found in evidence.values()))
             for name in directories:  # an empty chunk has no directory, and runs by itself
                 self._stage(mine[name], datasetid, os.path.join(path, name), evidence, schema)
         finally:
@@ -295,7 +295,9 @@ def create_folder(root: str, generations: Sequence[int]) -> str:
 def sweep_folders(store: Store, root: str) -> None:
     """Remove the directories of batches that were killed: those without a living claim."""
     with suppress(FileNotFoundError):
-        left = [each for each in os.listdir(os.path.join(root, STAGING)) if each.startswith(BATCH)]
+        left = [
+            folder for folder in os.listdir(os.path.join(root, STAGING)) if folder.startswith(BATCH)
+        ]
         alive = store.db.insist(lambda: store.db.run("cleaning.live"))[0] if left else []
         generations = {str(row[0]) for row in alive}
         for name in left:

@@ -43,18 +43,18 @@ def _by_dataset(expect: Any, outputs: Sequence[str]) -> dict[str, Mapping[str, A
     kinds = [*KINDS, WARNING]
     _mapping(expect, "expect", f"{{kind: what}}, of the kinds {', '.join(kinds)}")
     if expect and all(
-        name in outputs and isinstance(rules, Mapping) and all(each in kinds for each in rules)
+        name in outputs and isinstance(rules, Mapping) and all(rule in kinds for rule in rules)
         for name, rules in expect.items()
     ):
         return dict(expect)
-    unknown = [each for each in expect if each not in kinds and each not in outputs]
+    unknown = [word for word in expect if word not in kinds and word not in outputs]
     if unknown:
         of_several = f", or a dataset: {', '.join(map(repr, outputs))}" if len(outputs) > 1 else ""
         raise WrongUse(
             f"expect has {unknown[0]!r}, which is no kind of rule. Choose from {', '.join(kinds)}"
             f"{of_several}{did_you_mean(str(unknown[0]), [*kinds, *outputs])}"
         )
-    mixed = [each for each in expect if each in outputs and each not in kinds]
+    mixed = [word for word in expect if word in outputs and word not in kinds]
     if mixed:
         rules = expect[mixed[0]]
         about = f"expect of {mixed[0]!r}"
@@ -140,8 +140,8 @@ def _range(what: Any, about: str, *of: str) -> Iterator[Make]:
         where = f"{about} of {name!r}"
         if not isinstance(bounds, list | tuple) or len(bounds) != 2:
             raise _refused(where, bounds, "(least, most), with None for an open end")
-        given = [each for each in bounds if each is not None]
-        kinds = {_kind(each) for each in given}
+        given = [bound for bound in bounds if bound is not None]
+        kinds = {_kind(value) for value in given}
         if not given or len(kinds) > 1 or None in kinds:
             raise _refused(where, bounds, "two numbers, dates or texts, at most one of them None")
         low, high = bounds
@@ -157,7 +157,7 @@ def _range(what: Any, about: str, *of: str) -> Iterator[Make]:
             outside.append(f"{sql} > {_literal(high)}")
         elif kind == "number":
             outside.append(f"{sql} = double('NaN')")  # Spark takes it for the greatest number
-        span = "≤".join(str(each) for each in (low, name, high) if each is not None)
+        span = "≤".join(str(part) for part in (low, name, high) if part is not None)
         yield _rule(
             RangeRule,
             f"range_{name}",
@@ -182,7 +182,7 @@ def _rows(what: Any, about: str, *of: str) -> Iterator[Make]:
         if limit is not None and (isinstance(limit, bool) or not number or not limit >= 0):
             wanted = "a share, such as 0.5" if name == "change" else "a number of rows"
             raise _refused(f"{about}, {name}", limit, wanted)
-    low, high, change = (limits.get(each) for each in ROW_LIMITS)
+    low, high, change = map(limits.get, ROW_LIMITS)
     if low is not None and high is not None and low > high:
         raise WrongUse(f"{about} has a min of {low} above its max of {high}. Swap them.")
     if low is high is change is None:

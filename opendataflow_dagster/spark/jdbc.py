@@ -11,9 +11,9 @@ from ..errors import DataflowError, Refused
 from ..location import Table
 from ..storage.table import Bounds, not_split, split_command, strangers
 from ..store.database import named_statements
-from .lossless import observed_losses, refuse_losses
 from .schema import quoted
 from .session import in_a_line, is_remote, mask_logs, spark_session
+from .types import observed_losses, refuse_losses
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -99,7 +99,7 @@ class JdbcTable:
 
     def beside(self, name: str) -> str:
         """The name of a table in the same schema."""
-        return ".".join(self.quoted(each) for each in (self.target.schema, name) if each)
+        return ".".join(self.quoted(part) for part in (self.target.schema, name) if part)
 
     def options(self, spark: "SparkSession", table: str) -> dict[str, str]:
         """What Spark opens a table with; the password is in them."""
@@ -141,7 +141,10 @@ class JdbcTable:
             raise self.trouble(error) from error
 
     def take_turn(self, connection: Any) -> None:
-        """Let two publishes of a chunk not interleave, as far as the database can."""
+        """Let two publishes of a chunk not interleave, as far as the database can.
+
+        Where it can't be serializable, both could delete the old rows and append their own.
+        """
         if connection.getMetaData().supportsTransactionIsolationLevel(_SERIALIZABLE):
             connection.setTransactionIsolation(_SERIALIZABLE)
 
@@ -188,7 +191,7 @@ class JdbcTable:
         message = cause.getMessage() if cause is not None else in_a_line(error)
         if message is None:
             return error
-        line = next((each.strip() for each in message.splitlines() if each.strip()), "")
+        line = next((line.strip() for line in message.splitlines() if line.strip()), "")
         if "No suitable driver" in message or "ClassNotFoundException" in str(error):
             line = "Java has no driver for it: name its jar in spark.jars"
         return DataflowError(f"{self.location}: {line}")
@@ -379,6 +382,7 @@ class StagedJdbcRows:
             place.change(connection, "delete")
             moved = place.change(connection, "move", **names)
             self._compare(moved, place.number(connection, "count"))
+            # As late as possible: a worker that lost its claim must not commit over its successor.
             confirm()
             connection.commit()
         self.discard()

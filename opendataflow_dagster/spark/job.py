@@ -24,18 +24,15 @@ from ..errors import DataflowError, WrongUse
 from ..model import Plan
 from ..storage.folder import DATAID_COLUMN
 from ..store.claimable import MAX_BATCH_CHUNKS
-from ..util.import_file import import_beside, module_of_file
+from ..util.system import import_beside, module_of_file
 from ..util.text import printable
 from .evidence import Observed
-from .schema import literal, quoted
+from .schema import SAME, SCHEMAS, literal, quoted
 from .session import in_a_line, is_spark_frame
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-
-SAME, MERGE, ANY = "same", "merge", "any"
-SCHEMAS = (SAME, MERGE, ANY)
 
 FUNCTION = "dataflow_function"
 """The attribute in which wrappers of a function, such as assets of Dagster, keep it."""
@@ -154,7 +151,7 @@ def is_spark_function(obj: Any) -> bool:
 def arguments(fn: Callable[..., Any], plan: Plan) -> dict[str, Argument]:
     """Parameter → what it is given: by its annotation, by its name, or as the only one left."""
     inputs = list(plan.reads)
-    by_name = {_plain(each): each for each in reversed(inputs)} | {
+    by_name = {_plain(name): name for name in reversed(inputs)} | {
         datasetid: datasetid for datasetid in inputs
     }
     found: dict[str, Argument] = {}
@@ -200,7 +197,7 @@ def _package(parameter: inspect.Parameter) -> str:
 
 def _plain(name: str) -> str:
     """A dataset's id as a parameter may be called."""
-    return "".join(each if each.isalnum() else "_" for each in name).lower()
+    return "".join(letter if letter.isalnum() else "_" for letter in name).lower()
 
 
 # --- loading a function by its name, and sending its modules to the executors ---
@@ -323,19 +320,19 @@ def send_modules(session: "SparkSession", function: Any) -> None:
     folder = root / path.relative_to(root).parts[0] if depth else path.parent
     imported = {
         file
-        for each in list(sys.modules.values())
-        if (file := _file_of(each)) and file.is_relative_to(root)
+        for loaded in list(sys.modules.values())
+        if (file := _file_of(loaded)) and file.is_relative_to(root)
     }
-    packed = _packed(root, {*_python_files(folder), *imported})
+    packed = _zip_of(root, {*_python_files(folder), *imported})
     if len(packed) > MAX_SENT_BYTES:
-        packed = _packed(root, imported)
+        packed = _zip_of(root, imported)
     name = f"odf-modules-{hashlib.sha256(packed).hexdigest()[:32]}.zip"
     archive = os.path.join(_outbox(), name)
     if not os.path.exists(archive):
         Path(archive).write_bytes(packed)
     session.addArtifacts(archive, pyfile=True)
     # A classic session would also import from it here, where the files themselves are.
-    sys.path[:] = [each for each in sys.path if os.path.basename(each) != name]
+    sys.path[:] = [entry for entry in sys.path if os.path.basename(entry) != name]
 
 
 def _file_of(module: Any) -> Path | None:
@@ -363,11 +360,11 @@ def _python_files(folder: Path) -> Iterator[Path]:
             continue
         yield from found
         folders[:] = [
-            each for each in folders if each.isidentifier() and each not in UNSENT_FOLDERS
+            inner for inner in folders if inner.isidentifier() and inner not in UNSENT_FOLDERS
         ]
 
 
-def _packed(root: Path, files: Iterable[Path]) -> bytes:
+def _zip_of(root: Path, files: Iterable[Path]) -> bytes:
     """A zip of files, always the same of the same files."""
     names = {file.relative_to(root): file for file in files if file.is_file()}
     # Python before 3.13 finds a package without __init__.py only by an entry of its folder.
@@ -418,7 +415,7 @@ def outputs_of(job: SparkJob, plan: Plan, returned: Any) -> dict[str, Any]:
             f"{job.name} returned {unknown[0]!r}, which job {plan.jobid!r} doesn't "
             f"write. Return a dict: {', '.join(map(repr, outputs))} → DataFrame."
         )
-    if missing := [each for each in outputs if returned.get(each) is None]:
+    if missing := [output for output in outputs if returned.get(output) is None]:
         raise ChunkFailed(
             f"{job.name} returned nothing for {', '.join(map(repr, missing))}. Return a DataFrame, "
             "or a Result(…) if it wrote the chunk itself."
@@ -435,7 +432,7 @@ def _check(job: SparkJob, datasetid: str, df: "DataFrame") -> None:
     is_exact = df.sparkSession.conf.get("spark.sql.caseSensitive") == "true"
     times = Counter(columns if is_exact else [column.lower() for column in columns])
     if twice := [column for column in columns if times[column if is_exact else column.lower()] > 1]:
-        alike = [each for each in twice if each.lower() == twice[0].lower()]
+        alike = [name for name in twice if name.lower() == twice[0].lower()]
         names = " and ".join(map(repr, dict.fromkeys(alike)))
         raise ChunkFailed(
             f"{job.name} returned several columns {names} for {datasetid!r}. Rename or drop all "

@@ -9,15 +9,30 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from ..chunk import Chunk
 from ..errors import DataflowError, Refused
-from ..location import ObjectStore, address, path_of
+from ..location import JDBC, ObjectStore, Table, address, path_of
+from ..storage.cleanup import (
+    GRACE,
+    POINTER,
+    SPARK,
+    TABLE,
+    VERSION,
+    Leftover,
+    Remove,
+    is_written,
+    live,
+)
+from ..storage.compact import Standing, all_standing, standing
 from ..storage.folder import NOTE, directory, is_foreign, unescaped
-from . import text_formats
+from ..store.store import Store
+from . import jdbc, postgres_write, text_formats
 from .chunk_files import noted_schema, read_files, spark_format, write_files
 from .evidence import Evidence, observed
 from .text_formats import line_aggregates, line_note
@@ -71,13 +86,13 @@ class LocalFiles:
         found = []
         root = _local(path)
         for above, inner, names in os.walk(root):
-            for each in (*inner, *names):
-                whole = os.path.join(above, each)
+            for name in (*inner, *names):
+                whole = os.path.join(above, name)
                 with suppress(FileNotFoundError):
                     status = os.stat(whole)
-                    size = 0 if each in inner else status.st_size
+                    size = 0 if name in inner else status.st_size
                     url = path.rstrip("/") + whole[len(root.rstrip("/")) :]
-                    found.append(File(url + "/" * (each in inner), size, status.st_mtime))
+                    found.append(File(url + "/" * (name in inner), size, status.st_mtime))
         return found
 
     def read(self, path: str) -> bytes | None:
@@ -134,7 +149,7 @@ class HadoopFiles:
             self._path(root).getFileSystem(self._conf)
         except Py4JJavaError as error:
             message = str(error.java_exception)
-            if not any(each in message for each in _MISSING_CLASS_MESSAGES):
+            if not any(text in message for text in _MISSING_CLASS_MESSAGES):
                 raise
             raise Refused(
                 f"{target.datasetid!r} is at {target.root}, and Spark has nothing here that reads "
@@ -149,9 +164,9 @@ class HadoopFiles:
         if not system.exists(there):
             return []
         prefix = system.makeQualified(there).toString().rstrip("/")
-        found, each = [], system.listFiles(there, True)
-        while each.hasNext():
-            status = each.next()
+        found, remaining = [], system.listFiles(there, True)
+        while remaining.hasNext():
+            status = remaining.next()
             url = path.rstrip("/") + status.getPath().toString().removeprefix(prefix)
             found.append(File(url, status.getLen(), status.getModificationTime() / 1000))
         return found
@@ -177,6 +192,8 @@ class HadoopFiles:
         aside = self._path(f"{path.rpartition('/')[0]}/_odf-{os.urandom(4).hex()}")
         self._put(system, aside, data)
         hadoop = self._jvm.org.apache.hadoop.fs
+        # FileSystem.rename refuses a target that exists, and to delete it first would show nothing
+        # for a moment. Only FileContext overwrites, by an array of options that py4j can't make.
         rename = getattr(hadoop, "Options$Rename")
         ways = self._jvm.java.lang.reflect.Array.newInstance(
             self._jvm.java.lang.Class.forName("org.apache.hadoop.fs.Options$Rename"), 1
@@ -248,12 +265,11 @@ class StagedRemote:
         target: ObjectStore,
         dataid: str,
         generation: int,
-        files: Files | None = None,
         store: str = "",
     ) -> None:
         self._store = store
         self._spark, self._target, self.generation = spark, target, generation
-        self._files = files or files_of(spark, target)
+        self._files = files_of(spark, target)
         self.chunk = f"{target.root}/{directory(dataid)}"
         self.location = f"{self.chunk}/v={generation}-{os.urandom(4).hex()}"
         self.path = address(self.location)
@@ -301,12 +317,12 @@ class StagedRemote:
     def tell(self, facts: Mapping[str, Any]) -> None:
         """Write the note of what was written, once it is there whole."""
         found = self._files.below(self.path)
-        if any("/_temporary/" in each.path for each in found):
+        if any("/_temporary/" in part.path for part in found):
             raise DataflowError(
                 f"{self.path} isn't whole: Spark hasn't committed it. Let the chunk be made again."
             )
-        data = [each for each in found if is_data(each.path)]
-        self.bytes = sum(each.bytes for each in data)
+        data = [part for part in found if is_data(part.path)]
+        self.bytes = sum(part.bytes for part in data)
         self._note = {
             "dataid": self._dataid,
             "generation": self.generation,
@@ -396,12 +412,12 @@ def versions(found_below: Sequence[File], target: ObjectStore) -> list[Version]:
     """Every version of every chunk, of all that lies in a place."""
     found: dict[tuple[str, str], list] = {}
     root = address(target.root)
-    for each in found_below:
-        inner = _CHUNK.fullmatch(each.path.removeprefix(root).lstrip("/"))
+    for part in found_below:
+        inner = _CHUNK.fullmatch(part.path.removeprefix(root).lstrip("/"))
         if inner:
             known = found.setdefault((inner[1], inner[2]), [0, 0.0])
-            known[0] += each.bytes
-            known[1] = max(known[1], each.changed)
+            known[0] += part.bytes
+            known[1] = max(known[1], part.changed)
     return [
         Version(
             unescaped(name),
@@ -426,3 +442,101 @@ def _read(spark: Any, path: str, note: Mapping[str, Any], format: str) -> "DataF
     if noted_schema(note) is None:
         return spark.read.format(spark_format(note.get("format") or format).name).load(path)
     return read_files(spark, path, note, format)
+
+
+_ASIDE = re.compile(r"/dataid=([^/]+)/_odf-[0-9a-f]+$")
+"""A pointer that was being written."""
+
+
+def in_remote(
+    store: Store,
+    target: ObjectStore,
+    session: Callable[[], Any],
+    grace: float = GRACE,
+) -> Iterator[tuple[Leftover, Remove]]:
+    """Versions of chunks that the tables don't tell of, and pointers that name another.
+
+    A version that a pointer names stays until the pointer is right: there are readers who go by it.
+    """
+    is_local = path_of(address(target.root)) is not None
+    files = files_of(None if is_local else session(), target)
+    datasetid, known = target.datasetid, {"datasetid": target.datasetid}
+    # Before the tables: a version that is published in between is then not among what is looked at.
+    # The other way round, it would be here and in no row, and be removed.
+    below = files.below(address(target.root))
+    found = versions(below, target)
+    alive = live(store, datasetid)
+    kept = {row[2] for row in store.db.insist(lambda: store.db.run("cleaning.located", **known))[0]}
+    locations = {version.location for version in found}
+    chunks: dict[str, list[Version]] = {}
+    for version in found:
+        chunks.setdefault(version.dataid, []).append(version)
+    for chunk in all_standing(store, datasetid):
+        if chunk.location in locations and _pointed(files, target, chunk.dataid) != chunk.location:
+            path = f"{target.root}/{directory(chunk.dataid)}/{NOTE}"
+            row = Leftover(datasetid, chunk.dataid, chunk.generation, POINTER, path, None, None)
+            yield row, lambda chunk=chunk, path=path: _correct(store, files, chunk, path)
+    for pointer in below:
+        aside, age = _ASIDE.search(pointer.path), max(0.0, time.time() - pointer.changed)
+        if aside and age >= grace and not alive.has(dataid := unescaped(aside[1])):
+            row = Leftover(datasetid, dataid, None, SPARK, pointer.path, pointer.bytes, age)
+            yield row, lambda pointer=pointer: files.remove(pointer.path)
+    for version in found:
+        newer = [
+            later.changed
+            for later in chunks[version.dataid]
+            if later.generation > version.generation
+        ]
+        age = max(
+            0.0, time.time() - max(version.changed, min(newer, default=0.0))
+        )  # since replaced
+        if version.location in kept or age < grace or version.generation in alive.generations:
+            continue
+        if _pointed(files, target, version.dataid) != version.location:
+            row = Leftover(
+                datasetid,
+                version.dataid,
+                version.generation,
+                VERSION,
+                version.location,
+                version.bytes,
+                age,
+            )
+            yield row, lambda version=version: files.remove(address(version.location))
+
+
+def in_table(
+    store: Store, table: Table, password: Callable[[], str | None], session: Callable[[], Any]
+) -> Iterator[tuple[Leftover, Remove]]:
+    """Staging tables of a database whose claims are over; it doesn't tell their age."""
+    if table.dialect == JDBC:
+        if not is_written(store, table.datasetid):
+            return  # so that Java isn't needed for it
+        found = jdbc.leftovers(table, password, session())
+        drop = partial(jdbc.drop, spark=session())
+    else:
+        found, drop = postgres_write.leftovers(table, password), postgres_write.drop
+    alive = live(store, table.datasetid)
+    for name, generation in found:
+        if generation not in alive.generations:
+            yield (
+                Leftover(table.datasetid, "", generation, TABLE, name, None, None),
+                lambda name=name: drop(table, password, [name]) is not False,
+            )
+
+
+def _pointed(files: Files, target: ObjectStore, dataid: str) -> str:
+    """The version that a chunk's pointer names."""
+    chunk = f"{target.root}/{directory(dataid)}"
+    return f"{chunk}/{from_json(files.read(f'{address(chunk)}/{NOTE}')).get('version')}"
+
+
+def _correct(store: Store, files: Files, chunk: Standing, path: str) -> bool:
+    """Let a pointer name the version that the tables tell of, if they still do."""
+    now = standing(store, chunk.datasetid, [chunk.dataid]).get(chunk.dataid)
+    if now != chunk or chunk.location is None:
+        return False
+    version = chunk.location.rpartition("/")[2]
+    pointer = {"version": version, "generation": chunk.generation, "store": store.id}
+    files.write(address(path), to_json(pointer))
+    return True

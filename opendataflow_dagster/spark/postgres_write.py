@@ -12,11 +12,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ..errors import DataflowError, Refused
 from ..location import Table
 from ..storage.table import Bounds, strangers
-from . import lossless
-from .lossless import refuse_losses
-from .postgres import Login, Password, PostgresRows, linked
-from .postgres_read import ROWS_PER_PART, read_rows
-from .types import SAME_TYPES, TEXT, Column
+from . import types
+from .postgres import ROWS_PER_PART, Login, Password, PostgresRows, linked, read_rows
+from .types import SAME_TYPES, TEXT, Column, refuse_losses
 
 if TYPE_CHECKING:
     import pyarrow
@@ -105,15 +103,15 @@ class StagedRows:
             schema = rows.layout(connection).schema
             staged = cls(rows, dataid, name, list(ways.values()), schema)
             left = [
-                each
-                for each, older in _staging_tables(rows, connection)
-                if older < generation and each.split("_")[3] == marks
+                stage
+                for stage, older in _staging_tables(rows, connection)
+                if older < generation and stage.split("_")[3] == marks
             ]
             staged._create(connection)
             connection.commit()
-        for each in left:
+        for stage in left:
             with suppress(DataflowError):  # a zombie is at work in it: `odf clean` finds it later
-                _drop(rows, schema, [each], "hurry")
+                _drop(rows, schema, [stage], "hurry")
         try:
             staged._fill(df if parts is None else df.coalesce(parts), list(ways))
             staged._verify()
@@ -140,6 +138,7 @@ class StagedRows:
             [(found,)] = rows.run(connection, "count")
             self._refuse_others(moved, found)
             rows.run(connection, "unstage", self._names())
+            # As late as possible: a worker that lost its claim must not commit over its successor.
             confirm()
             connection.commit()
         return moved
@@ -370,23 +369,23 @@ def column_load(name: str, type: "DataType", target: Column) -> ColumnLoad | str
         element = getattr(type, "elementType")  # noqa: B009
         natural = _STAGED_TYPES.get(_kind(element))
         if natural is not None:
-            lost = lossless.array_loss(natural, getattr(element, "scale", None), target)
+            lost = types.array_loss(natural, getattr(element, "scale", None), target)
             if natural == target.element and natural not in _DRIVER_HAS_NO_ARRAY_OF:
                 return way("{}", f"{natural}[]", None, lost=lost)
             return way("cast({} as array<string>)", "text[]", target.type, lost=lost)
     elif kind in ("void", "time") or "interval" in kind or natural == TEXT:
-        lost = lossless.text_loss(target)
+        lost = types.text_loss(target)
         return way("cast({} as string)", TEXT, _from_text(target), lost=lost)
     elif {natural, target.base} == {"timestamp", "timestamptz"}:
         # By the zone of Spark's session: the server would take its own.
-        lost = lossless.value_loss(target.base, None, target)
+        lost = types.value_loss(target.base, None, target)
         return way(f"cast({{}} as {SAME_TYPES[target.base]})", target.base, None, lost=lost)
     elif natural is not None and _is_kept(natural, target):
         staged = told.replace("decimal", "numeric") if natural == "numeric" else natural
         # PostgreSQL's own cast keeps 15 digits of a double, its text all of them.
         cast = "text::numeric" if (natural[:5], target.base) == ("float", "numeric") else None
         expression = "cast({} as smallint)" if kind == "tinyint" else "{}"
-        lost = lossless.value_loss(natural, scale, target)
+        lost = types.value_loss(natural, scale, target)
         return way(expression, staged, cast, lost=lost)
     return f"{name!r} is {told} in the frame and {target.type} in the table"
 

@@ -123,18 +123,18 @@ def _of_classic(context: Any, tag: str) -> StageProgress | None:
     }
     known = [info for _, info in sorted(stages.items()) if info]
     return _first_of(
-        [(each.numCompletedTasks, each.numTasks, each.numActiveTasks > 0) for each in known]
+        [(info.numCompletedTasks, info.numTasks, info.numActiveTasks > 0) for info in known]
     )
 
 
 def _of_connect(stages: list[Any]) -> StageProgress | None:
     """The server doesn't say what it skips: a stage that others have overtaken isn't at work."""
-    found = sorted(stages, key=lambda each: each.stage_id)
-    last = max((at for at, each in enumerate(found) if each.num_completed_tasks), default=0)
+    found = sorted(stages, key=lambda stage: stage.stage_id)
+    last = max((at for at, stage in enumerate(found) if stage.num_completed_tasks), default=0)
     return _first_of(
         [
-            (each.num_completed_tasks, each.num_tasks, at >= last and not each.done)
-            for at, each in enumerate(found)
+            (stage.num_completed_tasks, stage.num_tasks, at >= last and not stage.done)
+            for at, stage in enumerate(found)
         ]
     )
 

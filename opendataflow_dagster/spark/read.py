@@ -23,7 +23,7 @@ from ..storage.pack import packed_source
 from ..storage.read import located
 from ..storage.table import Bounds, Rows
 from ..util.text import printable
-from . import jdbc, postgres_read
+from . import jdbc, postgres
 from .chunk_files import escaped_path, read_files
 from .foreign_files import KnownSchema
 from .object_store import read_version
@@ -68,7 +68,7 @@ def read_table(
     if table.dialect == SQLITE:
         found = arrow_of(Rows(table, dataid, bounds, password))
         return spark.createDataFrame(found)  # pyright: ignore
-    read_rows = jdbc.read_rows if table.dialect == JDBC else postgres_read.read_rows
+    read_rows = jdbc.read_rows if table.dialect == JDBC else postgres.read_rows
     return read_rows(spark, table, dataid, bounds, password)
 
 

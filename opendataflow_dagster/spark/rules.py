@@ -140,7 +140,7 @@ class RangeRule(RowRule):
         from pyspark.sql import types
 
         name = self.columns[0]
-        column = next(each for each in df.schema if each.name.casefold() == name.casefold())
+        column = next(field for field in df.schema if field.name.casefold() == name.casefold())
         fits = {
             "number": types.NumericType,
             "date": (types.DateType, types.TimestampType, types.TimestampNTZType),
@@ -240,7 +240,7 @@ class UniqueRule(Rule):
             return self.failed(fault, rows=evidence.rows)
         whole = df.where(" and ".join(f"{quoted(column)} is not null" for column in self.columns))
         # By number: a column may be called as the count is.
-        keys = [f"{quoted(each)} as c{at}" for at, each in enumerate(self.columns)]
+        keys = [f"{quoted(name)} as c{at}" for at, name in enumerate(self.columns)]
         counted = whole.selectExpr(*keys).groupBy(*(f"c{at}" for at in range(len(keys))))
         twice = counted.agg(F.expr("count(1) as times")).where("times > 1")
         [(values, rows)] = twice.selectExpr("count(1)", "coalesce(sum(times), 0)").collect()
@@ -328,8 +328,8 @@ def _takes_chunk(fn: Callable[..., Any]) -> bool:
         return False
     second = [*signature.parameters.values()][1:2]
     return all(
-        each.default is each.empty or each.name == CHUNK or type_name(each) == Chunk.__name__
-        for each in second
+        value.default is value.empty or value.name == CHUNK or type_name(value) == Chunk.__name__
+        for value in second
     )
 
 
@@ -341,18 +341,18 @@ SAMPLE_ROWS, SAMPLE_COLUMNS, SAMPLE_LETTERS = 5, 4, 30
 
 def sample_rows(df: "DataFrame", condition: str, first: Sequence[str]) -> str:
     """Rows that meet a condition: the columns named first, then others, as far as there's room."""
-    folded = {each.casefold() for each in first}
-    fields = sorted(df.schema.fields, key=lambda each: each.name.casefold() not in folded)[
+    folded = {name.casefold() for name in first}
+    fields = sorted(df.schema.fields, key=lambda field: field.name.casefold() not in folded)[
         :SAMPLE_COLUMNS
     ]
     rows = df.where(condition).limit(SAMPLE_ROWS).selectExpr(*map(_text, fields)).collect()
-    names = [each.name for each in fields]
+    names = [field.name for field in fields]
     return ", ".join(_row_text(names, row) for row in rows)
 
 
 def sample_keys(counted: "DataFrame", columns: Sequence[str], times: str) -> str:
     """The values that come most often, with how often they do."""
-    fields = [each for each in counted.schema.fields if each.name != times]
+    fields = [field for field in counted.schema.fields if field.name != times]
     found = counted.orderBy(counted[times].desc()).limit(SAMPLE_ROWS)
     rows = found.selectExpr(*map(_text, fields), times).collect()
     return ", ".join(f"{_row_text(columns, row[:-1])} {row[-1]:,}×" for row in rows)

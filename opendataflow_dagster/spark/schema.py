@@ -9,6 +9,9 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
     from pyspark.sql.types import DataType, StructType
 
+SAME, MERGE, ANY = "same", "merge", "any"
+SCHEMAS = (SAME, MERGE, ANY)
+"""What a job may declare of its chunks' columns, compared with those of the chunk before."""
 
 WHOLE_NUMBERS = ("tinyint", "smallint", "int", "bigint")
 _DIGITS = {"tinyint": 3, "smallint": 5, "int": 10, "bigint": 20}
@@ -86,14 +89,14 @@ def _widened(sql: str, have: "DataType", want: "DataType", depth: int = 0) -> st
 
     match have, want:
         case types.StructType(), types.StructType():
-            there = {each.name: each.dataType for each in have.fields}
+            there = {present.name: present.dataType for present in have.fields}
             fields = []
-            for each in want.fields:
+            for wanted in want.fields:
                 value = "null"
-                if each.name in there:
-                    field = f"{sql}[{literal(each.name)}]"
-                    value = _widened(field, there[each.name], each.dataType, depth)
-                fields.append(f"{literal(each.name)}, {value}")
+                if wanted.name in there:
+                    field = f"{sql}[{literal(wanted.name)}]"
+                    value = _widened(field, there[wanted.name], wanted.dataType, depth)
+                fields.append(f"{literal(wanted.name)}, {value}")
             return f"if({sql} is null, null, named_struct({', '.join(fields)}))"
         case types.ArrayType(), types.ArrayType():
             inner = _widened(f"w{depth}", have.elementType, want.elementType, depth + 1)
@@ -157,14 +160,14 @@ def _decimal(one: "DataType", other: "DataType") -> "DataType | None":
     from pyspark.sql.types import DecimalType
 
     sizes = []
-    for each in (one, other):
-        if isinstance(each, DecimalType):
-            sizes.append((each.precision - each.scale, each.scale))
-        elif type_text(each) in _DIGITS:
-            sizes.append((_DIGITS[type_text(each)], 0))
+    for kind in (one, other):
+        if isinstance(kind, DecimalType):
+            sizes.append((kind.precision - kind.scale, kind.scale))
+        elif type_text(kind) in _DIGITS:
+            sizes.append((_DIGITS[type_text(kind)], 0))
         else:
             return None
-    whole, scale = (max(each) for each in zip(*sizes, strict=True))
+    whole, scale = (max(pair) for pair in zip(*sizes, strict=True))
     return DecimalType(whole + scale, scale) if whole + scale <= DECIMAL_DIGITS else None
 
 

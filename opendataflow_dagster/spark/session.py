@@ -168,6 +168,7 @@ def _running_session() -> "SparkSession | None":
 
         found: Any = Remote.getActiveSession() or Remote._get_default_session()
         return found if found is not None and not found.is_stopped else None
+    # Not getActiveSession(): that is of this thread, and the session may be another thread's.
     session = SparkSession._instantiatedSession
     if session is not None and has_ended(session):
         let_go(session)
@@ -461,6 +462,7 @@ def _forget() -> None:
     from pyspark import SparkContext
     from pyspark.sql import SparkSession, SQLContext
 
+    # `getOrCreate` would give the dead session again, and a dead gateway would be asked forever.
     SparkSession._instantiatedSession = SparkSession._activeSession = None
     SQLContext._instantiatedContext = None
     gateway: Any = SparkContext._gateway

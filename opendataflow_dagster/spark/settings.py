@@ -219,12 +219,12 @@ def listens(
     A server that is just starting is waited for.
     """
     found = re.match(r"(sc|spark)://(.+)", public(address))
-    if found is None or (found[1] == "sc" and any(environ.get(each) for each in PROXIES)):
+    if found is None or (found[1] == "sc" and any(environ.get(variable) for variable in PROXIES)):
         return True  # what a proxy reaches can't be known from here
     ends = time.monotonic() + patience
     while True:
-        for each in found[2].split(","):
-            host, _, port = each.rpartition(":") if re.search(r":\d+$", each) else (each, "", "")
+        for part in found[2].split(","):
+            host, _, port = part.rpartition(":") if re.search(r":\d+$", part) else (part, "", "")
             if _answers(host.strip("[]"), int(port or DEFAULT_PORTS[found[1]])):
                 return True
         if time.monotonic() >= ends:

@@ -21,27 +21,25 @@ from ..storage.publish import publish
 from ..storage.read import bounds_of, failing, with_code
 from ..store.store import Store
 from .batch import ChunkBatch, sweep_folders, with_dataid
-from .evidence import Evidence
+from .evidence import Evidence, LastChunks, confirm, fit
 from .expectations import rules_of
 from .foreign_files import KnownSchema
 from .job import (
-    ANY,
     CHUNK,
     CONTEXT,
     FRAME,
     INPUTS,
-    MERGE,
     SESSION,
     SingleChunkFrame,
     SparkJob,
     outputs_of,
     send_modules,
 )
-from .last_chunk import LastChunks, confirm, fit
-from .postgres_read import looking
+from .postgres import looking
 from .progress import Watch, describe_chunks, working_on
 from .read import read_chunk_frame, unchanged
 from .rules import Rule
+from .schema import ANY, MERGE
 from .session import (
     ended_meanwhile,
     has_ended,
@@ -109,6 +107,7 @@ class SparkWork(Maker):
                 raise self._none
             try:
                 session = self._session()
+                # A new session, after Java has ended, has none of the files that the last one got.
                 if session is not self._sent_to:
                     send_modules(session, self.job.fn)
                     self._sent_to = session
@@ -133,8 +132,8 @@ class SparkWork(Maker):
             with self.watched([chunk]):
                 self._make(chunk)
         made, rest = self._made[chunk.generation], self._rest.get(chunk.generation, {})
-        results = {each: value for each, value in rest.items() if isinstance(value, Result)}
-        return results | {each: result_of(one.staged) for each, one in made.items()}
+        results = {name: value for name, value in rest.items() if isinstance(value, Result)}
+        return results | {name: result_of(output.staged) for name, output in made.items()}
 
     def publish(self, chunk: Chunk) -> dict[str, Result]:
         """Publish what is staged; the claim is confirmed right before each output."""
@@ -146,16 +145,18 @@ class SparkWork(Maker):
         made, rest = self._made[chunk.generation], self._rest.get(chunk.generation, {})
         with ExitStack() as showing:
             showing.enter_context(working_on([chunk.claim]))
-            for each, one in made.items():
-                showing.enter_context(self._next(chunk, each, one.staged.evidence))
-            for each in sorted([*made, *rest], key=lambda each: self._turn(chunk, each)):
-                if each in made:
-                    staged = made[each].staged
+            # All are announced before one is shown: another thread's chunk, published meanwhile, is
+            # compared with these, and a refusal comes before anything of this chunk is visible.
+            for name, output in made.items():
+                showing.enter_context(self._next(chunk, name, output.staged.evidence))
+            for name in sorted([*made, *rest], key=lambda name: self._turn(chunk, name)):
+                if name in made:
+                    staged = made[name].staged
                     with failing():
-                        results[each] = result_of(staged, staged.show(still_ours))
-                elif not isinstance(obj := rest[each], Result):
-                    place = chunk.outputs[each]
-                    results[each] = publish(self.store, place, chunk, obj, format=self.format)
+                        results[name] = result_of(staged, staged.show(still_ours))
+                elif not isinstance(obj := rest[name], Result):
+                    place = chunk.outputs[name]
+                    results[name] = publish(self.store, place, chunk, obj, format=self.format)
         return results
 
     def _turn(self, chunk: Chunk, datasetid: str) -> int:
@@ -241,8 +242,8 @@ class SparkWork(Maker):
         """What the function returns, by dataset."""
         given = {CHUNK: chunk, SESSION: self.spark(), CONTEXT: self._context, INPUTS: dict(frames)}
         arguments = {
-            name: frames[each.datasetid] if each.what == FRAME else given[each.what]
-            for name, each in self._arguments.items()
+            name: frames[argument.datasetid] if argument.what == FRAME else given[argument.what]
+            for name, argument in self._arguments.items()
         }
         return outputs_of(self.job, self.plan, self.job(**arguments))
 
@@ -252,8 +253,8 @@ class SparkWork(Maker):
         outputs[datasetid] = StagedOutput(staged, [])  # forgotten with the chunk if a rule raises
         checked = [
             self._judge(at, staged, chunk)
-            for at, each in enumerate(self.rules)
-            if each.datasetid == datasetid and not each.is_late
+            for at, rule in enumerate(self.rules)
+            if rule.datasetid == datasetid and not rule.is_late
         ]
         outputs[datasetid] = StagedOutput(staged, checked)
 
@@ -284,9 +285,11 @@ class SparkWork(Maker):
     def inputs_of(self, chunk: Chunk) -> list[str]:
         """The inputs whose frames the function is given."""
         given = self._arguments.values()
-        if any(each.what == INPUTS for each in given):
+        if any(argument.what == INPUTS for argument in given):
             return list(chunk.inputs)
-        return list(dict.fromkeys(each.datasetid for each in given if each.what == FRAME))
+        return list(
+            dict.fromkeys(argument.datasetid for argument in given if argument.what == FRAME)
+        )
 
     def _is_outdated(self, chunk: Chunk) -> bool:
         """Whether a chunk that was staged with others has another schema than is published now."""
@@ -315,17 +318,17 @@ class SparkWork(Maker):
 
     def _make_of(self, chunk: Chunk, inputs: Sequence[str]) -> None:
         spark = self.spark()
-        frames = {each: self._read(spark, chunk, each) for each in inputs}
+        frames = {name: self._read(spark, chunk, name) for name in inputs}
         if self.keyed:
             frames = {
-                each: with_dataid(
+                name: with_dataid(
                     df,
                     chunk.dataid,
-                    chunk.inputs[each],
-                    bounds_of(self.store, each, chunk.dataid),
+                    chunk.inputs[name],
+                    bounds_of(self.store, name, chunk.dataid),
                     self.format,
                 )
-                for each, df in frames.items()
+                for name, df in frames.items()
             }
         returned = self.call(chunk, frames)
         rest = self._rest.setdefault(chunk.generation, {})
@@ -394,6 +397,30 @@ class SparkWork(Maker):
 # --- odf run --spark ---
 
 
+class OwnSession:
+    """A session that starts when it is first needed, and again if its Java has ended."""
+
+    def __init__(self, app: str, settings: Settings) -> None:
+        self._app, self._settings = app, settings
+        self._session: SparkSession | None = None
+
+    def get(self, runner: "SparkRunner") -> "SparkSession":
+        """The session; a runner that is to stop starts no other one."""
+        if self._session is not None and has_ended(self._session):
+            self.end()
+            if name := runner.stopping():
+                raise ChunkFailed(f"stopped by {name}")
+            runner.tell("Spark has ended: another session is started for the next chunk")
+        if self._session is None:
+            self._session = spark_session(app=self._app, settings=self._settings)
+        return self._session
+
+    def end(self) -> None:
+        if self._session is not None:
+            session, self._session = self._session, None
+            let_go(session)
+
+
 class SparkRunner(MakerRunner[SparkWork]):
     """Runs one function for chunks of one job, with one session for all of them."""
 
@@ -438,27 +465,22 @@ def run_spark_job(
     """Run a function for the next chunk of a job, or with `all_chunks` until nothing is left.
 
     `batch` and `workers` beat what the job says of batches and threads, and `batch` the job's dial
-    too. Without a `session`, one is
-    started with the first chunk, and ended; another one, if it ends before.
+    too. Without a `session`, one is started with the first chunk, and ended.
     """
     if batch is not None:
         job = replace(job, batch=batch, threads=1)
     workers = workers if workers > 1 else job.threads
     job = replace(job, threads=1)  # the workers are the threads
-    started: list[SparkSession] = []
-
-    def own_session() -> "SparkSession":
-        if started and has_ended(started[-1]):
-            let_go(started.pop())
-            if name := runner.stopping():
-                raise ChunkFailed(f"stopped by {name}")
-            runner.tell("Spark has ended: another session is started for the next chunk")
-        if not started:
-            started.append(spark_session(app=f"odf {jobid}", settings=settings))
-        return started[0]
-
+    own = OwnSession(f"odf {jobid}", settings)
     runner = SparkRunner(
-        store, jobid, named, job, session or own_session, say=say, environ=environ, batch=batch
+        store,
+        jobid,
+        named,
+        job,
+        session or (lambda: own.get(runner)),
+        say=say,
+        environ=environ,
+        batch=batch,
     )
     runner.waits = wait
     try:
@@ -467,5 +489,4 @@ def run_spark_job(
         )
     finally:
         runner.work.close()
-        for each in started:
-            let_go(each)
+        own.end()

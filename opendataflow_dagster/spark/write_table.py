@@ -11,10 +11,10 @@ from ..storage.table import Rows, strangers
 from ..store.store import Store
 from .evidence import observed
 from .jdbc import StagedJdbcRows
-from .lossless import refuse_sqlite_losses
 from .postgres_write import StagedRows
 from .read import Password, lake_name, lake_trouble
 from .schema import literal, quoted
+from .types import refuse_sqlite_losses
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

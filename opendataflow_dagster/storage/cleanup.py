@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from ..errors import Refused
 from ..store.store import Store
-from ..util.directory_lock import locked, publish_lock
+from ..util.system import locked, publish_lock
 from ..util.times import from_table
 from . import folder
 from .pack import packs_in, packs_of

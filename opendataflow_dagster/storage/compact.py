@@ -15,7 +15,7 @@ from ..model import READY, RUNNING
 from ..store.operations import unknown_dataset
 from ..store.overview import pages
 from ..store.store import Store
-from ..util.directory_lock import locked
+from ..util.system import locked
 from ..util.text import first_line, typed
 from . import folder as folders
 

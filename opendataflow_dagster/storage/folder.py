@@ -20,7 +20,7 @@ from typing import Any
 from ..errors import Refused, Unreachable
 from ..formats import FILE_FORMATS
 from ..location import obstacle, path_of
-from ..util.directory_lock import locked, publish_lock
+from ..util.system import locked, publish_lock
 
 DATAID_COLUMN = "dataid"
 """The column that Spark, pandas and pyarrow take from the names of directories."""

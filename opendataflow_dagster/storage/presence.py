@@ -51,7 +51,7 @@ def look_at(store: Store, state: State) -> dict[str, Look]:
     looks: dict[str, Look] = {}
     until = time.monotonic() + LOOK_SECONDS
     for datasetid in dict.fromkeys((*state.plan.reads, *state.plan.outputs)):
-        if row := state.made(datasetid):
+        if row := state.ready_row(datasetid):
             rows = store.db.records("state.dataset", datasetid=datasetid)
             columns = {name.lower(): value for name, value in (rows or [{}])[0].items()}
             bounds = store.db.run("reading.bounds", datasetid=datasetid, dataid=state.dataid)

@@ -17,8 +17,7 @@ def open_from(settings: Settings, environ: os._Environ[str] | dict[str, str] = o
     """The store of some settings, with the password decrypted at the last moment."""
     password = None
     if settings.encrypted:
-        from ..config.credentials import PROPERTIES, decrypt
-        from ..config.passkey import find_passkey
+        from ..config.credentials import PROPERTIES, decrypt, find_passkey
 
         password = decrypt(settings.encrypted, find_passkey(environ), purpose=PROPERTIES)
     return open_store(

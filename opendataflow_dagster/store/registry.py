@@ -6,8 +6,7 @@ from datetime import UTC, datetime
 from graphlib import CycleError, TopologicalSorter
 from typing import Any, NamedTuple
 
-from ..config.credentials import encrypt, for_dataset, is_encrypted
-from ..config.passkey import find_passkey
+from ..config.credentials import encrypt, find_passkey, for_dataset, is_encrypted
 from ..config.settings import redact
 from ..errors import Refused, WrongUse
 from ..formats.csv_options import csv_options

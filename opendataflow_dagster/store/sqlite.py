@@ -11,7 +11,7 @@ from ..config.settings import make_folder, private_folder
 from ..errors import DataflowError, LostRace, NoDatabase
 from ..ids import natural_key
 from ..model import FAILED, RESUBMIT, Claim, Fact, Failure, Plan, effect
-from ..util.directory_lock import try_lock
+from ..util.system import try_lock
 from .database import Database, no_tables
 from .store import ClaimRequest, InputChanges, OutputCounts, Store
 

@@ -299,17 +299,26 @@ class Store:
         return claims, has_looked
 
     def claim_or_recover(
-        self, jobid: str, *, owner: str, k: int = 1, lease: float = LEASE_SECONDS
+        self,
+        jobid: str,
+        *,
+        owner: str,
+        k: int = 1,
+        runid: str | None = None,
+        lease: float = LEASE_SECONDS,
+        only: str | None = None,
     ) -> list[Claim]:
         """Claim as `claim` does; if nothing is left, settle lost claims first and claim again.
 
         Recovering looks at all claims of the job, so that it comes second: a job that has work
         never pays for it, and a lost chunk is found by the first worker that would be idle.
         """
-        claims = self.claim(jobid, owner=owner, k=k, lease=lease)
-        if not claims and self.recover(jobid):
-            claims = self.claim(jobid, owner=owner, k=k, lease=lease)
-        return claims
+
+        def claim() -> list[Claim]:
+            return self.claim(jobid, owner=owner, k=k, runid=runid, lease=lease, only=only)
+
+        claims = claim()
+        return claim() if not claims and self.recover(jobid) else claims
 
     def finish(self, claims: Claim | Sequence[Claim], facts: Sequence[Fact] = ()) -> None:
         """Make the outputs of claims READY; all must be one owner's, of one job.

@@ -1,6 +1,6 @@
 """Texts for people: one line of them, printable, as typed in a shell; and names misspelled."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 MAX_REASON_CHARACTERS = 500
 """Characters of a reason in the tables: the log has all of it."""
@@ -15,6 +15,12 @@ def one_line(text: str) -> str:
     return " ".join(line.strip() for line in text.splitlines() if line.strip())
 
 
+def first_of(items: Sequence[str], most: int) -> list[str]:
+    """The first of some items, and how many more there are."""
+    more = len(items) - most
+    return [*items[:most], f"and {more} more"] if more > 0 else list(items)
+
+
 def tidy(reason: str) -> str:
     """A reason on one line, in characters that every database keeps, and not too long."""
     text = printable(reason.encode("utf-8", "replace").decode())
@@ -25,7 +31,7 @@ def printable(text: str) -> str:
     """A text that can't move the cursor or begin a line of its own."""
     if text.isprintable():
         return text
-    return "".join(each if each.isprintable() else ascii(each)[1:-1] for each in text)
+    return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in text)
 
 
 def typed(*words: str) -> str:
@@ -39,10 +45,10 @@ def _typed(word: str) -> str:
 
         return quote(word)
     escaped = (
-        each
-        if each.isprintable() and each not in "\\'"
-        else "".join(f"\\{byte:03o}" for byte in each.encode("utf-8", "surrogateescape"))
-        for each in word
+        letter
+        if letter.isprintable() and letter not in "\\'"
+        else "".join(f"\\{byte:03o}" for byte in letter.encode("utf-8", "surrogateescape"))
+        for letter in word
     )
     return f"$'{''.join(escaped)}'"
 
@@ -51,6 +57,6 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     """`. Did you mean …?`, if one of the known names is like it."""
     from difflib import get_close_matches
 
-    by_case = {each.casefold(): each for each in known if each != name}
+    by_case = {word.casefold(): word for word in known if word != name}
     found = get_close_matches(name.casefold(), by_case, n=1, cutoff=0.6)
     return f". Did you mean {by_case[found[0]]!r}?" if found else ""

@@ -16,12 +16,12 @@ from opendataflow_dagster.config.credentials import (
     PROPERTIES,
     decrypt,
     encrypt,
+    find_passkey,
     for_dataset,
     is_legacy,
     is_weak,
     new_key,
 )
-from opendataflow_dagster.config.passkey import find_passkey
 from opendataflow_dagster.errors import CredentialError
 
 VECTORS = [

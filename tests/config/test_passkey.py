@@ -237,7 +237,7 @@ import json, multiprocessing, os, sys
 
 def tell(way):
     import os
-    from opendataflow_dagster.config.passkey import find_passkey
+    from opendataflow_dagster.config.credentials import find_passkey
     block = open("/proc/self/environ", "rb").read() if os.access("/proc/self/environ", 4) else b""
     told = [way, find_passkey(), os.environ.get("PASSKEY"), b"canary" in block]
     print(json.dumps(told), flush=True)

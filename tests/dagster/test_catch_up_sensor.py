@@ -9,10 +9,10 @@ from typing import Any
 import dagster as dg
 import pytest
 
-from opendataflow_dagster.dagster import catch_up_sensor as launching
+from opendataflow_dagster.dagster import launch as launching
 from opendataflow_dagster.dagster import resources
 from opendataflow_dagster.dagster.assets import dataflow_assets
-from opendataflow_dagster.dagster.catch_up_sensor import catch_up_sensor
+from opendataflow_dagster.dagster.launch import catch_up_sensor
 from opendataflow_dagster.dagster.resources import DataflowResource
 from opendataflow_dagster.store.catalog import read_catalog
 from opendataflow_dagster.store.opening import open_store
@@ -410,7 +410,7 @@ def test_the_daemon_launches_and_a_run_worker_makes_what_is_offered(
 def test_a_run_that_died_before_it_began_holds_up_none_for_long(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    from opendataflow_dagster.dagster import catch_up_sensor as launching
+    from opendataflow_dagster.dagster import launch as launching
     from opendataflow_dagster.store.opening import open_store
     from opendataflow_dagster.store.runs import begin_work
 

@@ -9,10 +9,12 @@ from typing import Any
 import dagster as dg
 import pytest
 
-from opendataflow_dagster.dagster import catch_up_sensor, resources, schedules
+from opendataflow_dagster.dagster import launch as catch_up_sensor
+from opendataflow_dagster.dagster import launch as schedules
+from opendataflow_dagster.dagster import resources
 from opendataflow_dagster.dagster.assets import dataflow_assets
+from opendataflow_dagster.dagster.launch import cron, today_schedules, zone_name
 from opendataflow_dagster.dagster.resources import DataflowResource
-from opendataflow_dagster.dagster.schedules import cron, today_schedules, zone_name
 from opendataflow_dagster.errors import WrongUse
 from opendataflow_dagster.store.catalog import read_catalog
 from opendataflow_dagster.store.store import Store

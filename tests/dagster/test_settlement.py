@@ -10,7 +10,7 @@ import pytest
 from opendataflow_dagster.dagster import resources
 from opendataflow_dagster.dagster.resources import DataflowResource
 from opendataflow_dagster.dagster.sensors import (
-    bury_lost_runs,
+    end_lost_runs,
     settle_ended_run,
     settle_ended_runs,
     settlement_sensors,
@@ -114,19 +114,19 @@ def test_runs_at_work_and_those_of_another_dagster_are_left_alone(
         begin(job, instance, each, owner=f"w{number}")
     take(job, "job", "stranger", runid=RUN + "9")
     assert unchanged(job, lambda: settle_ended_runs(job, instance))
-    assert unchanged(job, lambda: bury_lost_runs(job, instance))
+    assert unchanged(job, lambda: end_lost_runs(job, instance))
 
 
 def test_a_run_whose_workers_are_gone_is_ended(job: Store, instance: dg.DagsterInstance) -> None:
     run = begin(job, instance)
-    assert bury_lost_runs(job, instance) == []
+    assert end_lost_runs(job, instance) == []
     lose(job)
-    assert bury_lost_runs(job, instance, grace=10**9) == []
+    assert end_lost_runs(job, instance, grace=10**9) == []
     assert state(instance, run) == State.STARTED
     why = f"the workers of run {run.run_id} are gone: w1 lost claim 1 of 5"
-    assert bury_lost_runs(job, instance) == [Recovered("job", "1", "RESUBMIT", why)]
+    assert end_lost_runs(job, instance) == [Recovered("job", "1", "RESUBMIT", why)]
     assert state(instance, run) == State.FAILURE
-    assert unchanged(job, lambda: bury_lost_runs(job, instance))
+    assert unchanged(job, lambda: end_lost_runs(job, instance))
     assert unchanged(job, lambda: settle_ended_runs(job, instance))
     check(job)
 
@@ -136,7 +136,7 @@ def test_a_run_that_died_while_it_was_canceled_is_canceled(
 ) -> None:
     run = begin(job, instance, State.CANCELING)
     lose(job)
-    [settled] = bury_lost_runs(job, instance)
+    [settled] = end_lost_runs(job, instance)
     assert settled.status == "HOLD"
     assert settled.reason == f"terminated by a person in Dagster: run {run.run_id}"
     assert state(instance, run) == State.CANCELED
@@ -146,7 +146,7 @@ def test_a_run_with_one_worker_alive_goes_on(job: Store, instance: dg.DagsterIns
     run = begin(job, instance)
     begin_work(job, "w2", run.run_id, "job", 60)
     lose(job)
-    assert unchanged(job, lambda: bury_lost_runs(job, instance))
+    assert unchanged(job, lambda: end_lost_runs(job, instance))
     assert state(instance, run) == State.STARTED
 
 
@@ -156,7 +156,7 @@ def test_the_lost_worker_of_an_unknown_run_is_settled_by_its_lease(
     begin_work(job, "w1", RUN + "8", "job", 60)
     take(job, "job", "w1", runid=RUN + "8")
     lose(job)
-    [settled] = bury_lost_runs(job, instance)
+    [settled] = end_lost_runs(job, instance)
     assert settled.status == "RESUBMIT"
     assert sql(job, "select * from worker") == []
 
@@ -166,8 +166,8 @@ def test_a_run_of_another_dagster_is_left_to_it_for_a_while(
 ) -> None:
     begin_work(job, "w1", RUN + "7", "job", 0)
     take(job, "job", "w1", runid=RUN + "7")
-    assert unchanged(job, lambda: bury_lost_runs(job, instance))
-    assert [each.status for each in bury_lost_runs(job, instance, silence=-60)] == ["RESUBMIT"]
+    assert unchanged(job, lambda: end_lost_runs(job, instance))
+    assert [each.status for each in end_lost_runs(job, instance, silence=-60)] == ["RESUBMIT"]
 
 
 def test_killed_between_the_end_of_the_run_and_its_settlement(
@@ -178,7 +178,7 @@ def test_killed_between_the_end_of_the_run_and_its_settlement(
     with monkeypatch.context() as patched:
         patched.setattr("opendataflow_dagster.dagster.sensors.settle_run", lambda *_, **__: 1 / 0)
         with pytest.raises(ZeroDivisionError):
-            bury_lost_runs(job, instance)
+            end_lost_runs(job, instance)
     assert state(instance, run) == State.FAILURE
     [settled] = settle_ended_runs(job, instance)
     assert settled.status == "RESUBMIT"
@@ -191,9 +191,9 @@ def test_a_run_that_died_without_a_worker_is_ended_after_a_while(
     dead = begin(job, instance, worker=False, **ours)
     busy = begin(job, instance, **ours)
     theirs = begin(job, instance, worker=False)
-    assert bury_lost_runs(job, instance) == []
+    assert end_lost_runs(job, instance) == []
     assert state(instance, dead) == State.STARTED
-    assert bury_lost_runs(job, instance, silence=-60) == []
+    assert end_lost_runs(job, instance, silence=-60) == []
     assert state(instance, dead) == State.FAILURE
     assert state(instance, busy) == state(instance, theirs) == State.STARTED
     instance.report_run_canceled(busy)

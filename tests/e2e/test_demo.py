@@ -18,7 +18,7 @@ import pytest
 from click.testing import CliRunner
 
 from opendataflow_dagster.cli.app import app
-from opendataflow_dagster.cli.demo.command import INSTALL
+from opendataflow_dagster.cli.demo import INSTALL
 from tests.support.graphql_client import Client, wait_for
 from tests.support.postgres import _free_port
 from tests.support.process_guard import NAME, kill_marked, marked

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from opendataflow_dagster.errors import Refused, WrongUse
-from opendataflow_dagster.ids import LONGEST
+from opendataflow_dagster.ids import MAX_ID_BYTES
 from opendataflow_dagster.model import Plan
 from opendataflow_dagster.pipelines.jobs import (
     MARK,
@@ -382,7 +382,7 @@ def test_odd_slugs_are_jobs_too(store: Store, tmp_path: Path, slug: str) -> None
     assert store.read_plan(slug).outputs == (slug,)
 
 
-@pytest.mark.parametrize("slug", ["a=b", "x" * (LONGEST + 1), "split", "today"])
+@pytest.mark.parametrize("slug", ["a=b", "x" * (MAX_ID_BYTES + 1), "split", "today"])
 def test_slugs_that_no_job_can_have_are_refused_in_a_line(
     store: Store, tmp_path: Path, slug: str
 ) -> None:

@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 
 from opendataflow_dagster.errors import DataflowError, Refused, StaleClaim, WrongUse
-from opendataflow_dagster.explain import nothing_claimable
 from opendataflow_dagster.runner.external import end, start
 from opendataflow_dagster.runner.run import Outcome, force_job, run_job
 from opendataflow_dagster.store.claims import force
@@ -121,7 +120,7 @@ def test_with_nothing_to_do_it_says_whether_all_is_done_or_what_blocks(
     loadbob.finish(claim)
     assert run(loadbob, all_chunks=True) == Outcome(0, done=3)
     assert why() == "all done (4 chunks)"
-    monkeypatch.setattr(nothing_claimable, "MAX_JUDGED_ROWS", 2)
+    monkeypatch.setattr("opendataflow_dagster.explain.explain.MAX_IDLE_JUDGED_ROWS", 2)
     assert why() == "the 4 chunks that changed last are done; `odf status loadbob` has all"
 
     sql(loadbob, "update datastatus set status = 'FAILED' where jobid = 'loadbob' and dataid = '1'")
@@ -130,7 +129,7 @@ def test_with_nothing_to_do_it_says_whether_all_is_done_or_what_blocks(
     put(loadbob, "bobin", "5", status="RUNNING")
     blocked = "blocked: 2 FAILED or on HOLD, 1 waiting for inputs, 2 done"
     assert why() == f"{blocked}, of the 5 chunks that were looked at{more}"
-    monkeypatch.setattr(nothing_claimable, "MAX_JUDGED_ROWS", 100)
+    monkeypatch.setattr("opendataflow_dagster.explain.explain.MAX_IDLE_JUDGED_ROWS", 100)
     assert why() == blocked + more
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from opendataflow_dagster.runner import waiting_claims
+from opendataflow_dagster.runner import heartbeat
 from opendataflow_dagster.runner.run import Outcome, run_job
 from opendataflow_dagster.store.store import PLAN_AGE_SECONDS, Store
 from tests.cli.test_run_command import BIN
@@ -155,7 +155,7 @@ def test_concurrency_counts_all_that_are_held(loadbob: Store) -> None:
 def test_what_the_dials_forbid_to_begin_is_given_back(
     loadbob: Store, monkeypatch: pytest.MonkeyPatch, turn: str, left: int, why: str, when: str
 ) -> None:
-    monkeypatch.setattr(waiting_claims, "RENEW_SECONDS", 0.1 if when == "while it works" else 60.0)
+    monkeypatch.setattr(heartbeat, "RENEW_SECONDS", 0.1 if when == "while it works" else 60.0)
     said: list[str] = []
     with ThreadPoolExecutor(1) as pool:
         running = pool.submit(elsewhere, loadbob, WAITING, say=said.append)
@@ -215,7 +215,7 @@ def test_the_time_limit_counts_from_the_start_of_each_script(loadbob: Store) -> 
 def test_a_chunk_that_was_taken_over_while_it_waited_is_left_to_the_other(
     loadbob: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(waiting_claims, "RENEW_SECONDS", 0.1)
+    monkeypatch.setattr(heartbeat, "RENEW_SECONDS", 0.1)
     with ThreadPoolExecutor(1) as pool:
         running = pool.submit(elsewhere, loadbob, f"echo $dataid >> ran; {WAITING}")
         wait_for(lambda: Path("began0").exists())

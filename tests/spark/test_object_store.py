@@ -21,13 +21,13 @@ from opendataflow_dagster.errors import DataflowError, Refused, StaleClaim
 from opendataflow_dagster.location import Folder, ObjectStore, Table, address, chunk_place
 from opendataflow_dagster.model import Claim, Fact
 from opendataflow_dagster.runner.environment import job_environment
-from opendataflow_dagster.spark.cleanup import in_remote
 from opendataflow_dagster.spark.object_store import (
     HadoopFiles,
     LocalFiles,
     StagedRemote,
     chunk_version,
     from_json,
+    in_remote,
     point,
     read_version,
 )

@@ -20,7 +20,7 @@ from psycopg import sql
 
 from opendataflow_dagster.errors import DataflowError, Refused, StaleClaim, WrongUse
 from opendataflow_dagster.location import Table
-from opendataflow_dagster.spark.postgres_read import looking, read_rows
+from opendataflow_dagster.spark.postgres import looking, read_rows
 from opendataflow_dagster.spark.postgres_write import StagedRows, drop, leftovers
 from opendataflow_dagster.spark.session import in_a_line
 from opendataflow_dagster.storage.table import Rows
@@ -1006,7 +1006,7 @@ def test_a_table_or_a_database_that_isnt_there_says_so(
 TELLTALE = """
 import sys
 from opendataflow_dagster.location import Table
-from opendataflow_dagster.spark.postgres_read import read_rows
+from opendataflow_dagster.spark.postgres import read_rows
 from opendataflow_dagster.spark.postgres_write import StagedRows
 from opendataflow_dagster.spark.session import spark_session
 folder, table, secret = sys.argv[1], Table(*eval(sys.argv[2])), sys.stdin.read()

@@ -23,9 +23,8 @@ from opendataflow_dagster.chunk import Chunk, Place, Result
 from opendataflow_dagster.errors import WrongUse
 from opendataflow_dagster.formats import FORMATS
 from opendataflow_dagster.runner.run import Outcome
-from opendataflow_dagster.spark.evidence import HIGH, LOW, ROWS, Evidence, Observed
+from opendataflow_dagster.spark.evidence import HIGH, LOW, ROWS, Evidence, LastChunks, Observed
 from opendataflow_dagster.spark.job import spark_job
-from opendataflow_dagster.spark.last_chunk import LastChunks
 from opendataflow_dagster.spark.read import lake_name
 from opendataflow_dagster.spark.text_formats import is_read_whole
 from opendataflow_dagster.storage import folder as folders

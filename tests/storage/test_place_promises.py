@@ -24,8 +24,7 @@ from opendataflow_dagster.formats import FILE_FORMATS
 from opendataflow_dagster.location import DEFAULT_FORMAT, ObjectStore, Table, address, chunk_place
 from opendataflow_dagster.model import Claim, Fact
 from opendataflow_dagster.pipelines import csv_file
-from opendataflow_dagster.spark.cleanup import in_remote
-from opendataflow_dagster.spark.object_store import StagedRemote
+from opendataflow_dagster.spark.object_store import StagedRemote, in_remote
 from opendataflow_dagster.storage import cleanup, files
 from opendataflow_dagster.storage import folder as folders
 from opendataflow_dagster.storage.audit import misplaced

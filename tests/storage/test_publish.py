@@ -38,7 +38,7 @@ from opendataflow_dagster.store.operations import ready
 from opendataflow_dagster.store.registry import add_dataset
 from opendataflow_dagster.store.split import by_number, by_shards, split
 from opendataflow_dagster.store.store import Store
-from opendataflow_dagster.util import directory_lock
+from opendataflow_dagster.util import system
 from tests.support.store_fixtures import close, expire, put, register, sql, take
 
 ODD = [
@@ -270,7 +270,7 @@ def without_locks(monkeypatch: pytest.MonkeyPatch) -> None:
     def flock(*_: Any) -> None:
         raise OSError(95, "Operation not supported")
 
-    monkeypatch.setattr(directory_lock.fcntl, "flock", flock)
+    monkeypatch.setattr(system.fcntl, "flock", flock)
 
 
 def test_without_locks_a_newer_one_that_came_in_between_comes_back(
@@ -310,7 +310,7 @@ def test_a_writer_that_fails_changes_nothing(tmp_path: Path) -> None:
 def test_who_waits_for_a_hanging_publish_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(directory_lock, "LOCK_WAIT_SECONDS", 0.05)
+    monkeypatch.setattr(system, "LOCK_WAIT_SECONDS", 0.05)
 
     refused: list[str] = []
 

@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from opendataflow_dagster.errors import DataflowError, Refused, StaleClaim
-from opendataflow_dagster.ids import LONGEST, natural_key
+from opendataflow_dagster.ids import MAX_ID_BYTES, natural_key
 from opendataflow_dagster.model import Claim, Fact
 from opendataflow_dagster.store import store as store_module
 from opendataflow_dagster.store.opening import open_store
@@ -1221,8 +1221,10 @@ def test_ids_of_the_greatest_length_are_kept(store: Store) -> None:
     """Ids that don't compress, with as many runs of digits as there can be."""
     dice = random.Random(2)
     letters = [chr(n) for n in range(33, 127) if not chr(n).isdigit()]
-    odd = "".join(dice.choice("0123456789") + dice.choice(letters) for _ in range(LONGEST // 2))
-    jobid, datasetid = ("".join(dice.choices(letters, k=LONGEST)) for _ in range(2))
+    odd = "".join(
+        dice.choice("0123456789") + dice.choice(letters) for _ in range(MAX_ID_BYTES // 2)
+    )
+    jobid, datasetid = ("".join(dice.choices(letters, k=MAX_ID_BYTES)) for _ in range(2))
     register(store, jobid, [datasetid], ["out"])
     put(store, datasetid, odd)
     check(store)

@@ -6,7 +6,7 @@ import time
 import pytest
 
 from opendataflow_dagster.errors import Refused, StaleClaim, WrongUse
-from opendataflow_dagster.ids import LONGEST
+from opendataflow_dagster.ids import MAX_ID_BYTES
 from opendataflow_dagster.model import READY, RESUBMIT
 from opendataflow_dagster.store import operations, registry
 from opendataflow_dagster.store.operations import Move
@@ -482,7 +482,7 @@ def test_odd_chunks_are_moved_exactly(store: Store) -> None:
         "a",
         "007",
         "7",
-        "x" * LONGEST,
+        "x" * MAX_ID_BYTES,
     ]
     register(store, "load", ["in"], ["out"])
     assert operations.ready(store, "in", odd).chunks == len(odd)

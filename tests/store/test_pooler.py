@@ -19,7 +19,7 @@ from opendataflow_dagster.cli.app import app
 from opendataflow_dagster.errors import DataflowError, NoDatabase
 from opendataflow_dagster.location import Table
 from opendataflow_dagster.pipelines.sql_table import TableSource
-from opendataflow_dagster.spark.postgres_read import looking, read_rows
+from opendataflow_dagster.spark.postgres import looking, read_rows
 from opendataflow_dagster.spark.postgres_write import StagedRows, leftovers
 from opendataflow_dagster.storage.table import Rows
 from opendataflow_dagster.store.database import SQL_FOLDER, named_statements

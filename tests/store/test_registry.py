@@ -11,7 +11,7 @@ import pytest
 
 from opendataflow_dagster.config.credentials import decrypt, for_dataset
 from opendataflow_dagster.errors import CredentialError, Refused, WrongUse
-from opendataflow_dagster.ids import LONGEST
+from opendataflow_dagster.ids import MAX_ID_BYTES
 from opendataflow_dagster.model import DATASET_COLUMNS, DIALS
 from opendataflow_dagster.store import registry
 from opendataflow_dagster.store.store import Store
@@ -36,14 +36,14 @@ ODD = [
     "%s",
     "{0}",
     ":name",
-    "x" * LONGEST,
+    "x" * MAX_ID_BYTES,
     "back\\slash",
     "*",
     "?",
 ]
 """Ids that are kept exactly: NFC is not NFD, Bob is not bob."""
 
-REFUSED = ["", "x" * 10_000, "a\0b", "\udcff", "é" * (LONGEST // 2 + 1)]
+REFUSED = ["", "x" * 10_000, "a\0b", "\udcff", "é" * (MAX_ID_BYTES // 2 + 1)]
 CONTROL = ["line\nfeed", "tab\t", "a=b", "\x7f"]
 
 

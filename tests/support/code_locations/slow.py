@@ -4,7 +4,7 @@ import os
 import time
 from pathlib import Path
 
-from opendataflow_dagster.dagster import catch_up_sensor, sensors
+from opendataflow_dagster.dagster import launch, sensors
 from opendataflow_dagster.dagster.build import build_definitions
 from opendataflow_dagster.runner.produce import Chunk
 
@@ -18,6 +18,6 @@ def slow(chunk: Chunk) -> None:
 
 
 # What a test can't wait for: a run that was killed before its first worker began.
-catch_up_sensor.WORKER_START_SECONDS, sensors.SILENCE_SECONDS = 10.0, 20.0
+launch.WORKER_START_SECONDS, sensors.SILENCE_SECONDS = 10.0, 20.0
 
 defs = build_definitions(functions={"slow": slow})

@@ -1,12 +1,13 @@
-"""Locks of directories and files, which end with their process: whose turn it is to change them."""
+"""Locks of directories and files, functions of the C library, and Python files as modules."""
 
 import fcntl
 import os
+import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
-from ..errors import Refused
+from ..errors import Refused, WrongUse
 
 LOCK_WAIT_SECONDS = 60.0
 """How long to wait for another process that is publishing the same chunk or file."""
@@ -61,3 +62,33 @@ def try_lock(handle: int) -> bool:
         except BlockingIOError:
             return False
     return True
+
+
+def libc_function(name: str) -> Callable[..., int] | None:
+    """A function of the C library; None in a Python without ctypes."""
+    try:  # the core of ctypes: all of it takes longer to import than the rest of a run
+        from _ctypes import call_function, dlopen, dlsym
+
+        address = dlsym(dlopen(None, 0), name)  # type: ignore[arg-type]
+    except (ImportError, OSError):
+        return None
+    return lambda *arguments: call_function(address, arguments)
+
+
+def import_beside(folder: str) -> None:
+    """Let what lies in a folder be imported."""
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+
+
+def module_of_file(path: str) -> str:
+    """The name of the module that a file is, imported: what lies beside it can be, too."""
+    from importlib import import_module  # imported late: a run of a script loads this module too
+
+    folder, file = os.path.split(os.path.abspath(path))
+    name = file.removesuffix(".py")
+    import_beside(folder)
+    found = import_module(name).__file__ or ""
+    if not (os.path.exists(found) and os.path.samefile(found, path)):
+        raise WrongUse(f"{path} is called like the module {found}. Give the file another name.")
+    return name

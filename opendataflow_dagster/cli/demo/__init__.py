@@ -1,1 +1,0 @@
-"""`odf demo`: a month of chunks, with scripts or with Spark and Dagster."""
