@@ -3,7 +3,7 @@
 import os
 import time
 from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ..errors import DataflowError, InputsChanged, LostRace, Refused, StaleClaim
 from ..model import (
@@ -298,27 +298,21 @@ class Store:
             self.db.insist(lambda: self.refuse_unclaimable(now=True))
         return claims, has_looked
 
-    def claim_or_recover(
-        self,
-        jobid: str,
-        *,
-        owner: str,
-        k: int = 1,
-        runid: str | None = None,
-        lease: float = LEASE_SECONDS,
-        only: str | None = None,
-    ) -> list[Claim]:
+    def claim_or_recover(self, jobid: str, *, owner: str, **options: Any) -> list[Claim]:
         """Claim as `claim` does; if nothing is left, settle lost claims first and claim again.
 
         Recovering looks at all claims of the job, so that it comes second: a job that has work
         never pays for it, and a lost chunk is found by the first worker that would be idle.
+
+        Args:
+            jobid: The job.
+            owner: Who claims.
+            options: The other arguments of `claim`.
         """
-
-        def claim() -> list[Claim]:
-            return self.claim(jobid, owner=owner, k=k, runid=runid, lease=lease, only=only)
-
-        claims = claim()
-        return claim() if not claims and self.recover(jobid) else claims
+        claims = self.claim(jobid, owner=owner, **options)
+        if not claims and self.recover(jobid):
+            claims = self.claim(jobid, owner=owner, **options)
+        return claims
 
     def finish(self, claims: Claim | Sequence[Claim], facts: Sequence[Fact] = ()) -> None:
         """Make the outputs of claims READY; all must be one owner's, of one job.
