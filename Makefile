@@ -62,8 +62,9 @@ soak: install ## Run the tests that take minutes
 bench: install ## Run all benchmarks, 40 minutes, and write what they say to docs/benchmarks.md
 	$(BIN)/python benchmarks/all.py --record
 
-docs: install ## Write docs/commands.md from the commands' help
+docs: install ## Write docs/commands.md from the commands' help, and the JSON schema of flow.yml
 	$(BIN)/python docs/commands.py > docs/commands.md
+	$(BIN)/odf schema > opendataflow_dagster/flow/flow.schema.json
 
 clean: ## Remove what make and the tools made; .dataflow/ stays, it is data
 	rm -rf .venv build dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache

@@ -13,6 +13,9 @@ _HOMES = {
     "DataflowIOManager": "dagster.io_manager",
     "DataflowResource": "dagster.resources",
     "DataflowTranslator": "dagster.translator",
+    "Dataset": "flow.flow",
+    "Flow": "flow.flow",
+    "Job": "flow.flow",
     "OpenDataFlowComponent": "dagster.component",
     "Place": "runner.produce",
     "Result": "runner.produce",
@@ -52,6 +55,9 @@ if TYPE_CHECKING:
     from .dagster.sensors import reconcile_sensor as reconcile_sensor
     from .dagster.spark_resource import SparkResource as SparkResource
     from .dagster.translator import DataflowTranslator as DataflowTranslator
+    from .flow.flow import Dataset as Dataset
+    from .flow.flow import Flow as Flow
+    from .flow.flow import Job as Job
     from .runner.produce import Checked as Checked
     from .runner.produce import Chunk as Chunk
     from .runner.produce import Place as Place

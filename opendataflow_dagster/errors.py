@@ -18,6 +18,17 @@ class WrongUse(DataflowError):
     exit_code = 2
 
 
+class FlowError(WrongUse):
+    """What a flow says can't be understood or registered.
+
+    `key` is the key of the dataset or job that is wrong, for who knows the lines of its file.
+    """
+
+    def __init__(self, message: str, *, key: str = "") -> None:
+        super().__init__(message)
+        self.key = key
+
+
 class NoDatabase(DataflowError):
     """The database can't be reached, or `odf init` hasn't been run on it."""
 

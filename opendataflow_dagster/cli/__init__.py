@@ -5,6 +5,10 @@ import io
 import os
 import sys
 
+TYPE_CHECKING = False  # type checkers take it for true; a cron line doesn't pay for `typing`
+if TYPE_CHECKING:
+    from .fast_run import RunLine
+
 
 def main() -> None:
     """Run `odf` with this process's arguments, and exit."""
@@ -12,17 +16,27 @@ def main() -> None:
     from ..config.credentials import take_passkey
 
     take_passkey()  # before anything that a user has written is loaded
-    from .fast_run import execute, parse, run_guarded, told_alive
+    from .fast_run import parse, run_guarded, told_alive
 
     words = sys.argv[1:]
     if words[:1] == ["run"] and (line := parse(words[1:])):
-        leave(run_guarded(lambda: execute(line)))
+        leave(run_guarded(lambda: _run(line)))
     if words == ["alive"]:
         from ..store.opening import open_configured
 
         leave(run_guarded(lambda: told_alive(open_configured(None))))
     gc.enable()
     sys.exit(run_guarded(lambda: _with_click(words)))
+
+
+def _run(line: "RunLine") -> int:
+    from .fast_run import execute, names_job
+
+    if names_job(line):
+        from .run_flow import run_named
+
+        return run_named(line)
+    return execute(line)
 
 
 def leave(code: int) -> None:

@@ -52,6 +52,7 @@ class RunLine(NamedTuple):
 RUN_OPTIONS = (
     "--job",
     "--all",
+    "--all-jobs",
     "--workers",
     "--wait",
     "--strict",
@@ -99,8 +100,13 @@ def parse(words: list[str]) -> RunLine | None:
 
 
 def execute(line: RunLine) -> int:
-    """Run, and return the exit code."""
-    _refuse_own_options(line)
+    """Run a script, and return the exit code."""
+    refuse_own_options(line)
+    return exit_code(run_script(line), strict=line.strict)
+
+
+def run_script(line: RunLine) -> Outcome:
+    """Run a script for the chunks of its job."""
     store = open_configured(line.config)
     jobid = line.job or job_of(line.script)
     many = line.all_chunks or line.workers > 1
@@ -122,7 +128,13 @@ def execute(line: RunLine) -> int:
             progress.end()
     finally:
         store.close()
-    return exit_code(outcome, strict=line.strict)
+    return outcome
+
+
+def names_job(line: RunLine) -> bool:
+    """Whether what is to be run may be a job of the flow.yml here: it is no file, nor a path."""
+    script = line.script
+    return not ("/" in script or os.path.isfile(script)) and os.path.isfile("flow.yml")
 
 
 def told_alive(store: Store, *claim: Any) -> int:
@@ -138,7 +150,7 @@ def told_alive(store: Store, *claim: Any) -> int:
     return Refused.exit_code
 
 
-def _refuse_own_options(line: RunLine) -> None:
+def refuse_own_options(line: RunLine) -> None:
     """Refuse options of `odf run` that stand after the script, unless a `--` is before them."""
     for word in line.arguments:
         if word == "--" or line.exact:

@@ -1,23 +1,17 @@
 """`odf run`, `force`, `start` and `end`: run a script, a Spark function, or any program."""
 
-import os
 import sys
 from typing import TYPE_CHECKING
 
 import click
 
-from ..config.settings import Settings, load_settings
 from ..errors import WrongUse
 from ..runner.run import force_job, nothing_to_do
-from ..store.opening import open_from
-from ..store.store import refuse_flawed
-from .fast_run import EXIT_IDLE, RunLine, execute, exit_code, narration, narrator, told_alive
+from .fast_run import EXIT_IDLE, RunLine, execute, exit_code, names_job, narrator, told_alive
 from .output import json_text, store_of
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
-    from ..spark.job import SparkJob
+    pass
 
 SCRIPT_LINE = {"allow_interspersed_args": False, "ignore_unknown_options": False}
 """Everything after the script belongs to the script."""
@@ -44,6 +38,12 @@ class RunCommand(click.Command):
 @click.option("--job", metavar="ID", help="The job; else the script's name without its extension.")
 @click.option("--all", "all_chunks", is_flag=True, help="Run until nothing is left.")
 @click.option(
+    "--all-jobs",
+    is_flag=True,
+    help="Instead of SCRIPT: run all jobs of flow.yml, in the order of their data, until nothing "
+    "is left.",
+)
+@click.option(
     "--workers",
     type=click.IntRange(min=1),
     default=1,
@@ -68,6 +68,7 @@ def run(
     ctx: click.Context,
     job: str | None,
     all_chunks: bool,
+    all_jobs: bool,
     workers: int,
     wait: bool,
     strict: bool,
@@ -85,75 +86,35 @@ def run(
     The exit code is the script's, or 128+n if it died by signal n. With --spark, a function is
     called instead, of a module here or of a file (path/file.py:function): its frames are the chunks
     of the job's inputs, and what it returns is published. The job is called like the function.
+
+    SCRIPT may also be the name of a job of the flow.yml here, which says what runs it, unless it
+    has a slash or is a file.
     """
     config = config or ctx.find_root().obj
+    if all_jobs:
+        if script is not None or spark is not None or job is not None:
+            raise click.UsageError("--all-jobs runs the jobs of flow.yml: name no script or job.")
+        from .run_flow import run_all_jobs
+
+        ctx.exit(run_all_jobs(RunLine("", (), None, True, workers, strict, config, wait)))
     if spark is None:
         if script is None:
-            raise click.UsageError("Name a SCRIPT, or --spark MODULE:FUNCTION.")
+            raise click.UsageError("Name a SCRIPT, --spark MODULE:FUNCTION, or --all-jobs.")
         if batch is not None:
             raise click.UsageError("--batch is for --spark: a script makes one chunk.")
         exact = ctx.meta[EXACT]
-        ctx.exit(
-            execute(
-                RunLine(script, arguments, job, all_chunks, workers, strict, config, wait, exact)
-            )
-        )
+        named = RunLine(script, arguments, job, all_chunks, workers, strict, config, wait, exact)
+        if names_job(named):
+            from .run_flow import run_named
+
+            ctx.exit(run_named(named))
+        ctx.exit(execute(named))
     if script is not None:
         raise click.UsageError(f"Give either --spark or the script {script!r}, not both.")
     line = RunLine(spark, (), job, all_chunks or workers > 1, workers, strict, config, wait)
-    ctx.exit(execute_spark(line, batch))
+    from .spark_run import run_spark
 
-
-def execute_spark(line: RunLine, batch: int | None) -> int:
-    """Run a function of DataFrames instead of a script, and return the exit code."""
-    from ..spark.job import load_job
-
-    settings = load_settings(line.config)
-    started: list[SparkSession] = []
-
-    def begin() -> None:
-        from ..spark.session import spark_session
-
-        started.append(spark_session(app=f"odf {line.script}", settings=settings))
-
-    try:
-        job, function = load_job(line.script, begin)
-        return _run_spark(line, batch, settings, job, line.job or function)
-    finally:
-        for session in started:
-            from ..spark.session import let_go
-
-            let_go(session)
-
-
-def _run_spark(
-    line: RunLine, batch: int | None, settings: Settings, job: "SparkJob", jobid: str
-) -> int:
-    from ..spark.worker import run_spark_job
-
-    store = open_from(settings)
-    try:
-        refuse_flawed(store, store.plan(jobid))  # before its function is asked what it takes
-        progress, say = narration(store, jobid, line.all_chunks)
-        outcome = run_spark_job(
-            store,
-            jobid,
-            line.script,
-            job,
-            settings,
-            say=say,
-            environ=os.environ,
-            all_chunks=line.all_chunks,
-            workers=line.workers,
-            batch=batch,
-            wait=line.wait,
-            progress=progress,
-        )
-        if progress:
-            progress.end()
-    finally:
-        store.close()
-    return exit_code(outcome, strict=line.strict)
+    ctx.exit(exit_code(run_spark(line, batch), strict=strict))
 
 
 @click.command(context_settings=SCRIPT_LINE)

@@ -108,6 +108,7 @@ def doctor(ctx: click.Context, deep: bool, as_json: bool) -> None:
 def _examine(config: str | None, deep: bool) -> Iterator[Check]:
     """The machine first, then what is configured on it."""
     from ..spark.java import examine_spark
+    from .flow import examine_flow
 
     checks = examine(config, deep=deep)
     yield next(checks)
@@ -117,6 +118,7 @@ def _examine(config: str | None, deep: bool) -> Iterator[Check]:
         settings = None
     yield from examine_spark(settings)
     yield from checks
+    yield from examine_flow(config)
 
 
 def line(check: Check) -> str:

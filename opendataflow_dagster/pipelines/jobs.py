@@ -237,6 +237,7 @@ def _register(store: Store, project: Project, plan: Plan, plans: Mapping[str, Pl
         items | {MARK: project.name},
         replace=True,
         beside=plans.values(),
+        origin=f"{MARK}:{project.name}",
     )
 
 

@@ -1,6 +1,5 @@
 """A project folder: its `project.yml`, read as it stands."""
 
-import math
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,14 +9,11 @@ from ..config.settings import BUILT_IN, PROJECT, Settings, load_settings
 from ..errors import DataflowError, NoDatabase, Refused, WrongUse
 from ..store.opening import open_from
 from ..store.store import Store
-from ..util.text import did_you_mean, printable
+from ..util.text import did_you_mean
+from ..util.yaml_file import not_yaml, refuse_many_values
 
 FILE = PROJECT
 INSTALL = "Run: pip install 'opendataflow-dagster[pipelines]'"
-
-
-MOST_VALUES = 100_000
-"""Values of a project.yml, its aliases written out: a few lines of them can be billions."""
 
 
 class ProjectError(DataflowError):
@@ -101,17 +97,10 @@ def read_project(root: Path) -> Project:
     try:
         loader = yaml.SafeLoader(file.read_bytes())
         node = loader.get_single_node()
-        if _size(node, {}) > MOST_VALUES:
-            raise ProjectError(
-                f"{file.name} has more than {MOST_VALUES:,} values once its aliases (`*name`) are "
-                "written out. Leave most of them out."
-            )
+        refuse_many_values(node, file.name, ProjectError)
         read = None if node is None else loader.construct_document(node)
     except (yaml.YAMLError, ValueError, RecursionError) as error:
-        mark = getattr(error, "problem_mark", None)
-        where = _at(file, mark.line + 1) if mark else file.name
-        why = getattr(error, "problem", None) or str(error).split("\n")[0] or type(error).__name__
-        raise ProjectError(f"{where} isn't YAML: {printable(why)}. Correct it.") from None
+        raise ProjectError(not_yaml(error, file.name)) from None
     finally:
         if loader is not None:
             loader.dispose()
@@ -193,19 +182,6 @@ def _name(given: Any, suffix: str = "", *, path: bool = False) -> str | None:
     if any(part in ("", ".", "..") or "/" in part or "\\" in part for part in parts):
         return None
     return name if name.isprintable() else None
-
-
-def _size(node: Any, sizes: dict[int, float]) -> float:
-    """How many values a node of YAML has, each alias written out; one within itself has no end."""
-    if node is None:
-        return 0
-    if id(node) not in sizes:
-        sizes[id(node)] = math.inf  # until it is known: what an alias within itself finds
-        values = node.value if isinstance(node.value, list) else ()
-        # A mapping has pairs, a sequence has nodes.
-        inner = [each for value in values for each in (value if type(value) is tuple else (value,))]
-        sizes[id(node)] = 1 + sum(_size(each, sizes) for each in inner)
-    return sizes[id(node)]
 
 
 def _at(file: Path, line: int) -> str:

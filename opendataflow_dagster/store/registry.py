@@ -58,7 +58,7 @@ def add_dataset(
 
     None leaves a column as it is, an empty text clears it. The password is encrypted on the way.
     """
-    _check_columns(datasetid, columns)
+    check_columns(datasetid, columns)
     check_text("password", password)
     if password:
         others = [value for _, value in store.db.run("credentials.values")]
@@ -81,7 +81,7 @@ def add_dataset(
     return store.db.insist(work)[0]
 
 
-def _check_columns(datasetid: str, columns: Mapping[str, str | None]) -> None:
+def check_columns(datasetid: str, columns: Mapping[str, str | None]) -> None:
     """Refuse a dataset's id, or a value of one of its columns, that nothing could work with."""
     check_id("datasetid", datasetid)
     if datasetid == "today":
@@ -95,7 +95,7 @@ def _check_columns(datasetid: str, columns: Mapping[str, str | None]) -> None:
         )
     for name, value in columns.items():
         check_text(f"value of {name}", value)
-        if name in ("hostname", "database") and value and _has_password(value):
+        if name in ("hostname", "database") and value and has_password(value):
             raise WrongUse(
                 f"The {name} of dataset {datasetid!r} has a password in its URL, where everybody "
                 "would see it. Leave it out, and give it with --password (of an object store, as "
@@ -116,7 +116,7 @@ def _check_columns(datasetid: str, columns: Mapping[str, str | None]) -> None:
         )
 
 
-def _has_password(place: str) -> bool:
+def has_password(place: str) -> bool:
     """Whether a place is a URL with a password in it."""
     is_url = place.startswith("jdbc:") or "://" in place
     return is_url and redact(place) != place
@@ -137,13 +137,15 @@ def add_job(
     *,
     replace: bool = False,
     beside: Iterable[Plan] = (),
+    origin: str | None = None,
 ) -> Added:
     """Register a job, or add to it; with `replace`, it has these items and no others from now on.
 
     A variable that the job sets already gets the new value. `beside` are jobs that are registered
-    together with it: what their rows still say doesn't count.
+    together with it: what their rows still say doesn't count. `origin` is what declares the job,
+    such as `project:shop`.
     """
-    wanted = _items(jobid, inputs, outputs, environment or {})
+    wanted = job_items(jobid, inputs, outputs, environment or {})
 
     def work() -> Added:
         db = store.db
@@ -153,7 +155,7 @@ def add_job(
             rows = db.run("registry.items", jobid=jobid)
             links, wanted_links = _links(rows), _links(wanted)
             links_after = wanted_links if replace else links | wanted_links
-            _check_links(jobid, links_after)
+            check_links(jobid, links_after)
             if wanted_links - links:
                 _refuse_circle(store, jobid, links_after, beside)
             new = (_replace_items if replace else _extend_items)(store, jobid, rows, wanted)
@@ -161,6 +163,15 @@ def add_job(
                 names = ("itemtype", "datasetid", "itemvalue")
                 items = [dict(zip(names, item, strict=True)) for item in new]
                 db.change("registry.add_items", jobid=jobid, items=json.dumps(items))
+            if origin:
+                db.change(
+                    "registry.note_origin",
+                    kind="job",
+                    name=jobid,
+                    origin=origin,
+                    who=person(),
+                    revision=None,
+                )
             notes = _unregistered_notes(store, wanted)
         store._plans.pop(jobid, None)
         return Added(len(new), notes)
@@ -188,7 +199,7 @@ def _replace_items(
         store.db.change("registry.remove_variables", jobid=jobid)
         return [item for item in wanted if not item[1]]
     if links - wanted_links:
-        _refuse_live(store, jobid)
+        refuse_live(store, jobid)
     store.db.change("registry.remove_job", jobid=jobid)
     return wanted
 
@@ -233,7 +244,7 @@ def remove_job(store: Store, jobid: str, *, plan: bool = False) -> list[Removal]
             items = len(db.run("registry.items", jobid=jobid))
             if not items:
                 refuse_flawed(store, Plan(jobid, (), (), (), (), False))
-            _refuse_live(store, jobid)
+            refuse_live(store, jobid)
             [(claimable,)] = db.run("why.claimable", jobid=jobid)
             found = [
                 Removal("items of the job", items, "go"),
@@ -252,6 +263,7 @@ def remove_job(store: Store, jobid: str, *, plan: bool = False) -> list[Removal]
             if not plan:
                 db.change("registry.remove_job", jobid=jobid)
                 db.change("registry.remove_policy", jobid=jobid)
+                db.change("registry.forget_origins", kind="job", name=jobid)
         store._plans.pop(jobid, None)
         return found
 
@@ -282,6 +294,7 @@ def remove_dataset(store: Store, datasetid: str, *, plan: bool = False) -> list[
             ]
             if not plan:
                 db.change("registry.remove_dataset", datasetid=datasetid)
+                db.change("registry.forget_origins", kind="dataset", name=datasetid)
         return found
 
     return store.db.insist(work)[0]
@@ -319,7 +332,7 @@ def set_policy(store: Store, jobid: str, dials: Mapping[str, str]) -> dict[str, 
     for key in dials:
         if key not in DIALS:
             raise WrongUse(f"There is no dial {key!r}. Choose from {', '.join(DIALS)}.")
-    values = {key: _dial(store, key, value) for key, value in dials.items()}
+    values = {key: read_dial(store, key, value) for key, value in dials.items()}
 
     def work() -> None:
         with store.db.transaction(who=person()):
@@ -333,7 +346,7 @@ def set_policy(store: Store, jobid: str, dials: Mapping[str, str]) -> dict[str, 
     return policy(store, jobid)
 
 
-def _items(
+def job_items(
     jobid: str, inputs: Iterable[str], outputs: Iterable[str], environment: Mapping[str, str]
 ) -> list[Item]:
     """The rows of a registration, each checked and none twice."""
@@ -360,7 +373,7 @@ def _items(
     return items
 
 
-def _check_links(jobid: str, links: set[tuple[str, str]]) -> None:
+def check_links(jobid: str, links: set[tuple[str, str]]) -> None:
     inputs = {datasetid for kind, datasetid in links if kind == "IN"}
     outputs = {datasetid for kind, datasetid in links if kind == "OUT"}
     if not outputs:
@@ -420,7 +433,7 @@ def _refuse_circle(
                 paths.append([*path, other, datasetid])
 
 
-def _refuse_live(store: Store, jobid: str) -> None:
+def refuse_live(store: Store, jobid: str) -> None:
     [(count, owner)] = store.db.run("registry.live_claims", jobid=jobid)
     if count:
         raise Refused(
@@ -437,13 +450,21 @@ def _refuse_unregistered(store: Store, jobid: str) -> None:
         refuse_flawed(store, Plan(jobid, (), (), (), (), False))
 
 
-def _dial(store: Store, key: str, text: str) -> Any:
+def read_dial(store: Store, key: str, text: str) -> Any:
     """The value of a dial from what a person wrote."""
     text, dial = text.strip(), DIALS[key]
     if text.lower() in ("", "none") or (key == "paused_until" and text.lower() == "no"):
         return None
     if dial.unit == "time":
         return _time_of_dial(store, key, text)
+    return dial_number(key, text)
+
+
+def dial_number(key: str, text: str) -> int | None:
+    """The value of a dial that is a number, from what a person wrote."""
+    dial = DIALS[key]
+    if text.lower() in ("", "none"):
+        return None
     is_seconds = dial.unit == "seconds"
     try:
         number = round(parse_duration(text)) if is_seconds else int(text)

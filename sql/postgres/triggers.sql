@@ -624,14 +624,15 @@ create or replace function kept(registered jsonb) returns text language sql stab
                'encryptedpass', 'digest ' || left(encode(sha256(convert_to(registered ->> 'encryptedpass', 'UTF8')), 'hex'), 8))
            else '{}' end) as text)
 $$;
+-- All columns are of one type, or the rows of one job couldn't be looked up by an index.
 create or replace view registered as
 select cast('dataset' as text) as tablename, cast(null as text) as jobid, cast(datasetid as text) as datasetid,
        cast(null as text) as itemtype, kept(to_jsonb(d)) as content
 from dataset d
 union all
-select 'job', jobid, datasetid, itemtype, kept(to_jsonb(j)) from job j
+select 'job', cast(jobid as text), cast(datasetid as text), cast(itemtype as text), kept(to_jsonb(j)) from job j
 union all
-select 'jobpolicy', jobid, null, null,
+select 'jobpolicy', jobid, cast(null as text), cast(null as text),
        kept(to_jsonb(p) || jsonb_build_object('paused_until', p.paused_until at time zone 'UTC'))
 from jobpolicy p;
 

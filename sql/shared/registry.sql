@@ -73,3 +73,13 @@ insert into jobpolicy (jobid) values (:jobid) on conflict (jobid) do nothing;
 -- name: set_{dial}
 -- Turn one dial of a job: a statement for each.
 update jobpolicy set {dial} = :value, modified = current_timestamp where jobid = :jobid;
+
+-- name: note_origin
+-- Remember who declares a dataset or a job.
+insert into origin (kind, name, origin, who, revision) values (:kind, :name, :origin, :who, :revision)
+on conflict (kind, name, origin) do update set
+    who = excluded.who, at = excluded.at, revision = excluded.revision;
+
+-- name: forget_origins
+-- Forget who declared a dataset or a job.
+delete from origin where kind = :kind and name = :name;

@@ -149,6 +149,14 @@ create table if not exists registration (
 create index if not exists registration_by_job on registration (jobid);
 create index if not exists registration_by_dataset on registration (datasetid);
 
+-- Who declares a dataset or a job: `flow:NAME` or `project:NAME`. One may have several; what was typed by hand has none.
+-- `dials`: those that a flow sets, as a JSON list; one that it no longer sets is reset.
+create table if not exists origin (
+    kind text not null, name text not null, origin text not null,
+    who text, at text not null default (strftime('%Y-%m-%d %H:%M:%f', 'now')), revision text, dials text,
+    primary key (kind, name, origin)
+);
+
 -- `version`: of these tables. `oldest_client`: an older program takes no new claim, but settles those that it has.
 -- `schema`: whose triggers.sql ran last. The `odf init` of version 3 knows of this row only and writes '3' into it, so
 -- that another number than `version` tells that an older program has rewritten functions and triggers.

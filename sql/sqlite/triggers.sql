@@ -447,13 +447,20 @@ from (
 group by tablename, jobid, datasetid, itemtype, content
 having sum(n) <> 0;
 
+-- The triggers ask for the rows of one dataset or job, and not of `unrecorded`, for which all of them are read.
 drop view if exists record_dataset;
 create view record_dataset as select null as datasetid where false;
 create trigger recorded_dataset instead of insert on record_dataset begin
     insert into registration (tablename, datasetid, n, content, who, why)
     select u.tablename, u.datasetid, u.n, u.content, coalesce(c.who, 'sql'), c.why
-    from unrecorded u, dataflow_context c
-    where u.tablename = 'dataset' and u.datasetid = new.datasetid
+    from dataflow_context c, (
+        select tablename, jobid, datasetid, itemtype, content, sum(n) as n from (
+            select tablename, jobid, datasetid, itemtype, content, 1 as n from registered
+            where tablename = 'dataset' and datasetid = new.datasetid
+            union all
+            select tablename, jobid, datasetid, itemtype, content, -n from registration
+            where tablename = 'dataset' and datasetid = new.datasetid)
+        group by tablename, jobid, datasetid, itemtype, content having sum(n) <> 0) as u
     order by u.n;
 end;
 
@@ -462,8 +469,14 @@ create view record_job as select null as jobid where false;
 create trigger recorded_job instead of insert on record_job begin
     insert into registration (tablename, jobid, datasetid, itemtype, n, content, who, why)
     select u.tablename, u.jobid, u.datasetid, u.itemtype, u.n, u.content, coalesce(c.who, 'sql'), c.why
-    from unrecorded u, dataflow_context c
-    where u.tablename <> 'dataset' and u.jobid = new.jobid
+    from dataflow_context c, (
+        select tablename, jobid, datasetid, itemtype, content, sum(n) as n from (
+            select tablename, jobid, datasetid, itemtype, content, 1 as n from registered
+            where tablename <> 'dataset' and jobid = new.jobid
+            union all
+            select tablename, jobid, datasetid, itemtype, content, -n from registration
+            where tablename <> 'dataset' and jobid = new.jobid)
+        group by tablename, jobid, datasetid, itemtype, content having sum(n) <> 0) as u
     order by u.n;
 end;
 

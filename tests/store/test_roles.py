@@ -10,7 +10,7 @@ from typing import TypeVar
 
 import psycopg
 import pytest
-from click.testing import CliRunner
+from click.testing import CliRunner, Result
 from psycopg import errors
 
 from opendataflow_dagster.cli.app import app
@@ -221,6 +221,28 @@ def test_a_reader_reads_and_changes_nothing(
     ):
         refused(store, READER, statement)
     reader.close()
+
+
+def test_a_worker_applies_a_flow_that_a_reader_may_only_plan(
+    store: Store, postgres_server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    psql(postgres_server, store.db.url, *NAMES)  # type: ignore[attr-defined]
+    Path("flow.yml").write_text("flow: shop\ndatasets: {a: {}}\njobs: {k: {in: a, out: c}}\n")
+
+    def odf(name: str, *words: str) -> Result:
+        monkeypatch.setenv("DATAFLOW_URL", as_user(store, name).db.url)  # type: ignore[attr-defined]
+        return CliRunner().invoke(app, words, prog_name="odf")
+
+    assert odf(READER, "plan").exit_code == 5
+    denied = odf(READER, "apply")
+    assert denied.exit_code == 1
+    [line] = denied.stderr.splitlines()
+    assert "permission denied" in line
+    assert "grant" in line
+    assert odf(WORKER, "apply").exit_code == 0
+    assert odf(READER, "plan").exit_code == 0
+    assert odf(READER, "export").exit_code == 0
+    check(store)
 
 
 def test_an_owner_makes_and_upgrades_the_tables(

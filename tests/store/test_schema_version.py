@@ -84,7 +84,7 @@ LATER = (
 )
 """Columns that version 3 didn't have."""
 
-NEW = ("dataflow_meta", "fill", "streamfold", "csvfile", "csvpart", "registration")
+NEW = ("dataflow_meta", "fill", "streamfold", "csvfile", "csvpart", "registration", "origin")
 """Tables that it didn't have, and the one that tells versions."""
 
 

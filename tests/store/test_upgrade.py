@@ -294,6 +294,7 @@ def without_registrations(store: Store) -> None:
         sql(store, "drop table registration")
     else:
         sql(store, "drop table registration cascade")
+    sql(store, "drop table origin")
 
 
 def without_later_columns(store: Store) -> None:

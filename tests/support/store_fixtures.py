@@ -32,6 +32,7 @@ TABLES = (
     "csvfile",
     "csvpart",
     "registration",
+    "origin",
 )
 
 

@@ -1,0 +1,124 @@
+"""`odf run JOB` and `odf run --all-jobs`: jobs by what flow.yml says of them."""
+
+import os
+import sys
+from graphlib import TopologicalSorter
+
+from ..errors import Refused, WrongUse
+from ..flow.flow import FILE, Flow, Job
+from ..runner.run import Outcome
+from ..store.opening import open_configured
+from ..store.store import Store
+from ..util.text import printable, typed
+from .fast_run import (
+    RunLine,
+    complain,
+    execute,
+    exit_code,
+    narrator,
+    refuse_own_options,
+    run_script,
+)
+
+OWN = (None, "work")
+"""The values of `runs_in` of jobs that `--all-jobs` starts."""
+
+STOPPED_CODE = 128
+"""The least exit code of a run that a signal has ended."""
+
+
+def run_named(line: RunLine) -> int:
+    """Run the job of the flow here that is called like the script, or else the script."""
+    job = Flow.load(FILE).job(line.script)
+    if job is None:
+        return execute(line)
+    refuse_own_options(line)
+    return exit_code(_run(job, line), strict=line.strict)
+
+
+def run_all_jobs(line: RunLine) -> int:
+    """Run all that can be claimed of the flow's jobs, in the order in which they depend on
+    each other, until nothing is left; the exit code.
+    """
+    say = narrator(sys.stderr)
+    flow = Flow.load(FILE)
+    jobs = [job for job in in_order(flow) if job.runs_in in OWN]
+    lines = {job.jobid: line._replace(script=job.jobid, all_chunks=True) for job in jobs}
+    store = open_configured(line.config)
+    total = Outcome(0)
+    try:
+        while True:
+            outcome = Outcome(0)
+            for job in jobs:
+                if _has_work(store, job):
+                    outcome = outcome.and_then(_run_guarded(job, lines[job.jobid]))
+                if outcome.code >= STOPPED_CODE:
+                    break
+            total = total.and_then(outcome)
+            if not (outcome.done or outcome.failed) or outcome.code >= STOPPED_CODE:
+                break
+    finally:
+        store.close()
+    say(f"All jobs of {printable(flow.name)!r}: done {total.done}, failed {total.failed}")
+    return exit_code(total, strict=line.strict)
+
+
+def in_order(flow: Flow) -> list[Job]:
+    """The jobs, each after those that write what it reads."""
+    writers: dict[str, list[str]] = {}
+    for job in flow.jobs:
+        for datasetid in job.outputs:
+            writers.setdefault(datasetid, []).append(job.jobid)
+    above = {
+        job.jobid: [writer for datasetid in job.inputs for writer in writers.get(datasetid, ())]
+        for job in flow.jobs
+    }
+    named = {job.jobid: job for job in flow.jobs}
+    return [named[jobid] for jobid in TopologicalSorter(above).static_order()]
+
+
+def _run(job: Job, line: RunLine) -> Outcome:
+    """Run one job by what the flow says of it."""
+    jobid = line.job or job.jobid
+    if job.run is not None:
+        script, *arguments = job.words()
+        if "/" not in script and os.path.isfile(script):
+            script = f"./{script}"
+        arguments = (*arguments, *line.arguments)
+        return run_script(line._replace(script=script, arguments=arguments, job=jobid))
+    if job.spark is not None:
+        from .spark_run import run_spark
+
+        if line.arguments:
+            raise WrongUse(f"Job {job.jobid!r} is a function, which takes no arguments.")
+        many = line.all_chunks or line.workers > 1
+        return run_spark(line._replace(script=job.spark, job=jobid, all_chunks=many), None)
+    raise Refused(f"Job {job.jobid!r} of {FILE} has no script. {_way(job)}.", code="NO_SCRIPT")
+
+
+def _way(job: Job) -> str:
+    """How a job is run that has no script."""
+    if job.pipeline is not None:
+        return f"Run: odf pipeline run {typed(job.jobid)} --project {typed(job.pipeline)}"
+    if job.python is not None:
+        return "It is run by Dagster"
+    return f"Add run: SCRIPT to it in {FILE}, or run: odf run --job {typed(job.jobid)} SCRIPT"
+
+
+def _run_guarded(job: Job, line: RunLine) -> Outcome:
+    """Run one job; what is wrong with it doesn't stop the others."""
+    try:
+        return _run(job, line)
+    except (Refused, WrongUse) as error:
+        complain(error)
+        return Outcome(1)
+
+
+def _has_work(store: Store, job: Job) -> bool:
+    """Whether anything of a job may be claimed, judged, retried or recovered."""
+    if "today" in job.inputs:
+        return True
+    [(is_queued, has_pending)] = store.db.insist(
+        lambda: store.db.run("fill.outlook", jobid=job.jobid)
+    )[0]
+    return is_queued or has_pending or store.next_change(job.jobid, leases=True) is not None

@@ -1,0 +1,1 @@
+"""flow.yml: datasets and jobs as code, planned and applied."""

@@ -1,0 +1,401 @@
+"""A flow: the datasets and jobs of a project as code, from flow.yml or from Python."""
+
+import json
+import os
+import re
+import shlex
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, field
+from typing import Any, TypeVar
+
+from ..errors import FlowError, WrongUse
+from ..ids import check_id, check_text
+from ..model import DATASET_COLUMNS, DIALS
+from ..store.registry import (
+    check_columns,
+    check_links,
+    circle_of_jobs,
+    dial_number,
+    has_password,
+    job_items,
+)
+from ..util.text import did_you_mean, printable, typed
+from .keys import RUNNERS, RUNS_IN, TARGET_KEYS
+from .parse import FILE, FlowFile, Item, parse_file, read_file
+
+_Made = TypeVar("_Made")
+
+_VARIABLE = re.compile(r"\$(?:(\$)(?=\{)|\{([A-Za-z_][A-Za-z0-9_]*)\})")
+EXPANDED = ("hostname", "database", "schemaname", "tablename", "username")
+"""The columns in which `${NAME}` stands for a variable of the environment."""
+
+
+def origin_of(flow: str) -> str:
+    """What the rows of a flow carry."""
+    return f"flow:{flow}"
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """Data with a place.
+
+    Args:
+        datasetid: Its id.
+        hostname: The machine or the folder that it is on; this and the next ones are the columns of
+            the table `dataset`. In a place, `${NAME}` stands for a variable of the environment, and
+            `$${` for `${`.
+        password: The variable of the environment that has the password, as `${NAME}`.
+        encryptedpass: The password as `odf encrypt --dataset` printed it, instead.
+        options: How CSV files of others are written, as a mapping.
+        description: What it is, for people. This and the next two aren't written to the tables.
+
+    Example:
+        Dataset("sales", hostname="/data/sales", format="csv")
+    """
+
+    datasetid: str
+    _: KW_ONLY
+    hostname: str | None = None
+    database: str | None = None
+    schemaname: str | None = None
+    tablename: str | None = None
+    username: str | None = None
+    password: str | None = field(default=None, repr=False)
+    encryptedpass: str | None = field(default=None, repr=False)
+    format: str | None = None
+    chunkcolumn: str | None = None
+    domain: str | None = None
+    writemode: str | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+    description: str | None = None
+    owners: Sequence[str] = ()
+    tags: Mapping[str, str] = field(default_factory=dict)
+    where: str = field(default="", compare=False, repr=False)
+    """The file and the line that it stands at."""
+
+    def __post_init__(self) -> None:
+        _set_tuples(self, "owners")
+        if self.password is not None and not _is_reference(self.password):
+            raise FlowError(
+                f"The password of dataset {self.datasetid!r} is written out, where everybody would "
+                "see it. Write password: ${NAME} and set that variable, or encryptedpass: with "
+                f"what `odf encrypt --dataset {typed(self.datasetid)}` prints.",
+                key="password",
+            )
+        if self.password and self.encryptedpass:
+            raise FlowError(
+                f"Dataset {self.datasetid!r} has a password and an encryptedpass. Leave one out.",
+                key="password",
+            )
+        _refuse_wrong_row(self.datasetid, self.raw_columns())
+
+    def raw_columns(self) -> dict[str, str | None]:
+        """The columns of its row as they are written, with None for an empty text."""
+        row = {name: getattr(self, name) or None for name in DATASET_COLUMNS}
+        row["options"] = json.dumps(dict(self.options)) if self.options else None
+        return row
+
+    def columns(self, environ: Mapping[str, str] = os.environ) -> dict[str, str | None]:
+        """The columns of its row, with variables of the environment in the places."""
+        row = self.raw_columns()
+        try:
+            for name in EXPANDED:
+                row[name] = expand(row[name] or "", environ) or None
+            _refuse_wrong_row(self.datasetid, row)
+        except FlowError as error:
+            raise self._located(error) from None
+        return row
+
+    def secret(self, environ: Mapping[str, str] = os.environ) -> str | None:
+        """The password that the environment has for it; None if it names no variable."""
+        try:
+            return None if self.password is None else expand(self.password, environ)
+        except FlowError as error:
+            raise self._located(error) from None
+
+    def _located(self, error: FlowError) -> FlowError:
+        where = self.where or f"Dataset {self.datasetid!r}"
+        return FlowError(f"{where}: {error}", key=error.key)
+
+
+@dataclass(frozen=True)
+class Job:
+    """What reads and writes datasets.
+
+    Args:
+        jobid: Its id.
+        inputs: The datasets that it reads; `today` stands for the current date.
+        outputs: The datasets that it writes.
+        run: The script that makes a chunk, and its arguments; or one of the next three.
+        python: The Python function that makes a chunk, as `FILE.py:FUNCTION`.
+        spark: The function of DataFrames that makes chunks, as `FILE.py:FUNCTION`.
+        pipeline: The folder of the project whose pipeline has the job's name.
+        policy: The dials that the flow sets; the others are turned by `odf policy`.
+        environment: Variables that its script gets.
+        runs_in: Who starts it: `work`, `dagster` or `cron`.
+        description: What it is, for people. This and the next two aren't written to the tables.
+
+    Example:
+        Job("check", inputs=["sales"], outputs=["checked"], run="./check.sh")
+    """
+
+    jobid: str
+    _: KW_ONLY
+    inputs: Sequence[str] = ()
+    outputs: Sequence[str] = ()
+    run: str | None = None
+    python: str | None = None
+    spark: str | None = None
+    pipeline: str | None = None
+    policy: Mapping[str, str] = field(default_factory=dict)
+    environment: Mapping[str, str] = field(default_factory=dict)
+    runs_in: str | None = None
+    description: str | None = None
+    owners: Sequence[str] = ()
+    tags: Mapping[str, str] = field(default_factory=dict)
+    where: str = field(default="", compare=False, repr=False)
+    """The file and the line that it stands at."""
+
+    def __post_init__(self) -> None:
+        _set_tuples(self, "inputs", "outputs", "owners")
+        object.__setattr__(self, "policy", {key: str(value) for key, value in self.policy.items()})
+        self._refuse_wrong_items()
+        given = [name for name in RUNNERS if getattr(self, name) is not None]
+        if len(given) > 1:
+            raise FlowError(
+                f"Job {self.jobid!r} has both {given[0]} and {given[1]}. Leave one out.",
+                key=given[1],
+            )
+        if self.runs_in not in (None, *RUNS_IN):
+            raise FlowError(
+                f"runs_in of job {self.jobid!r} is {self.runs_in!r}. "
+                f"Choose from {', '.join(RUNS_IN)}.",
+                key="runs_in",
+            )
+        self._refuse_wrong_runner()
+        check_policy(f"job {self.jobid!r}", self.policy)
+
+    @property
+    def items(self) -> set[tuple[str, str | None, str | None]]:
+        """The rows of the table `job`: itemtype, datasetid, itemvalue."""
+        return set(job_items(self.jobid, self.inputs, self.outputs, self.environment))
+
+    def words(self) -> list[str]:
+        """The script and its arguments, as a shell would split them."""
+        return shlex.split(self.run or "")
+
+    def _refuse_wrong_items(self) -> None:
+        check_id("jobid", self.jobid)
+        if not self.outputs:
+            raise FlowError(
+                f"Job {self.jobid!r} writes no dataset, so nothing could tell which chunks it has "
+                "done. Give it an output: out: [DATASET]."
+            )
+        check_links(self.jobid, {(item[0], item[1]) for item in self.items if item[1]})
+
+    def _refuse_wrong_runner(self) -> None:
+        for name in RUNNERS:
+            value = getattr(self, name)
+            check_text(f"value of {name}", value)
+            if value is not None and not value.strip():
+                raise FlowError(f"{name} of job {self.jobid!r} is empty. Leave it out.", key=name)
+            if name in ("python", "spark") and value and not re.fullmatch(r"[^:]+:\w+", value):
+                raise FlowError(
+                    f"{name} of job {self.jobid!r} is {value!r}. Write FILE.py:FUNCTION.", key=name
+                )
+        try:
+            is_command = self.run is None or bool(self.words())
+        except ValueError:
+            is_command = False
+        if not is_command:
+            raise FlowError(
+                f"run of job {self.jobid!r} isn't a command: a quote isn't closed, or there is "
+                "nothing but a comment. Correct it.",
+                key="run",
+            )
+
+
+@dataclass(frozen=True)
+class Flow:
+    """The datasets and jobs of a project, under one name.
+
+    Args:
+        name: What it registers carries this name, so that two flows may share a database.
+        datasets: Its datasets.
+        jobs: Its jobs; what they read and write needn't be among the datasets.
+        targets: Databases by name: `{"prod": {"properties": "prod.properties"}}`.
+        file: The file that it was read from; paths are relative to its folder.
+
+    Example:
+        Flow("shop", datasets=[Dataset("sales", hostname="/data/sales")],
+             jobs=[Job("check", inputs=["sales"], outputs=["checked"], run="./check.sh")])
+    """
+
+    name: str
+    _: KW_ONLY
+    datasets: Sequence[Dataset] = ()
+    jobs: Sequence[Job] = ()
+    targets: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    file: str | None = None
+
+    def __post_init__(self) -> None:
+        _set_tuples(self, "datasets", "jobs")
+        check_id("flow's name", self.name)
+        _refuse_twice("dataset", [dataset.datasetid for dataset in self.datasets])
+        _refuse_twice("job", [job.jobid for job in self.jobs])
+        for name, target in self.targets.items():
+            _refuse_wrong_target(name, target)
+        links = [
+            (job.jobid, kind, item) for job in self.jobs for kind, item, _ in job.items if item
+        ]
+        if circle := circle_of_jobs(links):
+            raise FlowError(
+                f"These would wait for each other for ever: {circle}. "
+                "Let one of the jobs write another dataset."
+            )
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str] = FILE) -> "Flow":
+        """Read a flow.yml; what is wrong with it is a `FlowError` with file and line."""
+        return _flow_of(read_file(path))
+
+    @classmethod
+    def parse(cls, text: bytes | str, path: str = FILE) -> "Flow":
+        """Read the text of a flow.yml; `path` is for messages, and what paths are relative to."""
+        return _flow_of(parse_file(text, path))
+
+    @property
+    def origin(self) -> str:
+        return origin_of(self.name)
+
+    @property
+    def folder(self) -> str:
+        """The folder that its paths are relative to."""
+        return os.path.dirname(os.path.abspath(self.file)) if self.file else os.getcwd()
+
+    def job(self, jobid: str) -> Job | None:
+        return next((job for job in self.jobs if job.jobid == jobid), None)
+
+
+def _flow_of(file: FlowFile) -> Flow:
+    """What a file declares, checked; what is refused is at the line of the key that it names."""
+    policy = file.policy.values
+    _made(file.policy, check_policy, "defaults", policy)
+    jobs = [item._replace(values=_merged(policy, item.values)) for item in file.jobs]
+    return _made(
+        file.top,
+        Flow,
+        file.top.name,
+        datasets=[_made(item, Dataset, item.name, **_placed(item)) for item in file.datasets],
+        jobs=[_made(item, Job, item.name, **_placed(item)) for item in jobs],
+        targets=file.targets,
+        file=file.path,
+    )
+
+
+def _merged(policy: Mapping[str, str], values: Mapping[str, Any]) -> dict[str, Any]:
+    """A job's values by the names of its fields, with the dials of all jobs."""
+    fields = {"in": "inputs", "out": "outputs"}
+    found = {fields.get(name, name): value for name, value in values.items()}
+    return found | {"policy": {**policy, **values.get("policy", {})}}
+
+
+def _placed(item: Item) -> dict[str, Any]:
+    return {**item.values, "where": item.where}
+
+
+def _made(item: Item, make: Callable[..., _Made], *words: Any, **values: Any) -> _Made:
+    try:
+        return make(*words, **values)
+    except WrongUse as error:
+        where = item.lines.get(getattr(error, "key", ""), item.where)
+        raise FlowError(f"{where}: {error}") from None
+
+
+def check_policy(whose: str, policy: Mapping[str, str]) -> None:
+    """Refuse dials, or values of them, that a flow can't set."""
+    for dial, value in policy.items():
+        if dial not in DIALS:
+            like = did_you_mean(dial, DIALS) or f". Choose from {', '.join(DIALS)}."
+            raise FlowError(f"There is no dial {dial!r} for {whose}{like}", key="policy")
+        if DIALS[dial].unit != "time":
+            dial_number(dial, value.strip())
+        elif value.strip().startswith("+"):
+            raise FlowError(
+                f"{dial} of {whose} is {value!r}: each apply would move it. Write a time such as "
+                "2026-03-01T14:30Z, forever, or none.",
+                key="policy",
+            )
+
+
+def expand(text: str, environ: Mapping[str, str]) -> str:
+    """A text with the variables of the environment that `${NAME}` stands for in it."""
+
+    def value(found: re.Match[str]) -> str:
+        if found[1]:
+            return "$"
+        if not environ.get(found[2]):
+            raise FlowError(
+                f"The environment has no {found[2]}. Set it, as in: "
+                f"export {found[2]}=…; `$${{` stands for `${{` itself.",
+            )
+        return environ[found[2]]
+
+    return _VARIABLE.sub(value, text)
+
+
+def escape(text: str) -> str:
+    """A text that `expand` leaves as it is."""
+    return text.replace("${", "$${")
+
+
+def _refuse_wrong_row(datasetid: str, row: Mapping[str, str | None]) -> None:
+    for name in ("hostname", "database"):
+        if has_password(row[name] or ""):
+            raise FlowError(
+                f"The {name} of dataset {datasetid!r} has a password in its URL, where everybody "
+                "would see it. Leave it out, and write password: ${NAME}.",
+                key=name,
+            )
+    for name, value in row.items():
+        try:
+            check_columns(datasetid, {name: value})
+        except WrongUse as error:
+            raise FlowError(str(error), key=name) from None
+
+
+def _is_reference(text: str) -> bool:
+    found = _VARIABLE.fullmatch(text)
+    return bool(found and found[2])
+
+
+def _set_tuples(item: object, *names: str) -> None:
+    for name in names:
+        value: str | Iterable[str] = getattr(item, name)
+        object.__setattr__(item, name, (value,) if isinstance(value, str) else tuple(value))
+
+
+def _refuse_twice(kind: str, names: list[str]) -> None:
+    if len(set(names)) < len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise FlowError(f"Two {kind}s are called {twice!r}. Give one another name.")
+
+
+def _refuse_wrong_target(name: str, target: Mapping[str, str]) -> None:
+    known = [key.name for key in TARGET_KEYS]
+    for key, value in target.items():
+        if key not in known:
+            like = did_you_mean(key, known) or f". It may have {', '.join(known)}."
+            raise FlowError(f"Target {name!r} has a key {key!r}{like}", key="targets")
+        check_text(f"{key} of target {name!r}", value)
+    if has_password(target.get("url", "")):
+        raise FlowError(
+            f"The url of target {printable(name)!r} has a password, where everybody would see it. "
+            "Leave it out, and write encrypted: with what `odf encrypt` prints, or url: ${NAME}.",
+            key="targets",
+        )
+    if ("properties" in target) == ("url" in target):
+        raise FlowError(
+            f"Target {printable(name)!r} needs either properties: FILE or url: ADDRESS.",
+            key="targets",
+        )

@@ -1,0 +1,329 @@
+"""What applying a flow would do to the tables: compared, with nothing written."""
+
+import hashlib
+import json
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+from ..config.credentials import password_of
+from ..config.settings import redact
+from ..errors import FlowError
+from ..model import DATASET_COLUMNS
+from ..store.registry import circle_of_jobs
+from ..store.store import Store
+from ..util.text import did_you_mean
+from .flow import Dataset, Flow, Job
+from .registered import (
+    DATASET,
+    JOB,
+    PROJECT_ITEM,
+    Columns,
+    Registrations,
+    dials_of,
+    edges,
+    links_of,
+    read_registered,
+    variables_of,
+)
+
+ADD, CHANGE, REMOVE = "add", "change", "remove"
+HASH_LETTERS = 12
+SECRET = "encryptedpass"
+VARIABLE, DIAL = "environment.", "policy."
+"""How the keys of differences of a job's variables and dials begin."""
+
+_COMPARED_NAMES = 20
+"""Unknown names that are compared with all others, which takes a millisecond or more each."""
+
+
+class ValueChange(NamedTuple):
+    """One value that changes, as people may see it."""
+
+    key: str
+    before: str | None
+    after: str | None
+    token: str = ""
+    """What the plan's hash has of a value that isn't shown."""
+
+
+class Change(NamedTuple):
+    """What happens to one dataset or job."""
+
+    action: str
+    kind: str
+    name: str
+    differences: tuple[ValueChange, ...] = ()
+    conflict: str = ""
+    """Why it isn't applied as it is."""
+    may_adopt: bool = False
+    """Whether `--adopt` applies it all the same."""
+
+    @property
+    def keys(self) -> set[str]:
+        return {difference.key for difference in self.differences}
+
+
+class FlowPlan(NamedTuple):
+    """The changes that bring the tables to what a flow says."""
+
+    flow: str
+    changes: tuple[Change, ...]
+    noted: tuple[tuple[str, str], ...]
+    """What is registered as it should be, and will carry the flow's name from now on."""
+    forgotten: tuple[tuple[str, str], ...]
+    """What carries the flow's name, and is gone or stays somebody else's."""
+    notes: tuple[str, ...]
+    hash: str
+
+    @property
+    def conflicts(self) -> list[Change]:
+        return [change for change in self.changes if change.conflict]
+
+    @property
+    def summary(self) -> str:
+        """`2 to add, 1 to change, 1 conflict`."""
+        words = {ADD: "to add", CHANGE: "to change", REMOVE: "to remove"}
+        parts = [
+            f"{count} {word}" for action, word in words.items() if (count := self.count(action))
+        ]
+        if count := len(self.conflicts):
+            parts.append(f"{count} conflict{'' if count == 1 else 's'}")
+        return ", ".join(parts) or "nothing to do"
+
+    def count(self, action: str) -> int:
+        """How many changes of a kind there are, without conflicts."""
+        return sum(change.action == action and not change.conflict for change in self.changes)
+
+
+def plan_flow(
+    store: Store, flow: Flow, *, adopt: bool = False, environ: Mapping[str, str] = os.environ
+) -> FlowPlan:
+    """Compare a flow with the tables; they are only read.
+
+    Args:
+        store: The tables.
+        flow: What they should have.
+        adopt: Take over what somebody else has registered with other values.
+        environ: Where `${NAME}` is looked up.
+    """
+
+    def look() -> Registrations:
+        with store.db.reading():
+            return read_registered(store)
+
+    return compare(store, flow, store.db.insist(look)[0], adopt=adopt, environ=environ)
+
+
+def plan_of_nothing(
+    store: Store, flow: Flow, *, environ: Mapping[str, str] = os.environ
+) -> FlowPlan:
+    """The plan for tables that aren't there yet."""
+    return compare(store, flow, Registrations(), adopt=False, environ=environ)
+
+
+def compare(
+    store: Store, flow: Flow, registered: Registrations, *, adopt: bool, environ: Mapping[str, str]
+) -> FlowPlan:
+    """The plan by what is registered."""
+    comparison = _Comparison(store, flow, registered, adopt, environ)
+    changes = (*comparison.declared(), *comparison.removed())
+    _refuse_circle(flow, registered, changes)
+    return FlowPlan(
+        flow.name,
+        changes,
+        tuple(comparison.noted),
+        tuple(comparison.forgotten),
+        tuple(_notes(flow, registered, changes)),
+        _hash(flow.name, registered.store, changes),
+    )
+
+
+class _Comparison:
+    def __init__(
+        self,
+        store: Store,
+        flow: Flow,
+        registered: Registrations,
+        adopt: bool,
+        environ: Mapping[str, str],
+    ) -> None:
+        self._store, self._flow, self._registered = store, flow, registered
+        self._adopt, self._environ = adopt, environ
+        self.noted: list[tuple[str, str]] = []
+        self.forgotten: list[tuple[str, str]] = []
+
+    def declared(self) -> Iterator[Change]:
+        """What is to be added or changed."""
+        for dataset in self._flow.datasets:
+            yield from self._compare(DATASET, dataset.datasetid, self._of_dataset(dataset))
+        for job in self._flow.jobs:
+            yield from self._compare(JOB, job.jobid, self._of_job(job), job.pipeline is not None)
+
+    def _compare(
+        self, kind: str, name: str, found: list[ValueChange], is_pipeline: bool = False
+    ) -> Iterator[Change]:
+        own = self._flow.origin in self._registered.declared.get((kind, name), ())
+        if not self._registered.has(kind, name):
+            yield Change(ADD, kind, name, tuple(found))
+        elif not found:
+            if not own or self._has_other_dials(kind, name):
+                self.noted.append((kind, name))
+        else:
+            others = sorted(self._registered.origins(kind, name) - {self._flow.origin})
+            conflict = ""
+            if (others or not own) and not self._adopt:
+                whose = f"declared by {' and '.join(others)}" if others else "registered by hand"
+                conflict = f"{whose} with other values: --adopt takes it over"
+            yield Change(CHANGE, kind, name, tuple(found), conflict, bool(conflict))
+
+    def removed(self) -> Iterator[Change]:
+        """What the flow declared once, and doesn't any more."""
+        names = {(DATASET, dataset.datasetid) for dataset in self._flow.datasets}
+        names |= {(JOB, job.jobid) for job in self._flow.jobs}
+        gone = {
+            (kind, name)
+            for (kind, name), origins in self._registered.declared.items()
+            if self._flow.origin in origins and (kind, name) not in names
+        }
+        for kind, name in sorted(gone, reverse=True):  # jobs before the datasets that they use
+            others = self._registered.origins(kind, name) - {self._flow.origin}
+            if others or not self._registered.has(kind, name):
+                self.forgotten.append((kind, name))
+                continue
+            yield Change(
+                REMOVE, kind, name, conflict=self._in_use(name, gone) if kind == DATASET else ""
+            )
+
+    def _in_use(self, datasetid: str, gone: Iterable[tuple[str, str]]) -> str:
+        """The jobs of others that read or write a dataset, as what is in the way of its removal."""
+        own = {job.jobid for job in self._flow.jobs} | {name for kind, name in gone if kind == JOB}
+        users = sorted(set(self._registered.users(datasetid)) - own)
+        if not users:
+            return ""
+        return f"{', '.join(map(repr, users[:3]))} reads or writes it: declare it, or change that"
+
+    def _of_dataset(self, dataset: Dataset) -> list[ValueChange]:
+        wanted = dataset.columns(self._environ)
+        rows = self._registered.datasets.get(dataset.datasetid, [{}])
+        found: dict[str, ValueChange] = {}
+        for row in rows:  # of a table with duplicates, all of them
+            for name in DATASET_COLUMNS:
+                if name != SECRET and not _is_same(name, row.get(name), wanted[name]):
+                    found.setdefault(
+                        name, ValueChange(name, _shown(row.get(name)), _shown(wanted[name]))
+                    )
+            if different := self._of_secret(dataset, row, wanted):
+                found.setdefault(SECRET, different)
+        return list(found.values())
+
+    def _of_secret(self, dataset: Dataset, row: Columns, wanted: Columns) -> ValueChange | None:
+        """Whether the password changes; neither it nor its encrypted value is shown."""
+        before, after = row.get(SECRET), wanted[SECRET]
+        if dataset.password is not None:
+            secret = dataset.secret(self._environ)
+            if before and password_of(dataset.datasetid, before, self._environ) == secret:
+                return None
+        elif before == after:
+            return None
+        told = "another one" if before and (after or dataset.password) else "set"
+        return ValueChange(
+            "password",
+            "set" if before else None,
+            told if after or dataset.password else None,
+            f"{before} {after or dataset.password}",
+        )
+
+    def _of_job(self, job: Job) -> list[ValueChange]:
+        links, variables = links_of(job), variables_of(job)
+        have = self._registered.links.get(job.jobid, frozenset())
+        have_variables = self._registered.variables.get(job.jobid, frozenset())
+        if job.pipeline is not None and PROJECT_ITEM not in job.environment:
+            have_variables = {item for item in have_variables if item[0] != PROJECT_ITEM}
+        found = []
+        for key, kind in (("in", "IN"), ("out", "OUT")):
+            before, after = (
+                sorted(item for each, item in of if each == kind) for of in (have, links)
+            )
+            if before != after:
+                found.append(ValueChange(key, ", ".join(before) or None, ", ".join(after) or None))
+        for name in sorted({name for name, _ in have_variables ^ variables}):
+            before, after = (
+                ", ".join(sorted(value for each, value in of if each == name))
+                if name in dict(of)
+                else None
+                for of in (have_variables, variables)
+            )
+            found.append(ValueChange(VARIABLE + name, before, after))
+        return found + list(self._of_dials(job))
+
+    def _of_dials(self, job: Job) -> Iterator[ValueChange]:
+        """The dials that the flow sets, and those that it has set once."""
+        declared = self._registered.declared.get((JOB, job.jobid), {})
+        wanted: dict[str, Any] = dict.fromkeys(declared.get(self._flow.origin, ()))
+        wanted |= dials_of(self._store, job)
+        have = self._registered.dials.get(job.jobid, {})
+        for name, value in wanted.items():
+            if have.get(name) != value:
+                yield ValueChange(DIAL + name, _number(have.get(name)), _number(value))
+
+    def _has_other_dials(self, kind: str, name: str) -> bool:
+        """Whether what is remembered of the dials that the flow sets isn't true any more."""
+        job = self._flow.job(name) if kind == JOB else None
+        known = self._registered.declared[kind, name][self._flow.origin]
+        return job is not None and sorted(job.policy) != sorted(known)
+
+
+def _is_same(name: str, before: str | None, after: str | None) -> bool:
+    if name == "options" and before and after:
+        try:
+            return json.loads(before) == json.loads(after)
+        except ValueError:
+            return False
+    return (before or None) == (after or None)
+
+
+def _shown(value: str | None) -> str | None:
+    return None if value is None else redact(value)
+
+
+def _number(value: Any) -> str | None:
+    return None if value is None else str(value)
+
+
+def _refuse_circle(flow: Flow, registered: Registrations, changes: Iterable[Change]) -> None:
+    """Refuse jobs that would wait for each other, together with those that are registered."""
+    gone = {change.name for change in changes if change.action == REMOVE and change.kind == JOB}
+    links = {jobid: found for jobid, found in registered.links.items() if jobid not in gone}
+    links |= {job.jobid: links_of(job) for job in flow.jobs}
+    circle = circle_of_jobs(edges(links))
+    if circle and not circle_of_jobs(edges(registered.links)):
+        raise FlowError(
+            f"With what is registered, these would wait for each other for ever: {circle}. "
+            "Let one of the jobs write another dataset."
+        )
+
+
+def _notes(flow: Flow, registered: Registrations, changes: Iterable[Change]) -> Iterator[str]:
+    """Datasets that jobs name and nobody has registered: perhaps a misspelling."""
+    gone = {change.name for change in changes if (change.action, change.kind) == (REMOVE, DATASET)}
+    known = {*registered.datasets} - gone
+    known |= {"today", *(dataset.datasetid for dataset in flow.datasets)}
+    unknown = {
+        name: job
+        for job in flow.jobs
+        if job.pipeline is None
+        for name in (*job.inputs, *job.outputs)
+        if name not in known
+    }
+    for number, (name, job) in enumerate(unknown.items()):
+        like = did_you_mean(name, known) if number < _COMPARED_NAMES else ""
+        where = f"{job.where}: dataset" if job.where else "Dataset"
+        of = f"{name!r} of job {job.jobid!r}"
+        yield f"{where} {of} is neither declared nor registered{like or '.'}"
+
+
+def _hash(flow: str, store: str, changes: Iterable[Change]) -> str:
+    """What tells a plan from others: of the same flow, file and rows it is the same."""
+    text = json.dumps([flow, store, [list(change) for change in changes]], ensure_ascii=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:HASH_LETTERS]

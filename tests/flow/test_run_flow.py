@@ -1,0 +1,132 @@
+"""`odf run JOB` and `odf run --all-jobs`: the flow knows what runs its jobs."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from opendataflow_dagster.cli.run_flow import in_order
+from opendataflow_dagster.flow.apply import apply_flow
+from opendataflow_dagster.flow.flow import Flow
+from opendataflow_dagster.store import registry
+from opendataflow_dagster.store.store import Store
+from tests.support.store_fixtures import check, put, sql
+
+Odf = Callable[..., subprocess.CompletedProcess[str]]
+
+FLOW = """
+flow: shop
+datasets: {raw: {}, a: {}, b: {}, c: {}}
+jobs:
+  third: {in: [a, b], out: c, run: log.sh 3}
+  second: {in: a, out: b, run: ./log.sh 2 'two words'}
+  first: {in: raw, out: a, run: ./log.sh 1}
+  by_cron: {in: raw, out: d, run: ./log.sh cron, runs_in: cron}
+  by_dagster: {in: raw, out: e, python: jobs.py:f, runs_in: dagster}
+"""
+
+
+@pytest.fixture
+def odf(url: str, store: Store) -> Odf:
+    """Run `odf` in a folder with a flow that is applied."""
+    Path("flow.yml").write_text(FLOW)
+    Path("log.sh").write_text(
+        '#!/bin/sh\necho "$1 $dataid ${2:-}" >> log\n[ ! -e fail-$1-$dataid ]\n'
+    )
+    Path("log.sh").chmod(0o755)
+    apply_flow(store, Flow.load())
+    store.fill()
+
+    def run(*words: str, code: int = 0) -> subprocess.CompletedProcess[str]:
+        line = [sys.executable, "-m", "opendataflow_dagster.cli", "run", *words]
+        env = {**os.environ, "DATAFLOW_URL": url}
+        done = subprocess.run(line, capture_output=True, text=True, env=env, timeout=60)
+        assert done.returncode == code, done.stderr
+        return done
+
+    return run
+
+
+def log() -> list[str]:
+    path = Path("log")
+    return [line.strip() for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def test_a_job_is_run_by_its_name(odf: Odf, store: Store) -> None:
+    put(store, "raw", "1")
+    put(store, "raw", "2")
+    odf("first")
+    odf("--all", "second", "more")
+    assert log() == ["1 1", "2 1 two words"]
+    odf("--all", "--workers", "2", "first")
+    assert sorted(log())[:2] == ["1 1", "1 2"]
+    assert sql(store, "select count(*) from datastatus where datasetid = 'a'") == [(2,)]
+    check(store)
+
+
+def test_a_slash_and_an_existing_file_are_scripts(odf: Odf, store: Store) -> None:
+    put(store, "raw", "1")
+    Path("first").write_text("#!/bin/sh\necho file > log\n")
+    Path("first").chmod(0o755)
+    assert odf("--job", "first", "./first").returncode == 0
+    assert log() == ["file"]
+    Path("second").mkdir()  # a folder is no script
+    odf("second")
+    assert log() == ["file", "2 1 two words"]
+    refused = odf("frist", code=127).stderr
+    assert "frist: not found in PATH" in refused
+
+
+def test_what_no_script_runs_says_what_does(odf: Odf) -> None:
+    assert "It is run by Dagster" in odf("by_dagster", code=4).stderr
+    Path("flow.yml").write_text("flow: shop\njobs: {p: {out: x, pipeline: crm}, none: {out: y}}\n")
+    assert "Run: odf pipeline run p --project crm" in odf("p", code=4).stderr
+    assert "odf run --job none SCRIPT" in odf("none", code=4).stderr
+    Path("flow.yml").write_text("flow: shop\njobs: {p: {}}\n")
+    assert "flow.yml:2: Job 'p' writes no dataset" in odf("p", code=2).stderr
+
+
+def test_all_jobs_are_run_in_the_order_of_their_data(odf: Odf, store: Store) -> None:
+    for dataid in "123":
+        put(store, "raw", dataid)
+    Path("fail-2-2").touch()
+    done = odf("--all-jobs", code=1)
+    assert "All jobs of 'shop': done 8, failed 1... " not in done.stderr
+    assert done.stderr.splitlines()[-1] == "All jobs of 'shop': done 7, failed 1"
+    order = [line.split()[0] for line in log()]
+    assert order == ["1"] * 3 + ["2"] * 3 + ["3"] * 2
+    assert "cron" not in order
+    Path("fail-2-2").unlink()
+    assert "done 0, failed 0" in odf("--all-jobs").stderr
+    sql(store, "update datastatus set status = 'RESUBMIT' where status = 'FAILED'")
+    assert "done 2, failed 0" in odf("--all-jobs", "--workers", "2").stderr
+    odf("--all-jobs", "--strict", code=3)
+    check(store)
+
+
+def test_a_job_that_cannot_run_does_not_stop_the_others(odf: Odf, store: Store) -> None:
+    put(store, "raw", "1")
+    text = FLOW.replace("first: {in: raw, out: a, run: ./log.sh 1}", "first: {in: raw, out: a}")
+    Path("flow.yml").write_text(text + "  fourth: {in: raw, out: f, run: ./log.sh 4}\n")
+    apply_flow(store, Flow.load())
+    store.fill()
+    done = odf("--all-jobs", code=1)
+    assert "Job 'first' of flow.yml has no script" in done.stderr
+    assert log() == ["4 1"]
+    registry.set_policy(store, "fourth", {"paused_until": "forever"})
+    put(store, "raw", "2")
+    assert odf("--all-jobs", code=1).stderr.count("fourth") >= 1
+
+
+def test_all_jobs_need_a_flow_and_no_script(odf: Odf) -> None:
+    assert "name no script or job" in odf("--all-jobs", "./log.sh", code=2).stderr
+    Path("flow.yml").unlink()
+    assert "There is no flow.yml" in odf("--all-jobs", code=2).stderr
+
+
+def test_jobs_stand_behind_those_whose_data_they_read() -> None:
+    names = [job.jobid for job in in_order(Flow.parse(FLOW))]
+    assert names.index("first") < names.index("second") < names.index("third")
