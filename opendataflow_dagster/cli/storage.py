@@ -183,7 +183,7 @@ def _of(
         from ..spark.object_store import in_remote
 
         yield from in_remote(store, target, lambda: _session(ctx), grace)
-    elif target.dialect != SQLITE:  # which has none
+    elif isinstance(target, Table) and target.dialect != SQLITE:  # which has none
         from ..config.credentials import password_of
         from ..spark.object_store import in_table
 

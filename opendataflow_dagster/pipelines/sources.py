@@ -14,9 +14,9 @@ from ..formats.csv_options import CsvOptions, csv_options, read_pandas
 from ..ids import natural_key
 from ..location import (
     BigQueryTable,
+    ChunkPlace,
     CsvFile,
     Folder,
-    ObjectStore,
     Table,
     chunk_place,
     is_relative,
@@ -72,7 +72,7 @@ def source_of(
         return ChunkSource(store, row, where, place, dataid)
     if isinstance(where, Table):
         return TableSource(where, row.password)
-    if isinstance(where, ObjectStore):
+    if not isinstance(where, Folder):
         raise Refused(
             f"{slug!r} is in an object store, which is read chunk by chunk only. Let a job write "
             f"it, so that its chunks are tracked: see odf job list.",
@@ -164,7 +164,7 @@ class ChunkSource(Source):
     """A READY chunk that another pipeline or job has made."""
 
     def __init__(
-        self, store: Store, row: Row, where: Folder | ObjectStore | Table, place: Place, dataid: str
+        self, store: Store, row: Row, where: ChunkPlace, place: Place, dataid: str
     ) -> None:
         self._store, self._row, self._where = store, row, where
         self._place = place._replace(columns=row.columns)

@@ -13,6 +13,7 @@ from ..location import (
     DEFAULT_FORMAT,
     JDBC,
     SQLITE,
+    ChunkPlace,
     Folder,
     ObjectStore,
     Table,
@@ -50,6 +51,8 @@ def read_chunk_frame(
     target = chunk_place(place.datasetid, place.columns, format)
     if isinstance(target, Table):
         return read_table(spark, target, dataid, bounds(), password)
+    if not isinstance(target, Folder | ObjectStore):
+        raise not_in_spark(target)
     if format_of(target.format).is_lake:
         return _lake_table(spark, target, place).where(_equals(place, dataid))
     if isinstance(target, ObjectStore):
@@ -59,6 +62,15 @@ def read_chunk_frame(
     path, note = located(target, dataid, place.location, place.generation, store=place.store)
     options = csv_options(target.datasetid, target.options)
     return read_files(spark, path, note, target.format, options, known)
+
+
+def not_in_spark(target: ChunkPlace) -> Refused:
+    """The refusal of a kind of place that only Python reads and writes."""
+    return Refused(
+        f"{target.datasetid!r} is in a place that Spark neither reads nor writes. Use a DataFrame "
+        "of pandas instead.",
+        code="INVALID_LOCATION",
+    )
 
 
 def read_table(

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from ..chunk import Chunk, ChunkFailed, Place, Result
 from ..errors import DataflowError
 from ..formats import format_of
-from ..location import DEFAULT_FORMAT, Folder, Table, chunk_place
+from ..location import DEFAULT_FORMAT, Folder, ObjectStore, Table, chunk_place
 from ..storage.folder import Staged
 from ..storage.read import failing
 from ..store.store import Store
@@ -15,6 +15,7 @@ from .chunk_files import count_rows, read_files, remove_markers, write_files
 from .evidence import Evidence, IncompleteObservation, evidence_of_frame, observed
 from .object_store import StagedRemote
 from .progress import PROGRESS_SECONDS, SparkProgress, interrupting, working_on
+from .read import not_in_spark
 from .session import in_a_line
 from .text_formats import line_aggregates, line_note
 from .write_table import StagedLake, staged_rows
@@ -62,6 +63,8 @@ def stage(
     target = chunk_place(place.datasetid, place.columns, format)
     if isinstance(target, Table):
         return staged_rows(spark, store, chunk, target, df, extra)
+    if not isinstance(target, Folder | ObjectStore):
+        raise not_in_spark(target)
     if format_of(target.format).is_lake:
         return StagedLake(spark, chunk, place, target, df, extra)
     if isinstance(target, Folder):

@@ -72,6 +72,8 @@ def folder_of(store: Store, datasetid: str, formats: Sequence[Format] = MERGEABL
         what = "is a table, whose database keeps its rows together"
     elif isinstance(target, ObjectStore):
         what = "is where nothing can be replaced in one step: let its chunks be made again"
+    elif not isinstance(target, Folder):
+        what = "isn't a folder"
     elif format_of(target.format) not in formats:
         names = ", ".join(format.name for format in formats)
         what = f"has the format {target.format}, and only {names} can be rewritten"
