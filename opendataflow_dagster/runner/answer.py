@@ -11,11 +11,12 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
 from ..model import Claim
+from .environment import RESULT
 
 if TYPE_CHECKING:
     from ..chunk import Checked, Result
 
-RESULT, FENCE = "DATAFLOW_RESULT", "DATAFLOW_FENCE"
+FENCE = "DATAFLOW_FENCE"
 PIPES_CONTEXT, PIPES_MESSAGES = "DAGSTER_PIPES_CONTEXT", "DAGSTER_PIPES_MESSAGES"
 
 FOLDER_PREFIX = "odf-answer-"
@@ -121,7 +122,7 @@ class AnswerFiles:
             return Answer()
         from .answer_lines import read_answer
 
-        return read_answer(self.result, self._outputs)
+        return Answer(*read_answer(self.result, self._outputs))
 
 
 def _pipes_variables(claim: Claim, outputs: Sequence[str], path: str) -> dict[str, str]:

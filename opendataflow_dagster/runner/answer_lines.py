@@ -7,7 +7,7 @@ from typing import Any
 
 from ..chunk import ERROR, WARN, Checked, ChunkFailed, Result
 from ..util.text import did_you_mean, printable
-from .answer import RESULT, Answer
+from .environment import RESULT
 
 MAX_ANSWER_BYTES = 4_000_000
 """Length of an answer beyond which it can't be meant: it is kept in the tables."""
@@ -19,12 +19,17 @@ PIPES_VERSION = "__dagster_pipes_version"
 ROW_COUNT = "dagster/row_count"
 
 
-def read_answer(path: str, outputs: Sequence[str]) -> Answer:
+def read_answer(
+    path: str, outputs: Sequence[str]
+) -> tuple[dict[str, Result], tuple[Checked, ...], tuple[str, ...]]:
     """Read the answer of a script; raises `ChunkFailed`, since an unread check may have failed.
 
     Args:
         path: The file that the script wrote.
         outputs: The datasets that its job writes.
+
+    Returns:
+        The results by dataset, the checks, and what was logged.
     """
     size = os.path.getsize(path)
     if size > MAX_ANSWER_BYTES:
@@ -37,7 +42,7 @@ def read_answer(path: str, outputs: Sequence[str]) -> Answer:
         for number, line in enumerate(file, 1):
             if line.strip():
                 reader.read(number, line)
-    return Answer(reader.results, tuple(reader.checks), tuple(reader.log))
+    return reader.results, tuple(reader.checks), tuple(reader.log)
 
 
 class _Reader:

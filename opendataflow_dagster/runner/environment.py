@@ -15,6 +15,9 @@ from ..store.store import PLAN_AGE_SECONDS, Store
 SECRETS = ("PASSKEY", "PASSKEY_FILE", "DATAFLOW_ENCRYPTED")
 """Ours alone: no script of a job gets them."""
 
+RESULT = "DATAFLOW_RESULT"
+"""The variable that names the file for what a script answers."""
+
 SECRET = "encryptedpass"
 PASSWORDS = ("password", SECRET)
 

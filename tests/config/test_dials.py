@@ -168,6 +168,9 @@ KEYS = {
 OTHER_VARIABLES = {
     "DATAFLOW_PROPERTIES": "config/test_settings.py",
     "DATAFLOW_TRANSLATOR": "dagster/test_drift.py",
+    "DATAFLOW_TARGET": "flow/test_plan.py",
+    "DATAFLOW_RESULT": "runner/test_answer.py",
+    "DATAFLOW_FENCE": "runner/test_answer.py",
 }
 """Variables that are no key of the properties, and the tests of what they do."""
 
