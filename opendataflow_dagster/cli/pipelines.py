@@ -75,13 +75,13 @@ def new(project: str) -> None:
     \b
     Example: odf new shop && cd shop && odf validate && odf pipeline run clean_contacts
     """
-    from ..pipelines.scaffold import make
+    from ..pipelines.project import new_project
 
     if not project.strip():
         raise WrongUse(
             "A project is called like its folder, and no name is given. Run: odf new shop"
         )
-    files = make(Path(project))
+    files = new_project(Path(project))
     there = f"./{project}" if project.startswith("-") else project
     click.echo(
         f"{printable(project)} has {count_of(len(files), 'file')}. "

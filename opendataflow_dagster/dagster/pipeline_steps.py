@@ -25,8 +25,8 @@ from ..pipelines.endpoints import Destination
 from ..pipelines.engine import Engine
 from ..pipelines.jobs import is_read, register, takes_items
 from ..pipelines.project import Pipeline, Project
-from ..pipelines.run import check, code_of_pipeline, open_sources
-from ..pipelines.run_steps import CLEANED, Stepping
+from ..pipelines.run import check
+from ..pipelines.runner import CLEANED, StepRunner, code_of_pipeline, open_sources
 from ..pipelines.sources import Once
 from ..pipelines.step_frames import Buffer, InBuffer
 from ..pipelines.transformation import NO_STREAM, TransformationError
@@ -366,8 +366,8 @@ def transform(context: Context, flow: Flow, number: int, name: str, handed: Hand
                 open_sources(work.store, flow.project, flow.pipeline, work.chunk)
             )
         ]
-        stepping = Stepping(work.store, work.claim, work.engine, flow.pipeline)
-        item = stepping.item()
+        steps = StepRunner(work.store, work.claim, work.engine, flow.pipeline)
+        item = steps.item()
         if number == 1 and item is None:
             with failing():
                 destination = _destination(work.store, flow)
@@ -376,7 +376,7 @@ def transform(context: Context, flow: Flow, number: int, name: str, handed: Hand
         if number > 1:
             frames[:1] = [work.buffer.frame(number - 1, work.session)]
         try:
-            ran = stepping.step(
+            ran = steps.step(
                 number,
                 name,
                 frames,
@@ -417,7 +417,7 @@ def publish(context: Context, flow: Flow, handed: Handed) -> None:
     """Publish what the last transformation has left, settle the chunk, and tell Dagster of it."""
     with holding_claim(context, flow, handed) as work:
         store, claim = work.store, work.claim
-        is_item = Stepping(store, claim, work.engine, flow.pipeline).item() is not None
+        is_item = StepRunner(store, claim, work.engine, flow.pipeline).item() is not None
         last = len(flow.pipeline.transformations)
 
         def publish_frame(chunk: Chunk) -> Result:

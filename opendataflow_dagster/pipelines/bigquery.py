@@ -15,8 +15,7 @@ from ..location import BigQueryTable, is_select
 from ..model import Claim
 from ..storage.files import as_table, need
 from ..util.text import first_line, printable, typed
-from .datasets import REPLACE
-from .endpoints import Confirm, Destination, Parts, Source, Verdict, as_pandas, fault, one
+from .endpoints import REPLACE, Confirm, Destination, Parts, Source, Verdict, as_pandas, fault, one
 
 if TYPE_CHECKING:
     from pandas import DataFrame as PandasFrame
@@ -26,7 +25,7 @@ INSTALL = "Install it: pip install 'opendataflow-dagster[bigquery]'"
 _REQUEST = re.compile(r"^(GET|POST|PUT) \S+: ")
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
-PATIENCE = 60.0
+TIMEOUT_SECONDS = 60.0
 """Seconds for which a request is tried again."""
 
 Password = Callable[[], str | None]
@@ -95,15 +94,15 @@ class BigQueryDestination(Destination):
         """All in one load, which counts against a table's quota; if it fails, one by one."""
         tables = [_arrow(as_pandas(frame), self.location) for _, frame in parts]
         verdicts: list[Verdict] = [
-            each
-            if isinstance(each, DataflowError)
-            else Result(each.num_rows, location=self.location)
-            for each in tables
+            table
+            if isinstance(table, DataflowError)
+            else Result(table.num_rows, location=self.location)
+            for table in tables
         ]
         good = [
             at
-            for at, each in enumerate(tables)
-            if not isinstance(each, DataflowError) and each.num_columns
+            for at, table in enumerate(tables)
+            if not isinstance(table, DataflowError) and table.num_columns
         ]
         if not good:
             return verdicts
@@ -112,11 +111,11 @@ class BigQueryDestination(Destination):
             groups = [[at] for at in good]
             if not self.replaces() and len(good) > 1:
                 together = _together([tables[at] for at in good])
-                told = self._loaded(client, [parts[at][0] for at in good], together)
-                groups = [] if told is None else groups
+                loaded = self._loaded(client, [parts[at][0] for at in good], together)
+                groups = [] if loaded is None else groups
             for [at] in groups:
-                if (told := self._loaded(client, [parts[at][0]], tables[at])) is not None:
-                    verdicts[at] = told
+                if (loaded := self._loaded(client, [parts[at][0]], tables[at])) is not None:
+                    verdicts[at] = loaded
         return verdicts
 
     def _loaded(self, client: Any, claims: Sequence[Claim], table: Any) -> DataflowError | None:
@@ -147,7 +146,7 @@ class BigQueryDestination(Destination):
                 num_retries=3,
                 job_id=name,
                 job_config=config,
-                timeout=PATIENCE,
+                timeout=TIMEOUT_SECONDS,
             )
         except Conflict:  # this generation's load is there already: its answer was lost
             job = client.get_job(name, retry=_patience())
@@ -214,24 +213,24 @@ def _credentials(table: BigQueryTable, password: str | None) -> Any:
         return AnonymousCredentials()
     from google.oauth2.service_account import Credentials
 
-    made = None
+    credentials = None
     with suppress(ValueError, TypeError, AttributeError):  # they may tell what the password is
-        made = Credentials.from_service_account_info(json.loads(password))
-    if made is None:
+        credentials = Credentials.from_service_account_info(json.loads(password))
+    if credentials is None:
         raise CredentialError(
             f"The password of {table.datasetid!r} isn't the JSON of a service account's key. "
             f"Run: odf dataset add {typed(table.datasetid)} --password"
         )
-    return made
+    return credentials
 
 
 def _job_id(table: BigQueryTable, claims: Sequence[Claim]) -> str:
     """The same for a repeat of these generations, and for nothing else, in whatever tables."""
-    told = [
+    identity = [
         table.location,
-        [[each.owner, each.jobid, each.dataid, each.generation] for each in claims],
+        [[claim.owner, claim.jobid, claim.dataid, claim.generation] for claim in claims],
     ]
-    return f"odf-{sha256(json.dumps(told).encode()).hexdigest()[:40]}"
+    return f"odf-{sha256(json.dumps(identity).encode()).hexdigest()[:40]}"
 
 
 def _arrow(frame: Any, where: str) -> Any:
@@ -267,13 +266,13 @@ def _full_name(table: BigQueryTable) -> str:
 def _patience() -> Any:
     from google.cloud.bigquery import DEFAULT_RETRY
 
-    return DEFAULT_RETRY.with_timeout(PATIENCE)
+    return DEFAULT_RETRY.with_timeout(TIMEOUT_SECONDS)
 
 
 def _said(error: Exception) -> str:
     """What it says, without the request before it and the job's id after it."""
-    told = (getattr(error, "message", "") or first_line(error)).strip().partition("\n")[0]
-    return printable(_REQUEST.sub("", told)) or type(error).__name__
+    message = (getattr(error, "message", "") or first_line(error)).strip().partition("\n")[0]
+    return printable(_REQUEST.sub("", message)) or type(error).__name__
 
 
 def _unauthorized(table: BigQueryTable, error: Exception) -> CredentialError:

@@ -17,7 +17,7 @@ from ..util.text import printable
 TOLERANCE = 1e-12
 SHORT = 1e-6
 """Of numbers that were kept in 32 bits."""
-LONGEST = 80
+MAX_SHOWN_CHARACTERS = 80
 SIMPLE = (str, int, float, bool)
 """Types of most cells, which are compared by a shorter way."""
 
@@ -206,7 +206,7 @@ def _missing(value: Any) -> bool:
 
 def _shown(value: Any) -> str:
     text = printable(repr(value))
-    return text if len(text) <= LONGEST else f"{text[: LONGEST - 1]}…"
+    return text if len(text) <= MAX_SHOWN_CHARACTERS else f"{text[: MAX_SHOWN_CHARACTERS - 1]}…"
 
 
 def _rows(number: int) -> str:

@@ -12,13 +12,14 @@ from ..chunk import Result
 from ..errors import DataflowError, Refused
 from ..model import Claim, Say
 from ..store.store import Store
+from .convert import Spill
 from .csv_journal import (
-    NEAR,
+    CONTEXT_BYTES,
     Batch,
     Committed,
+    FilePart,
     Journal,
     Ledger,
-    Part,
     digest,
     mend,
     part_of,
@@ -29,9 +30,8 @@ from .csv_journal import (
     write_at,
 )
 from .endpoints import Confirm, column_to_blame, fault
-from .spill import Spill
 
-# The lines of a CSV file: its header as it stands, and frames as more of them.
+# --- the lines of a CSV file: its header, and frames as more of them ---
 
 
 class Head(NamedTuple):
@@ -43,11 +43,11 @@ class Head(NamedTuple):
 
     def lines(self, frame: Any, path: str) -> bytes:
         """A frame's lines; its columns go by their names, and what it hasn't is left empty."""
-        names = [str(each) for each in frame.columns]
+        names = [str(name) for name in frame.columns]
         if names and not self.columns:
-            _header_of(frame)  # it tells why no file can begin with this frame
+            _header_of(frame)  # raises why no file can begin with this frame
             lines_of(frame, names, header=False)
-        unknown = [each for each in names if each not in self.columns]
+        unknown = [name for name in names if name not in self.columns]
         if unknown:
             raise Refused(
                 f"{path} has no column {unknown[0]!r}: its first line names "
@@ -63,7 +63,7 @@ class Head(NamedTuple):
 def head_of(path: str, frames: Sequence[Any]) -> Head:
     """How lines are appended to a file: as its first line says, or as the first frame needs it.
 
-    A frame that can't be written itself has no say in it.
+    A frame that can't be written itself is passed over.
     """
     with suppress(FileNotFoundError), open(path, "rb") as file:
         text = file.readline()
@@ -84,10 +84,10 @@ def head_of(path: str, frames: Sequence[Any]) -> Head:
             file.seek(-1, os.SEEK_END)
             return Head(columns, b"" if file.read() == b"\n" else ending.encode(), ending)
     for frame in frames:
-        columns = [str(each) for each in frame.columns]
+        columns = [str(name) for name in frame.columns]
         if not columns:
             continue
-        with suppress(Exception):  # it is the verdict on this frame, if it comes again
+        with suppress(Exception):  # `lines` raises it again, as the verdict on this frame
             lead = _header_of(frame)
             if len(frames) > 1:
                 lines_of(frame, columns, header=False)
@@ -97,13 +97,13 @@ def head_of(path: str, frames: Sequence[Any]) -> Head:
 
 def _header_of(frame: Any) -> bytes:
     """The line with a frame's columns."""
-    columns = [str(each) for each in frame.columns]
+    columns = [str(name) for name in frame.columns]
     _only_once(columns)
     return lines_of(frame.iloc[:0].set_axis(columns, axis=1), columns, header=True)
 
 
 def _only_once(names: Sequence[str]) -> None:
-    twice = next((each for each in names if list(names).count(each) > 1), None)
+    twice = next((name for name in names if list(names).count(name) > 1), None)
     if twice is not None:
         raise Refused(
             f"The frame has two columns called {twice!r}. Rename one of them.",
@@ -129,7 +129,11 @@ def all_lines_of(frame: Any, *, for_people: bool = False) -> Iterator[bytes]:
 def lines_of(
     frame: Any, columns: Sequence[Any], *, header: bool, ending: str = "\n", nul: bool = False
 ) -> bytes:
-    """A frame as CSV, without its index; with NUL characters, which no reader gives back, if so."""
+    """A frame as CSV, without its index.
+
+    Args:
+        nul: Whether NUL characters are allowed, which no reader gives back.
+    """
     if not len(columns):
         return b""
     try:
@@ -141,9 +145,9 @@ def lines_of(
             )
         return text
     except UnicodeEncodeError as error:
-        found = column_to_blame(error, frame) or "the frame has a text that isn't Unicode"
+        blame = column_to_blame(error, frame) or "the frame has a text that isn't Unicode"
         raise Refused(
-            f"{found[0].upper()}{found[1:]}, so it can't be written as UTF-8. Correct it.",
+            f"{blame[0].upper()}{blame[1:]}, so it can't be written as UTF-8. Correct it.",
             code="NOT_VALIDATED",
         ) from None
 
@@ -156,27 +160,28 @@ def _with_nul(frame: Any) -> str:
     return "The name of a column"
 
 
-Known = dict[str, list[Part]]
+KnownParts = dict[str, list[FilePart]]
 
 
 def replace(path: str, frame: Any, confirm: Confirm = lambda: None, *, instead: str = "") -> Result:
-    """Put a frame in the place of the file, in one step; readers see the old one or the new one.
+    """Replace the file by a frame, in one step: readers see the old file or the new one.
 
-    With `instead`, a file that holds what claims have appended is refused; that is what to do then.
+    Args:
+        instead: What a person can do instead, if a file with appended items is to be refused.
     """
-    with written_aside(path, frame, instead=instead) as show:
+    with write_beside(path, frame, instead=instead) as show:
         return show(confirm)
 
 
 @contextmanager
-def written_aside(
+def write_beside(
     path: str, frame: Any, *, instead: str = "", for_people: bool = False
 ) -> Iterator[Callable[..., Result]]:
-    """Write a frame beside the file, in whose place the function that this gives puts it."""
+    """Write a frame beside the file; the function that this yields moves it there."""
     path = os.path.realpath(path)
     os.makedirs(os.path.dirname(path), exist_ok=True)
-    seen = _Seen(all_lines_of(frame, for_people=for_people))
-    with _aside(path, seen) as rename:
+    pieces = _Digested(all_lines_of(frame, for_people=for_people))
+    with _file_beside(path, pieces) as rename:
 
         def show(confirm: Confirm = lambda: None) -> Result:
             journal = Journal(path)
@@ -188,14 +193,14 @@ def written_aside(
                     journal.rewrite(items=0)
                 rename()
                 journal.remove()
-            fingerprint = f"sha256:{seen.digest.hexdigest()}"
-            return Result(len(frame), seen.bytes, fingerprint, location=path)
+            fingerprint = f"sha256:{pieces.digest.hexdigest()}"
+            return Result(len(frame), pieces.bytes, fingerprint, location=path)
 
         yield show
 
 
-class _Seen:
-    """Pieces of a file, and what is known of those that were asked for."""
+class _Digested:
+    """Pieces of a file; those that were read are counted in `digest` and `bytes`."""
 
     def __init__(self, pieces: Iterable[bytes]) -> None:
         self._pieces, self.digest, self.bytes = pieces, sha256(), 0
@@ -208,8 +213,8 @@ class _Seen:
 
 
 @contextmanager
-def told(path: str) -> Iterator[None]:
-    """Tell in a line that the file can't be written."""
+def refused_if_unwritable(path: str) -> Iterator[None]:
+    """Turn a system error into the refusal that the file can't be written."""
     try:
         yield
     except OSError as error:
@@ -221,8 +226,8 @@ def told(path: str) -> Iterator[None]:
 
 
 @contextmanager
-def whole(path: str) -> Iterator[None]:
-    """Read a file while nobody appends to it, without what a killed process has left at its end."""
+def held_for_reading(path: str) -> Iterator[None]:
+    """Keep others from appending while a file is read; cut off what a killed process left."""
     path = os.path.realpath(path)
     if not os.path.exists(path_of(path)):
         yield
@@ -232,15 +237,14 @@ def whole(path: str) -> Iterator[None]:
         with journal.held(make=False):
             mend(path, journal)
             yield
-    except PermissionError:  # who may only read doesn't mend
+    except PermissionError:  # a process that may only read can't mend the file
         yield
 
 
 class CsvAppender:
-    """Appends the frames of claims to a file; what a claim of the same chunk appended goes.
+    """Appends the frames of claims to a file; what an older claim of the same chunk appended goes.
 
-    How long the file is with all that is committed is told by the tables: what a killed process has
-    written beyond that is cut off.
+    The tables have the file's committed length: what a killed process wrote beyond it is cut off.
     """
 
     def __init__(self, path: str, store: Store, say: Say = lambda line: None) -> None:
@@ -250,9 +254,10 @@ class CsvAppender:
     def append(
         self, parts: Sequence[tuple[Claim, Any]], confirm: Confirm
     ) -> list[Result | DataflowError]:
-        """Append each claim's frame, or tell why it can't be; when this returns, it is on the disk.
+        """Append each claim's frame, or return why it can't be; all is on the disk then.
 
-        Killed at any moment, the file has all of it or none; what comes again isn't there twice.
+        If the process is killed at any moment, the file has all frames or none. A chunk that is
+        appended again replaces its rows.
         """
         os.makedirs(os.path.dirname(self.path), exist_ok=True)
         with self._journal.held():
@@ -260,18 +265,22 @@ class CsvAppender:
             dataids = [claim.dataid for claim, _ in parts]
             known = self._ledger.parts(self._journal.number, dataids)
             head = head_of(self.path, [frame for _, frame in parts])
-            made = [self._made(head, claim, frame, known) for claim, frame in parts]
-            texts = {i: each for i, each in enumerate(made) if isinstance(each, bytes)}
+            rendered = [self._render(head, claim, frame, known) for claim, frame in parts]
+            texts = {
+                claim: text
+                for (claim, _), text in zip(parts, rendered, strict=True)
+                if isinstance(text, bytes)
+            }
             confirm()
             if texts:
-                self._write(head, {parts[i][0]: text for i, text in texts.items()}, known)
+                self._write(head, texts, known)
         return [
-            Result(len(frame), len(each), location=self.path) if isinstance(each, bytes) else each
-            for each, (_, frame) in zip(made, parts, strict=True)
+            Result(len(frame), len(text), location=self.path) if isinstance(text, bytes) else text
+            for text, (_, frame) in zip(rendered, parts, strict=True)
         ]
 
     def _recover(self, jobid: str) -> None:
-        """Cut off what was written and not committed; tell if somebody has changed the file."""
+        """Cut off what was written and not committed; say if somebody has changed the file."""
         journal, ledger = self._journal, self._ledger
         interrupted = journal.batch is not None
 
@@ -282,13 +291,15 @@ class CsvAppender:
         mend(self.path, journal, is_committed)
         size = os.path.getsize(self.path) if os.path.exists(self.path) else None
         if journal.parts:
-            old = [part for each in journal.parts.values() for part in each]
+            old = [part for parts in journal.parts.values() for part in parts]
             ledger.take_over(journal.number, self.path, jobid, size or 0, old)
             journal.rewrite()
         elif (last := ledger.committed(journal.number)) and not interrupted and size != last.length:
-            self._say(_changed(self.path, size, last.length))
+            self._say(_change_line(self.path, size, last.length))
 
-    def _made(self, head: Head, claim: Claim, frame: Any, known: Known) -> bytes | DataflowError:
+    def _render(
+        self, head: Head, claim: Claim, frame: Any, known: KnownParts
+    ) -> bytes | DataflowError:
         for part in known.get(claim.dataid, ()):
             if part.generation > claim.generation:
                 return Refused(
@@ -301,11 +312,11 @@ class CsvAppender:
         except Exception as error:
             return fault(error, frame, self.path)
 
-    def _write(self, head: Head, texts: dict[Claim, bytes], known: Known) -> None:
-        found: dict[Claim, Part] = {}
+    def _write(self, head: Head, texts: dict[Claim, bytes], known: KnownParts) -> None:
+        present: dict[Claim, FilePart] = {}
         if known:
             with suppress(FileNotFoundError), open(self.path, "rb") as file:
-                found = _found(file, texts, known)
+                present = _locate(file, texts, known)
         more = sum(
             bool(text) - any(part.length for part in known.get(claim.dataid, ()))
             for claim, text in texts.items()
@@ -318,32 +329,28 @@ class CsvAppender:
             store=self._ledger.store,
             items=self._journal.items + more,
         )
-        again = [old for claim, old in found.items() if old.digest != digest(texts[claim])]
-        write = self._replaced if again else self._appended
-        write(head, texts, found, batch, [each for each in known])
+        addition = _Addition(head, texts, present, list(known), batch)
+        if any(old.digest != digest(texts[claim]) for claim, old in present.items()):
+            self._rewrite(addition)
+        else:
+            self._write_at_end(addition)
 
-    def _appended(
-        self,
-        head: Head,
-        texts: dict[Claim, bytes],
-        found: dict[Claim, Part],
-        batch: Batch,
-        known: Sequence[str],
-    ) -> None:
-        """Write at the end what isn't there; what is there already, the same, becomes theirs."""
+    def _write_at_end(self, addition: "_Addition") -> None:
+        """Write what the file doesn't have; rows that it has already become the new claim's."""
+        head, texts, present, _, batch = addition
         handle = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o666)
         try:
             at = os.fstat(handle).st_size
-            new = b"".join(text for claim, text in texts.items() if claim not in found)
+            new = b"".join(text for claim, text in texts.items() if claim not in present)
             lead = head.lead if new or not at else b""
             parts, end = [], at + len(lead)
             for claim, text in texts.items():
-                if old := found.get(claim):
+                if old := present.get(claim):
                     parts.append(old._replace(generation=claim.generation))
                     continue
                 parts.append(part_of(claim, end, text))
                 end += len(text)
-            before = os.pread(handle, min(at, NEAR), max(0, at - NEAR))
+            before = os.pread(handle, min(at, CONTEXT_BYTES), max(0, at - CONTEXT_BYTES))
             self._journal.begin(
                 batch._replace(at=at, before=digest(before), end=end, digest=digest(lead + new))
             )
@@ -353,21 +360,15 @@ class CsvAppender:
             os.close(handle)
         if not at:
             sync_folder(self.path)
-        self._commit(texts, Committed(end, batch.token), parts, known)
+        self._commit(addition, end, parts)
 
-    def _replaced(
-        self,
-        head: Head,
-        texts: dict[Claim, bytes],
-        found: dict[Claim, Part],
-        batch: Batch,
-        known: Sequence[str],
-    ) -> None:
-        """Write the file anew, with other bytes in the place of what the same chunks had."""
+    def _rewrite(self, addition: "_Addition") -> None:
+        """Write the whole file again, with new rows in the place of those of the same chunks."""
+        head, texts, present, _, batch = addition
         with open(self.path, "rb") as file:
             data = file.read()
         pieces, parts, moves, at, end = [], [], [], 0, 0
-        for claim, old in sorted(found.items(), key=lambda item: item[1].start):
+        for claim, old in sorted(present.items(), key=lambda item: item[1].start):
             pieces += [data[at : old.start], texts[claim]]
             end += old.start - at
             parts.append(part_of(claim, end, texts[claim]))
@@ -376,7 +377,7 @@ class CsvAppender:
             at = old.end
         pieces.append(data[at:])
         end += len(data) - at
-        new = {claim: text for claim, text in texts.items() if claim not in found}
+        new = {claim: text for claim, text in texts.items() if claim not in present}
         if new:
             pieces.append(head.lead)
             end += len(head.lead)
@@ -384,39 +385,61 @@ class CsvAppender:
             pieces.append(text)
             parts.append(part_of(claim, end, text))
             end += len(text)
-        with _aside(self.path, pieces) as show:
+        with _file_beside(self.path, pieces) as show:
             # The rename is one step: whichever file is there then, its parts are known.
-            self._ledger.expect(self._journal.number, next(iter(texts)).jobid, parts)
+            self._ledger.expect(self._journal.number, addition.jobid, parts)
             self._journal.begin(batch._replace(at=end, end=end, digest=digest(b"")))
             show()
-        self._commit(texts, Committed(end, batch.token), parts, known, moves[::-1])
+        self._commit(addition, end, parts, moves[::-1])
 
     def _commit(
         self,
-        texts: dict[Claim, bytes],
-        last: Committed,
-        parts: Sequence[Part],
-        known: Sequence[str],
+        addition: "_Addition",
+        end: int,
+        parts: Sequence[FilePart],
         moves: Sequence[tuple[int, int]] = (),
     ) -> None:
-        jobid = next(iter(texts)).jobid
-        self._ledger.commit(self._journal.number, self.path, jobid, last, parts, known, moves)
+        self._ledger.commit(
+            self._journal.number,
+            self.path,
+            addition.jobid,
+            Committed(end, addition.batch.token),
+            parts,
+            addition.known,
+            moves,
+        )
         self._journal.done()
 
 
-def _found(file: Any, texts: dict[Claim, bytes], known: Known) -> dict[Claim, Part]:
-    """What there is in the file of the same chunks, where it is now."""
-    found: dict[Claim, Part] = {}
+class _Addition(NamedTuple):
+    """Rows that are about to be written to a file, by claim."""
+
+    head: Head
+    texts: dict[Claim, bytes]
+    present: dict[Claim, FilePart]
+    """What the file has of the same chunks."""
+    known: list[str]
+    """The dataids of which the tables know parts."""
+    batch: Batch
+
+    @property
+    def jobid(self) -> str:
+        return next(iter(self.texts)).jobid
+
+
+def _locate(file: Any, texts: dict[Claim, bytes], known: KnownParts) -> dict[Claim, FilePart]:
+    """What the file has of the same chunks, where it is now."""
+    present: dict[Claim, FilePart] = {}
     for claim in texts:
         for part in reversed(known.get(claim.dataid, ())):
-            there = where(file, part, list(found.values()))
-            if there is not None:
-                found[claim] = part._replace(start=there)
+            start = where(file, part, list(present.values()))
+            if start is not None:
+                present[claim] = part._replace(start=start)
                 break
-    return found
+    return present
 
 
-def _changed(path: str, size: int | None, length: int) -> str:
+def _change_line(path: str, size: int | None, length: int) -> str:
     """The line about a file that isn't as long as what was committed to it."""
     if size is None:
         return f"{path} was taken away since it was appended to: a new file begins"
@@ -428,16 +451,18 @@ def _changed(path: str, size: int | None, length: int) -> str:
 
 
 @contextmanager
-def _aside(path: str, pieces: Iterable[bytes]) -> Iterator[Callable[[], None]]:
-    """Write a file that isn't seen until the function is called: it takes the place of `path`."""
+def _file_beside(path: str, pieces: Iterable[bytes]) -> Iterator[Callable[[], None]]:
+    """Write a file beside `path`; the function that this yields moves it into that place."""
     aside = os.path.join(os.path.dirname(path), f".{os.path.basename(path)}-{os.urandom(4).hex()}")
     try:
         with open(aside, "xb") as file:
             with suppress(FileNotFoundError):
-                told = os.stat(path)
-                os.fchmod(file.fileno(), told.st_mode & 0o7777)
+                refused_if_unwritable = os.stat(path)
+                os.fchmod(file.fileno(), refused_if_unwritable.st_mode & 0o7777)
                 with suppress(OSError):  # only root gives files away
-                    os.fchown(file.fileno(), told.st_uid, told.st_gid)
+                    os.fchown(
+                        file.fileno(), refused_if_unwritable.st_uid, refused_if_unwritable.st_gid
+                    )
             file.writelines(pieces)
             file.flush()
             os.fsync(file.fileno())

@@ -2,7 +2,7 @@
 
 A line is JSON: a batch, which is on the disk before its bytes are written to the file, or `done`,
 once the tables know of it. What was appended is in the tables, by the journal's number, and the
-journal is written anew before it grows. Those of earlier versions told of each part themselves.
+journal is rewritten before it grows. Journals of earlier versions have the parts themselves.
 """
 
 import json
@@ -18,11 +18,11 @@ from ..model import Claim
 from ..store.store import Store
 from ..util.system import LOCK_WAIT_SECONDS, wait_for_lock
 
-LARGE = 16 * 1024
-"""Bytes of a journal that are written anew as one line."""
+MAX_JOURNAL_BYTES = 16 * 1024
+"""Bytes after which a journal is rewritten as one line."""
 
 
-class Part(NamedTuple):
+class FilePart(NamedTuple):
     """The bytes that one claim has appended."""
 
     dataid: str
@@ -39,14 +39,14 @@ class Part(NamedTuple):
 class Batch(NamedTuple):
     """Bytes that are about to be written: from where, after which bytes, and up to where.
 
-    `token` is how the tables of `store` tell of it, and `items` how many chunks have bytes in the
-    file then. Earlier versions told the parts instead.
+    `token` is its name in the tables of `store`, and `items` how many chunks have bytes in the file
+    then. Earlier versions wrote the parts instead.
     """
 
     at: int
     before: str
     end: int
-    parts: tuple[Part, ...] = ()
+    parts: tuple[FilePart, ...] = ()
     digest: str = ""
     token: str = ""
     store: str = ""
@@ -74,11 +74,11 @@ class Journal:
     @property
     def held_items(self) -> int:
         """How many chunks have bytes in the file, as far as the journal knows."""
-        return self.items + sum(any(part.length for part in each) for each in self.parts.values())
+        return self.items + sum(any(part.length for part in parts) for parts in self.parts.values())
 
     @contextmanager
     def held(self, *, make: bool = True) -> Iterator[bool]:
-        """Hold its lock and know all of it; False if there is no journal, and none is made."""
+        """Hold its lock and read all of it; False if there is no journal and `make` is off."""
         handle = self._locked(make)
         if handle is None:
             yield False
@@ -92,12 +92,12 @@ class Journal:
             os.close(handle)
 
     def begin(self, batch: Batch) -> None:
-        """Tell what is about to be written; it is on the disk when this returns."""
+        """Write what is about to be appended; it is on the disk when this returns."""
         self._write(batch._asdict())
         os.fsync(self._handle)
 
     def done(self) -> None:
-        """Tell that it is written, and that the tables know of it."""
+        """Write that the batch is in the file and in the tables."""
         if self.batch:
             self._write(
                 {
@@ -105,16 +105,16 @@ class Journal:
                     "items": self.batch.items if self.batch.token else self.items,
                 }
             )
-            if self._end > LARGE and not self.parts:
+            if self._end > MAX_JOURNAL_BYTES and not self.parts:
                 self.rewrite()
 
     def undone(self, *, never: bool) -> None:
-        """Tell that it wasn't written; if not `never`, some of it may be there all the same."""
+        """Write that the batch isn't in the file; if not `never`, some of it may be."""
         if self.batch:
             self._write({"undone": never})
 
     def rewrite(self, *, items: int | None = None) -> None:
-        """Write it anew as one line; with `items` 0 it forgets all, under a new number."""
+        """Replace the journal by one line; with `items` 0 it forgets all, under a new number."""
         line = {"kept": [], "items": self.held_items if items is None else items}
         number = self.number if items != 0 else ""
         aside = f"{self.path}-{os.urandom(4).hex()}"
@@ -128,7 +128,7 @@ class Journal:
             os.fsync(handle)
             os.replace(aside, self.path)
             sync_folder(self.path)
-            # Whoever waits for the old one sees then that it isn't the journal any more.
+            # A process that waits for the old one sees then that it isn't the journal any more.
             os.dup2(handle, held)
             self._handle = held
         except BaseException:
@@ -139,7 +139,7 @@ class Journal:
             os.close(handle)
 
     def remove(self) -> None:
-        """Forget all, since the file was replaced: who waits for the lock makes a new journal."""
+        """Forget all, since the file was replaced: the next process makes a new journal."""
         os.unlink(self.path)
         self._forget()
 
@@ -198,26 +198,26 @@ class Journal:
                 self.parts[part.dataid].remove(part)
             self.batch = None
             return
-        kept = [Part(*each) for each in line.get("kept", line.get("parts", ()))]
+        kept = [FilePart(*values) for values in line.get("kept", line.get("parts", ()))]
         for part in kept:
             self.parts.setdefault(part.dataid, []).append(part)
         self.batch = None
         if "kept" in line:
             self.items = line.get("items", 0)
         else:
-            told: dict[str, Any] = {name: line[name] for name in Batch._fields if name in line}
-            self.batch = Batch(**{**told, "parts": tuple(kept)})
+            known: dict[str, Any] = {name: line[name] for name in Batch._fields if name in line}
+            self.batch = Batch(**{**known, "parts": tuple(kept)})
 
     def _forget(self) -> None:
         self._end = 0
         self.number = os.urandom(16).hex()
-        """How the tables tell what was appended to the file since the journal was begun."""
+        """The name by which the tables have what was appended since the journal began."""
         self.items = 0
         """Chunks that have bytes in the file, of which the tables know."""
-        self.parts: dict[str, list[Part]] = {}
-        """By dataid, what an earlier version has told here; the next append tells it the tables."""
+        self.parts: dict[str, list[FilePart]] = {}
+        """By dataid, what an earlier version wrote here; the next append moves it to the tables."""
         self.batch: Batch | None = None
-        """The last batch, if nothing tells that it was written."""
+        """The last batch, unless the journal says that it was written."""
 
 
 def write_at(handle: int, data: bytes, at: int) -> None:
@@ -229,7 +229,7 @@ def write_at(handle: int, data: bytes, at: int) -> None:
 
 
 def sync_folder(path: str) -> None:
-    """Have it on the disk that a file was made or renamed."""
+    """Sync a file's folder, so that a new name survives a crash."""
     handle = os.open(os.path.dirname(path) or ".", os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -237,11 +237,11 @@ def sync_folder(path: str) -> None:
         os.close(handle)
 
 
-# The parts of a CSV file: where they are, and what a killed process has left.
+# --- the parts of a CSV file: where they are, and what a killed process has left ---
 
 
-NEAR = 4096
-"""Bytes in front of a batch by which it is seen that nobody has changed the file since."""
+CONTEXT_BYTES = 4096
+"""Bytes in front of a batch that are compared, to see whether the file was changed since."""
 
 
 def refuse_loss(path: str, instead: str) -> None:
@@ -254,11 +254,11 @@ def refuse_loss(path: str, instead: str) -> None:
 
 
 def refuse_to_lose(path: str, journal: Journal, instead: str) -> None:
-    """The same with the journal in hand; what a killed process has left doesn't count."""
+    """The same with the journal held; what a killed process has left doesn't count."""
     mend(path, journal)
     if not os.path.exists(path) or not os.path.getsize(path):
         return
-    # A whole batch of which nobody has told the journal may be committed.
+    # A whole batch that the journal doesn't call done may be committed.
     if held := max(journal.held_items, journal.batch.items if journal.batch else 0):
         who = "1 item has" if held == 1 else f"{held} items have"
         raise Refused(f"{path} holds what {who} appended, and this run would replace it. {instead}")
@@ -287,8 +287,8 @@ def mend(path: str, journal: Journal, is_committed: Callable[[Batch], bool] | No
             journal.done()
             return
         size = file.seek(0, os.SEEK_END)
-        file.seek(max(0, batch.at - NEAR))
-        untouched = digest(file.read(min(batch.at, NEAR))) == batch.before
+        file.seek(max(0, batch.at - CONTEXT_BYTES))
+        untouched = digest(file.read(min(batch.at, CONTEXT_BYTES))) == batch.before
         if (untouched and batch.at < size <= batch.end) or (is_whole and size > batch.end):
             file.seek(batch.end)
             more = file.read()  # somebody has added to it since
@@ -301,7 +301,7 @@ def mend(path: str, journal: Journal, is_committed: Callable[[Batch], bool] | No
         journal.undone(never=untouched and size == batch.at)
 
 
-def where(file: Any, part: Part, taken: Sequence[Part]) -> int | None:
+def where(file: Any, part: FilePart, taken: Sequence[FilePart]) -> int | None:
     """Where the bytes of a part are: where they were written, or where an edit has moved them.
 
     Of two chunks with the same rows each has its own: what is `taken` is another's.
@@ -310,7 +310,7 @@ def where(file: Any, part: Part, taken: Sequence[Part]) -> int | None:
         return None
 
     def is_free(start: int) -> bool:
-        return all(start >= each.end or start + part.length <= each.start for each in taken)
+        return all(start >= other.end or start + part.length <= other.start for other in taken)
 
     if is_at(file, part, part.start) and is_free(part.start):
         return part.start
@@ -326,22 +326,22 @@ def where(file: Any, part: Part, taken: Sequence[Part]) -> int | None:
     return None
 
 
-def is_at(file: Any, part: Part, start: int) -> bool:
+def is_at(file: Any, part: FilePart, start: int) -> bool:
     """Whether the bytes of a part are at a place of the file."""
     file.seek(start)
     return digest(file.read(part.length)) == part.digest
 
 
-def part_of(claim: Claim, start: int, text: bytes) -> Part:
+def part_of(claim: Claim, start: int, text: bytes) -> FilePart:
     """The part that some bytes of a claim are."""
-    return Part(claim.dataid, claim.generation, start, len(text), digest(text))
+    return FilePart(claim.dataid, claim.generation, start, len(text), digest(text))
 
 
-# What the tables tell of a CSV file that is appended to: its length, and whose its parts are.
+# --- what the tables have of a CSV file that is appended to: its length, and its parts ---
 
 
-PAGE = 1000
-"""Parts of an old journal that one transaction brings."""
+PAGE_PARTS = 1000
+"""Parts of an old journal that one transaction writes."""
 
 
 class Committed(NamedTuple):
@@ -366,22 +366,22 @@ class Ledger:
         rows, _ = self._db.insist(lambda: self._db.run("appends.committed", journal=journal))
         return Committed(*rows[0]) if rows else None
 
-    def parts(self, journal: str, dataids: Sequence[str]) -> dict[str, list[Part]]:
+    def parts(self, journal: str, dataids: Sequence[str]) -> dict[str, list[FilePart]]:
         """What was appended for some chunks; what is being replaced comes first."""
         asked = json.dumps(list(dataids))
         rows, _ = self._db.insist(
             lambda: self._db.run("appends.parts", journal=journal, dataids=asked)
         )
-        found: dict[str, list[Part]] = {}
+        found: dict[str, list[FilePart]] = {}
         for row in rows:
-            found.setdefault(row[0], []).append(Part(*row))
+            found.setdefault(row[0], []).append(FilePart(*row))
         return found
 
-    def expect(self, journal: str, jobid: str, parts: Iterable[Part]) -> None:
-        """Tell of parts that are about to take the place of others; those are told, too."""
-        told = json.dumps([part._asdict() for part in parts])
+    def expect(self, journal: str, jobid: str, parts: Iterable[FilePart]) -> None:
+        """Add parts that are about to replace others; both are in the tables then."""
+        parts_text = json.dumps([part._asdict() for part in parts])
         self._db.insist(
-            lambda: self._db.change("appends.add", journal=journal, jobid=jobid, parts=told)
+            lambda: self._db.change("appends.add", journal=journal, jobid=jobid, parts=parts_text)
         )
 
     def commit(
@@ -390,16 +390,18 @@ class Ledger:
         location: str,
         jobid: str,
         last: Committed,
-        parts: Sequence[Part],
+        parts: Sequence[FilePart],
         replaced: Sequence[str] = (),
         moves: Sequence[tuple[int, int]] = (),
     ) -> None:
-        """Tell of parts that are on the disk, all in one transaction.
+        """Commit parts that are on the disk, all in one transaction.
 
-        `replaced` are the chunks that had others; `moves` tell, the last first, from where on all
-        others lie by how many bytes further.
+        Args:
+            replaced: The chunks that had other parts.
+            moves: Pairs, the last first: from where on all others have moved, and by how many
+                bytes.
         """
-        told = json.dumps([part._asdict() for part in parts])
+        parts_text = json.dumps([part._asdict() for part in parts])
 
         def work() -> None:
             known = {"journal": journal, "jobid": jobid}
@@ -408,9 +410,9 @@ class Ledger:
                     return  # the connection was lost after the commit
                 for start, by in moves:
                     self._db.change("appends.shift", journal=journal, start=start, by=by)
-                self._db.change("appends.add", parts=told, **known)
+                self._db.change("appends.add", parts=parts_text, **known)
                 if replaced:
-                    self._db.change("appends.forget_older", parts=told, journal=journal)
+                    self._db.change("appends.forget_older", parts=parts_text, journal=journal)
                 self._db.change(
                     "appends.commit", journal=journal, location=location, **last._asdict()
                 )
@@ -418,12 +420,12 @@ class Ledger:
         self._db.insist(work)
 
     def take_over(
-        self, journal: str, location: str, jobid: str, length: int, parts: Iterable[Part]
+        self, journal: str, location: str, jobid: str, length: int, parts: Iterable[FilePart]
     ) -> None:
-        """Tell all that a journal of an earlier version told; it may be told again."""
+        """Copy what a journal of an earlier version has; it may be copied again."""
         parts = list(parts)
-        for at in range(0, len(parts), PAGE):
-            self.expect(journal, jobid, parts[at : at + PAGE])
+        for at in range(0, len(parts), PAGE_PARTS):
+            self.expect(journal, jobid, parts[at : at + PAGE_PARTS])
         self._db.insist(
             lambda: self._db.change(
                 "appends.commit", journal=journal, location=location, length=length, batch=""

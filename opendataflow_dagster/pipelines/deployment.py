@@ -27,8 +27,8 @@ from ..store.store import Store
 from ..util.text import first_line, typed
 from .jobs import register, takes_items
 from .project import FILE, Pipeline, Project, read_project
-from .project_files import LEFT_OUT, Listing, listing
 from .sandbox import LINK
+from .task_data import DATA_FOLDERS, Listing, listing
 from .transformation import (
     PANDAS,
     TransformationError,
@@ -38,19 +38,19 @@ from .transformation import (
     takes_stream,
 )
 
-QUIET = 1.0
+QUIET_SECONDS = 1.0
 """Seconds without a change after which a deploy is taken for done."""
 
-RETRY = 5.0
+RETRY_SECONDS = 5.0
 """Seconds after which a version is tried again that came to no verdict, with no other change."""
 
-CHECKED = 60.0
+CHECK_SECONDS = 60.0
 """Seconds that the files of a version may take to be loaded."""
 
 RELOAD_SECONDS = 60.0
 """Seconds after which a refused version is loaded again: a package may be installed since."""
 
-KEPT = 10
+MAX_VERSIONS = 10
 """Versions that are kept: a batch that has begun ends with the code that it began with."""
 
 PREFIX = "odf-serve-"
@@ -99,9 +99,9 @@ class Deploys:
             self._seen, self._since = found, now
         if found == self._judged and not (self.refused and now >= self._due):
             return
-        if now - self._since < QUIET:
+        if now - self._since < QUIET_SECONDS:
             return
-        self._since = now + RETRY  # unless it comes to a verdict
+        self._since = now + RETRY_SECONDS  # unless it comes to a verdict
         version, why = None, ""
         try:
             try:
@@ -130,7 +130,7 @@ class Deploys:
 
     def _files(self) -> Sequence[object]:
         """What tells that the code has changed; of other files, that one has come or gone."""
-        return [each if _is_code(each[0]) else each[0] for each in listing(self._root)]
+        return [file if _is_code(file[0]) else file[0] for file in listing(self._root)]
 
     def _why_not(self, version: Path) -> str:
         """The first fault that the version before hasn't; nothing if there is none."""
@@ -162,8 +162,8 @@ class Deploys:
         link = self._home / "next"
         os.symlink(version, link)
         os.replace(link, self.folder)
-        old = sorted(int(each.name) for each in self._home.iterdir() if each.name.isdigit())
-        for number in old[:-KEPT]:
+        old = sorted(int(folder.name) for folder in self._home.iterdir() if folder.name.isdigit())
+        for number in old[:-MAX_VERSIONS]:
             shutil.rmtree(self._home / str(number), ignore_errors=True)
 
 
@@ -189,9 +189,9 @@ def check(version: Path, local: bool) -> Faults:
         start_new_session=True,
     )
     try:
-        ended = f"the process that loads it ended with code {process.wait(CHECKED)}"
+        ended = f"the process that loads it ended with code {process.wait(CHECK_SECONDS)}"
     except subprocess.TimeoutExpired:
-        ended = f"it isn't loaded in {CHECKED:g} s"
+        ended = f"it isn't loaded in {CHECK_SECONDS:g} s"
     finally:
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
@@ -210,10 +210,10 @@ def check(version: Path, local: bool) -> Faults:
 
 def _tell(version: Path, answers: Path, local: bool) -> None:
     """Write what is loaded before it is, and each fault; at the end, that it is the end."""
-    with answers.open("w", encoding="utf-8", buffering=1) as told:
+    with answers.open("w", encoding="utf-8", buffering=1) as lines:
         for file, why in _loaded(version, local):
-            told.write(json.dumps([file, why]) + "\n")
-        told.write(json.dumps([None, ""]) + "\n")
+            lines.write(json.dumps([file, why]) + "\n")
+        lines.write(json.dumps([None, ""]) + "\n")
 
 
 def _loaded(version: Path, local: bool) -> Iterator[tuple[str, str]]:
@@ -278,7 +278,7 @@ def _copy(root: Path, files: Listing, version: Path) -> None:
     code = {file for file, _, _ in files if _is_code(file)}
     folders = {""}
     for file in code:
-        folders.update(str(each) for each in Path(file).parents if each.name)
+        folders.update(str(folder) for folder in Path(file).parents if folder.name)
     for above in sorted(folders):
         (version / above).mkdir()
         with suppress(FileNotFoundError):
@@ -291,7 +291,7 @@ def _copy(root: Path, files: Listing, version: Path) -> None:
                         shutil.copy2(root / file, version / file)
                         continue
                 os.symlink(root / file, version / file)
-    for name in LEFT_OUT:
+    for name in DATA_FOLDERS:
         if not os.path.lexists(version / name):
             os.symlink(root / name, version / name)
     os.symlink(root, version / LINK)
@@ -314,12 +314,12 @@ def _remove_leftovers() -> None:
 
 if __name__ == "__main__":
     os.nice(5)
-    signal.alarm(int(CHECKED) + 5)  # should the server be killed meanwhile
+    signal.alarm(int(CHECK_SECONDS) + 5)  # should the server be killed meanwhile
     _tell(Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3] == "1")
     os._exit(0)  # threads that the project's code has started don't matter
 
 
-# A project that goes on being edited while it is served.
+# --- a project that is edited while it is served ---
 
 
 REREGISTER_SECONDS = 30.0
@@ -370,13 +370,13 @@ class Current:
             )
             return
         taking, others = {}, {}
-        for each in code.pipelines:
-            if each.trouble:
-                others[each.slug] = "can't run as it is declared: see `odf validate`."
-            elif takes_items(code, each):
-                taking[each.slug] = each
+        for pipeline in code.pipelines:
+            if pipeline.trouble:
+                others[pipeline.slug] = "can't run as it is declared: see `odf validate`."
+            elif takes_items(code, pipeline):
+                taking[pipeline.slug] = pipeline
             else:
-                others[each.slug] = f"takes no items: see `odf token {typed(each.slug)}`."
+                others[pipeline.slug] = f"takes no items: see `odf token {typed(pipeline.slug)}`."
         with self._lock:
             self.project, self.code = code._replace(root=self.project.root), code
             self.plans, self.taking, self.others = plans, taking, others
@@ -391,8 +391,11 @@ class Current:
         """What tells that the project's declaration, or one of its transformations, has changed."""
         project = self.code._replace(root=root)
         files = [root / FILE]
-        for each in project.pipelines:
-            files += [project.transformation_file(each.slug, name) for name in each.transformations]
+        for pipeline in project.pipelines:
+            files += [
+                project.transformation_file(pipeline.slug, name)
+                for name in pipeline.transformations
+            ]
         found = []
         for file in files:
             try:

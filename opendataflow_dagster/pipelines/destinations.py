@@ -19,14 +19,25 @@ from ..storage.table import Rows
 from ..store import moves
 from ..store.store import Store
 from ..util.text import typed
-from . import csv_file, csv_journal, spill
+from . import convert, csv_file, csv_journal
 from .bigquery import BigQueryDestination
 from .convert import kind_of
-from .datasets import REPLACE, Row, registered, write_mode
-from .endpoints import Confirm, Destination, Parts, Verdict, as_pandas, judged, one
+from .endpoints import (
+    REPLACE,
+    Confirm,
+    DatasetRow,
+    Destination,
+    Parts,
+    Verdict,
+    as_pandas,
+    judged,
+    one,
+    registered,
+    write_mode,
+)
 from .project import Pipeline, Project
 from .sql_table import TableDestination, only_once
-from .step_frames import FOLDER
+from .step_frames import WORK_FOLDER
 from .transformation import SPARK
 
 
@@ -45,7 +56,7 @@ def destination_of(
     chunks then.
     """
     found = _destination_of(store, project, pipeline, plan, read_by_others, say)
-    found.work = str(project.root / FOLDER / pipeline.slug)
+    found.work = str(project.root / WORK_FOLDER / pipeline.slug)
     return found
 
 
@@ -60,7 +71,7 @@ def _destination_of(
             dataset = f"{typed(slug)} --hostname {typed(path)}"
             return CsvDestination(csv_file.CsvAppender(path, store, say), path, "", dataset)
         folder = str(project.root / "output" / slug)
-        row = Row(slug, {"datasetid": slug, "hostname": folder, "format": CSV.name}, None)
+        row = DatasetRow(slug, {"datasetid": slug, "hostname": folder, "format": CSV.name}, None)
     where, mode = resolve(slug, row.columns), write_mode(row)
     if isinstance(where, BigQueryTable | Table) and is_select(where.name):
         raise Refused(
@@ -146,10 +157,10 @@ def publish_with_output(
     if is_output(project, pipeline, destination):
         return destination.publish(frame, chunk, confirm)
     with ExitStack() as stack:
-        with csv_file.told(path):
-            shown, told = _for_people(frame, path, destination)
+        with csv_file.refused_if_unwritable(path):
+            shown, note = _for_people(frame, path, destination)
             show = stack.enter_context(
-                csv_file.written_aside(path, shown, instead=_moved(path), for_people=True)
+                csv_file.write_beside(path, shown, instead=_moved(path), for_people=True)
             )
         result = destination.publish(frame, chunk, confirm)
         try:
@@ -157,8 +168,8 @@ def publish_with_output(
         except (OSError, DataflowError) as error:
             say(f"Warning: {path} has the run before this one: {reason_of(error)}")
         else:
-            if told:
-                say(told)
+            if note:
+                say(note)
     return result
 
 
@@ -170,11 +181,11 @@ def _for_people(frame: Any, path: str, destination: Destination) -> tuple[Any, s
     if kind_of(frame) != SPARK:
         return as_pandas(frame), ""
     rows = frame.count()
-    if rows <= spill.LARGE:
+    if rows <= convert.MAX_COLLECTED_ROWS:
         return as_pandas(frame), ""
-    head = frame.limit(spill.LARGE)
-    told = f"{path} has the first {spill.LARGE:,} of {rows:,} rows; all are in "
-    return as_pandas(head), told + f"{destination.location}"
+    head = frame.limit(convert.MAX_COLLECTED_ROWS)
+    note = f"{path} has the first {convert.MAX_COLLECTED_ROWS:,} of {rows:,} rows; all are in "
+    return as_pandas(head), note + f"{destination.location}"
 
 
 def refuse_loss(project: Project, pipeline: Pipeline, destination: Destination) -> None:
@@ -224,13 +235,13 @@ class CsvDestination(Destination):
         return self._mode == REPLACE or not (self._mode or items)
 
     def publish(self, frame: Any, chunk: Chunk, confirm: Confirm) -> Result:
-        with self.rows(frame, chunk) as rows, csv_file.told(self.location):
+        with self.rows(frame, chunk) as rows, csv_file.refused_if_unwritable(self.location):
             if self.replaces():
                 return csv_file.replace(self.location, rows, confirm, instead=self._instead)
             return one(self._appender.append([(chunk.claim, as_pandas(rows))], confirm))
 
     def append(self, parts: Parts, confirm: Confirm) -> list[Verdict]:
-        with csv_file.told(self.location):
+        with csv_file.refused_if_unwritable(self.location):
             if not self.replaces(items=True):
                 return self._appender.append([(claim, as_pandas(f)) for claim, f in parts], confirm)
             return [self._instead_of_all(as_pandas(frame), confirm) for _, frame in parts]
@@ -243,7 +254,7 @@ class CsvDestination(Destination):
 class ChunkDestination(Destination):
     """A folder or a table that is kept by chunks: each replaces itself only."""
 
-    def __init__(self, store: Store, row: Row) -> None:
+    def __init__(self, store: Store, row: DatasetRow) -> None:
         self._store, self._row, self._where = store, row, resolve(row.datasetid, row.columns)
         self.location = getattr(self._where, "root", "") or getattr(self._where, "location", "")
         self._place = Place(row.datasetid, row.columns, self.location)

@@ -1,34 +1,40 @@
 """What a pipeline reads and writes: base classes, and the verdict on a frame that can't be kept."""
 
 import os
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..chunk import Chunk, Result, reason_of
 from ..errors import (
     CredentialError,
     DataflowError,
     NoDatabase,
+    Refused,
     SessionError,
     StaleClaim,
     Unreachable,
     WrongUse,
 )
+from ..location import columns_of, is_relative
 from ..model import Claim
 from ..spark.session import is_spark_frame
 from ..storage.table import is_outage
-from . import convert, spill
+from ..store.store import Store
+from ..util.text import typed
+from . import convert
 
 if TYPE_CHECKING:
     from pandas import DataFrame as PandasFrame
     from pyspark.sql import DataFrame, SparkSession
 
+
 Confirm = Callable[[], None]
 Parts = Sequence[tuple[Claim, Any]]
 Verdict = Result | DataflowError
 
-_NOBODYS = (StaleClaim, Unreachable, NoDatabase, CredentialError, SessionError)
+_BLAMELESS = (StaleClaim, Unreachable, NoDatabase, CredentialError, SessionError)
 
 
 class Source:
@@ -67,9 +73,9 @@ class Destination:
         """A frame in memory, as one of pandas; a large one of Spark as a `Spill`."""
         if not is_spark_frame(frame):
             yield as_pandas(frame)
-        elif spill.is_large(frame):
+        elif convert.is_large(frame):
             folder = os.path.join(self.work, str(chunk.generation), "publish.parquet")
-            with spill.spilled(frame, folder, moments) as found:
+            with convert.spilled(frame, folder, moments) as found:
                 yield found
         else:
             yield from_spark(frame, moments)
@@ -103,7 +109,7 @@ def from_spark(frame: Any, moments: Container[str] = ()) -> Any:
 
     Times are those that the session's clock shows, but the columns `moments` have a zone.
     """
-    return spill.as_frame(convert.by_the_clock(frame, moments).toArrow())
+    return convert.as_frame(convert.by_the_clock(frame, moments).toArrow())
 
 
 def one(verdicts: list[Verdict]) -> Result:
@@ -134,7 +140,7 @@ def is_to_blame(error: Exception) -> bool:
         return error.errno is None  # it isn't the system's
     if error.__cause__ is not None and is_outage(error.__cause__):
         return False  # of our tables, told in a line
-    return not isinstance(error, (*_NOBODYS, psycopg.Error, sqlite3.Error))
+    return not isinstance(error, (*_BLAMELESS, psycopg.Error, sqlite3.Error))
 
 
 def fault(error: Exception, frame: Any, where: str) -> DataflowError:
@@ -144,23 +150,26 @@ def fault(error: Exception, frame: Any, where: str) -> DataflowError:
         return error
     cause = cause or error
     found = column_to_blame(cause, frame)
-    told = f"{found}, which can't be written there" if found else "the frame can't be written there"
-    return DataflowError(f"{where}: {told} ({reason_of(cause)}). Correct it in the transformation.")
+    what = f"{found}, which" if found else "the frame"
+    return DataflowError(
+        f"{where}: {what} can't be written there ({reason_of(cause)}). "
+        "Correct it in the transformation."
+    )
 
 
 def column_to_blame(error: BaseException, frame: Any) -> str:
     """What is odd about the first column that can have made such an error; or nothing."""
-    names = [str(each) for each in frame.columns]
+    names = [str(name) for name in frame.columns]
     for at, name in enumerate(names):
-        if told := _odd(name, error):
-            return f"column {name!r} is called by {told}"
+        if oddity := _odd(name, error):
+            return f"column {name!r} is called by {oddity}"
         if names.count(name) > 1:
             return f"two columns are called {name!r}"
         column = frame.iloc[:, at]
         if column.dtype.kind not in "bfimM":
-            told = next(filter(None, (_odd(value, error) for value in column)), "")
-            if told:
-                return f"column {name!r} has {told}"
+            oddity = next(filter(None, (_odd(value, error) for value in column)), "")
+            if oddity:
+                return f"column {name!r} has {oddity}"
     return ""
 
 
@@ -183,8 +192,62 @@ def _odd(value: Any, error: BaseException) -> str:
         inner = list(value)
     else:
         return ""
-    return next(filter(None, (_odd(each, error) for each in inner)), "")
+    return next(filter(None, (_odd(part, error) for part in inner)), "")
 
 
 def _half(text: str) -> bool:
-    return any("\ud800" <= each <= "\udfff" for each in text)
+    return any("\ud800" <= character <= "\udfff" for character in text)
+
+
+# --- the row that a dataset is registered with ---
+
+
+APPEND, REPLACE = "append", "replace"
+
+
+class DatasetRow(NamedTuple):
+    """The row of a registered dataset; its password stays encrypted until it is needed."""
+
+    datasetid: str
+    columns: Mapping[str, str | None]
+    encrypted: str | None
+
+    def value(self, column: str) -> str:
+        """A column's value; nothing if there is none, or no such column yet."""
+        return self.columns.get(column) or ""
+
+    def password(self, environ: Mapping[str, str] = os.environ) -> str | None:
+        """The password, decrypted now."""
+        from ..config.credentials import password_of
+
+        return password_of(self.datasetid, self.encrypted, environ)
+
+
+def registered(store: Store, datasetid: str, root: Path) -> DatasetRow | None:
+    """The row that a dataset is registered with; a relative place of it is in the folder `root`.
+
+    So whoever runs a pipeline, from wherever, reads and writes the same files.
+    """
+    rows, _ = store.db.insist(lambda: store.db.records("state.dataset", datasetid=datasetid))
+    if not rows:
+        return None
+    columns = columns_of(rows[0])
+    encrypted = columns.pop("encryptedpass", None)
+    for column in ("hostname", "database"):
+        if place := columns.get(column):
+            if is_relative(place):
+                columns[column] = os.path.normpath(root / place)
+            break
+    return DatasetRow(datasetid, columns, encrypted)
+
+
+def write_mode(row: DatasetRow | None) -> str:
+    """`append` or `replace`, if the dataset's row says so; else nothing."""
+    mode = row.value("writemode").lower() if row else ""
+    if row and mode not in ("", APPEND, REPLACE):
+        raise Refused(
+            f"{row.datasetid!r} has the writemode {mode!r}: it is append or replace. "
+            f"Run: odf dataset add {typed(row.datasetid)} --writemode append",
+            code="INVALID_LOCATION",
+        )
+    return mode

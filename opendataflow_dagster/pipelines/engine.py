@@ -14,11 +14,10 @@ from ..errors import DataflowError
 from ..spark.progress import Watch
 from ..spark.session import has_ended, how_ended, in_a_line
 from .convert import as_pandas, as_spark, kind_of
-from .parcels import Shipper
 from .project import Project
-from .project_files import Homes
-from .sandbox import OURS, TOLD, forget, surroundings
+from .sandbox import OURS, TIME_LIMIT_REASON, forget, surroundings
 from .task import Item, ItemDone, Loads, Sent, StepRan, ask, loaded, many, one
+from .task_data import ProjectSnapshots, Shipper
 from .transformation import NO_STREAM, PANDAS, SPARK, TransformationError, load, supported_engine
 
 if TYPE_CHECKING:
@@ -34,7 +33,7 @@ class Stopped(DataflowError):
 
 
 class Ran(NamedTuple):
-    """What a transformation made: a frame of its own engine."""
+    """What a transformation returned: a frame of its own engine."""
 
     frame: Any
     printed: str
@@ -51,7 +50,7 @@ class ItemRan(NamedTuple):
 
     @property
     def ok(self) -> bool:
-        return all(each.ok for each in self.steps)
+        return all(step.ok for step in self.steps)
 
 
 class Engine:
@@ -75,7 +74,7 @@ class Engine:
         self._lock = threading.RLock()
         self._spark: SparkSession | None = None
         self._loads: Loads | None = None
-        self._homes: Homes | None = None
+        self._snapshots: ProjectSnapshots | None = None
         self._kept: dict[int, tuple[Any, Callable[[], Any]]] = {}
 
     def __enter__(self) -> Self:
@@ -129,7 +128,7 @@ class Engine:
         with self.watched(f"{slug}.{name}", due) as spark:
             frame, printed = on_driver(spark, self.project, slug, name, given, item)
             if time.monotonic() > due:  # nothing can end Python code in a thread safely
-                raise TransformationError(TOLD, printed=printed)
+                raise TransformationError(TIME_LIMIT_REASON, printed=printed)
             try:
                 frame, rows = self._computed(frame)
             except Exception as error:
@@ -152,16 +151,16 @@ class Engine:
         """Run a pipeline on items, in order, by one task; an item that fails, fails alone.
 
         Chained, an item's result is the first frame of the next, and only the last good item has
-        its frame. Should the process that works on them die, the items are done again in halves,
-        until the one that it dies of has failed alone. `limit` are the seconds that each item
-        may take.
+        its frame. If the process that runs them dies, the items are run again in halves, until the
+        one that ends it has failed alone. `limit` are the seconds that each item may take.
         """
-        return run_items(self, slug, names, sources or [_empty()], items, chained, limit)
+        batch = ItemBatch(slug, names, items, chained, limit)
+        return run_items(self, batch, sources or [_empty()])
 
     def release(self, *frames: Any) -> None:
-        """Let Spark forget frames that `run` has made; without any, all of them."""
-        for each in [id(frame) for frame in frames] if frames else list(self._kept):
-            if kept := self._kept.pop(each, None):
+        """Let Spark drop frames that `run` has returned; without any, all of them."""
+        for key in [id(frame) for frame in frames] if frames else list(self._kept):
+            if kept := self._kept.pop(key, None):
                 with suppress(Exception):  # the session may be over
                     kept[1]()
 
@@ -172,7 +171,7 @@ class Engine:
     stop = interrupt
 
     def close(self) -> None:
-        """Remove what was sent to the tasks, and forget what they made."""
+        """Remove what was sent to the tasks, and drop what they returned."""
         self._watch.close()
         self.release()
         with self._lock:
@@ -185,10 +184,10 @@ class Engine:
         """What one task answers, in the project's surroundings."""
         with self._lock:
             root = self.project.root
-            if self._homes is None or self._homes.root != root:
-                self._homes = Homes(root, self.loads(spark).shipper)
-            home = self._homes.now()
-        return ask(spark, self.loads(spark).shipper, home, what, sent, *args)
+            if self._snapshots is None or self._snapshots.root != root:
+                self._snapshots = ProjectSnapshots(root, self.loads(spark).shipper)
+            snapshot = self._snapshots.now()
+        return ask(spark, self.loads(spark).shipper, snapshot, what, sent, *args)
 
     def loads(self, spark: "SparkSession") -> Loads:
         with self._lock:
@@ -203,12 +202,12 @@ class Engine:
         sent: list[Sent] = []
         with self.watched(f"{slug}.{name}", due) as spark:
             try:
-                for each in frames:
-                    sent.append(self.loads(spark).once(as_pandas(each)))
+                for frame in frames:
+                    sent.append(self.loads(spark).once(as_pandas(frame)))
                 done = self.ask(spark, one, sent, slug, name, item)
             finally:
-                for each in sent:
-                    each.parcel.drop()
+                for frame in sent:
+                    frame.parcel.drop()
         step = done.steps[-1]
         if done.frame is None:
             raise TransformationError(step.reason, trace=step.trace, printed=step.printed)
@@ -228,7 +227,7 @@ class Engine:
 
     @contextmanager
     def watched(self, which: str, due: float = math.inf) -> Iterator["SparkSession"]:
-        """The session, whose jobs can be ended from outside; what ended them is told in a line."""
+        """The session, whose jobs can be ended from outside; errors say what ended them."""
         self._refuse_when_over()
         with self._lock:
             spark = self._spark = self._session()
@@ -237,17 +236,17 @@ class Engine:
                 self._refuse_when_over()
                 yield spark
         except TransformationError as error:
-            if has_ended(spark):  # whatever its code has met then
-                told = how_ended(spark)
-                raise TransformationError(told, trace=error.trace, printed=error.printed) from error
+            if has_ended(spark):  # whatever error its code got then
+                why = how_ended(spark)
+                raise TransformationError(why, trace=error.trace, printed=error.printed) from error
             raise
         except DataflowError:
             raise
         except Exception as error:
-            if told := self._watch.ended():
-                raise Stopped(told) from None
+            if why := self._watch.ended():
+                raise Stopped(why) from None
             if self._ended(due):
-                raise TransformationError(TOLD) from None
+                raise TransformationError(TIME_LIMIT_REASON) from None
             if _died(error):
                 raise WorkerDied(
                     f"The process that ran {which} ended in the middle of it: it took more "
@@ -262,7 +261,7 @@ class Engine:
 
     @contextmanager
     def telling(self) -> Iterator[None]:
-        """Tell in a line what Spark fails of while its frames are published."""
+        """Say in a line why Spark fails while its frames are published."""
         try:
             yield
         except DataflowError:
@@ -282,8 +281,8 @@ class Engine:
         return self._watch.ended() is not None or time.monotonic() > due
 
     def _refuse_when_over(self) -> None:
-        if told := self._watch.ended():
-            raise Stopped(told)
+        if why := self._watch.ended():
+            raise Stopped(why)
 
 
 def _died(error: Exception) -> bool:
@@ -299,34 +298,29 @@ def _empty() -> Any:
 # --- items: a batch in one task, or one by one ---
 
 
-def run_items(
-    engine: "Engine",
-    slug: str,
-    names: Sequence[str],
-    sources: Sequence[Any],
-    items: Sequence[Any],
-    chained: bool,
-    limit: float | None = None,
-) -> list[ItemRan]:
-    """What became of each item, in order; of pandas' transformations, within so many seconds."""
-    if not items:
+class ItemBatch(NamedTuple):
+    """Items that a pipeline's transformations are run for, in order."""
+
+    slug: str
+    names: Sequence[str]
+    items: Sequence[Any]
+    chained: bool
+    limit: float | None
+    """Seconds that each item may take in transformations of pandas."""
+
+
+def run_items(engine: Engine, batch: ItemBatch, sources: Sequence[Any]) -> list[ItemRan]:
+    """What became of each item, in order."""
+    if not batch.items:
         return []
-    if any(engine.engine_of(slug, name) != PANDAS for name in names):
-        return _one_by_one(engine, slug, names, sources, items, chained, limit)
-    return _in_task(engine, slug, names, sources, items, chained, limit)
+    if any(engine.engine_of(batch.slug, name) != PANDAS for name in batch.names):
+        return _one_by_one(engine, batch, sources)
+    return _in_task(engine, batch, sources)
 
 
-def _in_task(
-    engine: "Engine",
-    slug: str,
-    names: Sequence[str],
-    sources: Sequence[Any],
-    items: Sequence[Any],
-    chained: bool,
-    limit: float | None,
-) -> list[ItemRan]:
-
-    given: list[Item] = [(each,) for each in items]
+def _in_task(engine: Engine, batch: ItemBatch, sources: Sequence[Any]) -> list[ItemRan]:
+    slug, names, items, chained, limit = batch
+    stream_values: list[Item] = [(item,) for item in items]
     first: list[Sent] = []
     try:
         with engine.watched(slug) as spark:
@@ -334,71 +328,72 @@ def _in_task(
             if chained:  # the first frame is another one in each batch
                 first = [loads.once(as_pandas(sources[0]))]
             sent = first + loads.sources(slug, sources[len(first) :])
-            done: list[ItemDone] = engine.ask(spark, many, sent, slug, names, given, chained, limit)
+            done: list[ItemDone] = engine.ask(
+                spark, many, sent, slug, names, stream_values, chained, limit
+            )
     except WorkerDied:
         if len(items) == 1:  # to find the transformation
-            return _one_by_one(engine, slug, names, sources, items, chained, limit)
+            return _one_by_one(engine, batch, sources)
         half = len(items) // 2
-        start = _in_task(engine, slug, names, sources, items[:half], chained, limit)
+        start = _in_task(engine, batch._replace(items=items[:half]), sources)
         if chained:
             sources = [_last(start, sources[0]), *sources[1:]]
-        rest = _in_task(engine, slug, names, sources, items[half:], chained, limit)
-        if chained and any(each.ok for each in rest):
-            start = [each._replace(frame=None) for each in start]
+        rest = _in_task(engine, batch._replace(items=items[half:]), sources)
+        if chained and any(item.ok for item in rest):
+            start = [item._replace(frame=None) for item in start]
         return start + rest
     finally:
-        for each in first:
-            each.parcel.drop()
-    return [_ran(each, engine) for each in done]
+        for frame in first:
+            frame.parcel.drop()
+    return [_ran(item, engine) for item in done]
 
 
-def _one_by_one(
-    engine: "Engine",
-    slug: str,
-    names: Sequence[str],
-    sources: Sequence[Any],
-    items: Sequence[Any],
-    chained: bool,
-    limit: float | None,
-) -> list[ItemRan]:
-    with engine.watched(slug):
-        first, *rest = [as_pandas(each) for each in sources]
+def _one_by_one(engine: Engine, batch: ItemBatch, sources: Sequence[Any]) -> list[ItemRan]:
+    with engine.watched(batch.slug):
+        first, *rest = [as_pandas(source) for source in sources]
     ran: list[ItemRan] = []
-    for item in items:
-        buffer, steps, made = first, [], []
-        due = time.monotonic() + limit if limit else math.inf
-        for name in names:
-            start = time.perf_counter()
-            try:
-                done = engine.run(slug, name, [buffer, *rest], item, due=due)
-            except TransformationError as error:
-                seconds = time.perf_counter() - start
-                steps.append(StepRan(name, str(error), error.printed, error.trace, None, seconds))
-                break
-            buffer = done.frame
-            made.append(buffer)
-            steps.append(StepRan(name, "", done.printed, "", done.rows, done.seconds))
-        one = ItemRan(None, tuple(steps))
-        if one.ok:
-            with engine.watched(slug):
-                frame = as_pandas(buffer)
-            if chained:
-                first, ran = frame, [each._replace(frame=None) for each in ran]
-            one = one._replace(frame=frame)
-        if made:
-            engine.release(*made)
-        ran.append(one)
+    for item in batch.items:
+        result = _run_item(engine, batch, item, [first, *rest])
+        if batch.chained and result.ok:
+            first, ran = result.frame, [before._replace(frame=None) for before in ran]
+        ran.append(result)
     return ran
 
 
-def _ran(done: ItemDone, engine: "Engine") -> ItemRan:
+def _run_item(engine: Engine, batch: ItemBatch, item: Any, frames: Sequence[Any]) -> ItemRan:
+    """Run the transformations on one item, each in a task of its own or on the driver."""
+    buffer, *rest = frames
+    steps: list[StepRan] = []
+    outputs: list[Any] = []
+    due = time.monotonic() + batch.limit if batch.limit else math.inf
+    for name in batch.names:
+        start = time.perf_counter()
+        try:
+            done = engine.run(batch.slug, name, [buffer, *rest], item, due=due)
+        except TransformationError as error:
+            seconds = time.perf_counter() - start
+            steps.append(StepRan(name, str(error), error.printed, error.trace, None, seconds))
+            break
+        buffer = done.frame
+        outputs.append(buffer)
+        steps.append(StepRan(name, "", done.printed, "", done.rows, done.seconds))
+    result = ItemRan(None, tuple(steps))
+    if result.ok:
+        with engine.watched(batch.slug):
+            result = result._replace(frame=as_pandas(buffer))
+    if outputs:
+        engine.release(*outputs)
+    return result
+
+
+def _ran(done: ItemDone, engine: Engine) -> ItemRan:
     frame = None if done.frame is None else loaded(done.frame, engine.project.root)
     return ItemRan(frame, done.steps)
 
 
 def _last(ran: Sequence[ItemRan], before: Any) -> Any:
     """The frame of the last good item; where there is none, the one before."""
-    return next((each.frame for each in ran if each.frame is not None), before)
+    return next((item.frame for item in ran if item.frame is not None), before)
 
 
 # --- transformations of Spark's own frames: called here, computed by the cluster ---
@@ -419,19 +414,20 @@ def on_driver(
     stream = item[0] if item and transformation.shape.stream else NO_STREAM
     with surroundings(project.root), _by_value(project.root):
         try:
-            made, said = transformation.call(given, stream)
+            returned, said = transformation.call(given, stream)
         except TransformationError as error:
             error.printed = printed + error.printed
             raise
     printed += said
-    if kind_of(made) != SPARK:
-        what = "nothing" if made is None else f"a {type(made).__module__}.{type(made).__name__}"
+    if kind_of(returned) != SPARK:
+        kind = type(returned)
+        what = "nothing" if returned is None else f"a {kind.__module__}.{kind.__name__}"
         raise TransformationError(
             f"`run` returns {what}, but its first parameter is a {SPARK} DataFrame, and so "
             "must be what it returns.",
             printed=printed,
         )
-    return made, printed
+    return returned, printed
 
 
 @contextmanager
@@ -439,8 +435,8 @@ def _by_value(root: Path) -> Iterator[None]:
     """Send functions of the project's modules to the workers, which can't import them."""
     from pyspark.cloudpickle import cloudpickle
 
-    names = {each.stem for each in root.iterdir() if each.suffix == ".py" or each.is_dir()}
-    names = {each for each in names if each.isidentifier()} - {OURS, *sys.stdlib_module_names}
+    names = {path.stem for path in root.iterdir() if path.suffix == ".py" or path.is_dir()}
+    names = {name for name in names if name.isidentifier()} - {OURS, *sys.stdlib_module_names}
     registered = []
     for name in sorted(names - cloudpickle.list_registry_pickle_by_value()):
         new = name not in sys.modules

@@ -1,327 +1,304 @@
-"""Items of pipelines, worked on in batches: claimed in order, transformed, appended, settled."""
+"""The loop of items: claim, decode, transform, record, publish, settle.
 
-import json
+Items come from the queue (`item_queue.py`) or from a file (`item_file.py`): each is a `Feeder` of
+this one loop.
+"""
+
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
-from ..chunk import reason_of
-from ..errors import (
-    CredentialError,
-    DataflowError,
-    NoDatabase,
-    Overtaken,
-    Refused,
-    StaleClaim,
-    WrongUse,
-)
+from ..chunk import Result, reason_of
+from ..errors import DataflowError, StaleClaim
 from ..model import Claim, Fact, Say, Stop
 from ..runner.heartbeat import Pulse
 from ..spark.progress import working_on
-from ..store.claims import give_back, interrupt, interrupt_soon
-from ..store.items import cleaned_away, payloads
-from ..store.moves import refuse_older
+from ..store.claims import interrupt_soon
+from ..store.items import cleaned_away
 from ..store.step_log import Step, record
-from ..store.store import Store, stale_claim
+from ..store.store import Store
 from ..util.text import first_line, tidy
-from .deployment import Current
-from .destinations import destination_of
-from .endpoints import Destination, Verdict, is_to_blame
+from .endpoints import Source, Verdict
 from .engine import Engine, ItemRan, StepRan, Stopped
-from .item_claims import Heads, claim_items, heads
-from .item_pace import Pace
-from .item_turns import Turns
-from .jobs import is_read
 from .project import Pipeline
-from .run_steps import CLEANED, reason_of_item, steps_of
-from .sources import source_of
+from .runner import CLEANED, reason_of_item, steps_of
 from .transformation import TransformationError
 
-LEASE = 30.0
-"""Seconds after which another worker goes on, if this one and its machine are gone."""
+T = TypeVar("T")
+
+PAGE_ROWS = 1000
+"""Rows that one statement writes."""
 
 
-ENDING = "the server is being stopped"
-
-
-class EngineGone(Exception):
-    """Spark has ended: this worker can't go on, and what it has in hand is lost with it."""
-
-
-class Done(NamedTuple):
-    """What an item became."""
+class ItemResult(NamedTuple):
+    """How the transformations of an item ended; `reason` says why they weren't run, if so."""
 
     claim: Claim
     ran: ItemRan | None
     reason: str = ""
 
+    @property
+    def ok(self) -> bool:
+        return self.ran is not None and self.ran.ok
 
-class Consumer:
-    """Works on the items of a project's pipelines; one thread at a time on those of one."""
+    @property
+    def why_failed(self) -> str:
+        return tidy(self.reason or (reason_of_item(self.ran) if self.ran else "it has no result"))
+
+
+class Feeder:
+    """Where items come from; and what differs by that when they are run, published and settled."""
+
+    chained = False
+    """Whether an item's result is the first frame of the next: then only the last is published."""
+
+    may_retry = True
+    """Whether the job's policy may grant a failed item another attempt."""
 
     def __init__(
-        self,
-        store: Store,
-        current: Current,
-        engine: Engine,
-        pulse: Pulse,
-        *,
-        runid: str,
-        is_alive: Callable[[], bool],
-        say: Say,
+        self, store: Store, pipeline: Pipeline, engine: Engine, pulse: Pulse, say: Say
     ) -> None:
-        self.store, self.current, self.engine, self.pulse = store, current, engine, pulse
-        self.runid, self._is_alive, self._say = runid, is_alive, say
-        self.stopping = False
-        """Whether nothing more is to be begun."""
-        self.ending = False
-        """Whether what is in hand is to be given back."""
-        self._paces: dict[str, Pace] = {}
-        self._turns = Turns(lambda: self.stopping or self.ending)
+        self.store, self.pipeline, self.engine = store, pipeline, engine
+        self.pulse, self.say = pulse, say
 
-    def consume(self, slug: str) -> int:
-        """Work on the next items of a pipeline; how many there were."""
-        pace = self._paces.setdefault(slug, Pace())
-        pipeline, code = self.current.serving(slug)
-        if self.stopping or pipeline is None or time.monotonic() < pace.until:
-            return 0
-        found = heads(self.store, slug, pace.size)
-        with self._turns.taken(alone=found.alone) as ours:
-            if not ours or self.stopping:
-                return 0
-            with self.engine.serving(code):
-                return self._consume(pipeline, found, pace)
+    @property
+    def output(self) -> str:
+        """The dataset that the pipeline writes."""
+        raise NotImplementedError
 
-    def _consume(self, pipeline: Pipeline, found: Heads, pace: Pace) -> int:
-        slug = pipeline.slug
-        claims = self._claim(slug, found)
+    def claim(self) -> list[Claim]:
+        """Claim the next batch, in the order of the items."""
+        raise NotImplementedError
+
+    def decode(self, claims: Sequence[Claim]) -> Mapping[str, Any]:
+        """The items by dataid; one that is missing has no payload."""
+        raise NotImplementedError
+
+    def sources(self, claims: Sequence[Claim]) -> Sequence[Source]:
+        """The pipeline's sources, opened for a batch."""
+        raise NotImplementedError
+
+    def after_transform(self, results: Sequence[ItemResult], seconds: float) -> None:
+        """Note how the transformations of a batch ended, before anything is published."""
+
+    def stopping(self) -> str | None:
+        """Why nothing more may be published, if something says so."""
+
+    def publish(self, results: Sequence[ItemResult]) -> Mapping[Claim, Verdict]:
+        """Publish good results; an item without a verdict isn't this worker's any more."""
+        raise NotImplementedError
+
+    def report_failure(self, claim: Claim, reason: str) -> None:
+        """Tell that an item was settled as failed."""
+
+    def raise_if_engine_died(self, why: str) -> None:
+        """Raise `EngineGone` if a failure may be Spark's end, and no item's fault."""
+
+    def raise_if_blameless(self, error: Exception, *, publishing: bool) -> None:
+        """Raise the error of a whole batch, unless one of its items may have caused it.
+
+        If it returns, the items are tried one by one, so that one fails alone. Chained items can't
+        be: each needs the result of the one before.
+        """
+        raise error
+
+    def interruption(self, error: BaseException) -> Stop | None:
+        """Why a batch was interrupted, if `error` means that."""
+        raise NotImplementedError
+
+    def give_up(self, error: BaseException, claims: Sequence[Claim]) -> None:
+        """Settle what another error left unsettled; raise what ends the worker."""
+        raise NotImplementedError
+
+
+class EngineGone(Exception):
+    """Spark has ended: this worker can't run anything, and its claims are lost with it."""
+
+
+class ItemLoop:
+    """Runs the items of one feeder, and settles each of them."""
+
+    def __init__(self, feeder: Feeder) -> None:
+        self.feeder, self.store = feeder, feeder.store
+        self.unsettled: dict[int, Claim] = {}
+        """By generation."""
+        self.done = self.interrupted = 0
+        self.stop: Stop | None = None
+        """Why items were interrupted, if they were."""
+
+    def run_batch(self) -> int:
+        """Claim the next batch and work on it; the number of items, 0 if they were given back."""
+        claims = self.feeder.claim()
+        return self.work(claims) if claims else 0
+
+    def work(self, claims: Sequence[Claim]) -> int:
+        """Transform, publish and settle claimed items; their number, 0 if they were given back.
+
+        An interruption settles what is left as interrupted; any other error is the feeder's.
+        """
+        feeder, pulse = self.feeder, self.feeder.pulse
+        self.unsettled = {claim.generation: claim for claim in claims}
         for claim in claims:
-            self.pulse.hold(claim)
-        left = {claim.generation: claim for claim in claims}
+            pulse.hold(claim)
         try:
-            if claims:
-                with working_on(claims):
-                    self._work(pipeline, claims, left, pace)
-        except Stopped as error:
-            interrupt_soon(self.store, list(left.values()), Stop(str(error)))
-            raise
-        except EngineGone:  # one of them may have ended it: what is left is settled as lost
-            self.stopping = True
-            raise
-        except Exception as error:
-            if self.store.db.trouble(error):
-                raise  # the claims come back by their leases, or with the lock
-            pause = pace.failed()
-            reason = tidy(first_line(error))
-            if reason != pace.reason:
-                pace.reason = reason
-                self._say(f"{slug}: {reason}. Its items are tried again in {pause:g} s, then later")
-            give_back(self.store, list(left.values()), reason)
+            with working_on(claims):
+                self._run(claims)
+        except BaseException as error:
+            left = list(self.unsettled.values())
+            self.stop = feeder.interruption(error)
+            if self.stop:
+                self.interrupted = len(left)
+                with suppress(Exception):  # what can't be settled now, its lease settles
+                    interrupt_soon(self.store, left, self.stop)
+                raise
+            feeder.give_up(error, left)
             return 0
         finally:
             for claim in claims:
-                self.pulse.let_go(claim)
-        pace.pause, pace.reason = 0.0, ""
+                pulse.let_go(claim)
         return len(claims)
 
-    # --- claims ---
+    # --- transformations ---
 
-    def _claim(self, slug: str, found: Heads) -> list[Claim]:
-        return claim_items(
-            self.store, slug, found, owner=self.pulse.owner, lease=LEASE, runid=self.runid
-        )
-
-    # --- one batch ---
-
-    def _work(
-        self, pipeline: Pipeline, claims: Sequence[Claim], left: dict[int, Claim], pace: Pace
-    ) -> None:
-        store, slug = self.store, pipeline.slug
-        kept = payloads(store, slug, [claim.dataid for claim in claims])
-        done = [self._without_payload(claim) for claim in claims if claim.dataid not in kept]
-        todo = [claim for claim in claims if claim.dataid in kept]
-        began, clock = store.now(), time.monotonic()
-        if todo:
-            project = self.current.project
-            sources = [source_of(store, project, each) for each in pipeline.sources]
-            done += self._transform(pipeline, sources, todo, kept)
-            pace.took(len(todo), time.monotonic() - clock)
-        if self.ending:
-            raise Stopped(ENDING)
-        self._record(done, began)
-        self._publish(pipeline, done, left)
-
-    def _without_payload(self, claim: Claim) -> Done:
-        if cleaned_away(self.store, claim.jobid, [claim.dataid]):
-            return Done(claim, None, CLEANED)
-        return Done(claim, None, "it has no payload")
+    def _run(self, claims: Sequence[Claim]) -> None:
+        feeder = self.feeder
+        items = feeder.decode(claims)
+        with_payload = [claim for claim in claims if claim.dataid in items]
+        results = [
+            ItemResult(claim, None, _why_no_payload(self.store, claim))
+            for claim in claims
+            if claim.dataid not in items
+        ]
+        sources = feeder.sources(with_payload) if with_payload else ()
+        # Only now: opening the sources may start Spark, which is no transformation's time.
+        began, clock = self.store.now(), time.monotonic()
+        if with_payload:
+            ran = self._transform(with_payload, items, sources)
+            feeder.after_transform(ran, time.monotonic() - clock)
+            results += ran
+        if why := feeder.stopping():
+            raise Stopped(why)
+        self._record(results, began)
+        self._publish(results)
 
     def _transform(
-        self,
-        pipeline: Pipeline,
-        sources: Sequence[Any],
-        claims: Sequence[Claim],
-        kept: dict[str, str],
-    ) -> list[Done]:
-        """All items in one go; if that fails as a whole, one by one, so that one fails alone."""
-        items = [json.loads(kept[claim.dataid]) for claim in claims]
+        self, claims: Sequence[Claim], items: Mapping[str, Any], sources: Sequence[Source]
+    ) -> list[ItemResult]:
+        """Run all items by one task; if that fails as a whole, one by one."""
+        feeder = self.feeder
         try:
-            ran = list(
-                self.engine.run_items(
-                    pipeline.slug,
-                    pipeline.transformations,
-                    sources,
-                    items,
-                    chained=False,
-                    limit=claims[0].time_limit,
-                )
+            ran = feeder.engine.run_items(
+                feeder.pipeline.slug,
+                feeder.pipeline.transformations,
+                sources,
+                [items[claim.dataid] for claim in claims],
+                chained=feeder.chained,
+                # Of chained items, all have the limit of one chunk: they are one task.
+                limit=None if feeder.chained else claims[0].time_limit,
             )
-            failed = next((each for each in ran if not each.ok), None)
-            if failed and not self._is_alive():  # whoever uses Spark fails then
-                raise EngineGone(f"Spark has ended: {reason_of_item(failed)}")
-            return [Done(claim, each) for claim, each in zip(claims, ran, strict=True)]
-        except EngineGone:
-            raise
         except Exception as error:
-            if self.ending or isinstance(error, Stopped):
-                raise Stopped(ENDING) from error
-            if not self._is_alive():
-                raise EngineGone(f"Spark has ended: {first_line(error)}") from error
-            if isinstance(error, Refused | NoDatabase | CredentialError):
-                raise  # a source can't be read: that is no item's fault
+            feeder.raise_if_blameless(error, publishing=False)
             if len(claims) == 1:
-                return [_broken(claims[0], pipeline, error)]
-        return [
-            each for claim in claims for each in self._transform(pipeline, sources, [claim], kept)
-        ]
+                return [_failed(claims[0], feeder.pipeline, error)]
+        else:
+            # Code that uses Spark fails when Spark ends: that looks like the item's own failure.
+            if failed := next((item for item in ran if not item.ok), None):
+                feeder.raise_if_engine_died(reason_of_item(failed))
+            return [ItemResult(*pair) for pair in zip(claims, ran, strict=True)]
+        return [result for claim in claims for result in self._transform([claim], items, sources)]
 
-    def _record(self, done: Sequence[Done], began: float) -> None:
-        steps: list[Step] = []
-        for each in done:
-            if each.ran is not None:
-                found = steps_of(each.claim, each.ran, began)
-                began = found[-1].ended or began if found else began
-                steps += found
-        record(self.store, steps)
+    def _record(self, results: Sequence[ItemResult], began: float) -> None:
+        history: list[Step] = []
+        for result in results:
+            if result.ran is not None:
+                steps = steps_of(result.claim, result.ran, began)
+                began = steps[-1].ended or began if steps else began
+                history += steps
+        for page in pages(history):
+            record(self.store, page)
 
     # --- results ---
 
-    def _publish(self, pipeline: Pipeline, done: Sequence[Done], left: dict[int, Claim]) -> None:
-        """Append what the good items made, and settle all."""
-        store = self.store
-        good = {
-            each.claim: each.ran.frame
-            for each in done
-            if each.ran is not None and each.ran.frame is not None
-        }
-        for claim in store.heartbeat(list(good)) if good else ():
-            good.pop(claim)
-            left.pop(claim.generation, None)
-        destination = self._destination(pipeline)
-        [output] = self.current.plans[pipeline.slug].outputs
-
-        def confirm() -> None:
-            if lost := store.heartbeat(list(good)):
-                raise stale_claim(lost)
-
-        replaces = destination.replaces(items=True) or None
-        if replaces:
-            self._hold_back_older(output, good, left)
-        verdicts: Sequence[Verdict] = ()
+    def _publish(self, results: Sequence[ItemResult]) -> None:
+        """Publish the good results, and settle all."""
+        good = [result for result in results if result.ok]
+        verdicts: Mapping[Claim, Verdict] = {}
         if good:
             try:
-                verdicts = destination.append(list(good.items()), confirm)
+                verdicts = self.feeder.publish(good)
             except Exception as error:
-                if self._is_nobodys_fault(error):
-                    raise
-                if len(done) > 1:  # each by itself, so that one fails alone
-                    for each in done:
-                        self._publish(pipeline, [each], left)
+                self.feeder.raise_if_blameless(error, publishing=True)
+                if len(results) > 1:
+                    for result in results:
+                        self._publish([result])
                     return
-                verdicts = [DataflowError(reason_of(error))]
-        facts, finished = [], []
-        reasons = {each.claim: _reason(each) for each in done if each.claim not in good}
-        for claim, verdict in zip(good, verdicts, strict=True):
+                verdicts = {good[0].claim: DataflowError(reason_of(error))}
+        self._settle(results, verdicts)
+
+    def _settle(self, results: Sequence[ItemResult], verdicts: Mapping[Claim, Verdict]) -> None:
+        finished: list[tuple[Claim, Fact]] = []
+        reasons = {result.claim: result.why_failed for result in results if not result.ok}
+        for claim, verdict in verdicts.items():
             if isinstance(verdict, DataflowError):
                 reasons[claim] = tidy(first_line(verdict))
-                continue
-            finished.append(claim)
-            facts.append(
-                Fact(
-                    output,
-                    claim.dataid,
-                    verdict.location or destination.location,
-                    verdict.rows,
-                    verdict.bytes,
-                    verdict.fingerprint,
-                    schema=verdict.schema,
-                    replaces=replaces,
-                )
-            )
-        self._settle(finished, facts, reasons, left)
+            else:
+                finished.append((claim, self._fact(claim, verdict)))
+        for page in pages(finished):
+            self._finish(page)
+        for claim, reason in reasons.items():
+            self._fail(claim, reason)
+        for result in results:  # without a verdict: another worker has the claim, or it is held
+            self._let_go(result.claim)
 
-    def _hold_back_older(self, output: str, good: dict[Claim, Any], left: dict[int, Claim]) -> None:
-        """Put those items on HOLD that would take the place of a newer one."""
-        for claim in list(good):
-            try:
-                refuse_older(self.store, output, claim.jobid, claim.dataid)
-            except Overtaken as error:
-                good.pop(claim)
-                left.pop(claim.generation, None)
-                with suppress(StaleClaim):
-                    interrupt(self.store, claim, Stop(str(error), hold=True))
-                self._say(f"{claim.jobid}: item {claim.dataid} is held: {error}")
+    def _finish(self, page: Sequence[tuple[Claim, Fact]]) -> None:
+        try:
+            self.store.finish([claim for claim, _ in page], [fact for _, fact in page])
+            self.done += len(page)
+        except StaleClaim as error:
+            self.feeder.say(str(error))
+        for claim, _ in page:
+            self._let_go(claim)
 
-    def _is_nobodys_fault(self, error: Exception) -> bool:
-        """Whether what kept items from being published is no item: then they wait."""
-        if not self._is_alive():
-            raise EngineGone(f"Spark has ended: {first_line(error)}") from error
-        return isinstance(error, Refused | WrongUse) or not is_to_blame(error)
+    def _fail(self, claim: Claim, reason: str) -> None:
+        try:
+            self.store.fail(claim, reason, may_retry=self.feeder.may_retry)
+        except StaleClaim as error:
+            self.feeder.say(str(error))
+        else:
+            self.feeder.report_failure(claim, reason)
+        self._let_go(claim)
 
-    def _destination(self, pipeline: Pipeline) -> Destination:
-        plans, slug = self.current.plans, pipeline.slug
-        return destination_of(
-            self.store,
-            self.current.project,
-            pipeline,
-            plans[slug],
-            read_by_others=is_read(self.current.project, plans, slug),
-            say=self._say,
+    def _let_go(self, claim: Claim) -> None:
+        self.unsettled.pop(claim.generation, None)
+        self.feeder.pulse.let_go(claim)
+
+    def _fact(self, claim: Claim, result: Result) -> Fact:
+        return Fact(
+            self.feeder.output,
+            claim.dataid,
+            result.location,
+            result.rows,
+            result.bytes,
+            result.fingerprint,
+            schema=result.schema,
+            replaces=result.replaces,
         )
 
-    def _settle(
-        self,
-        finished: Sequence[Claim],
-        facts: Sequence[Fact],
-        reasons: dict[Claim, str],
-        left: dict[int, Claim],
-    ) -> None:
-        try:
-            if finished:
-                self.store.finish(finished, facts)
-        except StaleClaim as error:
-            self._say(str(error))
-        for claim in finished:
-            left.pop(claim.generation, None)
-        for claim, reason in reasons.items():
-            if left.pop(claim.generation, None) is None:
-                continue
-            try:
-                self.store.fail(claim, reason)
-            except StaleClaim as error:
-                self._say(str(error))
-            else:
-                self._say(f"{claim.jobid}: item {claim.dataid} failed: {reason}")
+
+def pages(rows: Sequence[T]) -> Iterator[Sequence[T]]:
+    """As many rows at a time as one statement writes."""
+    return (rows[start : start + PAGE_ROWS] for start in range(0, len(rows), PAGE_ROWS))
 
 
-def _reason(done: Done) -> str:
-    return tidy(done.reason or (reason_of_item(done.ran) if done.ran else "it has no result"))
+def _why_no_payload(store: Store, claim: Claim) -> str:
+    cleaned = cleaned_away(store, claim.jobid, [claim.dataid])
+    return CLEANED if cleaned else "it has no payload"
 
 
-def _broken(claim: Claim, pipeline: Pipeline, error: Exception) -> Done:
-    """An item that ended the task that worked on it."""
+def _failed(claim: Claim, pipeline: Pipeline, error: Exception) -> ItemResult:
+    """The result of an item that ended the task that ran it."""
     reason = str(error) if isinstance(error, TransformationError) else reason_of(error)
     printed, trace = getattr(error, "printed", ""), getattr(error, "trace", "")
-    name = pipeline.transformations[0]
-    return Done(claim, ItemRan(None, (StepRan(name, reason, printed, trace, None, 0),)))
+    step = StepRan(pipeline.transformations[0], reason, printed, trace, None, 0)
+    return ItemResult(claim, ItemRan(None, (step,)))

@@ -26,7 +26,7 @@ def output_of(pipeline: Pipeline) -> str:
 
 
 class Known(NamedTuple):
-    """What the tables tell of the datasets and the other jobs around a project."""
+    """The registered datasets and the other jobs around a project."""
 
     jobs: Mapping[str, Plan] = MappingProxyType({})
     """The jobs that aren't pipelines of the project."""
@@ -38,19 +38,19 @@ class Known(NamedTuple):
     @property
     def used(self) -> set[str]:
         """What is registered with a place, or read by other jobs."""
-        return {*self.placed, *(each for plan in self.jobs.values() for each in plan.reads)}
+        return {*self.placed, *(source for plan in self.jobs.values() for source in plan.reads)}
 
     @property
     def produced(self) -> set[str]:
         """What other jobs write."""
-        return {each for plan in self.jobs.values() for each in plan.outputs}
+        return {output for plan in self.jobs.values() for output in plan.outputs}
 
 
 _NOTHING = Known()
 
 
 def known_from(jobs: Mapping[str, Plan], placed: Collection[str], own: Collection[str]) -> Known:
-    """What registrations tell to a project whose pipelines are its `own` jobs."""
+    """What is registered around a project whose pipelines are its `own` jobs."""
     others = {jobid: plan for jobid, plan in jobs.items() if jobid not in own}
     return Known(others, placed, {slug: jobs[slug].outputs for slug in own if slug in jobs})
 
@@ -63,75 +63,94 @@ def plans_of(project: Project, known: Known = _NOTHING) -> dict[str, Plan]:
     reads the chunks of its own name: a pipeline waits for none of its inputs if their chunks are
     named by different runs. All other sources are read as they stand.
     """
-    written = _written(project, known)
-    items = {each.slug for each in project.pipelines if takes_items(project, each)}
-    writers = {each: set(slugs) for each, slugs in _writers(project, written).items()}
-    appended = {each for each, slugs in writers.items() if slugs & items}
-    reads: dict[str, Collection[str]] = {
-        each.slug: () if each.slug in items else dict.fromkeys(each.sources)
-        for each in project.pipelines
-    }
-    for jobid, plan in known.jobs.items():
-        reads[jobid] = plan.reads
-        for each in plan.outputs:
-            writers.setdefault(each, set()).add(jobid)
-    pipelines = set(written)
-    pipelines |= {jobid for jobid, plan in known.jobs.items() if MARK in dict(plan.environment)}
-    waits: dict[str, tuple[str, ...]] = {jobid: plan.reads for jobid, plan in known.jobs.items()}
-
-    def depends(source: str, slug: str) -> bool:
-        seen, todo = set(), [source]
-        while todo:
-            made_by = writers.get(todo.pop(), set()) - seen
-            if slug in made_by:
-                return True
-            seen |= made_by
-            todo += [each for writer in made_by for each in reads[writer]]
-        return False
-
-    def waits_for(slug: str) -> tuple[str, ...]:
-        if slug not in waits:
-            found = sorted(
-                source
-                for source in reads[slug]
-                if source in writers
-                and source not in appended
-                and source != written[slug]
-                and not depends(source, slug)
-            )
-            named = {frozenset(named_by(each)) for each in found}
-            waits[slug] = tuple(found) if len(named) == 1 else ()
-        return waits[slug]
-
-    def named_by(dataset: str) -> set[str]:
-        """The pipelines whose runs name the chunks of a dataset; "" if people do."""
-        seen, todo, found = set(), [dataset], set()
-        while todo:
-            source = todo.pop()
-            made_by = writers.get(source, set())
-            if not made_by:
-                found.add("")
-            for writer in made_by - seen:
-                above = waits_for(writer)
-                seen.add(writer)
-                todo += above
-                if not above:
-                    found.add(writer if writer in pipelines else "")
-        return found
-
-    found = {}
-    for each in project.pipelines:
-        output = written[each.slug]
-        shared = bool(writers.get(output, set()) - {each.slug})
-        found[each.slug] = Plan(
-            each.slug,
-            waits_for(each.slug),
+    dependencies = _Dependencies(project, known)
+    plans = {}
+    for pipeline in project.pipelines:
+        slug = pipeline.slug
+        output = dependencies.written[slug]
+        is_shared = bool(dependencies.writers.get(output, set()) - {slug})
+        plans[slug] = Plan(
+            slug,
+            dependencies.inputs(slug),
             (output,),
             ((MARK, project.name),),
-            (output,) if shared else (),
+            (output,) if is_shared else (),
             False,
         )
-    return found
+    return plans
+
+
+class _Dependencies:
+    """Who writes and who reads which dataset, among a project's pipelines and the other jobs."""
+
+    def __init__(self, project: Project, known: Known) -> None:
+        item_pipelines = {
+            pipeline.slug for pipeline in project.pipelines if takes_items(project, pipeline)
+        }
+        self.written = _written(project, known)
+        """Pipeline → the dataset that it writes."""
+        self.writers = _writers(project, self.written)
+        """Dataset → the jobs that write it."""
+        self._appended = {
+            dataset for dataset, slugs in self.writers.items() if slugs & item_pipelines
+        }
+        self._reads: dict[str, Collection[str]] = {
+            pipeline.slug: dict.fromkeys(pipeline.sources) for pipeline in project.pipelines
+        }
+        self._reads.update(dict.fromkeys(item_pipelines, ()))
+        self._inputs: dict[str, tuple[str, ...]] = {}
+        self._pipelines = set(self.written)
+        for jobid, plan in known.jobs.items():
+            self._reads[jobid] = self._inputs[jobid] = plan.reads
+            for dataset in plan.outputs:
+                self.writers.setdefault(dataset, set()).add(jobid)
+            if MARK in dict(plan.environment):
+                self._pipelines.add(jobid)
+
+    def inputs(self, slug: str) -> tuple[str, ...]:
+        """The sources that a pipeline or job waits for."""
+        if slug not in self._inputs:
+            sources = sorted(source for source in self._reads[slug] if self._may_wait(slug, source))
+            namings = {frozenset(self._named_by(source)) for source in sources}
+            self._inputs[slug] = tuple(sources) if len(namings) == 1 else ()
+        return self._inputs[slug]
+
+    def _may_wait(self, slug: str, source: str) -> bool:
+        return (
+            source in self.writers
+            and source not in self._appended
+            and source != self.written[slug]
+            and not self._is_made_from(source, slug)
+        )
+
+    def _is_made_from(self, source: str, slug: str) -> bool:
+        """Whether a pipeline takes part in making a source, directly or through others."""
+        seen: set[str] = set()
+        todo = [source]
+        while todo:
+            writers = self.writers.get(todo.pop(), set()) - seen
+            if slug in writers:
+                return True
+            seen |= writers
+            todo += [dataset for writer in writers for dataset in self._reads[writer]]
+        return False
+
+    def _named_by(self, dataset: str) -> set[str]:
+        """The pipelines whose runs name the chunks of a dataset; "" if people do."""
+        names: set[str] = set()
+        seen: set[str] = set()
+        todo = [dataset]
+        while todo:
+            writers = self.writers.get(todo.pop(), set())
+            if not writers:
+                names.add("")
+            for writer in writers - seen:
+                inputs = self.inputs(writer)
+                seen.add(writer)
+                todo += inputs
+                if not inputs:
+                    names.add(writer if writer in self._pipelines else "")
+        return names
 
 
 def is_read(project: Project, plans: Mapping[str, Plan], slug: str) -> bool:
@@ -141,34 +160,34 @@ def is_read(project: Project, plans: Mapping[str, Plan], slug: str) -> bool:
     """
     plan = plans[slug]
     [output] = plan.outputs
-    return any(output in each.inputs for each in plans.values()) or (
-        output in plan.rivals and any(output in each.sources for each in project.pipelines)
+    return any(output in other.inputs for other in plans.values()) or (
+        output in plan.rivals and any(output in pipeline.sources for pipeline in project.pipelines)
     )
 
 
 def makers_of(project: Project, source: str) -> list[str]:
     """The pipelines that write what others read as `source`."""
-    declared = {each.slug: output_of(each) for each in project.pipelines}
+    declared = {pipeline.slug: output_of(pipeline) for pipeline in project.pipelines}
     return sorted(_writers(project, declared).get(source, ()))
 
 
 def in_order(project: Project) -> list[Pipeline]:
     """The pipelines, each after those that write its sources; in a circle, as they are declared."""
-    named = {each.slug: each for each in project.pipelines}
-    found: dict[str, Pipeline] = {}
-    begun: set[str] = set()
+    by_slug = {pipeline.slug: pipeline for pipeline in project.pipelines}
+    ordered: dict[str, Pipeline] = {}
+    visited: set[str] = set()
 
     def add(pipeline: Pipeline) -> None:
-        if pipeline.slug not in begun:
-            begun.add(pipeline.slug)
+        if pipeline.slug not in visited:
+            visited.add(pipeline.slug)
             for source in pipeline.sources:
                 for maker in makers_of(project, source):
-                    add(named[maker])
-            found[pipeline.slug] = pipeline
+                    add(by_slug[maker])
+            ordered[pipeline.slug] = pipeline
 
-    for each in project.pipelines:
-        add(each)
-    return list(found.values())
+    for pipeline in project.pipelines:
+        add(pipeline)
+    return list(ordered.values())
 
 
 def takes_items(project: Project, pipeline: Pipeline) -> bool:
@@ -192,24 +211,28 @@ def _files(project: Project, pipeline: Pipeline) -> list[Path]:
 
 
 def register(store: Store, project: Project, slug: str | None = None) -> dict[str, Plan]:
-    """Make the pipelines of a project jobs, or only the one called `slug`; the plans of all.
+    """Register the pipelines of a project as jobs, or only `slug`; the plans of all.
 
-    What is registered already is neither written nor locked. Pipelines whose declaration is wrong
-    are left out; if it is the one asked for, that is raised.
+    What is registered already is neither written nor locked. A pipeline whose declaration is wrong
+    is left out; if it is `slug`, that is raised.
     """
     wanted = project.pipelines if slug is None else (project.pipeline(slug),)
     if slug is not None and wanted[0].trouble:
         raise ProjectError(wanted[0].trouble)
-    own = {each.slug for each in project.pipelines}
+    own = {pipeline.slug for pipeline in project.pipelines}
     plans = plans_of(project, known_of(store, own))
-    for each in wanted:
-        if not each.trouble:
-            _register(store, project, plans[each.slug], plans)
-    return {each.slug: plans[each.slug] for each in project.pipelines if not each.trouble}
+    for pipeline in wanted:
+        if not pipeline.trouble:
+            _register(store, project, plans[pipeline.slug], plans)
+    return {
+        pipeline.slug: plans[pipeline.slug]
+        for pipeline in project.pipelines
+        if not pipeline.trouble
+    }
 
 
 def known_of(store: Store, own: Collection[str]) -> Known:
-    """The same as the tables have it."""
+    """What the tables have around a project whose pipelines are its `own` jobs."""
     rows, _ = store.db.insist(lambda: datasets(store))
     placed = {row["datasetid"] for row in rows if is_placed(row)}
     return known_from(read_jobs(store), placed, own)
@@ -221,14 +244,14 @@ def is_placed(columns: Mapping[str, str | None]) -> bool:
 
 
 def _register(store: Store, project: Project, plan: Plan, plans: Mapping[str, Plan]) -> None:
-    there, _ = store.db.insist(lambda: store.read_plan(plan.jobid))
-    items = dict(there.environment)
-    marked = items.get(MARK)
-    same = (there.inputs, there.outputs) == (plan.inputs, plan.outputs)
-    if same and marked == project.name:
+    registered, _ = store.db.insist(lambda: store.read_plan(plan.jobid))
+    items = dict(registered.environment)
+    owner = items.get(MARK)
+    is_same = (registered.inputs, registered.outputs) == (plan.inputs, plan.outputs)
+    if is_same and owner == project.name:
         return
-    if (there.inputs or there.outputs) and not same and marked != project.name:
-        raise _another(project, there, marked)
+    if (registered.inputs or registered.outputs) and not is_same and owner != project.name:
+        raise _another(project, registered, owner)
     add_job(
         store,
         plan.jobid,
@@ -241,14 +264,15 @@ def _register(store: Store, project: Project, plan: Plan, plans: Mapping[str, Pl
     )
 
 
-def _another(project: Project, there: Plan, marked: str | None) -> Refused:
-    reads = f"reads {', '.join(there.inputs)} and " if there.inputs else ""
-    whose = f"of the project {marked!r}" if marked else "of another kind"
+def _another(project: Project, registered: Plan, owner: str | None) -> Refused:
+    reads = f"reads {', '.join(registered.inputs)} and " if registered.inputs else ""
+    whose = f"of the project {owner!r}" if owner else "of another kind"
     return Refused(
         printable(
-            f"Pipeline {there.jobid!r} of {project.name!r} can't be a job: there is one {whose} by "
-            f"that name, which {reads}writes {', '.join(there.outputs) or 'nothing'}. Give the "
-            f"pipeline another slug; `odf job list {typed(there.jobid)}` shows that job."
+            f"Pipeline {registered.jobid!r} of {project.name!r} can't be a job: there is one "
+            f"{whose} by that name, which {reads}writes "
+            f"{', '.join(registered.outputs) or 'nothing'}. Give the pipeline another slug; "
+            f"`odf job list {typed(registered.jobid)}` shows that job."
         ),
         code="LOCKED",
     )
@@ -259,9 +283,9 @@ def _written(project: Project, known: Known) -> dict[str, str]:
 
     They have a file each then, in `output/`, and so a dataset each. What has run stays what it is.
     """
-    declared = {each.slug: output_of(each) for each in project.pipelines}
+    declared = {pipeline.slug: output_of(pipeline) for pipeline in project.pipelines}
     shared = Counter(declared.values())
-    sources = {source for each in project.pipelines for source in each.sources}
+    sources = {source for pipeline in project.pipelines for source in pipeline.sources}
 
     def own(slug: str, output: str) -> bool:
         if output in sources or output in known.produced or output in known.used:
@@ -274,9 +298,9 @@ def _written(project: Project, known: Known) -> dict[str, str]:
 
 def _writers(project: Project, written: Mapping[str, str]) -> dict[str, set[str]]:
     """Which pipelines write a dataset that others may wait for."""
-    found: dict[str, set[str]] = {}
-    for each in project.pipelines:
+    writers: dict[str, set[str]] = {}
+    for pipeline in project.pipelines:
         # A file in sources/ is older than the habit of calling an output like its pipeline.
-        if each.destination or not os.path.isfile(project.source_file(each.slug)):
-            found.setdefault(written[each.slug], set()).add(each.slug)
-    return found
+        if pipeline.destination or not os.path.isfile(project.source_file(pipeline.slug)):
+            writers.setdefault(written[pipeline.slug], set()).add(pipeline.slug)
+    return writers

@@ -1,5 +1,6 @@
 """A project folder: its `project.yml`, read as it stands."""
 
+import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -44,11 +45,11 @@ class Project(NamedTuple):
 
     def pipeline(self, slug: str) -> Pipeline:
         """The pipeline called `slug`, or Refused with the names that there are."""
-        for each in self.pipelines:
-            if each.slug == slug:
-                return each
-        known = ", ".join(each.slug for each in self.pipelines)
-        like = did_you_mean(slug, [each.slug for each in self.pipelines])
+        for pipeline in self.pipelines:
+            if pipeline.slug == slug:
+                return pipeline
+        known = ", ".join(pipeline.slug for pipeline in self.pipelines)
+        like = did_you_mean(slug, [pipeline.slug for pipeline in self.pipelines])
         raise Refused(
             f"There is no pipeline {slug!r} in {self.root / FILE}. It has: {known}{like}",
             code="NOT_REGISTERED",
@@ -81,7 +82,7 @@ def find_project(given: str | Path | None = None) -> Path:
 def nearest_project() -> Path | None:
     """This folder, or the nearest one above it, that is a project."""
     here = Path.cwd()
-    return next((each for each in (here, *here.parents) if (each / FILE).is_file()), None)
+    return next((folder for folder in (here, *here.parents) if (folder / FILE).is_file()), None)
 
 
 def read_project(root: Path) -> Project:
@@ -115,8 +116,8 @@ def read_project(root: Path) -> Project:
         )
     lines = _lines_of(node, "pipelines")
     found: list[Pipeline] = []
-    for each, (line, inner) in zip(listed, lines, strict=True):
-        pipeline = _pipeline(each, file, line, inner)
+    for declared, (line, inner) in zip(listed, lines, strict=True):
+        pipeline = _pipeline(declared, file, line, inner)
         if any(pipeline.slug == other.slug for other in found):
             raise ProjectError(f"{_at(file, line)}: two pipelines are called {pipeline.slug!r}.")
         found.append(pipeline)
@@ -143,10 +144,10 @@ def _pipeline(declared: Any, file: Path, line: int, lines: Mapping[str, int]) ->
         if not isinstance(given, list):
             wrong(key, f"`{key}` must be a list of names, not {given!r}.")
             return ()
-        read = [_name(each, suffix, path=path) for each in given]
-        for each, name in zip(given, read, strict=True):
+        read = [_name(value, suffix, path=path) for value in given]
+        for value, name in zip(given, read, strict=True):
             if name is None:
-                wrong(key, f"{each!r} isn't the plain name of one of the {key}.")
+                wrong(key, f"{value!r} isn't the plain name of one of the {key}.")
         return tuple(name for name in read if name is not None)
 
     sources = names("sources", ".csv", path=True)
@@ -198,16 +199,16 @@ def _lines_of(node: Any, key: str) -> list[tuple[int, dict[str, int]]]:
     listed = [value for k, value in node.value if k.value == key][-1]
     return [
         (
-            each.start_mark.line + 1,
-            {k.value: k.start_mark.line + 1 for k, _ in each.value if isinstance(k.value, str)}
-            if each.id == "mapping"
+            entry.start_mark.line + 1,
+            {k.value: k.start_mark.line + 1 for k, _ in entry.value if isinstance(k.value, str)}
+            if entry.id == "mapping"
             else {},
         )
-        for each in listed.value
+        for entry in listed.value
     ]
 
 
-# Where the tables of a project are: as configured, else beside its project.yml.
+# --- its tables: as configured, else beside its project.yml ---
 
 
 def project_settings(
@@ -229,3 +230,30 @@ def open_project(settings: Settings) -> Store:
         except NoDatabase:
             store.init()
     return store
+
+
+# --- `odf new`: a small project that validates ---
+
+
+TEMPLATE = Path(__file__).parent / "new_project"
+
+
+def new_project(folder: Path) -> list[Path]:
+    """Make `folder` a project, and return its files; a folder that holds anything is refused."""
+    if folder.is_symlink() or (folder.exists() and not folder.is_dir()):
+        raise WrongUse(f"{str(folder)!r} is a file. Name a folder that doesn't exist yet.")
+    if folder.is_dir() and any(folder.iterdir()):
+        raise WrongUse(f"{str(folder)!r} isn't empty. Name a folder that doesn't exist yet.")
+    # JSON's texts are YAML's, whatever the folder is called.
+    texts = {
+        path.relative_to(TEMPLATE): path.read_text(encoding="utf-8").replace(
+            '"PROJECT"', json.dumps(folder.resolve().name)
+        )
+        for path in sorted(TEMPLATE.rglob("*"))
+        if path.is_file() and "__pycache__" not in path.parts
+    }
+    texts[Path(".gitignore")] = "__pycache__/\noutput/\n.dataflow/\n"
+    for path, text in texts.items():
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (folder / path).write_text(text, encoding="utf-8")
+    return [folder / path for path in texts]

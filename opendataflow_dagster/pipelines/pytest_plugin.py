@@ -109,7 +109,7 @@ class TransformationItem(pytest.Item):
         verdict = validate_one(self.project, self.pipeline, self.transformation)
         print(verdict.printed, end="")
         if not verdict.passed:
-            more = [str(each) for each in verdict.differences[1:]]
+            more = [str(difference) for difference in verdict.differences[1:]]
             raise Failed("\n".join(filter(None, [verdict.message, *more, verdict.traceback])))
 
     def repr_failure(self, excinfo: Any, style: Any = None) -> Any:

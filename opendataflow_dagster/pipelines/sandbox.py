@@ -68,7 +68,7 @@ def forget(root: Path) -> None:
     """Let the project's modules be imported anew: their files may have changed."""
     with _turn:
         home = _home(root.resolve())
-        for known in [each for each in _modules if _home(each) == home]:  # other versions, too
+        for known in [name for name in _modules if _home(name) == home]:  # other versions, too
             del _modules[known]
 
 
@@ -105,15 +105,15 @@ def _look_again(root: Path) -> None:
 def _shadowed(root: Path) -> list[str]:
     """Loaded modules in whose place a fresh Python in `root` would import the project's own."""
     found = []
-    for each in root.iterdir():
-        name = each.stem if each.suffix == ".py" else each.name
+    for path in root.iterdir():
+        name = path.stem if path.suffix == ".py" else path.name
         if name in (OURS, "__main__") or name in sys.stdlib_module_names:
             continue
         loaded = sys.modules.get(name)
         if loaded is None:
             continue
         # A folder without `__init__.py` gives way to what is installed.
-        plain = each.is_dir() and not (each / "__init__.py").exists()
+        plain = path.is_dir() and not (path / "__init__.py").exists()
         if not plain or not INSTALLED & set(Path(getattr(loaded, "__file__", None) or "").parts):
             found.append(name)
     inner = tuple(f"{name}." for name in found)
@@ -125,17 +125,17 @@ def _folders(root: Path) -> dict[str, ModuleType]:
 
     In a process of the project's own nothing else is on the path, except for what is installed.
     """
-    installed = [each for each in sys.path if INSTALLED & set(Path(each).parts)]
+    installed = [folder for folder in sys.path if INSTALLED & set(Path(folder).parts)]
     found = {}
-    for each in root.iterdir():
-        name = each.name
-        if not each.is_dir() or not name.isidentifier() or (each / "__init__.py").exists():
+    for path in root.iterdir():
+        name = path.name
+        if not path.is_dir() or not name.isidentifier() or (path / "__init__.py").exists():
             continue
         other = PathFinder.find_spec(name, installed)
         if name in sys.modules or name in sys.stdlib_module_names or (other and other.loader):
             continue
         spec = ModuleSpec(name, None, is_package=True)
-        spec.submodule_search_locations = [str(each)]
+        spec.submodule_search_locations = [str(path)]
         found[name] = module_from_spec(spec)
     return found
 
@@ -163,9 +163,9 @@ def signals() -> Iterator[Callable[[], bool]]:
     if threading.current_thread() is not threading.main_thread():
         yield lambda: False  # handlers run in the main thread
         return
-    heard, told = os.pipe()
+    heard, ring = os.pipe()
     os.set_blocking(heard, False)
-    os.set_blocking(told, False)
+    os.set_blocking(ring, False)
     seen = b""
 
     def came() -> bool:
@@ -174,7 +174,7 @@ def signals() -> Iterator[Callable[[], bool]]:
             seen += os.read(heard, 4096)
         return bool(seen)
 
-    before = signal.set_wakeup_fd(told, warn_on_full_buffer=False)
+    before = signal.set_wakeup_fd(ring, warn_on_full_buffer=False)
     try:
         yield came
     finally:
@@ -183,7 +183,7 @@ def signals() -> Iterator[Callable[[], bool]]:
             with suppress(OSError):
                 os.write(before, seen)
         os.close(heard)
-        os.close(told)
+        os.close(ring)
 
 
 # What some code prints, whichever way it does: kept, and not shown.
@@ -316,15 +316,15 @@ def _instead_of_stdout(file: int) -> Iterator[None]:
 
 
 def _flush(*streams: Any) -> None:
-    for each in streams:
+    for stream in streams:
         with suppress(Exception):  # None, or closed
-            each.flush()
+            stream.flush()
 
 
 # A limit to the time that an item's transformations take, in the process that runs them.
 
 
-TOLD = "it took longer than the time_limit that `odf policy` tells"
+TIME_LIMIT_REASON = "it took longer than the time_limit that `odf policy` tells"
 
 
 class OverTime(BaseException):
@@ -344,7 +344,7 @@ def within(seconds: float | None, root: Path) -> Iterator[None]:
     def over(number: int, frame: FrameType | None) -> None:
         while frame is not None:  # our own code, which cleans up after the user's, isn't ended
             if Path(frame.f_code.co_filename).is_relative_to(root):
-                raise OverTime(TOLD)
+                raise OverTime(TIME_LIMIT_REASON)
             frame = frame.f_back
 
     before = signal.signal(signal.SIGALRM, over)

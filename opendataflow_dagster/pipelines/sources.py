@@ -35,9 +35,8 @@ from ..store.store import Store
 from ..util.text import typed
 from .bigquery import BigQuerySource
 from .convert import as_pandas, from_pandas
-from .csv_file import whole
-from .datasets import Row, registered
-from .endpoints import Source
+from .csv_file import held_for_reading
+from .endpoints import DatasetRow, Source, registered
 from .jobs import makers_of
 from .project import Project
 from .sql_table import TableSource
@@ -87,7 +86,9 @@ def _of_project(
     if place is not None and place.location:
         if os.path.isfile(place.location):
             return CsvSource(place.location, slug)
-        row = Row(slug, {"hostname": str(project.root / "output" / slug), "format": CSV.name}, None)
+        row = DatasetRow(
+            slug, {"hostname": str(project.root / "output" / slug), "format": CSV.name}, None
+        )
         if dataid is not None:
             return ChunkSource(store, row, chunk_place(slug, row.columns), place, dataid)
     return _as_made(store, project, slug, makers_of(project, slug))
@@ -98,10 +99,10 @@ def _as_made(store: Store, project: Project, slug: str, makers: Sequence[str]) -
     newest = NewestSource(store, Folder(slug, str(project.root / "output" / slug), CSV.name))
     if makers and newest.is_there():
         return newest
-    for each in makers:
-        made = project.root / "output" / f"{each}.csv"
-        if made.is_file():
-            return CsvSource(str(made), slug)
+    for maker in makers:
+        output_file = project.root / "output" / f"{maker}.csv"
+        if output_file.is_file():
+            return CsvSource(str(output_file), slug)
     return CsvSource(str(project.source_file(slug)), slug, maker=next(iter(makers), ""))
 
 
@@ -117,7 +118,7 @@ class CsvSource(Source):
     def pandas(self) -> "PandasFrame":
         pandas = files.need("pandas")
         try:
-            with whole(self.location):
+            with held_for_reading(self.location):
                 return read_pandas(self.location, self._options)
         except FileNotFoundError:
             raise self._missing() from None
@@ -134,10 +135,10 @@ class CsvSource(Source):
 
     def version(self) -> str | None:
         try:
-            told = os.stat(self.location)
+            about = os.stat(self.location)
         except OSError:
             raise self._missing() from None
-        return f"{told.st_ino}-{told.st_size}-{told.st_mtime_ns}"
+        return f"{about.st_ino}-{about.st_size}-{about.st_mtime_ns}"
 
     def by_pandas(self) -> bool:
         return os.path.isfile(self.location) and os.path.getsize(self.location) <= WHOLE_FILE_BYTES
@@ -164,7 +165,7 @@ class ChunkSource(Source):
     """A READY chunk that another pipeline or job has made."""
 
     def __init__(
-        self, store: Store, row: Row, where: ChunkPlace, place: Place, dataid: str
+        self, store: Store, row: DatasetRow, where: ChunkPlace, place: Place, dataid: str
     ) -> None:
         self._store, self._row, self._where = store, row, where
         self._place = place._replace(columns=row.columns)
@@ -217,7 +218,7 @@ def _as_csv(frame: "PandasFrame") -> "PandasFrame":
 
 
 class Ready(NamedTuple):
-    """A chunk that is READY, the job that made it, and whether it is an item."""
+    """A chunk that is READY, the job that produced it, and whether it is an item."""
 
     dataid: str
     generation: int | None
@@ -236,7 +237,7 @@ class FolderSource(Source):
         chunks = self._chunks()
         if chunks is None:
             return files.read_frame(self._there(), self._where.format, None, self._options())
-        frames = [read(self._reading(*each), self._where) for each in chunks]
+        frames = [read(self._reading(*chunk), self._where) for chunk in chunks]
         return files.need("pandas").concat(frames, ignore_index=True)
 
     def spark(self, spark: "SparkSession") -> "DataFrame":
@@ -277,7 +278,7 @@ class FolderSource(Source):
                 f"Run: odf status {typed(self._where.datasetid)}",
                 code="DATA_NOT_READY",
             )
-        return [each[:3] for each in sorted(ready, key=lambda each: natural_key(each.dataid))]
+        return [row[:3] for row in sorted(ready, key=lambda row: natural_key(row.dataid))]
 
     def _chosen(self, ready: list[Ready]) -> list[Ready]:
         return ready
@@ -325,16 +326,16 @@ class NewestSource(FolderSource):
 
     def _chosen(self, ready: list[Ready]) -> list[Ready]:
         root = self._where.root + os.sep
-        mine = [each for each in ready if (each.location or "").startswith(root)]
-        runs = [each for each in mine if not each.is_item]
-        newest = {each.jobid: each for each in sorted(runs, key=lambda x: natural_key(x.dataid))}
-        return [*newest.values(), *(each for each in mine if each.is_item)]
+        mine = [row for row in ready if (row.location or "").startswith(root)]
+        runs = [row for row in mine if not row.is_item]
+        newest = {row.jobid: row for row in sorted(runs, key=lambda x: natural_key(x.dataid))}
+        return [*newest.values(), *(row for row in mine if row.is_item)]
 
 
 # A CSV file as a frame of Spark, with the values and types that pandas gives it.
 
 
-ROWS = 200_000
+INFERENCE_ROWS = 200_000
 """Rows that are looked at at once, to find the types of a large file."""
 
 
@@ -357,7 +358,7 @@ def _types(path: str, options: CsvOptions) -> tuple[dict[str, str], bool] | None
     seen: dict[str, set[str]] = {}
     rows = 0
     options.checked(path)
-    reader: Any = pandas.read_csv(path, chunksize=ROWS, **options.for_pandas())
+    reader: Any = pandas.read_csv(path, chunksize=INFERENCE_ROWS, **options.for_pandas())
     with reader as parts:
         for part in parts:
             if not isinstance(part.index, pandas.RangeIndex):  # its lines are longer than the first
@@ -401,10 +402,10 @@ def _large(
     schema = StructType()
     for at in range(len(types)):
         schema.add(f"c{at}", StringType())
-    told = {**CSV.spark_reading, "multiLine": str(lines).lower()}
-    told |= csv_reader_options(spark, options)
+    reader_options = {**CSV.spark_reading, "multiLine": str(lines).lower()}
+    reader_options |= csv_reader_options(spark, options)
     nothing = ["", *filter(None, [options.null])] if options.typed else STR_NA_VALUES
-    texts = spark.read.options(**told).schema(schema).csv(escaped_path(path))
+    texts = spark.read.options(**reader_options).schema(schema).csv(escaped_path(path))
     found = []
     for at, (name, kind) in enumerate(types.items()):
         value = F.when(~F.col(f"c{at}").isin(*nothing), F.col(f"c{at}"))

@@ -20,9 +20,9 @@ from ..storage.files import need
 from ..storage.table import Rows, is_outage
 from ..store.database import named_statements
 from ..util.text import first_line, typed
-from .convert import from_pandas
-from .datasets import REPLACE
+from .convert import Spill, from_pandas, pieces_of
 from .endpoints import (
+    REPLACE,
     Confirm,
     Destination,
     Parts,
@@ -33,7 +33,6 @@ from .endpoints import (
     is_to_blame,
     one,
 )
-from .spill import Spill, pieces_of
 
 if TYPE_CHECKING:
     from pandas import DataFrame as PandasFrame
@@ -88,8 +87,8 @@ class TableDestination(Destination):
             return one(self._write(self._rows, [(chunk.claim, rows)], confirm))
 
     def append(self, parts: Parts, confirm: Confirm) -> list[Verdict]:
-        made = [(claim, as_pandas(frame)) for claim, frame in parts]
-        return self._write(self._items, made, confirm)
+        converted = [(claim, as_pandas(frame)) for claim, frame in parts]
+        return self._write(self._items, converted, confirm)
 
     def _write(self, rows: "WholeTable", parts: Parts, confirm: Confirm) -> list[Verdict]:
         return rows.write(parts, confirm, replace=self.replaces())
@@ -161,8 +160,8 @@ class WholeTable(Rows):
         A frame that can't be written itself makes no table, which the others might not fit into.
         """
         if len(frames) > 1 and not self._is_there(connection):
-            told = [frame for frame in frames if len(frame.columns)]
-            for frame in sorted(told, key=len, reverse=True):
+            with_columns = [frame for frame in frames if len(frame.columns)]
+            for frame in sorted(with_columns, key=len, reverse=True):
                 if isinstance(self._part(connection, {}, frame, False), Result):
                     self._execute(connection, "empty")
                     break
@@ -190,7 +189,7 @@ class WholeTable(Rows):
         return fault(error, seen, self.table.location)
 
     def _insert(self, connection: Any, columns: dict[str, int], frame: Any) -> None:
-        names = [str(each) for each in frame.columns]
+        names = [str(name) for name in frame.columns]
         only_once(names, self.table.dialect)
         known = set(columns) if self.table.dialect == POSTGRES else {c.lower() for c in columns}
         for name in names:
@@ -202,17 +201,17 @@ class WholeTable(Rows):
                 )
         if not names or not len(frame):
             return
-        told = ", ".join(map(self._quoted, names))
+        column_list = ", ".join(map(self._quoted, names))
         if self.table.dialect == POSTGRES:
-            kinds = [columns[each] for each in names]
+            kinds = [columns[name] for name in names]
             # Without parameters: nothing takes the second of two % away.
-            statement = self._statement("copy", columns=told).replace("%%", "%")
+            statement = self._statement("copy", columns=column_list).replace("%%", "%")
             with connection.cursor().copy(statement) as copy:
                 for piece in pieces_of(frame):
                     for row in writable(piece, kinds):
                         copy.write_row(row)
             return
-        insert = self._statement("insert", columns=told, values=", ".join("?" * len(names)))
+        insert = self._statement("insert", columns=column_list, values=", ".join("?" * len(names)))
         for piece in pieces_of(frame):
             connection.executemany(insert, writable(piece, None))
 
@@ -337,7 +336,7 @@ def only_once(columns: Iterable[Any], dialect: str) -> None:
 def writable(frame: Any, kinds: Sequence[int] | None) -> Iterator[tuple]:
     """The rows of a frame; `kinds` are the types of PostgreSQL's columns, None is for SQLite."""
     plain = frame.astype(object).where(frame.notna(), None)
-    names = [str(each) for each in frame.columns]
+    names = [str(name) for name in frame.columns]
     for row in plain.itertuples(index=False, name=None):
         if kinds is None:
             yield tuple(map(_for_sqlite, row))
@@ -359,13 +358,13 @@ def _kind(column: Any, *, mixed: bool) -> str:
         return "timedelta"
     if types.is_datetime64_any_dtype(dtype):
         return "datetime" if getattr(dtype, "tz", None) is None else "datetimetz"
-    told = types.infer_dtype(column, skipna=True)
-    if told in ("integer", "mixed-integer-float"):
-        whole = [each for each in column.dropna() if isinstance(each, Integral)]
-        return _kind_of_numbers(whole, mixed=mixed or told != "integer")
-    if told in ("date", "datetime"):  # a date too, if there are some of both
-        return _kind_of_times([each for each in column.dropna() if isinstance(each, datetime)])
-    return told if told in _POSTGRES else "text"
+    inferred = types.infer_dtype(column, skipna=True)
+    if inferred in ("integer", "mixed-integer-float"):
+        whole = [value for value in column.dropna() if isinstance(value, Integral)]
+        return _kind_of_numbers(whole, mixed=mixed or inferred != "integer")
+    if inferred in ("date", "datetime"):  # a date too, if there are some of both
+        return _kind_of_times([value for value in column.dropna() if isinstance(value, datetime)])
+    return inferred if inferred in _POSTGRES else "text"
 
 
 def _kind_of_numbers(whole: Any, *, mixed: bool) -> str:
@@ -379,7 +378,7 @@ def _kind_of_numbers(whole: Any, *, mixed: bool) -> str:
 def _kind_of_times(times: Sequence[datetime]) -> str:
     if not times:
         return "date"
-    return "datetimetz" if any(each.tzinfo for each in times) else "datetime"
+    return "datetimetz" if any(value.tzinfo for value in times) else "datetime"
 
 
 def _for_postgres(value: Any, kind: int, name: str) -> Any:

@@ -18,8 +18,8 @@ from .transformation import PANDAS
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-FOLDER = ".dataflow/work"
-MOST_PARTS = 200
+WORK_FOLDER = ".dataflow/work"
+MAX_ORDERED_PARTS = 200
 """Parts of a frame whose order is kept: it takes a plan that is as long."""
 
 
@@ -33,7 +33,7 @@ class Buffer:
 
     def __init__(self, project: Project, slug: str, generation: int) -> None:
         self._project = project
-        self.home = project.root / FOLDER / slug
+        self.home = project.root / WORK_FOLDER / slug
         self.folder = self.home / str(generation)
 
     def keep(self, number: int | str, frame: Any) -> None:
@@ -66,8 +66,8 @@ class Buffer:
 
     def drop(self, number: int) -> None:
         """Remove what the steps before the next one have no more need of."""
-        for each in self.folder.glob(f"{number}.*"):
-            _remove(each)
+        for path in self.folder.glob(f"{number}.*"):
+            _remove(path)
 
     def clear(self) -> None:
         """Remove all of this claim's; the run is over."""
@@ -76,9 +76,9 @@ class Buffer:
     def sweep(self, alive: Collection[int]) -> None:
         """Remove what runs have left that were killed: of claims that aren't `alive`."""
         with suppress(OSError):
-            for each in os.listdir(self.home):
-                if each.isdigit() and int(each) not in alive:
-                    _remove(self.home / each)
+            for name in os.listdir(self.home):
+                if name.isdigit() and int(name) not in alive:
+                    _remove(self.home / name)
 
 
 class InBuffer:
@@ -120,11 +120,11 @@ class InBuffer:
 def _in_order(spark: "SparkSession", place: Path) -> Any:
     """What was written, in the order of its parts: Spark itself begins with the largest one."""
     parts = sorted(place.glob("part-*.parquet"))
-    if not 1 < len(parts) <= MOST_PARTS:
+    if not 1 < len(parts) <= MAX_ORDERED_PARTS:
         return spark.read.parquet(f"file://{place}")
     df = spark.read.parquet(f"file://{parts[0]}")
-    for each in parts[1:]:
-        df = df.union(spark.read.parquet(f"file://{each}"))
+    for part in parts[1:]:
+        df = df.union(spark.read.parquet(f"file://{part}"))
     return df
 
 

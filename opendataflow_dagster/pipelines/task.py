@@ -18,17 +18,16 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 from ..errors import DataflowError
 from ..util.text import printable
 from .convert import as_pandas
-from .parcels import LITTLE, Exchange, OnDisk, Parcel, Shipper
 from .project import Project
-from .project_files import Home
 from .sandbox import OverTime, forget, surroundings, within
+from .task_data import MAX_INLINE_BYTES, Exchange, OnDisk, Parcel, ProjectSnapshot, Shipper
 from .transformation import NO_STREAM, Transformation, TransformationError, load
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-# Copies of one frame, many times: what copying costs is found out once.
+# --- copies of one frame ---
 
 
 class Master:
@@ -46,11 +45,11 @@ class Master:
     def copy(self) -> Any:
         import pandas
 
-        made = self.frame.copy(deep=True)
+        copied = self.frame.copy(deep=True)
         for at in self._deep:
-            cells = [deepcopy(each) for each in made.iloc[:, at]]
-            made.isetitem(at, pandas.Series(cells, index=made.index, dtype=object))
-        return made
+            cells = [deepcopy(cell) for cell in copied.iloc[:, at]]
+            copied.isetitem(at, pandas.Series(cells, index=copied.index, dtype=object))
+        return copied
 
 
 _known: set[type] = set()
@@ -84,10 +83,10 @@ def _plain() -> set[type]:
     return _known
 
 
-PART = 32 * 2**20
+MAX_PART_BYTES = 32 * 2**20
 """Bytes of a row at most: a result is pickled, and cut into rows."""
 
-KEPT = 16
+MAX_KEPT_SOURCES = 16
 """Sources that a worker keeps for the next batches."""
 
 
@@ -132,7 +131,7 @@ class ItemDone(NamedTuple):
 def ask(
     spark: "SparkSession",
     shipper: Shipper,
-    home: Home,
+    snapshot: ProjectSnapshot,
     what: Callable[..., Any],
     sent: Sequence[Sent],
     *args: Any,
@@ -145,11 +144,11 @@ def ask(
     def task(batches: Any) -> Iterator[Any]:
         for _ in batches:  # a worker that leaves input unread isn't used again
             pass
-        yield from answer(home, wanted, sent, exchange)
+        yield from answer(snapshot, wanted, sent, exchange)
 
     schema = StructType().add("part", LongType()).add("data", BinaryType())
     rows = spark.range(0, 1, 1, 1).mapInArrow(task, schema).toArrow()
-    parts = sorted(zip(*(each.to_pylist() for each in rows.columns), strict=True))
+    parts = sorted(zip(*(column.to_pylist() for column in rows.columns), strict=True))
     number, first = parts[0]
     if number == TOO_LARGE:
         raise DataflowError(
@@ -165,16 +164,18 @@ def ask(
     return pickle.loads(b"".join(data for _, data in parts))
 
 
-def answer(home: Home, wanted: bytes, sent: Sequence[Sent], exchange: Exchange) -> Iterator[Any]:
+def answer(
+    snapshot: ProjectSnapshot, wanted: bytes, sent: Sequence[Sent], exchange: Exchange
+) -> Iterator[Any]:
     """The rows of a task: the parts of the pickled result, or where it is."""
     import pandas  # noqa: F401 - the real one, before the project's folder is on the path
     import pyarrow
 
-    root = home.settle()
-    if _Kept.stamps.get(root) != home.stamp:
+    root = snapshot.settle()
+    if _Kept.stamps.get(root) != snapshot.stamp:
         forget(root)
         _Kept.loaded.clear()
-        _Kept.stamps[root] = home.stamp
+        _Kept.stamps[root] = snapshot.stamp
     what, args = pickle.loads(wanted)
     with surroundings(root):
         data = pickle.dumps(what(root, sent, *args), 5)
@@ -183,7 +184,7 @@ def answer(home: Home, wanted: bytes, sent: Sequence[Sent], exchange: Exchange) 
         columns = [pyarrow.array([number], pyarrow.int64()), pyarrow.array([cut], pyarrow.binary())]
         return pyarrow.RecordBatch.from_arrays(columns, names=["part", "data"])
 
-    if len(data) > LITTLE and exchange.shared():
+    if len(data) > MAX_INLINE_BYTES and exchange.shared():
         handle, path = tempfile.mkstemp(dir=exchange.folder)
         with open(handle, "wb") as file:
             file.write(data)
@@ -191,8 +192,8 @@ def answer(home: Home, wanted: bytes, sent: Sequence[Sent], exchange: Exchange) 
     elif len(data) > exchange.room:
         yield row(TOO_LARGE, str(len(data)).encode())
     else:
-        for number, start in enumerate(range(0, len(data), PART)):
-            yield row(number, data[start : start + PART])
+        for number, start in enumerate(range(0, len(data), MAX_PART_BYTES)):
+            yield row(number, data[start : start + MAX_PART_BYTES])
 
 
 class _Kept:
@@ -205,7 +206,7 @@ class _Kept:
 
 def one(root: Path, sent: Sequence[Sent], slug: str, name: str, item: Item) -> ItemDone:
     """Run one transformation on frames that are all its own."""
-    frames = [pickle.loads(each.parcel.open()) for each in sent]
+    frames = [pickle.loads(frame.parcel.open()) for frame in sent]
     _Kept.loaded.pop((root, slug, name), None)
     return _finished(*_step(root, slug, name, frames, item))
 
@@ -224,7 +225,7 @@ def many(
     Chained, one item's result is the first frame of the next, and only the last good one is
     given back. `limit` are the seconds that each may take.
     """
-    first, *rest = [_master(each) for each in sent]
+    first, *rest = [_master(source) for source in sent]
     done: list[ItemDone] = []
     good = None
     for item in items:
@@ -232,7 +233,7 @@ def many(
         steps: list[StepRan] = []
         due = time.monotonic() + limit if limit else None
         for name in names:
-            frames = [buffer, *(each.copy() for each in rest)]
+            frames = [buffer, *(source.copy() for source in rest)]
             left = max(due - time.monotonic(), 0.001) if due else None
             buffer, step = _step(root, slug, name, frames, deepcopy(item), left)
             steps.append(step)
@@ -297,16 +298,16 @@ def in_one_line(error: BaseException) -> str:
 def _master(sent: Sent) -> Master:
     if sent.key is None:
         return Master(pickle.loads(sent.parcel.open()))
-    made = _Kept.masters.pop(sent.key, None)
-    if made is None:
-        made = Master(pickle.loads(sent.parcel.open()))
-    _Kept.masters[sent.key] = made
-    while len(_Kept.masters) > KEPT:
+    master = _Kept.masters.pop(sent.key, None)
+    if master is None:
+        master = Master(pickle.loads(sent.parcel.open()))
+    _Kept.masters[sent.key] = master
+    while len(_Kept.masters) > MAX_KEPT_SOURCES:
         _Kept.masters.popitem(last=False)
-    return made
+    return master
 
 
-# Frames on their way to the tasks: those that many batches read are sent once.
+# --- frames that are sent to the tasks: a source that many batches read is sent once ---
 
 
 class Loads:
@@ -324,14 +325,14 @@ class Loads:
 
     def sources(self, slug: str, sources: Sequence[Any]) -> list[Sent]:
         """Send a pipeline's sources, unless the tasks have them as they are now."""
-        return [self._source((slug, at), each) for at, each in enumerate(sources)]
+        return [self._source((slug, at), source) for at, source in enumerate(sources)]
 
     def _source(self, place: tuple[str, int], source: Any) -> Sent:
         version = source.version() if hasattr(source, "version") else None
-        told = None if version is None else (source.location, version)
+        place_and_version = None if version is None else (source.location, version)
         with self._lock:
             known = self._known.get(place)
-        if known and told is not None and known[0] == told:
+        if known and place_and_version is not None and known[0] == place_and_version:
             return known[1]
         data = dumped(as_pandas(source), self.root)
         digest = hashlib.sha256(data).hexdigest()
@@ -342,7 +343,7 @@ class Loads:
                 sent = Sent(self.shipper.send(data), digest)
                 if known:  # a batch may be reading it
                     self._retired.append(known[1])
-            self._known[place] = told, sent
+            self._known[place] = place_and_version, sent
         return sent
 
     def tidy(self) -> None:

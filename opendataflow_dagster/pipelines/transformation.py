@@ -57,8 +57,8 @@ class Transformation(NamedTuple):
 
         The frames are handed over as they are: `run` may change them.
         """
-        made, printed = self.call(frames, stream)
-        return _checked_frame(made, printed), printed
+        returned, printed = self.call(frames, stream)
+        return _checked_frame(returned, printed), printed
 
     def call(self, frames: Sequence[Any], stream: Any = NO_STREAM) -> tuple[Any, str]:
         """What `run` returns, whatever it is, and what it printed."""
@@ -80,15 +80,15 @@ class Transformation(NamedTuple):
                 "`run` needs a `stream`, and there is none. Write `stream=None`, or give samples."
             )
         with _users_code(self.root) as prints:
-            made = self.module.run(*given, **keywords)
-        if inspect.iscoroutine(made):
-            made.close()  # else Python warns of it
+            returned = self.module.run(*given, **keywords)
+        if inspect.iscoroutine(returned):
+            returned.close()  # else Python warns of it
             raise TransformationError(
                 "`run` is `async`, and nothing awaits it. Write a plain `def run`, which may "
                 "call `asyncio.run`.",
                 printed=prints.text,
             )
-        return made, prints.text
+        return returned, prints.text
 
 
 def supported_engine(project: Project, slug: str, name: str) -> str:
@@ -177,16 +177,16 @@ def _shape(run: Any, shown: Path) -> Shape:
     return Shape(least, most, stream is not None or takes_any, needs)
 
 
-def _checked_frame(made: Any, printed: str) -> Any:
+def _checked_frame(returned: Any, printed: str) -> Any:
     import pandas
 
-    if made is None:
+    if returned is None:
         raise TransformationError("`run` returns nothing. End it with: return df", printed=printed)
-    if not isinstance(made, pandas.DataFrame):
+    if not isinstance(returned, pandas.DataFrame):
         raise TransformationError(
-            f"`run` returns a {type(made).__name__}, not a DataFrame.", printed=printed
+            f"`run` returns a {type(returned).__name__}, not a DataFrame.", printed=printed
         )
-    return made
+    return returned
 
 
 def _failed(error: BaseException, root: Path, printed: str) -> TransformationError:
@@ -196,11 +196,13 @@ def _failed(error: BaseException, root: Path, printed: str) -> TransformationErr
     if isinstance(error, SyntaxError) and error.filename:
         where = f" ({_short(error.filename, root)}:{error.lineno})"
     else:
-        own = [each for each in traceback.extract_tb(top) if _under(each.filename, root)]
+        own = [entry for entry in traceback.extract_tb(top) if _under(entry.filename, root)]
         if own:
             where = f" ({_short(own[-1].filename, root)}:{own[-1].lineno})"
     said = error.msg if isinstance(error, SyntaxError) else str(error)
-    line = next((each for each in said.splitlines() if each.strip()), "").strip()
+    line = next(
+        (line_of_error for line_of_error in said.splitlines() if line_of_error.strip()), ""
+    ).strip()
     message = f"{type(error).__name__}{': ' if line else ''}{printable(line)}{where}"
     return TransformationError(message, trace=_trace(error, root), printed=printed)
 
@@ -208,11 +210,11 @@ def _failed(error: BaseException, root: Path, printed: str) -> TransformationErr
 def _trace(error: BaseException, root: Path, depth: int = 5) -> str:
     """The traceback from the user's file on; of its causes, those that the user's code had too."""
     top = _first_of(error.__traceback__, root)
-    told = "".join(traceback.format_exception(type(error), error, top, chain=False))
+    trace = "".join(traceback.format_exception(type(error), error, top, chain=False))
     cause = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
     if cause is None or not depth or _first_of(cause.__traceback__, root) is None:
-        return told
-    return f"{_trace(cause, root, depth - 1)}\nThen:\n\n{told}"
+        return trace
+    return f"{_trace(cause, root, depth - 1)}\nThen:\n\n{trace}"
 
 
 def _first_of(trace: TracebackType | None, root: Path) -> TracebackType | None:
@@ -277,7 +279,7 @@ def takes_stream(file: Path, root: Path, name: str = "run", depth: int = 20) -> 
     if found is None:
         return None
     named = [*found.posonlyargs, *found.args, *found.kwonlyargs]
-    return any(each.arg == "stream" for each in named)
+    return any(argument.arg == "stream" for argument in named)
 
 
 class Imported(NamedTuple):
@@ -291,9 +293,9 @@ class Imported(NamedTuple):
         """The module's file, if it is one of the project."""
         base = by.parents[self.level - 1] if self.level else root
         place = base.joinpath(*self.module.split(".")) if self.module else base
-        for each in (place.with_name(f"{place.name}.py"), place / "__init__.py"):
-            if each.is_file() and each.is_relative_to(root):
-                return each
+        for path in (place.with_name(f"{place.name}.py"), place / "__init__.py"):
+            if path.is_file() and path.is_relative_to(root):
+                return path
         return None
 
 
@@ -314,68 +316,68 @@ def _function(
     """
     if depth == 0:
         return None
-    for each in reversed(body):
+    for node in reversed(body):
         found = None
-        if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef) and each.name == name:
-            return each.args
-        if isinstance(each, ast.ImportFrom):
-            for known in each.names:
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name == name:
+            return node.args
+        if isinstance(node, ast.ImportFrom):
+            for known in node.names:
                 if (known.asname or known.name) == name:
-                    return Imported(each.module or "", each.level, known.name)
-        if name in _assigned(each) and isinstance(each, ast.Assign | ast.AnnAssign):
-            if isinstance(each.value, ast.Name):
-                found = _function(module, each.value.id, module, depth - 1)
-            elif isinstance(each.value, ast.Lambda):
-                return each.value.args
-        elif not isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-            for inner in _branches(each):
+                    return Imported(node.module or "", node.level, known.name)
+        if name in _assigned(node) and isinstance(node, ast.Assign | ast.AnnAssign):
+            if isinstance(node.value, ast.Name):
+                found = _function(module, node.value.id, module, depth - 1)
+            elif isinstance(node.value, ast.Lambda):
+                return node.value.args
+        elif not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            for inner in _branches(node):
                 found = found or _function(inner, name, module, depth - 1)
         if found is not None:
             return found
     return None
 
 
-def _assigned(each: ast.stmt) -> list[str]:
+def _assigned(node: ast.stmt) -> list[str]:
     """The names that a statement gives to the value on its right."""
     targets: list[ast.expr] = []
-    if isinstance(each, ast.Assign):
-        targets = each.targets
-    elif isinstance(each, ast.AnnAssign):
-        targets = [each.target]
+    if isinstance(node, ast.Assign):
+        targets = node.targets
+    elif isinstance(node, ast.AnnAssign):
+        targets = [node.target]
     return [target.id for target in targets if isinstance(target, ast.Name)]
 
 
-def _branches(each: ast.stmt) -> list[list[ast.stmt]]:
+def _branches(node: ast.stmt) -> list[list[ast.stmt]]:
     """What an `if`, a `try` or a `with` holds, the likeliest first, except for what never runs."""
-    test = each.test if isinstance(each, ast.If) else None
+    test = node.test if isinstance(node, ast.If) else None
     named = getattr(test, "id", None) or getattr(test, "attr", None)
     unmet = named == "TYPE_CHECKING" or (test and ast.unparse(test) == "__name__ == '__main__'")
     names = ["orelse"] if unmet else ["finalbody", "body", "orelse"]
-    found = [getattr(each, name, []) for name in names]
-    return found + [handler.body for handler in getattr(each, "handlers", [])]
+    found = [getattr(node, name, []) for name in names]
+    return found + [handler.body for handler in getattr(node, "handlers", [])]
 
 
 def _names(tree: ast.Module) -> dict[str, str | ast.expr]:
     """What the names of a file stand for: a dotted name that is imported, or an expression."""
     found: dict[str, str | ast.expr] = {}
-    for each in ast.walk(tree):  # imports may stand under `if TYPE_CHECKING:`
-        if isinstance(each, ast.Import):
-            for name in each.names:
+    for node in ast.walk(tree):  # imports may stand under `if TYPE_CHECKING:`
+        if isinstance(node, ast.Import):
+            for name in node.names:
                 top = name.name.partition(".")[0]
                 found[name.asname or top] = name.name if name.asname else top
-        elif isinstance(each, ast.ImportFrom) and each.module and not each.level:
-            for name in each.names:
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            for name in node.names:
                 if name.name != "*":
-                    found[name.asname or name.name] = f"{each.module}.{name.name}"
-                elif each.module in STARRED:
-                    found["DataFrame"] = f"{each.module}.DataFrame"
-    for each in tree.body:
-        if isinstance(each, ast.Assign) and isinstance(each.targets[0], ast.Name):
-            found[each.targets[0].id] = each.value
-        elif isinstance(each, ast.AnnAssign) and isinstance(each.target, ast.Name) and each.value:
-            found[each.target.id] = each.value
-        elif type(each).__name__ == "TypeAlias":  # `type Frame = …`, of Python 3.12
-            found[each.name.id] = each.value  # pyright: ignore
+                    found[name.asname or name.name] = f"{node.module}.{name.name}"
+                elif node.module in STARRED:
+                    found["DataFrame"] = f"{node.module}.DataFrame"
+    for node in tree.body:
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+            found[node.targets[0].id] = node.value
+        elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and node.value:
+            found[node.target.id] = node.value
+        elif type(node).__name__ == "TypeAlias":  # `type Frame = …`, of Python 3.12
+            found[node.name.id] = node.value  # pyright: ignore
     return found
 
 
@@ -447,19 +449,19 @@ def copied(frame: Any) -> Any:
     """A copy that shares nothing, not even the lists in its cells."""
     import pandas
 
-    made = frame.copy(deep=True)
-    for place, kind in enumerate(made.dtypes):
+    copied = frame.copy(deep=True)
+    for place, kind in enumerate(copied.dtypes):
         if str(kind) == "object":
-            cells = [deepcopy(each) for each in made.iloc[:, place]]
-            made.isetitem(place, pandas.Series(cells, index=made.index, dtype=object))
-    return made
+            cells = [deepcopy(cell) for cell in copied.iloc[:, place]]
+            copied.isetitem(place, pandas.Series(cells, index=copied.index, dtype=object))
+    return copied
 
 
 def _read(module: ModuleType, names: tuple[str, ...]) -> list[Any]:
     for name in names:
         given = module.__dict__.get(name)
         if given is not None:
-            return [_frame_of(each, name) for each in _listed(given, name)]
+            return [_frame_of(rows, name) for rows in _listed(given, name)]
     raise TransformationError(f"`{names[0]}` is missing: without it nothing is tested.")
 
 
@@ -473,7 +475,7 @@ def _listed(given: Any, name: str) -> list[Any]:
         raise TransformationError(
             f"`{name}` is a {type(given).__name__}, not a list of dicts or a DataFrame."
         )
-    if given and all(isinstance(each, Mapping) for each in given):
+    if given and all(isinstance(row, Mapping) for row in given):
         return [given]
     return list(given)
 
@@ -485,7 +487,7 @@ def _frame_of(given: Any, name: str) -> Any:
         return copied(given)
     if isinstance(given, Mapping):
         # An early form: one row of values, or columns of values.
-        flat = not any(isinstance(each, list | tuple | pandas.Series) for each in given.values())
+        flat = not any(isinstance(value, list | tuple | pandas.Series) for value in given.values())
         given = [given] if flat else given
     elif not isinstance(given, list | tuple) or not all(isinstance(x, Mapping) for x in given):
         raise TransformationError(
@@ -513,4 +515,4 @@ def _samples(module: ModuleType) -> list[Any] | None:
         given = [given]
     if not isinstance(given, list | tuple) or not all(isinstance(x, Mapping) for x in given):
         raise TransformationError("`stream` must be a list of dicts, one for each item.")
-    return [dict(deepcopy(each)) for each in given]
+    return [dict(deepcopy(item)) for item in given]

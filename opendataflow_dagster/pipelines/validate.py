@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-MOST = 20
+MAX_DIFFERENCES = 20
 """Differences that are kept of one transformation."""
 
 
@@ -75,10 +75,10 @@ def validate(
     forget(project.root)
     if pipeline is not None:
         project.pipeline(pipeline)
-    for each in examined(project, config, say=say):
-        if pipeline in (None, each.slug):
-            for name in names_of(each):
-                yield validate_one(project, each, name)
+    for checked in examined(project, config, say=say):
+        if pipeline in (None, checked.slug):
+            for name in names_of(checked):
+                yield validate_one(project, checked, name)
 
 
 def examined(
@@ -138,7 +138,7 @@ def _elsewhere(project: Project, config: str | None, say: Say) -> set[str] | Non
 
 def _joined(trouble: Sequence[str]) -> str | None:
     """All that is wrong in one line."""
-    return "; ".join([*(each.rstrip(".") for each in trouble[:-1]), *trouble[-1:]]) or None
+    return "; ".join([*(fault.rstrip(".") for fault in trouble[:-1]), *trouble[-1:]]) or None
 
 
 def _is_there(project: Project, source: str, elsewhere: Collection[str]) -> bool:
@@ -159,7 +159,7 @@ def _unlisted(project: Project, slug: str, listed: Sequence[str]) -> list[Path]:
     if not stray:
         return []
     others = (project.root / "pipelines").rglob("*.py")
-    lines = {each: each.read_text(errors="replace") for each in others}
+    lines = {path: path.read_text(errors="replace") for path in others}
     return [
         file
         for file in stray
@@ -190,7 +190,7 @@ def validate_one(project: Project, pipeline: Pipeline, name: str | None) -> Verd
             printed = transformation.printed
         found, said = _judge(project, transformation, native)
         printed += said
-        first = tuple(islice(found, MOST))
+        first = tuple(islice(found, MAX_DIFFERENCES))
         many = len(first) + sum(1 for _ in found)
         verdict = verdict._replace(message=_in_short(first, many), differences=first)
     except TransformationError as error:
@@ -210,7 +210,7 @@ def _judge(
         run = Native(project, transformation)
         compare = run.differences
     printed, output = "", None
-    frames = [copied(each) for each in inputs]
+    frames = [copied(frame) for frame in inputs]
     if samples == []:
         raise TransformationError("`stream` is empty: there is nothing to run on.")
     try:
@@ -288,7 +288,7 @@ def _key(cell: Any) -> str:
 
 
 ILLEGAL = re.compile("[^\t\n\r -\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
-PRINTED = 2000
+MAX_PRINTED_CHARACTERS = 2000
 """Letters that are shown of what a failed transformation printed; JSON and XML have all."""
 
 
@@ -302,20 +302,20 @@ def line_of(verdict: Verdict) -> str:
 def details_of(verdict: Verdict) -> Iterator[str]:
     """What there is to say of a failure beyond its line."""
     if len(verdict.differences) > 1:
-        yield from (str(each) for each in verdict.differences)
+        yield from (str(difference) for difference in verdict.differences)
     yield from verdict.traceback.rstrip("\n").splitlines()
     printed = verdict.printed.strip("\n")
     if printed:
         yield "It printed:"
-        cut = len(printed) > PRINTED
-        yield from ((["…"] if cut else []) + printed[-PRINTED:].splitlines())
+        cut = len(printed) > MAX_PRINTED_CHARACTERS
+        yield from ((["…"] if cut else []) + printed[-MAX_PRINTED_CHARACTERS:].splitlines())
 
 
 def summary_of(verdicts: Sequence[Verdict]) -> str:
     """`3 transformations in 2 pipelines: all pass.`"""
-    failed = sum(not each.passed for each in verdicts)
-    of = len({each.pipeline for each in verdicts})
-    many = sum(each.transformation is not None for each in verdicts)
+    failed = sum(not verdict.passed for verdict in verdicts)
+    of = len({verdict.pipeline for verdict in verdicts})
+    many = sum(verdict.transformation is not None for verdict in verdicts)
     what = f"{_count(many, 'transformation')} in {_count(of, 'pipeline')}"
     return f"{what}: {_count(failed, 'failure') if failed else 'all pass'}."
 
@@ -329,7 +329,7 @@ def object_of(verdict: Verdict) -> dict[str, Any]:
         "status": "passed" if verdict.passed else "failed",
         "seconds": round(verdict.seconds, 4),
         "message": verdict.message or None,
-        "differences": [each.told() for each in verdict.differences],
+        "differences": [difference.told() for difference in verdict.differences],
         "traceback": verdict.traceback or None,
         "printed": verdict.printed,
     }
@@ -338,8 +338,8 @@ def object_of(verdict: Verdict) -> dict[str, Any]:
 def write_junit(verdicts: Sequence[Verdict], file: Path) -> None:
     """Write JUnit's XML: a suite for each pipeline."""
     root = xml.Element("testsuites", _totals(verdicts))
-    for pipeline in dict.fromkeys(each.pipeline for each in verdicts):
-        own = [each for each in verdicts if each.pipeline == pipeline]
+    for pipeline in dict.fromkeys(verdict.pipeline for verdict in verdicts):
+        own = [verdict for verdict in verdicts if verdict.pipeline == pipeline]
         suite = xml.SubElement(root, "testsuite", {"name": _legal(pipeline)} | _totals(own))
         for verdict in own:
             _case(suite, verdict)
@@ -347,13 +347,15 @@ def write_junit(verdicts: Sequence[Verdict], file: Path) -> None:
 
 
 def _case(suite: xml.Element, verdict: Verdict) -> None:
-    told = {
+    attributes = {
         "classname": verdict.pipeline,
         "name": verdict.transformation or "project.yml",
         "file": verdict.file,
         "time": f"{verdict.seconds:.3f}",
     }
-    case = xml.SubElement(suite, "testcase", {key: _legal(text) for key, text in told.items()})
+    case = xml.SubElement(
+        suite, "testcase", {key: _legal(text) for key, text in attributes.items()}
+    )
     if not verdict.passed:
         failure = xml.SubElement(case, "failure", {"message": _legal(verdict.message)})
         lines = [*map(str, verdict.differences), verdict.traceback]
@@ -365,9 +367,9 @@ def _case(suite: xml.Element, verdict: Verdict) -> None:
 def _totals(verdicts: Sequence[Verdict]) -> dict[str, str]:
     return {
         "tests": str(len(verdicts)),
-        "failures": str(sum(not each.passed for each in verdicts)),
+        "failures": str(sum(not verdict.passed for verdict in verdicts)),
         "errors": "0",
-        "time": f"{sum(each.seconds for each in verdicts):.3f}",
+        "time": f"{sum(verdict.seconds for verdict in verdicts):.3f}",
     }
 
 

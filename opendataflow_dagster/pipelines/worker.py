@@ -25,38 +25,39 @@ from ..util.system import try_lock
 from ..util.text import first_line, printable, typed
 from .deployment import Current
 from .engine import Engine, Stopped
-from .items import LEASE, Consumer, EngineGone
+from .item_queue import LEASE_SECONDS, Consumer
+from .items import EngineGone
 from .project import Project, open_project
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-TICK = 1.0
-"""Seconds between two looks at all pipelines, if nobody tells of new items."""
+POLL_SECONDS = 1.0
+"""Seconds between two looks at all pipelines, if the server announces no new items."""
 
-RECOVER = 5.0
+RECOVER_SECONDS = 5.0
 """Seconds between two looks for items whose worker is gone, or whose retry is due."""
 
-YIELD = 5
-"""How much the worker is nicer than the server: an item is acknowledged first, then worked on."""
+NICENESS = 5
+"""How much nicer the worker is than the server: an item is acknowledged first, then worked on."""
 
 THREADS = 4
 """Pipelines that are worked on at once."""
 
-FOLDS = 5.0, 600.0
+MIN_FOLD_SECONDS, MAX_FOLD_SECONDS = 5.0, 600.0
 """Seconds between two looks for items to fold: a fiftieth of their age, but within these."""
 
-LOSSES = 3
-"""Workers that an item may cost, unless its policy says more: once in company, and twice alone."""
+MAX_LOSSES = 3
+"""Workers that an item may cost, unless its policy says more: once with others, and twice alone."""
 
 
 class Bell:
-    """Tells which pipelines have new items: by standard input, or from our own threads."""
+    """Hears which pipelines have new items: by standard input, or from our own threads."""
 
-    def __init__(self, told: int = 0) -> None:
+    def __init__(self, stdin: int = 0) -> None:
         self._ours, self._ring = os.pipe()
         os.set_blocking(self._ring, False)
-        self._ends = {told: b"", self._ours: b""}
+        self._ends = {stdin: b"", self._ours: b""}
         self.over = False
 
     def ring(self, slug: str = "") -> None:
@@ -64,19 +65,19 @@ class Bell:
             os.write(self._ring, slug.encode() + b"\n")
 
     def wait(self, seconds: float) -> set[str]:
-        """The pipelines that were told within so many seconds; `over` once standard input ends."""
-        ready, _, _ = select.select([each for each in self._ends], [], [], seconds)
-        told: set[str] = set()
+        """The pipelines that were named within so many seconds; `over` once standard input ends."""
+        ready, _, _ = select.select(list(self._ends), [], [], seconds)
+        slugs: set[str] = set()
         for end in ready:
             data = os.read(end, 65536)
             if not data:
                 self.over = True
                 self._ends.pop(end)
-            *whole, rest = (self._ends.get(end, b"") + data).split(b"\n")
+            *lines, rest = (self._ends.get(end, b"") + data).split(b"\n")
             if end in self._ends:
                 self._ends[end] = rest
-            told.update(each.decode(errors="replace") for each in whole if each)
-        return told
+            slugs.update(line.decode(errors="replace") for line in lines if line)
+        return slugs
 
 
 class ItemWorker:
@@ -86,7 +87,7 @@ class ItemWorker:
         self.consumer, self.bell, self._say = consumer, bell, say
         self.code = 0
         self.lost = ""
-        """Why what is in hand is lost, if it is."""
+        """Why the current batches are lost, if they are."""
         self._busy: set[str] = set()
         self._folding: Future[None] | None = None
         self._fold_at = 0.0
@@ -102,11 +103,11 @@ class ItemWorker:
         looked = recovered = 0.0
         with ThreadPoolExecutor(THREADS + 1, thread_name_prefix="items") as pool:
             while not (self.bell.over or consumer.ending or self.code):
-                due = self.bell.wait(TICK)
+                due = self.bell.wait(POLL_SECONDS)
                 now = time.monotonic()
-                if now - looked >= TICK:
+                if now - looked >= POLL_SECONDS:
                     looked = now
-                    recover = now - recovered >= RECOVER
+                    recover = now - recovered >= RECOVER_SECONDS
                     recovered = now if recover else recovered
                     due |= self._look(recover)
                 for slug in due & consumer.current.taking.keys():
@@ -123,7 +124,7 @@ class ItemWorker:
             for slug in current.taking if recover else ():
                 store.recover(slug)
         except Exception as error:
-            self._told(error)
+            self._say_away(error)
         return set(current.taking)
 
     def _submit(self, pool: ThreadPoolExecutor, slug: str) -> None:
@@ -145,7 +146,7 @@ class ItemWorker:
             self._say(str(error))
             self.code, self.lost = 1, str(error)
         except Exception as error:
-            self._told(error)
+            self._say_away(error)
             self.consumer.store.db.drop()
         finally:
             with self._lock:
@@ -156,8 +157,8 @@ class ItemWorker:
                 self.bell.ring(slug)
 
     def _fold(self) -> None:
-        """Fold what is old enough; the longer that takes, the later it is done again."""
-        store, began, pause = self.consumer.store, time.monotonic(), FOLDS[1]
+        """Fold what is old enough; the longer that takes, the later the next time."""
+        store, began, pause = self.consumer.store, time.monotonic(), MAX_FOLD_SECONDS
         try:
             ages = [fold_age(store, slug) for slug in self.consumer.current.taking]
             pause = min([pause, *(age / 50 for age in ages)])
@@ -170,9 +171,9 @@ class ItemWorker:
             self._unfolded = why
             store.db.drop()
         took = time.monotonic() - began
-        self._fold_at = time.monotonic() + max(FOLDS[0], pause, 10 * took)
+        self._fold_at = time.monotonic() + max(MIN_FOLD_SECONDS, pause, 10 * took)
 
-    def _told(self, error: Exception) -> None:
+    def _say_away(self, error: Exception) -> None:
         if not self._away:
             self._say(f"The items wait: {first_line(error)}")
         self._away = True
@@ -181,13 +182,12 @@ class ItemWorker:
 def serve_items(settings: Settings, project: Project, folder: Path, *, say: Say) -> int:
     """Consume the items of a project until standard input ends; the exit code.
 
-    The batch in hand is finished then; on TERM it is given back. `folder` has the code, as the
-    server has last found it good.
+    The current batches are finished then; on TERM they are given back. `folder` has the last code
+    that the server found good.
     """
     from ..spark.session import spark_session
 
-    os.nice(YIELD)
-    heard = sys.stdout.buffer.fileno()
+    os.nice(NICENESS)
     store, bell = open_project(settings), Bell()
     runid = f"items {os.uname().nodename} {_digest(project.root)}"
     ended: list[int] = []
@@ -204,29 +204,36 @@ def serve_items(settings: Settings, project: Project, folder: Path, *, say: Say)
         project, lambda: session, say=say, stopping=lambda: "the server's end" if ended else None
     )
     current = Current(store, project, say=say, folder=folder)
-    with Pulse(store, new_owner(), lease=LEASE, say=say) as pulse:
+    with Pulse(store, new_owner(), lease=LEASE_SECONDS, say=say) as pulse:
         consumer = Consumer(
             store, current, engine, pulse, runid=runid, is_alive=lambda: _is_alive(session), say=say
         )
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, end)
-        with alone(project.root, bell, say) as ours:
-            if not ours:
+        with alone(project.root, bell, say) as is_ours:
+            if not is_ours:
                 return 0
-            settle_lost(store, runid, "the worker ended", say=say)
-            current.refresh()
-            _warm(session)
-            os.write(heard, json.dumps({"state": "ready"}).encode() + b"\n")
-            say(_readiness(store, current))
-            worker = ItemWorker(consumer, bell, say=say)
-            code = worker.run()
-            if worker.lost:
-                with suppress(Exception):  # else the next worker does it
-                    settle_lost(store, runid, worker.lost, say=say)
+            code = _consume_all(consumer, bell, session, say)
     engine.close()
     with suppress(Exception):
         session.stop()
     store.close()
+    return code
+
+
+def _consume_all(consumer: Consumer, bell: Bell, session: "SparkSession", say: Say) -> int:
+    """Settle what the worker before left, get ready, and work until the bell is over."""
+    store, current = consumer.store, consumer.current
+    settle_lost(store, consumer.runid, "the worker ended", say=say)
+    current.refresh()
+    _warm(session)
+    os.write(sys.stdout.buffer.fileno(), json.dumps({"state": "ready"}).encode() + b"\n")
+    say(_readiness(store, current))
+    worker = ItemWorker(consumer, bell, say=say)
+    code = worker.run()
+    if worker.lost:
+        with suppress(Exception):  # else the next worker does it
+            settle_lost(store, consumer.runid, worker.lost, say=say)
     return code
 
 
@@ -239,7 +246,7 @@ def runs_here(settings: Settings) -> bool:
 
 
 def slots(settings: Settings) -> dict[str, str]:
-    """What lets each pipeline have a task of Spark at once, unless somebody has said where it runs.
+    """The setting by which each pipeline has a task of Spark at once, unless a master is set.
 
     With fewer cores than busy pipelines, one would wait for a slow item of another.
     """
@@ -251,23 +258,23 @@ def slots(settings: Settings) -> dict[str, str]:
 
 
 def settle_lost(store: Store, runid: str, why: str, *, say: Say) -> None:
-    """Settle what a worker had in hand when it ended: all of it may be tried again, each alone.
+    """Settle the items of a worker that ended: all may be tried again, each alone.
 
-    An item that ends its worker alone, and again, is held; no other is, and it needs no policy.
+    An item that ends its worker alone, and again, is held, without any policy; no other is.
     """
-    for each in settle_run(
+    for chunk in settle_run(
         store,
         runid,
         why=why,
         canceled=False,
         who="odf serve",
-        max_losses=LOSSES,
+        max_losses=MAX_LOSSES,
         blame_together=False,
     ):
-        if each.status == HOLD:
+        if chunk.status == HOLD:
             say(
-                f"{each.jobid}: item {each.dataid} is held: {each.reason}. Once it is mended, "
-                f"run: odf resubmit {typed(each.jobid)} {each.dataid}"
+                f"{chunk.jobid}: item {chunk.dataid} is held: {chunk.reason}. Once it is mended, "
+                f"run: odf resubmit {typed(chunk.jobid)} {chunk.dataid}"
             )
 
 
@@ -275,7 +282,7 @@ def settle_lost(store: Store, runid: str, why: str, *, say: Say) -> None:
 def alone(root: Path, bell: Bell, say: Say) -> Iterator[bool]:
     """Wait until no other worker of this machine consumes the project's items; False: it is over.
 
-    So they stay in order; and whoever goes on knows that the claims of the one before are lost.
+    So items stay in order; and the next worker knows that the claims of the one before are lost.
     """
     folder, said = os.open(root, os.O_RDONLY | os.O_DIRECTORY), False
     try:
@@ -311,7 +318,7 @@ def _is_alive(session: "SparkSession") -> bool:
 
 
 def _readiness(store: Store, current: Current) -> str:
-    """What is worked on from now, and who can't send anything to it yet."""
+    """Which pipelines take items from now on, and which of them lack a token."""
     if not (taking := sorted(current.taking)):
         return "No pipeline takes items: none has a transformation with a parameter `stream`"
     shut = [slug for slug in taking if not has_token(store, slug)]

@@ -175,7 +175,7 @@ def test_what_it_cannot_keep_fails_alone_and_one_that_is_away_is_waited_for(
     ):
         assert words in str(verdict)
 
-    monkeypatch.setattr(bigquery, "PATIENCE", 0.5)
+    monkeypatch.setattr(bigquery, "TIMEOUT_SECONDS", 0.5)
     add_dataset(store, "sums", hostname="http://127.0.0.1:9")
     with pytest.raises(Unreachable, match=r"127\.0\.0\.1:9/shop\.main\.sums: "):
         to(store, project).append(parts, nothing)
@@ -261,7 +261,7 @@ def test_what_isnt_there_is_told_in_a_line(store: Store, project: Project, big: 
 def test_a_server_that_isnt_there_is_told_of_soon(
     store: Store, project: Project, big: BigQuery, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bigquery, "PATIENCE", 0.5)
+    monkeypatch.setattr(bigquery, "TIMEOUT_SECONDS", 0.5)
     add(store, big, hostname="http://127.0.0.1:9")
 
     with pytest.raises(DataflowError, match=r"127\.0\.0\.1:9/shop\.main\.sums: "):

@@ -9,8 +9,8 @@ import pytest
 
 from opendataflow_dagster.pipelines import deployment
 from opendataflow_dagster.pipelines.project import read_project
-from opendataflow_dagster.pipelines.project_files import listing
 from opendataflow_dagster.pipelines.sandbox import surroundings
+from opendataflow_dagster.pipelines.task_data import listing
 from opendataflow_dagster.server.app import REFUSED
 from opendataflow_dagster.store.opening import open_store
 from opendataflow_dagster.store.registry import add_job
@@ -413,7 +413,7 @@ def test_a_file_that_never_ends_loading_is_told(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (root / "pipelines" / "live" / "add.py").write_text("import time\ntime.sleep(600)\n" + ADD)
-    monkeypatch.setattr(deployment, "CHECKED", 8.0)
+    monkeypatch.setattr(deployment, "CHECK_SECONDS", 8.0)
     assert deployment.check(_version(root), local=True)["pipelines/live/add.py"] == (
         "pipelines/live/add.py: it isn't loaded in 8 s"
     )

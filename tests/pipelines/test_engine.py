@@ -301,7 +301,7 @@ def test_large_numbers_of_a_source_reach_spark(
 ) -> None:
     if not whole:
         monkeypatch.setattr(pipeline_sources, "WHOLE_FILE_BYTES", 0)
-        monkeypatch.setattr(pipeline_sources, "ROWS", 1)
+        monkeypatch.setattr(pipeline_sources, "INFERENCE_ROWS", 1)
     (tmp_path / "n.csv").write_text("n,m\n18446744073709551615,1\n1,2\n")
     source = CsvSource(str(tmp_path / "n.csv"), "n")
     frame = made(native=NATIVE).run("p", "native", [source]).frame
@@ -359,7 +359,7 @@ def test_a_large_frame_comes_and_goes(made: Made) -> None:
     ran = engine.run("p", "twice", [given])
     assert ran.frame["b"].sum() == given["a"].sum() * 2
     assert list(given) == ["a"]
-    from opendataflow_dagster.pipelines.parcels import _folder
+    from opendataflow_dagster.pipelines.task_data import _folder
 
     assert os.listdir(_folder()[0]) == ["word"]
 
@@ -681,7 +681,7 @@ ELSEWHERE = """
 import shutil, sys
 from pathlib import Path
 import pandas as pd
-from opendataflow_dagster.pipelines import project_files as homes
+from opendataflow_dagster.pipelines import task_data as homes
 from opendataflow_dagster.pipelines.endpoints import as_pandas
 from opendataflow_dagster.pipelines.engine import Engine
 from opendataflow_dagster.pipelines.project import read_project
@@ -693,8 +693,8 @@ given = pd.DataFrame({"a": range(300_000)})  # more than goes with a task
 with Engine(project, lambda: spark) as engine:
     engine.run("p", "where", [given.head(1)])
     # From here on the files at their place aren't those that are sent.
-    home = engine._homes.now()
-    engine._homes.now = lambda: home
+    snapshot = engine._snapshots.now()
+    engine._snapshots.now = lambda: snapshot
     (project.root / "utils" / "helper.py").write_text("NAME = 'changed'")
     made = engine.run("p", "where", [given]).frame
     [ran] = engine.run_items("p", ["where"], [given], [{}])

@@ -21,17 +21,22 @@ from opendataflow_dagster.errors import Refused
 from opendataflow_dagster.model import Fact
 from opendataflow_dagster.pipelines.deployment import Current
 from opendataflow_dagster.pipelines.engine import Engine, ItemRan, StepRan, Stopped
-from opendataflow_dagster.pipelines.item_claims import heads
-from opendataflow_dagster.pipelines.item_pace import FIRST, MOST, Pace
-from opendataflow_dagster.pipelines.item_turns import Turns
-from opendataflow_dagster.pipelines.items import Consumer, EngineGone
+from opendataflow_dagster.pipelines.item_queue import (
+    FIRST_BATCH_ITEMS,
+    MAX_BATCH_ITEMS,
+    Consumer,
+    Pace,
+    QueuedItems,
+    Turns,
+    queue_head,
+)
+from opendataflow_dagster.pipelines.items import EngineGone, ItemLoop
 from opendataflow_dagster.pipelines.project import read_project
-from opendataflow_dagster.pipelines.sources import source_of
 from opendataflow_dagster.pipelines.transformation import TransformationError
 from opendataflow_dagster.pipelines.worker import settle_lost
 from opendataflow_dagster.runner.heartbeat import Pulse
 from opendataflow_dagster.store.item_folding import fold_items
-from opendataflow_dagster.store.items import Post, accept, backlog, new_run, payloads
+from opendataflow_dagster.store.items import Post, accept, backlog, new_run
 from opendataflow_dagster.store.operations import resubmit
 from opendataflow_dagster.store.registry import add_dataset
 from opendataflow_dagster.store.runs import settle_run
@@ -113,6 +118,11 @@ class Shop:
             say=self.said.append,
         )
 
+    def feeder(self, count: int) -> QueuedItems:
+        """The next items of `live`, at most so many."""
+        head = queue_head(self.store, "live", count)
+        return QueuedItems(self.consumer, self.current.taking["live"], head, Pace())
+
     def write(self, name: str, text: str) -> None:
         file = self.root / name
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -169,7 +179,7 @@ def lite(sqlite_url: str, spark: "SparkSession", tmp_path: Path) -> Iterator[Sho
 def test_items_become_rows_in_their_order(shop: Shop) -> None:
     ids = shop.send(*(f"item {each}" for each in range(50)))
     sizes = shop.consume()
-    assert sizes[0] == FIRST
+    assert sizes[0] == FIRST_BATCH_ITEMS
     assert sum(sizes) == 50
     assert shop.names() == [f"item {each}" for each in range(50)]
     assert shop.rows()[0] == {"name": "item 0", "product": "1", "price": "1.5", "total": "3.0"}
@@ -385,12 +395,13 @@ def test_items_wait_for_a_source_that_is_missing(lite: Shop) -> None:
 
 def test_an_item_that_another_has_taken_over_is_not_published(shop: Shop) -> None:
     ids = shop.send("a", "b", "c")
-    claims = shop.consumer._claim("live", heads(shop.store, "live", 3))
+    feeder = shop.feeder(3)
+    claims = feeder.claim()
     expire(shop.store, claims[1])
     assert [each.dataid for each in shop.store.recover("live")] == [ids[1]]
-    left = {each.generation: each for each in claims}
-    shop.consumer._work(shop.current.taking["live"], claims, left, Pace())
-    assert left == {}
+    loop = ItemLoop(feeder)
+    loop.work(claims)
+    assert loop.unsettled == {}
     assert shop.names() == ["a", "c"]
     assert shop.status() == ["READY", "RESUBMIT", "READY"]
     shop.consume()
@@ -435,7 +446,7 @@ def test_only_what_ends_spark_again_and_again_is_held(shop: Shop) -> None:
     def works_to_its_end() -> bool:
         engine = Halting(shop.project, lambda: shop.spark)
         consumer = shop.consumer = shop.made(engine)
-        consumer._is_alive = lambda: engine.alive
+        consumer.is_alive = lambda: engine.alive
         try:
             sizes.extend(shop.consume())
         except EngineGone as error:
@@ -475,12 +486,12 @@ def test_nobody_fails_of_the_end_of_spark(lite: Shop) -> None:
 def test_what_was_lost_in_company_is_never_held(shop: Shop) -> None:
     policy(shop.store, "live", max_losses=1)
     shop.send("a", "b")
-    shop.consumer._claim("live", heads(shop.store, "live", 2))
+    shop.feeder(2).claim()
     settle_lost(shop.store, RUNID, "the worker ended", say=shop.said.append)
     assert shop.status() == ["RESUBMIT", "RESUBMIT"]
-    found = heads(shop.store, "live", 2)
-    assert (len(found.dataids), found.alone) == (1, True)
-    shop.consumer._claim("live", found)
+    head = queue_head(shop.store, "live", 2)
+    assert (len(head.dataids), head.alone) == (1, True)
+    shop.feeder(2).claim()
     settle_lost(shop.store, RUNID, "the worker ended", say=shop.said.append)
     assert shop.status() == ["HOLD", "RESUBMIT"]
     assert shop.consume() == [1]
@@ -492,17 +503,17 @@ def test_a_suspect_is_worked_on_with_nothing_else_in_hand() -> None:
 
     def work(name: str, alone: bool) -> Thread:
         def run() -> None:
-            with turns.taken(alone=alone) as ours:
+            with turns.take(alone=alone) as ours:
                 told.append(name if ours else f"no {name}")
 
         thread = Thread(target=run)
         thread.start()
         return thread
 
-    with turns.taken(alone=False), turns.taken(alone=False) as ours:
+    with turns.take(alone=False), turns.take(alone=False) as ours:
         assert ours
         suspect = work("suspect", alone=True)
-        while not turns._waiting:
+        while not turns._suspects_waiting:
             time.sleep(0.01)
         later = work("later", alone=False)
         time.sleep(0.05)
@@ -510,7 +521,7 @@ def test_a_suspect_is_worked_on_with_nothing_else_in_hand() -> None:
     suspect.join()
     later.join()
     assert told == ["suspect", "later"]
-    with turns.taken(alone=True):
+    with turns.take(alone=True):
         waiting = [work("batch", alone=False), work("other", alone=True)]
         time.sleep(0.05)
         over.set()
@@ -534,22 +545,12 @@ def test_what_is_in_hand_at_the_end_is_given_back(lite: Shop) -> None:
 
 def test_what_a_killed_worker_had_in_hand_is_done_again_once(shop: Shop) -> None:
     shop.send("a", "b", "c")
-    claims = shop.consumer._claim("live", heads(shop.store, "live", 2))
-    pipeline = shop.current.taking["live"]
-    frames = [
-        each.ran.frame
-        for each in shop.consumer._transform(
-            pipeline,
-            [source_of(shop.store, shop.project, "products")],
-            claims,
-            payloads(shop.store, "live", [each.dataid for each in claims]),
-        )
-        if each.ran
-    ]
+    feeder = shop.feeder(2)
+    claims = feeder.claim()
+    results = ItemLoop(feeder)._transform(claims, feeder.decode(claims), feeder.sources(claims))
+    frames = [result.ran.frame for result in results if result.ran]
     # Killed between the append and the settlement.
-    shop.consumer._destination(pipeline).append(
-        list(zip(claims, frames, strict=True)), lambda: None
-    )
+    feeder.destination().append(list(zip(claims, frames, strict=True)), lambda: None)
     settle_run(shop.store, RUNID, why="the worker ended", canceled=False)
     shop.consume()
     assert shop.status() == ["READY"] * 3
@@ -647,7 +648,7 @@ def test_what_is_folded_leaves_the_file_as_it_is(shop: Shop) -> None:
     shop.consume()
     assert shop.names() == ["a", "b", "c", "d"]
     with pytest.raises(Refused, match="holds what 4 items have appended"):
-        shop.consumer._destination(shop.current.taking["live"]).refuse_loss()
+        shop.feeder(1).destination().refuse_loss()
     check(shop.store)
 
 
@@ -751,15 +752,15 @@ def postgres_at(request: pytest.FixtureRequest) -> dict[str, str]:
 
 def test_a_slow_pipeline_takes_small_batches() -> None:
     pace = Pace()
-    assert pace.size == FIRST
+    assert pace.size == FIRST_BATCH_ITEMS
     for _ in range(10):
-        pace.took(pace.size, pace.size * 0.0005)
-    assert pace.size == MOST
-    pace.took(MOST, 1.0)
+        pace.adapt(pace.size, pace.size * 0.0005)
+    assert pace.size == MAX_BATCH_ITEMS
+    pace.adapt(MAX_BATCH_ITEMS, 1.0)
     assert pace.size == 250
-    pace.took(20, 60.0)
+    pace.adapt(20, 60.0)
     assert pace.size == 1
-    assert [pace.failed() for _ in range(7)] == [1, 2, 4, 8, 16, 30, 30]
+    assert [pace.back_off() for _ in range(7)] == [1, 2, 4, 8, 16, 30, 30]
     assert pace.until > time.monotonic() + 25
 
 

@@ -28,10 +28,10 @@ from opendataflow_dagster.config.settings import Settings
 from opendataflow_dagster.errors import Refused, WrongUse
 from opendataflow_dagster.explain.explain import explain
 from opendataflow_dagster.model import Fact
+from opendataflow_dagster.pipelines.item_file import claim_new_items
 from opendataflow_dagster.pipelines.jobs import register as register_pipeline
 from opendataflow_dagster.pipelines.project import read_project
 from opendataflow_dagster.pipelines.run import run_pipeline, run_project
-from opendataflow_dagster.pipelines.stream_file import claim_items
 from opendataflow_dagster.pipelines.transformation import TransformationError
 from opendataflow_dagster.runner.run import Outcome
 from opendataflow_dagster.store.items import Post, accept
@@ -805,7 +805,9 @@ def test_an_item_that_waits_for_the_server_is_left_to_it_unless_all_is_asked_for
 
 def test_items_of_a_stream_that_was_killed_are_made_one_by_one(shop: Shop) -> None:
     shop.run("signups")
-    claims = claim_items(shop.store, "signups", ['{"name": "Grace"}', '{"name": "Hedy"}'], "gone")
+    claims = claim_new_items(
+        shop.store, "signups", ['{"name": "Grace"}', '{"name": "Hedy"}'], "gone"
+    )
     assert shop.run("signups", all_chunks=True) == Outcome(0, done=1)  # nobody else has them
     assert [shop.outs("signups")[claim.dataid] for claim in claims] == ["RUNNING"] * 2
     expire(shop.store)
@@ -962,7 +964,7 @@ def test_what_lost_its_process_is_seen_before_other_work_is_begun(own: Shop) -> 
     for slug in ("daily", "report", "daily", "signups"):
         own.run(slug)
     [lost] = take(own.store, "report", "gone")
-    [item] = claim_items(own.store, "signups", ['{"name": "Grace"}'], "gone")
+    [item] = claim_new_items(own.store, "signups", ['{"name": "Grace"}'], "gone")
     own.run("daily")
     expire(own.store)
 

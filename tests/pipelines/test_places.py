@@ -30,13 +30,12 @@ from opendataflow_dagster.model import Claim, Fact, Plan
 from opendataflow_dagster.pipelines import csv_file, csv_journal, sources
 from opendataflow_dagster.pipelines.csv_file import CsvAppender
 from opendataflow_dagster.pipelines.csv_journal import Journal, Ledger, digest, path_of
-from opendataflow_dagster.pipelines.datasets import registered
 from opendataflow_dagster.pipelines.destinations import (
     destination_of,
     publish_with_output,
     write_output,
 )
-from opendataflow_dagster.pipelines.endpoints import Destination
+from opendataflow_dagster.pipelines.endpoints import Destination, registered
 from opendataflow_dagster.pipelines.project import Pipeline, Project, read_project
 from opendataflow_dagster.pipelines.sources import CsvSource, source_of
 from opendataflow_dagster.pipelines.sql_table import columns_for
@@ -342,7 +341,7 @@ def test_two_processes_append_and_a_third_reads_whole_lines(tmp_path: Path, lite
     most = 0
     while any(each.poll() is None for each in writers):
         if os.path.exists(path):
-            with csv_file.whole(path):
+            with csv_file.held_for_reading(path):
                 found = Path(path).read_text()
             assert all(len(line) in (6, 305) for line in found.splitlines())
             most = max(most, found.count("\n"))
@@ -430,7 +429,7 @@ def test_killed_at_any_moment_the_file_is_whole_and_holds_each_item_once(
 
         through = in_a_child(work, Doom(n))
         if path.exists():
-            with csv_file.whole(str(path)):
+            with csv_file.held_for_reading(str(path)):
                 seen = path.read_text()
             assert seen == "" or seen.endswith("\n")
             assert seen == "" or seen.startswith("n,text\n")
@@ -501,7 +500,7 @@ def test_killed_anywhere_over_and_over_nothing_is_lost_or_twice(
     os.close(reader)
     os.close(writer)
 
-    with csv_file.whole(path):
+    with csv_file.held_for_reading(path):
         found = pd.read_csv(path)
     assert generation > 20
     assert found.n.is_unique
@@ -558,7 +557,7 @@ def test_what_was_written_and_not_committed_is_cut_off(store: Store, tmp_path: P
     assert not in_a_child(lambda: appender.append([(claim(2), row(2))], nothing), Doom(COMMIT))
     assert path.read_text() == "n,text\n1,x\n2,x\n"
     assert committed(store) < path.stat().st_size
-    with csv_file.whole(str(path)):
+    with csv_file.held_for_reading(str(path)):
         pass  # who reads doesn't know what was committed
 
     good(CsvAppender(str(path), store).append([(claim(3), row(3))], nothing))
@@ -662,7 +661,7 @@ def test_a_journal_of_an_earlier_version_is_taken_over(store: Store, tmp_path: P
 def test_a_journal_does_not_grow(
     lite: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(csv_journal, "LARGE", 1000)
+    monkeypatch.setattr(csv_journal, "MAX_JOURNAL_BYTES", 1000)
     path = tmp_path / "sums.csv"
     for n in range(20):
         good(CsvAppender(str(path), lite).append([(claim(n), row(n))], nothing))
@@ -1240,7 +1239,7 @@ def test_a_large_csv_file_has_the_types_of_pandas_in_spark(
     )
     small = CsvSource(str(path), "large").spark(spark)
     monkeypatch.setattr(sources, "WHOLE_FILE_BYTES", 0)
-    monkeypatch.setattr(sources, "ROWS", 2)
+    monkeypatch.setattr(sources, "INFERENCE_ROWS", 2)
     large = CsvSource(str(path), "large").spark(spark)
 
     assert (

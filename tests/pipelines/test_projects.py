@@ -12,8 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 from opendataflow_dagster.cli.app import app
-from opendataflow_dagster.pipelines.project import Project, read_project
-from opendataflow_dagster.pipelines.scaffold import MODEL
+from opendataflow_dagster.pipelines.project import TEMPLATE, Project, read_project
 from opendataflow_dagster.pipelines.transformation import load
 
 TESTS = Path(__file__).parents[1]
@@ -74,7 +73,7 @@ def test_a_project_validates(root: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("root", "slug", "rows"),
-    [(EXAMPLE, "daily_sales", 2), (OLD, "clean_rentals", 3), (MODEL, "clean_contacts", 3)],
+    [(EXAMPLE, "daily_sales", 2), (OLD, "clean_rentals", 3), (TEMPLATE, "clean_contacts", 3)],
     ids=["example", "old", "new"],
 )
 def test_a_pipeline_makes_what_plain_pandas_makes(root: Path, slug: str, rows: int) -> None:

@@ -6,7 +6,7 @@ import sys
 import tomllib
 from pathlib import Path
 
-from opendataflow_dagster.pipelines.scaffold import make
+from opendataflow_dagster.pipelines.project import new_project
 
 ROOT = Path(__file__).parents[2]
 PLUGIN = "opendataflow_dagster.pipelines.pytest_plugin"
@@ -27,7 +27,7 @@ def test_the_entry_point_is_the_plugin() -> None:
 
 
 def test_a_project_that_is_named_is_tested() -> None:
-    make(Path("shop"))
+    new_project(Path("shop"))
     done = pytest("shop/project.yml", "-v")
 
     assert done.returncode == 0, done.stdout + done.stderr
@@ -38,7 +38,7 @@ def test_a_project_that_is_named_is_tested() -> None:
 
 
 def test_a_project_beside_other_tests() -> None:
-    make(Path("shop"))
+    new_project(Path("shop"))
     Path("test_other.py").write_text(TEST)
     done = pytest("--dataflow-project", "shop", "-W", "default")
     assert "4 passed" in done.stdout, done.stdout + done.stderr
@@ -49,7 +49,7 @@ def test_a_project_beside_other_tests() -> None:
 
 
 def test_a_failure_tells_what_differs_and_what_was_printed() -> None:
-    make(Path("shop"))
+    new_project(Path("shop"))
     file = Path("shop/pipelines/clean_contacts/tidy_names.py")
     text = file.read_text().replace('"Ada Lovelace"', '"Ada"')
     text = text.replace("    return", "    print('x y z')\n    return")
@@ -64,7 +64,7 @@ def test_a_failure_tells_what_differs_and_what_was_printed() -> None:
 
 
 def test_the_trouble_of_a_pipeline_and_of_a_project() -> None:
-    make(Path("shop"))
+    new_project(Path("shop"))
     yml = Path("shop/project.yml")
     yml.write_text(yml.read_text().replace("destination: contacts_clean", "destination: [a]"))
     done = pytest("shop/project.yml")

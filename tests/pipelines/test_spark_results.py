@@ -13,7 +13,7 @@ import pytest
 from psycopg.conninfo import conninfo_to_dict
 from pyspark.sql import SparkSession
 
-from opendataflow_dagster.pipelines import spill
+from opendataflow_dagster.pipelines import convert
 from opendataflow_dagster.runner.run import Outcome
 from opendataflow_dagster.store.opening import open_store
 from opendataflow_dagster.store.registry import add_dataset
@@ -106,7 +106,7 @@ def test_no_row_passes_java_on_its_way_into_its_place(tmp_path: Path, place: str
         assert found["id"].tolist() == list(range(300_000))
         assert found["text"].str.len().eq(108).all()
     if place != "output":
-        assert len(pd.read_csv(root / "output" / "big.csv")) == spill.LARGE
+        assert len(pd.read_csv(root / "output" / "big.csv")) == convert.MAX_COLLECTED_ROWS
         assert "output/big.csv has the first 10,000 of 300,000 rows" in done.stderr
     assert not list((root / ".dataflow").glob("work/big/*"))
 
@@ -117,7 +117,7 @@ def test_a_large_result_is_written_as_a_small_one(
     assert big.run("big") == Outcome(0, done=1)
     small = big.output("big")
     assert small.count("\n") > 60
-    monkeypatch.setattr(spill, "LARGE", 7)
+    monkeypatch.setattr(convert, "MAX_COLLECTED_ROWS", 7)
     assert big.run("big") == Outcome(0, done=1)
     assert big.output("big") == small
     facts = sql(big.store, "select rows, bytes, fingerprint from chunkfact order by generation")
@@ -132,7 +132,7 @@ def test_a_large_result_makes_the_table_that_a_small_one_does(
     big.write("dataflow.properties", "PASSKEY=00\n")
     frames = []
     for name, large in (("small", 10_000), ("large", 7)):
-        monkeypatch.setattr(spill, "LARGE", large)
+        monkeypatch.setattr(convert, "MAX_COLLECTED_ROWS", large)
         add_dataset(
             big.store,
             "big",
@@ -156,7 +156,7 @@ def test_a_large_result_makes_the_table_that_a_small_one_does(
 def test_a_large_result_replaces_all_rows_or_none(
     big: Shop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(spill, "LARGE", 7)
+    monkeypatch.setattr(convert, "MAX_COLLECTED_ROWS", 7)
     add_dataset(
         big.store,
         "big",
@@ -186,7 +186,7 @@ def test_a_large_result_replaces_all_rows_or_none(
 def test_two_columns_of_one_name_and_no_rows_at_all(
     big: Shop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(spill, "LARGE", 7)
+    monkeypatch.setattr(convert, "MAX_COLLECTED_ROWS", 7)
     big.write(
         "pipelines/big/make.py",
         VALUES.partition("    return")[0] + "    return rows.selectExpr('id', 'id + 1 as id')\n",

@@ -16,7 +16,7 @@ from psycopg import errors
 from opendataflow_dagster.cli.app import app
 from opendataflow_dagster.errors import NoDatabase, Refused
 from opendataflow_dagster.model import Fact
-from opendataflow_dagster.pipelines.scaffold import make
+from opendataflow_dagster.pipelines.project import new_project
 from opendataflow_dagster.store.database import SQL_FOLDER
 from opendataflow_dagster.store.opening import open_store
 from opendataflow_dagster.store.registry import set_policy
@@ -155,7 +155,7 @@ def test_the_commands_of_a_worker(
     script = tmp_path / "next.sh"
     script.write_text("#!/bin/sh\n")
     script.chmod(0o755)
-    make(tmp_path / "shop")
+    new_project(tmp_path / "shop")
     for line in (
         "ready b 1 2 3 4 5",
         f"dataset add b --hostname {tmp_path} --format csv --chunkcolumn c",
