@@ -4,14 +4,23 @@ select pg_advisory_xact_lock(hashtextextended('fold', 79643));
 
 -- name: outputs
 -- What the jobs of a chain have made of some items, as far as it is READY and old enough.
-select s.dataid, s.jobid, s.datasetid, s.generation, f.rows, f.bytes, f.fingerprint, f.location
+-- One look-up for each item: joined as tables, every item of the jobs was read for each page.
+select page.dataid, s.jobid, s.datasetid, s.generation, f.rows, f.bytes, f.fingerprint, f.location
 from unnest(cast(:dataids as text[])) as page(dataid)
-    cross join json_to_recordset(cast(:pairs as json)) as pair(jobid text, datasetid text)
-    join datastatus s on s.datasetid = pair.datasetid and s.jobid = pair.jobid and s.dataid = page.dataid
-    join chunkfact f on f.datasetid = s.datasetid and f.dataid = s.dataid and f.generation = s.generation
-where s.locktype = 'OUT' and s.status = 'READY' and f.at < :before
-  and not exists (select 1 from versioned_dataset v where v.datasetid = s.datasetid)
-order by s.dataid, s.jobid, s.datasetid;
+    cross join lateral (
+        select d.jobid, d.datasetid, d.generation from datastatus d
+        where d.dataid = page.dataid and d.locktype = 'OUT' and d.status = 'READY'
+          and exists (
+              select 1 from json_to_recordset(cast(:pairs as json)) as pair(jobid text, datasetid text)
+              where pair.jobid = d.jobid and pair.datasetid = d.datasetid)
+        offset 0) as s
+    cross join lateral (
+        select c.rows, c.bytes, c.fingerprint, c.location from chunkfact c
+        where c.datasetid = s.datasetid and c.dataid = page.dataid and c.generation = s.generation
+          and c.at < :before
+        offset 0) as f
+where not exists (select 1 from versioned_dataset v where v.datasetid = s.datasetid)
+order by page.dataid, s.jobid, s.datasetid;
 
 -- name: unsettled
 -- Those of some items that something keeps from being folded: a row of the chain that isn't READY, a claim, an
