@@ -104,7 +104,7 @@ def _dial(name: str) -> dict[str, Any]:
 
 def _at_most_one(names: tuple[str, ...]) -> list[dict[str, Any]]:
     return [
-        {"not": {"required": [one, other]}}
+        {"not": {"type": "object", "required": [one, other]}}
         for at, one in enumerate(names)
         for other in names[at + 1 :]
     ]

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 from click.testing import CliRunner
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from jsonschema import Draft7Validator
 
@@ -289,6 +289,7 @@ FLOWS = st.fixed_dictionaries(
 
 @settings(max_examples=400, deadline=None)
 @given(FLOWS)
+@example({"flow": "x", "datasets": {"a": None}})
 def test_the_schema_accepts_and_refuses_what_the_parser_does(document: Any) -> None:
     by_schema, by_parser = accepts(yaml.safe_dump(document))
     assert by_schema == by_parser, json.dumps(document)
