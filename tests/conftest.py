@@ -53,10 +53,16 @@ LONG_FILES = ("e2e", "spark", "pipelines", "dagster")  # folders, the slowest fi
 
 _numbers = count(1)
 
-if threading.current_thread() is threading.main_thread() and (
-    signal.getsignal(signal.SIGINT) is signal.SIG_IGN
-):  # a shell's background job: what the tests start would be deaf to Ctrl-C, too
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+# In a shell's background job, or under nohup, what the tests start would be deaf to these, too.
+for number, handler in (
+    (signal.SIGINT, signal.default_int_handler),
+    (signal.SIGHUP, signal.SIG_DFL),
+):
+    if (
+        threading.current_thread() is threading.main_thread()
+        and signal.getsignal(number) is signal.SIG_IGN
+    ):
+        signal.signal(number, handler)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -26,6 +26,7 @@ TABLES = (
     "dataevent",
     "chunkfact",
     "claim",
+    "pending",
     "pipelinestep",
     "streamitem",
     "streamkey",

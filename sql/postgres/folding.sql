@@ -90,6 +90,10 @@ vacuum (skip_locked, parallel 0) chunkfact;
 -- Give the room of rows that are gone to those that come.
 vacuum (skip_locked, parallel 0) claim;
 
+-- name: tidy_pending
+-- Give the room of rows that are gone to those that come.
+vacuum (skip_locked, parallel 0) pending;
+
 -- name: tidy_pipelinestep
 -- Give the room of rows that are gone to those that come.
 vacuum (skip_locked, parallel 0) pipelinestep;
