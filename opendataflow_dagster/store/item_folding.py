@@ -136,6 +136,7 @@ def tidy(store: Store) -> None:
     if free > max(SHRINK_BYTES, used):
         with suppress(DataflowError):  # somebody reads or writes: another time
             db.run("folding.shrink")
+            db.run("folding.cut_log")
 
 
 def folds(store: Store, which: str | None = None) -> list[Fold]:

@@ -76,3 +76,7 @@ from pragma_page_count() c cross join pragma_freelist_count() f cross join pragm
 -- name: shrink
 -- Write the file anew without what is free in it.
 vacuum;
+
+-- name: cut_log
+-- Move what is in the write-ahead log to the file, and cut the log: a vacuum leaves the whole file in it.
+pragma wal_checkpoint(truncate);
