@@ -124,7 +124,8 @@ class Runner:
         except DataflowError as error:
             return self.settle(claim, environment, Ended(1, str(error), 0.0))
         self.tell(f"Launching {self.argv[0]} with dataid {printable(claim.dataid)}")
-        answer = Answer()
+        code = self.code.text()  # now: the script may be replaced while it runs
+        stopped, answer = False, Answer()
         try:
             with AnswerFiles(claim, environment.plan.outputs, env) as files:
                 if files.trouble:
@@ -137,7 +138,9 @@ class Runner:
                     beat_every=claim.lease / 3,
                     stdin_null=stdin_null,
                 )
-                ended, answer = _with_answer(ended, files)
+                stopped = bool(ended.reason) and ended.reason == scripts.why_stopping()
+                if not stopped:  # else it may have been stopped in the middle of a line
+                    ended, answer = _with_answer(ended, files)
         except BaseException as error:
             # The script has ended by now (`Scripts.run` sees to it). Settle the chunk here: else it
             # would wait for the end of its lease, and count as lost.
@@ -149,13 +152,12 @@ class Runner:
 
                 interrupt_soon(self.store, [claim], Stop(why))
             raise
-        stopped = bool(ended.reason) and ended.reason == scripts.why_stopping()
         if stopped and not ended.began:
             from ..store.claims import give_back
 
             give_back(self.store, [claim], ended.reason)
             return ChunkOutcome(ended.code, GIVEN_BACK, None, ended.reason)
-        return self.settle(claim, environment, ended, answer, stopped=stopped)
+        return self.settle(claim, environment, ended, answer, code, stopped=stopped)
 
     def settle(
         self,
@@ -163,6 +165,7 @@ class Runner:
         environment: JobEnvironment,
         ended: Ended,
         answer: Answer = Answer(),  # noqa: B008 - a tuple, which nobody can change
+        code: str | None = None,
         *,
         stopped: bool = False,
     ) -> ChunkOutcome:
@@ -179,14 +182,14 @@ class Runner:
             elif ended.code == 0:
                 self._tell_end(COMPLETE)
                 status = READY
-                self.store.finish(claim, facts(claim, environment, answer, self.code.text()))
+                self.store.finish(claim, facts(claim, environment, answer, code))
             else:
                 self._tell_end(FAILED, ended.reason)
                 status, retry_in = self.store.fail(claim, ended.reason)
                 if answer.checks:
                     from ..chunk import note_failed_checks
 
-                    known = facts(claim, environment, answer, self.code.text())
+                    known = facts(claim, environment, answer, code)
                     note_failed_checks(self.store, claim, known)
         except StaleClaim as error:
             self.tell(str(error))

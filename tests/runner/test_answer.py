@@ -129,6 +129,27 @@ def test_what_a_script_that_fails_has_answered_does_not_hide_its_exit_code(loadb
     assert any("Reason: exit code 3; Line 1 of DATAFLOW_RESULT" in line for line in lines)
 
 
+def test_a_script_that_is_stopped_within_a_line_is_interrupted_and_has_not_failed(
+    url: str, loadbob: Store
+) -> None:
+    body = "printf '{\"rows\":' > $DATAFLOW_RESULT; touch began; exec sleep 60"
+    worker = subprocess.Popen([ODF, "run", *script(body)], env={**os.environ, "DATAFLOW_URL": url})
+    deadline = time.monotonic() + 60
+    while not Path("began").exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    worker.terminate()
+    assert worker.wait(60) == 128 + signal.SIGTERM
+    assert status(loadbob, "bobout", "1", "loadbob") == RESUBMIT
+
+
+def test_the_code_is_that_of_the_script_when_it_was_started(loadbob: Store) -> None:
+    body = "echo true > other; chmod +x other; mv other loadbob.sh"
+    started = CodeVersion(script(body)).text()
+    assert run(loadbob, body)[0] == Outcome(0, done=1)
+    assert fact(loadbob, "code") == (started,)
+
+
 def test_of_several_outputs_an_answer_says_which_it_is_about(store: Store) -> None:
     register(store, "loadbob", ["bobin"], ["bobout", "rest"])
     put(store, "bobin", "1")
