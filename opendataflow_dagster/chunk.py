@@ -225,7 +225,7 @@ def facts_of(
 
 
 def note_failed_checks(store: Store, claim: Claim, facts: Sequence[Fact]) -> None:
-    """Record what is known of a chunk that failed its checks, for whoever looks why."""
+    """Record what is known of a chunk that failed its checks."""
 
     def note() -> None:
         for fact in facts:

@@ -148,13 +148,13 @@ class _Writer:
 
     def _write_jobs(self, found: Sequence[tuple[Change, Job]]) -> None:
         items: list[dict[str, Any]] = []
-        anew: list[str] = []
+        linked_again: list[str] = []
         for change, job in found:
-            is_linked_anew = change.action == ADD or bool(change.keys & {"in", "out"})
-            if is_linked_anew:
+            is_linked_again = change.action == ADD or bool(change.keys & {"in", "out"})
+            if is_linked_again:
                 if change.action == CHANGE:
                     refuse_live(self._store, job.jobid)
-                anew.append(job.jobid)
+                linked_again.append(job.jobid)
             elif any(key.startswith(VARIABLE) for key in change.keys):
                 self._db.change("registry.remove_variables", jobid=job.jobid)
             else:
@@ -162,10 +162,10 @@ class _Writer:
             items += [
                 {"jobid": job.jobid, "itemtype": kind, "datasetid": datasetid, "itemvalue": value}
                 for kind, datasetid, value in sorted(self._items(job), key=repr)
-                if is_linked_anew or not datasetid
+                if is_linked_again or not datasetid
             ]
-        if anew:
-            self._db.change("flow.remove_items", jobids=json.dumps(anew))
+        if linked_again:
+            self._db.change("flow.remove_items", jobids=json.dumps(linked_again))
         if items:
             self._db.change("flow.add_items", items=json.dumps(items))
         self._turn_dials(found)
