@@ -91,6 +91,7 @@ class ItemWorker:
         self._busy: set[str] = set()
         self._folding: Future[None] | None = None
         self._fold_at = 0.0
+        self._tidied = False
         self._unfolded = ""
         """Why items weren't folded the last time."""
         self._again: set[str] = set()
@@ -162,8 +163,9 @@ class ItemWorker:
         try:
             ages = [fold_age(store, slug) for slug in self.consumer.current.taking]
             pause = min([pause, *(age / 50 for age in ages)])
-            if fold_items(store):
-                tidy(store)
+            self._tidied = not fold_items(store) and self._tidied
+            # Once more, until all is given back: after the last item, no fold would ask for it.
+            self._tidied = self._tidied or tidy(store)
             self._unfolded = ""
         except Exception as error:
             if self._unfolded != (why := first_line(error)):

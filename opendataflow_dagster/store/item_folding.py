@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from hashlib import sha256
 from typing import Any, NamedTuple
@@ -122,21 +121,36 @@ def fold(store: Store, jobid: str) -> int:
             return folded
 
 
-def tidy(store: Store) -> None:
-    """Give back the room of rows that are gone: in PostgreSQL's tables, and of SQLite's file."""
+def tidy(store: Store) -> bool:
+    """Give back the room of rows that are gone; whether no more has to be given back.
+
+    It waits for nobody: what another session uses, or may still see, is left for the next call.
+    """
     db = store.db
     if db.dialect == "postgres":
-        for table in TABLES:  # who isn't their owner leaves it to autovacuum
-            db.insist(lambda table=table: db.run(f"folding.tidy_{table}"))
-        for (table,) in db.insist(lambda: db.run("folding.bloated", tables=list(TABLES)))[0]:
-            text = db.statement(f"folding.tidy_{table}").replace("vacuum (", "vacuum (full, ")
-            db.insist(lambda text=text: db.execute(text, {}))
-        return
+        for table in TABLES:  # whoever isn't their owner leaves it to autovacuum
+            _vacuum(store, table)
+        for (table,) in _bloated(store):
+            _vacuum(store, table, "full, ")
+        return not _bloated(store)
     [(used, free)] = db.insist(lambda: db.run("folding.free"))[0]
     if free > max(SHRINK_BYTES, used):
-        with suppress(DataflowError):  # somebody reads or writes: another time
+        try:
             db.run("folding.shrink")
             db.run("folding.cut_log")
+        except DataflowError:  # somebody reads or writes
+            return False
+    return True
+
+
+def _vacuum(store: Store, table: str, how: str = "") -> None:
+    text = store.db.statement("folding.tidy")
+    text = text.replace("datastatus", table).replace("vacuum (", f"vacuum ({how}")
+    store.db.insist(lambda: store.db.execute(text, {}))
+
+
+def _bloated(store: Store) -> list[tuple]:
+    return store.db.insist(lambda: store.db.run("folding.bloated"))[0]
 
 
 def folds(store: Store, which: str | None = None) -> list[Fold]:

@@ -74,46 +74,23 @@ delete from csvpart where dataid = any(cast(:dataids as text[])) and jobid = any
 -- Remove the items themselves.
 delete from streamitem where jobid = :jobid and dataid = any(cast(:dataids as text[]));
 
--- name: tidy_datastatus
--- Give the room of rows that are gone to those that come.
+-- name: tidy
+-- Give the room of rows that are gone to those that come: for any of the tables that rows of items leave.
 vacuum (skip_locked, parallel 0) datastatus;
 
--- name: tidy_dataevent
--- Give the room of rows that are gone to those that come.
-vacuum (skip_locked, parallel 0) dataevent;
-
--- name: tidy_chunkfact
--- Give the room of rows that are gone to those that come.
-vacuum (skip_locked, parallel 0) chunkfact;
-
--- name: tidy_claim
--- Give the room of rows that are gone to those that come.
-vacuum (skip_locked, parallel 0) claim;
-
--- name: tidy_pending
--- Give the room of rows that are gone to those that come.
-vacuum (skip_locked, parallel 0) pending;
-
--- name: tidy_pipelinestep
--- Give the room of rows that are gone to those that come.
-vacuum (skip_locked, parallel 0) pipelinestep;
-
--- name: tidy_streamitem
--- Give the room of rows that are gone to those that come.
-vacuum (skip_locked, parallel 0) streamitem;
-
--- name: tidy_streamkey
--- Give the room of rows that are gone to those that come.
-vacuum (skip_locked, parallel 0) streamkey;
-
--- name: tidy_csvpart
--- Give the room of rows that are gone to those that come.
-vacuum (skip_locked, parallel 0) csvpart;
-
 -- name: bloated
--- Tables that are large for the few rows that they have: to write them anew takes a moment. Of a table that a vacuum
--- has emptied, the number of rows may be an old estimate: its size without indexes tells.
-select c.relname from pg_class c join pg_namespace n on n.oid = c.relnamespace
-where n.nspname = current_schema() and c.relkind = 'r' and c.relname = any(cast(:tables as text[]))
-  and (c.reltuples between 0 and 5000 or pg_relation_size(c.oid) < 1048576)
-  and pg_total_relation_size(c.oid) > 2097152;
+-- Tables that are large for the few rows that they have: to write them anew takes a moment. Their rows are counted: the
+-- estimate of a table that a vacuum has just emptied is old.
+select s.name from (
+  select 'datastatus' as name, count(*) as rows, coalesce(sum(pg_column_size(t)), 0) as bytes from (select * from datastatus limit 5001) t union all
+  select 'dataevent', count(*), coalesce(sum(pg_column_size(t)), 0) from (select * from dataevent limit 5001) t union all
+  select 'chunkfact', count(*), coalesce(sum(pg_column_size(t)), 0) from (select * from chunkfact limit 5001) t union all
+  select 'claim', count(*), coalesce(sum(pg_column_size(t)), 0) from (select * from claim limit 5001) t union all
+  select 'pending', count(*), coalesce(sum(pg_column_size(t)), 0) from (select * from pending limit 5001) t union all
+  select 'pipelinestep', count(*), coalesce(sum(pg_column_size(t)), 0) from (select * from pipelinestep limit 5001) t union all
+  select 'streamitem', count(*), coalesce(sum(pg_column_size(t)), 0) from (select * from streamitem limit 5001) t union all
+  select 'streamkey', count(*), coalesce(sum(pg_column_size(t)), 0) from (select * from streamkey limit 5001) t union all
+  select 'csvpart', count(*), coalesce(sum(pg_column_size(t)), 0) from (select * from csvpart limit 5001) t
+) s join pg_class c on c.relname = s.name and c.relnamespace = cast(current_schema() as regnamespace)
+where s.rows <= 5000 and pg_has_role(c.relowner, 'usage')
+  and pg_relation_size(c.oid) + pg_indexes_size(c.oid) > greatest(2097152, 4 * s.bytes);

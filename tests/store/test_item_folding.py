@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from opendataflow_dagster.errors import Refused
 from opendataflow_dagster.location import Folder, is_packed
 from opendataflow_dagster.model import Fact
 from opendataflow_dagster.pipelines.sources import FolderSource
+from opendataflow_dagster.pipelines.worker import Bell, ItemWorker
 from opendataflow_dagster.store import item_folding
 from opendataflow_dagster.store.item_folding import fold_items, fold_of, folds
 from opendataflow_dagster.store.items import Accepted, Post, accept
@@ -322,9 +324,7 @@ def test_an_item_that_changes_while_it_is_folded_stays(
     check(store)
 
 
-def test_tables_of_postgres_shrink(store: Store) -> None:
-    if store.db.dialect == "sqlite":
-        pytest.skip("its file shrinks")
+def empty_large_table(store: Store) -> None:
     sql(
         store,
         "insert into streamitem (jobid, dataid, payload) "
@@ -332,17 +332,38 @@ def test_tables_of_postgres_shrink(store: Store) -> None:
     )
     sql(store, "delete from streamitem where dataid <> '20000'")  # the end of the table is in use
 
-    def size() -> int:
-        return sql(store, "select pg_total_relation_size('streamitem')")[0][0]
 
-    full = size()
+def size(store: Store) -> int:
+    return sql(store, "select pg_total_relation_size('streamitem')")[0][0]
+
+
+def test_tables_of_postgres_shrink(store: Store) -> None:
+    if store.db.dialect == "sqlite":
+        pytest.skip("its file shrinks")
+    empty_large_table(store)
+    full = size(store)
     with connect(store) as reader, reader.transaction():
         reader.execute("select 1 from streamitem limit 1")
-        item_folding.tidy(store)  # it doesn't wait, and who comes doesn't wait for it
-    assert size() > full / 2
-    item_folding.tidy(store)
-    assert size() < full / 10
+        assert not item_folding.tidy(store)  # it doesn't wait, and who comes doesn't wait for it
+    assert size(store) > full / 2
+    assert item_folding.tidy(store)
+    assert size(store) < full / 10
     assert sql(store, "select dataid from streamitem") == [("20000",)]
+
+
+def test_the_worker_gives_back_what_a_reader_still_saw(store: Store) -> None:
+    if store.db.dialect == "sqlite":
+        pytest.skip("its file shrinks")
+    current = SimpleNamespace(taking={"orders": None})
+    consumer: Any = SimpleNamespace(store=store, current=current)
+    worker = ItemWorker(consumer, Bell(), say=print)
+    empty_large_table(store)
+    full = size(store)
+    with connect(store) as reader, reader.transaction():
+        reader.execute("select 1 from streamitem limit 1")
+        worker._fold()
+    worker._fold()  # although it folds nothing
+    assert size(store) < full / 10
 
 
 def test_the_file_of_sqlite_shrinks(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
