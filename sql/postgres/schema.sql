@@ -39,6 +39,10 @@ create table if not exists jobpolicy (
 
 create sequence if not exists generation;
 
+-- The twentieth of a second, counted from 1970, in which the last notice was sent that chunks can be
+-- claimed: a number that changes without locks and without waiting for a commit.
+create sequence if not exists last_notice;
+
 -- A row with an owner is a live claim; one without counts the attempts of a chunk that will be retried.
 create table if not exists claim (
     jobid text not null, dataid text not null, generation bigint not null,

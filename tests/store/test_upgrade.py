@@ -314,6 +314,7 @@ def without_later_columns(store: Store) -> None:
         sql(store, "drop table fill")
     else:
         sql(store, "drop table fill cascade")
+        sql(store, "drop sequence last_notice")
 
 
 def test_tables_of_the_first_version_get_the_column_for_schemas(url: str) -> None:

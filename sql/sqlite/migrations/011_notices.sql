@@ -1,0 +1,1 @@
+-- Nothing: SQLite sends no notices. Who waits for chunks sees that the file has changed.
