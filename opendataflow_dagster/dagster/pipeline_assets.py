@@ -28,7 +28,7 @@ from ..store.items import begin_due_runs, without_items
 from ..store.store import Store
 from ..util.text import first_line, printable
 from .assets import OBSERVATION_METADATA
-from .pipeline_steps import CLAIM, OVER, Flow, begin, publish, transform
+from .pipeline_steps import CLAIM, OVER, StepFlow, begin, publish, transform
 from .resources import PYSPARK_KEY, RESOURCE_KEY, DataflowResource
 from .translator import DataflowTranslator
 
@@ -223,7 +223,7 @@ def assets_of(
     translator = translator or DataflowTranslator()
     definitions: list[dg.AssetsDefinition] = []
     for job in projects.shown.values():
-        flow = Flow(job.project, job.pipeline, translator, pyspark)
+        flow = StepFlow(job.project, job.pipeline, translator, pyspark)
         asset = _asset(flow, catalog, job)
         if tables is not None:
             key, bare = _key_of(tables), asset
@@ -261,7 +261,7 @@ def _key_of(tables: DataflowResource) -> str:
 
 
 def _asset(
-    flow: Flow,
+    flow: StepFlow,
     catalog: Catalog,
     shown: PipelineJob,
     brought: Mapping[str, Any] = MappingProxyType({}),
@@ -291,7 +291,7 @@ def _asset(
     )
 
 
-def _graph(flow: Flow, ins: list[str], engines: list[str]) -> dg.GraphDefinition:
+def _graph(flow: StepFlow, ins: list[str], engines: list[str]) -> dg.GraphDefinition:
     """`begin`, then the transformations one after the other, then `publish`.
 
     `begin` may find nothing to do, for example because the chunk is READY. The transformations are
@@ -310,7 +310,7 @@ def _graph(flow: Flow, ins: list[str], engines: list[str]) -> dg.GraphDefinition
     return _wire(flow.translator.op_name(flow.slug), ops, [first, *names, last], ins)
 
 
-def _op(flow: Flow, name: str, function: Callable[..., Any], **options: Any) -> dg.OpDefinition:
+def _op(flow: StepFlow, name: str, function: Callable[..., Any], **options: Any) -> dg.OpDefinition:
     """A step of a pipeline; its name is unique among the ops of the code location."""
     return dg.op(
         name=f"{flow.translator.op_name(flow.slug)}__{name}",
@@ -320,7 +320,7 @@ def _op(flow: Flow, name: str, function: Callable[..., Any], **options: Any) -> 
     )(function)
 
 
-def _begin_op(flow: Flow, name: str, ins: list[str]) -> dg.OpDefinition:
+def _begin_op(flow: StepFlow, name: str, ins: list[str]) -> dg.OpDefinition:
     def run(context) -> Iterator[dg.Output]:
         yield from begin(context, flow)
 
@@ -335,7 +335,7 @@ def _begin_op(flow: Flow, name: str, ins: list[str]) -> dg.OpDefinition:
     )
 
 
-def _transform_op(flow: Flow, name: str, number: int, engine: str) -> dg.OpDefinition:
+def _transform_op(flow: StepFlow, name: str, number: int, engine: str) -> dg.OpDefinition:
     transformation = flow.pipeline.transformations[number - 1]
     file = flow.project.transformation_file(flow.slug, transformation)
 
@@ -355,7 +355,7 @@ def _transform_op(flow: Flow, name: str, number: int, engine: str) -> dg.OpDefin
     )
 
 
-def _publish_op(flow: Flow, name: str) -> dg.OpDefinition:
+def _publish_op(flow: StepFlow, name: str) -> dg.OpDefinition:
     def run(context, handed):
         for claim in handed:
             if claim:

@@ -61,7 +61,7 @@ Handed = Mapping[str, Any]
 """What goes from step to step: plain values, by any IO manager, into any process."""
 
 
-class Flow(NamedTuple):
+class StepFlow(NamedTuple):
     """A pipeline of a project, as its steps know it."""
 
     project: Project
@@ -121,7 +121,13 @@ class StepWork:
     """A claim that one step works on."""
 
     def __init__(
-        self, context: Context, flow: Flow, claim: Claim, pulse: Pulse, store: Store, began: float
+        self,
+        context: Context,
+        flow: StepFlow,
+        claim: Claim,
+        pulse: Pulse,
+        store: Store,
+        began: float,
     ) -> None:
         self.store, self.claim, self.pulse = store, claim, pulse
         self._began = time.monotonic() - (store.now() - began)
@@ -178,7 +184,7 @@ class StepWork:
 
 
 @contextmanager
-def holding_claim(context: Context, flow: Flow, handed: Handed) -> Iterator[StepWork]:
+def holding_claim(context: Context, flow: StepFlow, handed: Handed) -> Iterator[StepWork]:
     """Keep a run's claim alive during one step; what ends the step badly settles it at once."""
     store, claim = flow.store(context), Claim(**handed["claim"])
     buffer, work = Buffer(flow.project, flow.slug, claim.generation), None
@@ -267,7 +273,7 @@ CLAIM, OVER = "claim", "over"
 # --- the first step ---
 
 
-def begin(context: Context, flow: Flow) -> Iterator[dg.Output]:
+def begin(context: Context, flow: StepFlow) -> Iterator[dg.Output]:
     """Claim the chunk of the run's partition, or else the next one, as the tables allow."""
     store = flow.store(context)
     try:
@@ -313,7 +319,7 @@ def begin(context: Context, flow: Flow) -> Iterator[dg.Output]:
     yield dg.Output({"claim": dict(claim._asdict()), "partition": key, "began": store.now()}, CLAIM)
 
 
-def _claim_next(claimer: Claimer, flow: Flow) -> tuple[Claim, str] | None:
+def _claim_next(claimer: Claimer, flow: StepFlow) -> tuple[Claim, str] | None:
     """The next chunk that the tables offer; items are left to `odf serve`."""
     claims: list[Claim] = []
     if takes_items(flow.project, flow.pipeline):
@@ -354,7 +360,7 @@ def _claim_requested(claimer: Claimer, key: str, root: bool) -> tuple[Claim, str
 # --- one transformation ---
 
 
-def transform(context: Context, flow: Flow, number: int, name: str, handed: Handed) -> None:
+def transform(context: Context, flow: StepFlow, number: int, name: str, handed: Handed) -> None:
     """Run one transformation on what the step before has left, and leave what it returns."""
     with holding_claim(context, flow, handed) as work:
         frames: list[Any] = [
@@ -395,7 +401,7 @@ def transform(context: Context, flow: Flow, number: int, name: str, handed: Hand
         context.log.info(f"{name}: {ran.rows} rows, {ran.seconds:.1f} s")
 
 
-def _is_read_again(flow: Flow, number: int, at: int) -> bool:
+def _is_read_again(flow: StepFlow, number: int, at: int) -> bool:
     """Whether a step behind this one may read a source: the first one is the first step's alone."""
     return at > 0 and number < len(flow.pipeline.transformations)
 
@@ -413,7 +419,7 @@ def _log_printed(context: Context, name: str, text: str) -> None:
 # --- the last step ---
 
 
-def publish(context: Context, flow: Flow, handed: Handed) -> None:
+def publish(context: Context, flow: StepFlow, handed: Handed) -> None:
     """Publish what the last transformation has left, settle the chunk, and tell Dagster of it."""
     with holding_claim(context, flow, handed) as work:
         store, claim = work.store, work.claim
@@ -456,7 +462,7 @@ def publish(context: Context, flow: Flow, handed: Handed) -> None:
             )
 
 
-def _destination(store: Store, flow: Flow) -> Destination:
+def _destination(store: Store, flow: StepFlow) -> Destination:
     plans = register(store, flow.project, flow.slug)
     return destination_of(
         store,

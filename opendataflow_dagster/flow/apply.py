@@ -39,7 +39,7 @@ def apply_flow(
         adopt: Take over what somebody else has registered with other values.
         environ: Where `${NAME}` is looked up.
     """
-    revision = git_commit(flow)
+    revision = revision_of(flow)
     why = f"odf apply: {flow.name}" + (f" at {revision}" if revision else "")
 
     def work() -> FlowPlan:
@@ -58,7 +58,7 @@ def apply_flow(
     return plan
 
 
-def git_commit(flow: Flow) -> str | None:
+def revision_of(flow: Flow) -> str | None:
     """The commit of a flow's file, with `+` if the file differs from it; None outside of git."""
     if flow.file is None:
         return None

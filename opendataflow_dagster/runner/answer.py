@@ -23,7 +23,7 @@ FOLDER_PREFIX = "odf-answer-"
 """What the name of the folder of the two files begins with."""
 
 
-class Answer(NamedTuple):
+class ScriptAnswer(NamedTuple):
     """What a script said of the chunk that it made, by dataset."""
 
     results: "Mapping[str, Result]" = {}  # noqa: RUF012 - nobody changes it
@@ -113,16 +113,16 @@ class AnswerFiles:
         with suppress(OSError):
             os.unlink(self.fence)
 
-    def read(self) -> Answer:
+    def read(self) -> ScriptAnswer:
         """What the script wrote; raises `ChunkFailed` for what can't be understood."""
         try:
             if os.path.getsize(self.result) == 0:
-                return Answer()
+                return ScriptAnswer()
         except OSError:  # nothing was written, as by every script that knows nothing of it
-            return Answer()
+            return ScriptAnswer()
         from .answer_lines import read_answer
 
-        return Answer(*read_answer(self.result, self._outputs))
+        return ScriptAnswer(*read_answer(self.result, self._outputs))
 
 
 def _pipes_variables(claim: Claim, outputs: Sequence[str], path: str) -> dict[str, str]:

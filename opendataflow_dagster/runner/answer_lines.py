@@ -37,7 +37,7 @@ def read_answer(
             f"{RESULT} has {size:,} bytes, and at most {MAX_ANSWER_BYTES:,} are read. "
             "Write figures and checks there, not data."
         )
-    reader = _Reader(outputs)
+    reader = _LineReader(outputs)
     with open(path, "rb") as file:
         for number, line in enumerate(file, 1):
             if line.strip():
@@ -45,7 +45,7 @@ def read_answer(
     return reader.results, tuple(reader.checks), tuple(reader.log)
 
 
-class _Reader:
+class _LineReader:
     """Collects what the lines say: of one dataset, a later value replaces an earlier one."""
 
     def __init__(self, outputs: Sequence[str]) -> None:

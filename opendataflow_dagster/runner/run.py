@@ -21,7 +21,7 @@ from ..model import (
 )
 from ..store.store import Store, new_owner
 from ..util.text import first_line, printable
-from .answer import Answer, AnswerFiles
+from .answer import AnswerFiles, ScriptAnswer
 from .code_version import CodeVersion
 from .environment import EnvironmentCache, JobEnvironment
 from .script import CannotStart, Ended, Scripts, check, stop_code
@@ -125,7 +125,7 @@ class Runner:
             return self.settle(claim, environment, Ended(1, str(error), 0.0))
         self.tell(f"Launching {self.argv[0]} with dataid {printable(claim.dataid)}")
         code = self.code.text()  # now: the script may be replaced while it runs
-        stopped, answer = False, Answer()
+        stopped, answer = False, ScriptAnswer()
         try:
             with AnswerFiles(claim, environment.plan.outputs, env) as files:
                 if files.trouble:
@@ -164,7 +164,7 @@ class Runner:
         claim: Claim,
         environment: JobEnvironment,
         ended: Ended,
-        answer: Answer = Answer(),  # noqa: B008 - a tuple, which nobody can change
+        answer: ScriptAnswer = ScriptAnswer(),  # noqa: B008 - a tuple, which nobody can change
         code: str | None = None,
         *,
         stopped: bool = False,
@@ -329,7 +329,10 @@ def force_job(
 
 
 def facts(
-    claim: Claim, environment: JobEnvironment, answer: Answer | None = None, code: str | None = None
+    claim: Claim,
+    environment: JobEnvironment,
+    answer: ScriptAnswer | None = None,
+    code: str | None = None,
 ) -> list[Fact]:
     """What is known of the outputs of a chunk: where they are, and what its script says."""
     if answer and (answer.results or answer.checks):
@@ -343,13 +346,13 @@ def facts(
     ]
 
 
-def _with_answer(ended: Ended, files: AnswerFiles) -> tuple[Ended, Answer]:
+def _with_answer(ended: Ended, files: AnswerFiles) -> tuple[Ended, ScriptAnswer]:
     """How a script ended with what it says, which may be that the chunk is no good."""
     try:
         answer = files.read()
     except DataflowError as error:
         reason = "; ".join(part for part in (ended.reason, str(error)) if part)
-        return ended._replace(code=ended.code or 1, reason=reason), Answer()
+        return ended._replace(code=ended.code or 1, reason=reason), ScriptAnswer()
     if not ended.code and answer.checks:
         from ..chunk import failed_checks
 

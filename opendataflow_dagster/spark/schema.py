@@ -186,7 +186,7 @@ def schema_text(schema: "StructType") -> str:
 
 def schema_of(text: str) -> "StructType":
     """The schema that a text tells; all that it holds may be NULL."""
-    reader = _Reader(text)
+    reader = _SchemaReader(text)
     fields = reader.fields("")
     reader.end()
     return fields
@@ -237,7 +237,7 @@ def type_text(kind: "DataType") -> str:
             return kind.simpleString()
 
 
-class _Reader:
+class _SchemaReader:
     """Reads a schema's text, without a session: Spark's own parser needs one."""
 
     def __init__(self, text: str) -> None:

@@ -27,7 +27,7 @@ CHUNKS_PER_TRANSACTION = 2_000
 PERIODS = ("day", "week", "month", "year")
 
 
-class Chunk(NamedTuple):
+class SplitChunk(NamedTuple):
     """A chunk of a table, and which rows are in it.
 
     `lower_bound` <= column < `upper_bound`; without an upper bound, column = `lower_bound`; with a
@@ -40,7 +40,7 @@ class Chunk(NamedTuple):
     modulus: int | None = None
 
 
-class Series(Sequence[Chunk]):
+class Series(Sequence[SplitChunk]):
     """Chunks in order, of which each is computed when it is asked for: a million cost nothing.
 
     Args:
@@ -50,7 +50,7 @@ class Series(Sequence[Chunk]):
     """
 
     def __init__(
-        self, places: Sequence[int], chunk: Callable[[int], Chunk], place: Callable[[str], int]
+        self, places: Sequence[int], chunk: Callable[[int], SplitChunk], place: Callable[[str], int]
     ) -> None:
         self.places, self.chunk, self.place = places, chunk, place
 
@@ -58,10 +58,10 @@ class Series(Sequence[Chunk]):
         return len(self.places)
 
     @overload
-    def __getitem__(self, at: int) -> Chunk: ...
+    def __getitem__(self, at: int) -> SplitChunk: ...
     @overload
     def __getitem__(self, at: slice) -> "Series": ...
-    def __getitem__(self, at: int | slice) -> "Chunk | Series":
+    def __getitem__(self, at: int | slice) -> "SplitChunk | Series":
         if isinstance(at, slice):
             return Series(self.places[at], self.chunk, self.place)
         return self.chunk(self.places[at])
@@ -87,9 +87,9 @@ def by_date(first: str, last: str, period: str) -> Series:
         raise WrongUse(f"--to {last} is before --from {first}. Swap them.")
     length = {"month": 7, "year": 4}.get(period, 10)
 
-    def chunk(number: int) -> Chunk:
+    def chunk(number: int) -> SplitChunk:
         start = _start(number, period).isoformat()
-        return Chunk(start[:length], start, _start(number + 1, period).isoformat())
+        return SplitChunk(start[:length], start, _start(number + 1, period).isoformat())
 
     try:
         _start(end + 1, period)  # where the last chunk ends
@@ -125,9 +125,9 @@ def by_number(
     # Chunk n begins at lower + n * step / parts, rounded down.
     step, parts = (size, 1) if size is not None else (width, count or 1)
 
-    def chunk(number: int) -> Chunk:
+    def chunk(number: int) -> SplitChunk:
         low = str(lower + step * number // parts)
-        return Chunk(low, low, str(min(upper, lower + step * (number + 1) // parts)))
+        return SplitChunk(low, low, str(min(upper, lower + step * (number + 1) // parts)))
 
     return _limited(
         Series(
@@ -143,7 +143,7 @@ def by_shards(count: int) -> Series:
     if count < 1:
         raise WrongUse("--shards is at least 1.")
     return _limited(
-        Series(range(count), lambda shard: Chunk(str(shard), str(shard), None, count), int)
+        Series(range(count), lambda shard: SplitChunk(str(shard), str(shard), None, count), int)
     )
 
 
@@ -154,7 +154,7 @@ def by_value(values: Iterable[str]) -> Series:
     return _limited(
         Series(
             range(len(names)),
-            lambda place: Chunk(names[place], names[place]),
+            lambda place: SplitChunk(names[place], names[place]),
             lambda value: places.get(value, -1),
         )
     )
@@ -221,12 +221,14 @@ def _compared(
                 there = bytearray(count)
                 _check_dataset(store, datasetid, column, is_split=True)
                 _check_job(store, datasetid, jobid)
-                if _kind(Chunk(*row[:4])) != _kind(chunks[0]):
-                    raise _overlap(datasetid, Chunk(*row[:4]), chunks[0])
+                if _kind(SplitChunk(*row[:4])) != _kind(chunks[0]):
+                    raise _overlap(datasetid, SplitChunk(*row[:4]), chunks[0])
             at = place(row[1]) - first
             if 0 <= at < count and chunk(first + at) == row[:4]:
                 there[at] = bool(row[4])
-            elif _share_rows(old := Chunk(*row[:4]), new := chunks[min(max(at, 0), count - 1)]):
+            elif _share_rows(
+                old := SplitChunk(*row[:4]), new := chunks[min(max(at, 0), count - 1)]
+            ):
                 raise _overlap(datasetid, old, new)
         if there is None:
             _check_dataset(store, datasetid, column, is_split=False)
@@ -293,7 +295,7 @@ def _check_job(store: Store, datasetid: str, jobid: str | None) -> None:
         )
 
 
-def _share_rows(old: Chunk, new: Chunk) -> bool:
+def _share_rows(old: SplitChunk, new: SplitChunk) -> bool:
     """Whether two chunks of one kind have rows in common."""
     if old.upper_bound is None or new.upper_bound is None:
         return old.dataid == new.dataid or old.lower_bound == new.lower_bound
@@ -301,7 +303,7 @@ def _share_rows(old: Chunk, new: Chunk) -> bool:
     return low < _bound(new.upper_bound) and _bound(new.lower_bound) < high
 
 
-def _overlap(datasetid: str, old: Chunk, new: Chunk) -> Refused:
+def _overlap(datasetid: str, old: SplitChunk, new: SplitChunk) -> Refused:
     return Refused(
         f"Dataset {datasetid!r} has chunk {old.dataid!r} with {_shown(old)}; chunk {new.dataid!r} "
         f"with {_shown(new)} would hold rows of it again. Nothing more was registered. Use the "
@@ -310,7 +312,7 @@ def _overlap(datasetid: str, old: Chunk, new: Chunk) -> Refused:
     )
 
 
-def _kind(chunk: Chunk) -> tuple[Any, ...]:
+def _kind(chunk: SplitChunk) -> tuple[Any, ...]:
     if chunk.modulus is not None:
         return ("shard", chunk.modulus)
     if chunk.upper_bound is None:
@@ -326,7 +328,7 @@ def _bound(text: str | None) -> Any:
         return text or ""
 
 
-def _shown(chunk: Chunk) -> str:
+def _shown(chunk: SplitChunk) -> str:
     if chunk.modulus is not None:
         return f"remainder {chunk.lower_bound} of {chunk.modulus}"
     if chunk.upper_bound is None:

@@ -10,8 +10,8 @@ from opendataflow_dagster.store import registry
 from opendataflow_dagster.store import split as splitting
 from opendataflow_dagster.store.split import (
     MAX_CHUNKS,
-    Chunk,
     Series,
+    SplitChunk,
     by_date,
     by_number,
     by_shards,
@@ -32,24 +32,24 @@ def orders(store: Store) -> Store:
 def test_days_are_all_there_also_the_last_and_the_leap_day() -> None:
     days = by_date("2024-01-01", "2024-12-31", "day")
     assert len(days) == 366
-    assert days[0] == Chunk("2024-01-01", "2024-01-01", "2024-01-02")
-    assert days[59] == Chunk("2024-02-29", "2024-02-29", "2024-03-01")
-    assert days[-1] == Chunk("2024-12-31", "2024-12-31", "2025-01-01")
+    assert days[0] == SplitChunk("2024-01-01", "2024-01-01", "2024-01-02")
+    assert days[59] == SplitChunk("2024-02-29", "2024-02-29", "2024-03-01")
+    assert days[-1] == SplitChunk("2024-12-31", "2024-12-31", "2025-01-01")
 
 
 def test_periods_are_whole() -> None:
     assert list(by_date("2026-01-15", "2026-02-01", "month")) == [
-        Chunk("2026-01", "2026-01-01", "2026-02-01"),
-        Chunk("2026-02", "2026-02-01", "2026-03-01"),
+        SplitChunk("2026-01", "2026-01-01", "2026-02-01"),
+        SplitChunk("2026-02", "2026-02-01", "2026-03-01"),
     ]
     assert list(by_date("2024-05-05", "2026-01-01", "year")) == [
-        Chunk("2024", "2024-01-01", "2025-01-01"),
-        Chunk("2025", "2025-01-01", "2026-01-01"),
-        Chunk("2026", "2026-01-01", "2027-01-01"),
+        SplitChunk("2024", "2024-01-01", "2025-01-01"),
+        SplitChunk("2025", "2025-01-01", "2026-01-01"),
+        SplitChunk("2026", "2026-01-01", "2027-01-01"),
     ]
     assert list(by_date("2026-01-01", "2026-01-05", "week")) == [
-        Chunk("2025-12-29", "2025-12-29", "2026-01-05"),
-        Chunk("2026-01-05", "2026-01-05", "2026-01-12"),
+        SplitChunk("2025-12-29", "2025-12-29", "2026-01-05"),
+        SplitChunk("2026-01-05", "2026-01-05", "2026-01-12"),
     ]
     assert [chunk.dataid for chunk in by_date("2025-11-30", "2026-02-01", "month")] == [
         "2025-11",
@@ -62,9 +62,12 @@ def test_periods_are_whole() -> None:
 def test_numbers_are_half_open_and_cover_each_number_once() -> None:
     chunks = by_number(0, 1_000_000, size=100_000)
     assert len(chunks) == 10
-    assert chunks[0] == Chunk("0", "0", "100000")
-    assert chunks[-1] == Chunk("900000", "900000", "1000000")
-    assert list(by_number(-5, 6, size=10)) == [Chunk("-5", "-5", "5"), Chunk("5", "5", "6")]
+    assert chunks[0] == SplitChunk("0", "0", "100000")
+    assert chunks[-1] == SplitChunk("900000", "900000", "1000000")
+    assert list(by_number(-5, 6, size=10)) == [
+        SplitChunk("-5", "-5", "5"),
+        SplitChunk("5", "5", "6"),
+    ]
     for count in (1, 3, 7, 11):
         pieces = by_number(-5, 6, count=count)
         assert len(pieces) == count
@@ -77,8 +80,8 @@ def test_numbers_are_half_open_and_cover_each_number_once() -> None:
 
 
 def test_shards_and_values() -> None:
-    assert list(by_shards(2)) == [Chunk("0", "0", None, 2), Chunk("1", "1", None, 2)]
-    assert list(by_value(["at", "de", "at"])) == [Chunk("at", "at"), Chunk("de", "de")]
+    assert list(by_shards(2)) == [SplitChunk("0", "0", None, 2), SplitChunk("1", "1", None, 2)]
+    assert list(by_value(["at", "de", "at"])) == [SplitChunk("at", "at"), SplitChunk("de", "de")]
 
 
 @pytest.mark.parametrize(
