@@ -80,6 +80,7 @@ status
 status --counts --json
 status --grid
 status --running
+status --failed
 status load
 status raw
 status load --status FAILED
@@ -98,6 +99,7 @@ why load 10 --at 2026-01-01T06:00
 drift --no-dagster
 resubmit --stale --plan
 resubmit load --failed --plan
+resubmit --failed --plan
 recover --plan
 compact made --plan
 clean --plan
@@ -108,6 +110,7 @@ doctor
 WHOLE = (
     "status load --all",
     "status load --json",
+    "status --failed --all",
     "why load --all",
     "drift --no-dagster --all",
     "compact made --plan --all",

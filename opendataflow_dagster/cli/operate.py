@@ -11,7 +11,7 @@ from ..model import HOLD, RESUBMIT, RUNNING, read_status
 from ..store import operations
 from ..store.operations import refuse_unknown_job
 from ..util.text import typed
-from ..util.times import parse_duration
+from ..util.times import parse_duration, parse_time
 from .fast_run import EXIT_IDLE
 from .output import as_json, count_of, knowing_pipelines, most_of, show_first, store_of
 
@@ -65,12 +65,17 @@ def ready(
 @click.argument("jobid", required=False)
 @click.argument("dataids", nargs=-1, metavar="[DATAID]...")
 @click.option(
-    "--failed", is_flag=True, help="All chunks that failed, or those of the named that did."
+    "--failed",
+    is_flag=True,
+    help="All chunks that failed, or those of the named that did; without a JOBID, of all jobs.",
 )
 @click.option(
     "--stale",
     is_flag=True,
     help="READY chunks whose inputs were replaced since; without a JOBID, of all jobs.",
+)
+@click.option(
+    "--since", metavar="TIME", help="With --failed: only what failed since, like 2026-03-01."
 )
 @click.option("--downstream", is_flag=True, help="And what other jobs made of them, and so on.")
 @_reason
@@ -84,6 +89,7 @@ def resubmit(
     dataids: tuple[str, ...],
     failed: bool,
     stale: bool,
+    since: str | None,
     downstream: bool,
     reason: str | None,
     plan: bool,
@@ -97,6 +103,7 @@ def resubmit(
     \b
     Example: odf resubmit loadbob 2026-03-01
     Example: odf resubmit loadbob --failed
+    Example: odf resubmit --failed --since 2026-03-01 --plan
     Example: odf resubmit --stale --plan
     Example: odf resubmit loadbob 2026-03-01 --downstream --plan
     """
@@ -104,6 +111,8 @@ def resubmit(
         raise WrongUse(
             "Use --stale alone. What is made of stale chunks is stale when they are made again."
         )
+    if since and not failed:
+        raise WrongUse("--since is about chunks that failed: use it with --failed.")
     with knowing_pipelines(store := store_of(ctx), jobid or ""):
         moved = operations.resubmit(
             store,
@@ -111,6 +120,7 @@ def resubmit(
             dataids,
             failed=failed,
             stale=stale,
+            since=parse_time(store, since) if since else None,
             downstream=downstream,
             plan=plan,
             most=None if as_json else PLANNED_CHUNKS,
@@ -275,7 +285,9 @@ def _report_moves(
     verb = "would become" if plan else "became"
     if moved.cut:
         click.echo(f"Only {PLANNED_CHUNKS:,} chunks are looked at: --json plans for all.", err=True)
-    click.echo(f"{count_of(moved.chunks, 'chunk')} {verb} {after}.", err=True)
+    jobs = len({move.jobid for move in moved.moves})
+    whose = f" of {jobs} jobs" if jobs > 1 else ""
+    click.echo(f"{count_of(moved.chunks, 'chunk')}{whose} {verb} {after}.", err=True)
     if moved.same:
         click.echo(f"{len(moved.same)} {same}: nothing to do.", err=True)
     for row in moved.left[:5]:

@@ -28,7 +28,7 @@ from ..store.operations import (
     refuse_unknown_name,
     select_rows,
 )
-from ..store.overview import SAMPLED_ABOVE_CHUNKS, Strip, running, summary
+from ..store.overview import SAMPLED_ABOVE_CHUNKS, Strip, failures, running, summary
 from ..store.overview import grid as squares
 from ..store.overview import status as chunk_rows
 from ..store.store import Store
@@ -85,6 +85,12 @@ STATUS_SQUARES |= {
     is_flag=True,
     help="List the claims: who runs what, and until when the lease lasts.",
 )
+@click.option(
+    "--failed",
+    "only_failed",
+    is_flag=True,
+    help="List the chunks that failed, the last first: since when, and why.",
+)
 @click.option("--counts", "only_counts", is_flag=True, help="Only the counts, also as JSON.")
 @click.option(
     "--status", "words", multiple=True, metavar="STATUS", help="Only chunks of this status."
@@ -98,6 +104,7 @@ def status(
     name: str | None,
     grid: bool,
     only_running: bool,
+    only_failed: bool,
     only_counts: bool,
     words: tuple[str, ...],
     since: str | None,
@@ -107,7 +114,7 @@ def status(
 ) -> None:
     """Show how many chunks of each job are in which status; with a name, its chunks one by one.
 
-    With --json, the chunks one by one, unless it is for --counts or --running.
+    With --json, the chunks one by one, unless it is for --counts, --failed or --running.
 
     On a terminal, a coloured square for each chunk, in natural order, comes with the counts. Above
     100,000 chunks a sample is drawn, with every chunk of a rare status.
@@ -116,6 +123,11 @@ def status(
     """
     store = store_of(ctx)
     most = most_of(limit, everything, as_json)
+    if only_failed:
+        if words or grid or only_running or only_counts:
+            raise WrongUse("Use --failed with --since, --limit, --all and --json only.")
+        _list_failures(store, name, since, most, as_json)
+        return
     chosen = bool(words or since)
     if chosen and (grid or only_running or only_counts):
         raise WrongUse("--status and --since list chunks: leave --grid, --running, --counts out.")
@@ -157,6 +169,19 @@ def _list_chunks(
         show_first(rows, most, as_json=as_json, empty=empty, more=MORE_HINT)
     for fold in folds(store, name):
         click.echo(f"Not listed: {fold}.", err=True)
+
+
+def _list_failures(
+    store: Store, name: str | None, since: str | None, most: int | None, as_json: bool
+) -> None:
+    """List the chunks that failed, one by one."""
+    if name is not None:
+        with knowing_pipelines(store, name):
+            refuse_unknown_name(store, name)
+    moment = parse_time(store, since) if since else None
+    rows = failures(store, name, since=moment, limit=most and most + 1)
+    more = "--limit or --all shows more, --since fewer"
+    show_first(rows, most, as_json=as_json, empty="Nothing has failed.", more=more)
 
 
 def _show_counts(store: Store, name: str | None, grid: bool, only_counts: bool) -> None:

@@ -163,6 +163,22 @@ def read_jobs(store: Store) -> dict[str, Plan]:
     return _plans(items, {})
 
 
+def depths(pairs: Iterable[tuple[str, str]]) -> dict[str, int]:
+    """How many steps lie before the second of each pair at most: what is upstream has fewer."""
+    pairs = list(pairs)
+    depth: dict[str, int] = {}
+    for _ in pairs:  # a path is no longer than that, and a circle goes no further
+        deeper = {
+            after: depth.get(before, 0) + 1
+            for before, after in pairs
+            if depth.get(before, 0) + 1 > depth.get(after, 0)
+        }
+        if not deeper:
+            break
+        depth |= deeper
+    return depth
+
+
 def _plans(items: Iterable[tuple], policies: Mapping[str, Mapping[str, Any]]) -> dict[str, Plan]:
     rows: dict[str, list[tuple]] = {}
     producers: dict[str, set[str]] = {}

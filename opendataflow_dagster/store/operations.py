@@ -7,11 +7,12 @@ void claims and locks, send a job's other outputs back, judge who may run now.
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from datetime import datetime
 from functools import partial
 from typing import Any, Literal, NamedTuple
 
 from ..errors import DataflowError, NoDatabase, Refused, WrongUse
-from ..ids import check_id, natural_key
+from ..ids import check_id
 from ..model import (
     ABSENT,
     HOLD,
@@ -26,6 +27,8 @@ from ..model import (
     read_status,
 )
 from ..util.text import did_you_mean, typed
+from ..util.times import to_table
+from .catalog import depths
 from .item_folding import fold_of
 from .moves import (
     Move,
@@ -76,87 +79,110 @@ def resubmit(
     *,
     failed: bool = False,
     stale: bool = False,
+    since: datetime | None = None,
     downstream: bool = False,
     plan: bool = False,
     most: int | None = None,
     who: str | None = None,
     why: str | None = None,
 ) -> Moved:
-    """Let a job make chunks again: those named, or with `failed` those that failed.
+    """Let chunks be made again: those named of a job, or all that failed or are stale.
 
-    With `failed`, naming chunks limits it to them. With `downstream`, what other jobs made of them
-    is made again too; what runs there, or is held, is left. With `stale`, it is the chunks of the
-    job, or of all jobs, that were made from data which has been replaced since. A chunk isn't made
-    again whose place holds a newer one: it is refused, or but for named ones left. A plan looks at
-    `most` chunks that failed or are stale, and says whether there are more.
+    A chunk isn't made again whose place holds a newer one: it is refused, or but for named ones
+    left. What is upstream comes first among the moves.
+
+    Args:
+        jobid: The job; with `failed` and `stale`, None takes all jobs.
+        dataids: The chunks; with `failed` and `stale`, only these of those.
+        failed: Chunks that failed.
+        stale: READY chunks that were made from data which has been replaced since.
+        since: With `failed`, only chunks that failed since then.
+        downstream: Also what other jobs made of them; what runs there, or is held, is left.
+        plan: Change nothing.
+        most: A plan looks at so many chunks that failed or are stale, and says if there are more.
     """
-    limit = most + 1 if plan and most and not dataids else NO_LIMIT
-    if stale:
-        return _resubmit_stale(store, jobid, dataids, plan, limit, who, why)
-    if jobid is None:
-        raise WrongUse("Which job? Name it, or use --stale for the stale chunks of all jobs.")
-    wanted = _checked_dataids(jobid, dataids)
-    if not wanted and not failed:
+    if jobid is None and not (failed or stale):
+        raise WrongUse(
+            "Which job? Name it, or use --failed or --stale for such chunks of all jobs."
+        )
+    wanted = list(dict.fromkeys(dataids)) if jobid is None else _checked_dataids(jobid, dataids)
+    if not (wanted or failed or stale):
         raise WrongUse(
             f"Which chunks of {jobid!r}? Name them, or use --failed for all that failed."
         )
+    statement = "moves.stale" if stale else "moves.failed" if failed else None
+    limit = most + 1 if plan and most and not dataids else NO_LIMIT
 
     def work() -> Moved:
-        chosen = wanted
-        if failed:
-            refuse_unknown_job(store, jobid)
-            chosen = _failed(store, jobid, wanted, limit)
-        cut, chosen = len(chosen) == limit, chosen[: limit - 1]
-        rows = outputs_of(store, [jobid], chosen)
-        if not failed:
-            refuse_unknown(store, jobid, chosen, rows)
-            refuse_running(store, rows)
-        left = [row for row in rows if status(row) == RUNNING]
-        old = replaced_by_newer(store, [row for row in rows if row not in left])
-        if not failed:
-            refuse_overtaken(old)
-        left += [row for row, _ in old]
-        moves = _apart(rows, left)
-        if downstream:
-            busy = {row.dataid for row in left}
-            free = [dataid for dataid in chosen if dataid not in busy]
-            below = outputs_of(store, _readers(store, jobid), free)
-            stays = [row for row in below if status(row) in (RUNNING, HOLD)]
-            free_below = [row for row in below if row not in stays]
-            stays += [row for row, _ in replaced_by_newer(store, free_below)]
-            moves += _apart(below, stays)
-            left += stays
-        return carry_out(store, moves, left=left, wanted=chosen, plan=plan)._replace(cut=cut)
+        chosen, cut = {jobid or "": wanted}, False
+        if statement:
+            if jobid is not None:
+                refuse_unknown_job(store, jobid)
+            chosen, cut = _found(store, statement, jobid, wanted, since, limit)
+        edges = store.db.run("moves.edges") if downstream or len(chosen) > 1 else []
+        depth = depths(_job_pairs(edges))
+        moves: list[Move] = []
+        left: list[Move] = []
+        for job in sorted(chosen, key=lambda job: (depth.get(job, 0), job)):
+            parts = [_again(store, job, chosen[job], named=not statement)]
+            if downstream:
+                parts.append(_below(store, _readers(edges, job), chosen[job], parts[0][1]))
+            for again, stays in parts:
+                moves += again
+                left += stays
+        # A chunk that failed may also lie below another one: it is moved once, and isn't left.
+        moves = list(dict.fromkeys(moves))
+        moving = {(move.jobid, move.dataid) for move in moves}
+        left = [row for row in dict.fromkeys(left) if (row.jobid, row.dataid) not in moving]
+        moved = carry_out(store, moves, left=left, wanted=[] if statement else wanted, plan=plan)
+        ordered = sorted(moved.moves, key=lambda move: depth.get(move.jobid, 0))
+        return moved._replace(moves=ordered, cut=cut)
 
-    return in_transaction(store, work, who, why or "odf resubmit")
+    return in_transaction(store, work, who, why or f"odf resubmit{' --stale' * stale}")
 
 
-def _resubmit_stale(
+def _found(
     store: Store,
+    statement: str,
     jobid: str | None,
     wanted: Sequence[str],
-    plan: bool,
+    since: datetime | None,
     limit: int,
-    who: str | None,
-    why: str | None,
-) -> Moved:
-    def work() -> Moved:
-        if jobid is not None:
-            refuse_unknown_job(store, jobid)
-        found: dict[str, list[str]] = {}
-        chunks = store.db.run("moves.stale", jobid=jobid, most=limit)
-        for job, dataid in chunks[: limit - 1]:
-            if not wanted or dataid in wanted:
-                found.setdefault(job, []).append(dataid)
-        rows = [row for job in sorted(found) for row in outputs_of(store, [job], found[job])]
-        left = [row for row in rows if status(row) == RUNNING]
-        left += [
-            row for row, _ in replaced_by_newer(store, [row for row in rows if row not in left])
-        ]
-        moved = carry_out(store, _apart(rows, left), left=left, plan=plan)
-        return moved._replace(cut=len(chunks) == limit)
+) -> tuple[dict[str, list[str]], bool]:
+    """The chunks by job that a statement finds, of those asked for if any are; and if it's all."""
+    chunks = store.db.run(statement, jobid=jobid, since=to_table(store, since), most=limit)
+    found: dict[str, list[str]] = {}
+    for job, dataid in chunks[: limit - 1]:
+        if not wanted or dataid in wanted:
+            found.setdefault(job, []).append(dataid)
+    return found, len(chunks) == limit
 
-    return in_transaction(store, work, who, why or "odf resubmit --stale")
+
+def _again(
+    store: Store, jobid: str, dataids: Sequence[str], *, named: bool
+) -> tuple[list[Move], list[Move]]:
+    """What makes chunks of a job again, and what is left; of `named` ones that is refused."""
+    rows = outputs_of(store, [jobid], dataids)
+    if named:
+        refuse_unknown(store, jobid, dataids, rows)
+        refuse_running(store, rows)
+    left = [row for row in rows if status(row) == RUNNING]
+    old = replaced_by_newer(store, [row for row in rows if row not in left])
+    if named:
+        refuse_overtaken(old)
+    left += [row for row, _ in old]
+    return _apart(rows, left), left
+
+
+def _below(
+    store: Store, readers: Iterable[str], dataids: Sequence[str], left: Sequence[Move]
+) -> tuple[list[Move], list[Move]]:
+    """What makes again what `readers` made of chunks, but for those `left`; what stays as it is."""
+    busy = {row.dataid for row in left}
+    rows = outputs_of(store, readers, [dataid for dataid in dataids if dataid not in busy])
+    stays = [row for row in rows if status(row) in (RUNNING, HOLD)]
+    stays += [row for row, _ in replaced_by_newer(store, [row for row in rows if row not in stays])]
+    return _apart(rows, stays), stays
 
 
 def set_hold(
@@ -352,16 +378,6 @@ def _checked_dataids(jobid: str, dataids: Sequence[str], *, needed: bool = False
     return [check_id("dataid", dataid) for dataid in dict.fromkeys(dataids)]
 
 
-def _failed(store: Store, jobid: str, wanted: Sequence[str], limit: int) -> list[str]:
-    """The chunks of a job that failed; of those asked for, if any are."""
-    found = {dataid for (dataid,) in store.db.run("moves.failed", jobid=jobid, most=limit)}
-    return (
-        [dataid for dataid in wanted if dataid in found]
-        if wanted
-        else sorted(found, key=natural_key)
-    )
-
-
 def _apart(rows: Sequence[Move], stays: Sequence[Move]) -> list[Move]:
     """The resubmission of rows, except of a chunk of which one row stays as it is."""
     stuck = {(row.jobid, row.dataid) for row in stays}
@@ -378,11 +394,26 @@ def _released(before: str) -> str:
     return was if was in TRANSITIONS["release"] else RESUBMIT
 
 
-def _readers(store: Store, jobid: str) -> set[str]:
+def _job_pairs(edges: Iterable[tuple]) -> list[tuple[str, str]]:
+    """Which job writes what which other one reads."""
+    writers: dict[str, set[str]] = {}
+    for job, itemtype, datasetid in edges:
+        if itemtype == "OUT":
+            writers.setdefault(datasetid, set()).add(job)
+    return [
+        (writer, job)
+        for job, itemtype, datasetid in edges
+        if itemtype == "IN"
+        for writer in writers.get(datasetid, ())
+        if writer != job
+    ]
+
+
+def _readers(edges: Iterable[tuple], jobid: str) -> set[str]:
     """The jobs that read what a job writes, and those that read what they write, and so on."""
     reads: dict[str, set[str]] = {}
     writes: dict[str, set[str]] = {}
-    for job, itemtype, datasetid in store.db.run("moves.edges"):
+    for job, itemtype, datasetid in edges:
         if itemtype == "IN":
             reads.setdefault(datasetid, set()).add(job)
         else:

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from ..ids import natural_key
 from ..model import ABSENT, PENDING, READY, STRENGTH, URGENCY, Status, read_status
 from ..util.times import from_table, shown, to_table
+from .catalog import depths
 from .history import words_of
 from .item_folding import folds
 from .operations import refuse_unknown_name
@@ -31,6 +32,9 @@ COLUMNS: tuple[str, ...] = (
 )
 """What a listing of rows tells."""
 
+FAILURES = ("jobid", "dataid", "modified", "why", "retry_at")
+"""What a listing of chunks that failed tells."""
+
 SAMPLED_ABOVE_CHUNKS = 100_000
 """Chunks above which a grid is drawn from a sample."""
 
@@ -40,7 +44,7 @@ SAMPLE_CHUNKS = 20_000
 SORTED_ROWS = 1000
 """Rows of a listing that are sorted in natural order here."""
 
-TIMES = ("modified", "started", "heartbeat", "lease_end", "paused_until")
+TIMES = ("modified", "started", "heartbeat", "lease_end", "paused_until", "retry_at")
 
 
 class Strip(NamedTuple):
@@ -133,6 +137,26 @@ def running(store: Store, name: str | None = None) -> list[dict[str, Any]]:
         return [_timed(store, row) for row in store.db.records("look.claims", which=name)]
 
 
+def failures(
+    store: Store,
+    name: str | None = None,
+    *,
+    since: datetime | None = None,
+    limit: int | None = None,
+) -> Iterator[dict[str, Any]]:
+    """The chunks that failed, the last first: since when, why, and when a retry is due, if any is.
+
+    Args:
+        name: A job or dataset; None takes all.
+        since: Only chunks that failed since then.
+        limit: At most so many chunks; None reads on to the end, row by row.
+    """
+    chosen = {"which": name, "since": to_table(store, since), "limit": limit}
+    with store.db.reading(), closing(store.db.stream("look.failures", **chosen)) as rows:
+        for row in rows:
+            yield _timed(store, dict(zip(FAILURES, row, strict=True)))
+
+
 def grid(store: Store, name: str | None = None, *, most: int = 2000) -> list[Strip]:
     """A square for each chunk, also for those to be claimed; at most `most` in a strip.
 
@@ -141,7 +165,7 @@ def grid(store: Store, name: str | None = None, *, most: int = 2000) -> list[Str
     """
     today = store.today()
     with store.db.reading():
-        depth = _depths(store.db.run("look.flows"))
+        depth = depths(store.db.run("look.flows"))
         sizes, rare = _sizes(store, name, today)
         part = max(most, SAMPLE_CHUNKS // max(len(sizes), 1))
         if sizes.total() > SAMPLED_ABOVE_CHUNKS:
@@ -212,22 +236,6 @@ def _strip(jobid: str, datasetid: str, words: dict[str, str], union: list[str], 
 
 def _natural(dataids: Iterable[str]) -> list[str]:
     return sorted(dataids, key=lambda dataid: (natural_key(dataid), dataid))
-
-
-def _depths(flows: Iterable[tuple[str, str]]) -> dict[str, int]:
-    """How many jobs lie before each dataset: what is upstream comes first."""
-    flows = list(flows)
-    depth: dict[str, int] = {}
-    for _ in flows:  # a path is no longer than that, and a circle goes no further
-        deeper = {
-            output: depth.get(source, 0) + 1
-            for source, output in flows
-            if depth.get(source, 0) + 1 > depth.get(output, 0)
-        }
-        if not deeper:
-            break
-        depth |= deeper
-    return depth
 
 
 def _timed(store: Store, row: dict[str, Any]) -> dict[str, Any]:

@@ -1,3 +1,10 @@
+-- name: failed
+-- The chunks that failed, of a job or of all, since a time or ever.
+select distinct jobid, dataid from datastatus
+where locktype = 'OUT' and status in ('FAILED', 'ERROR') and (cast(:jobid as text) is null or jobid = :jobid)
+  and (cast(:since as timestamptz) is null or cast(modified as timestamptz) >= :since)
+limit :most;
+
 -- name: outputs
 -- The OUT rows of some jobs for some chunks, locked until the move is through.
 -- The lock keeps each subquery apart, so that the planner can't but go chunk by chunk.

@@ -1,8 +1,3 @@
--- name: failed
--- The chunks of a job that failed.
-select distinct dataid from datastatus
-where jobid = :jobid and locktype = 'OUT' and status in ('FAILED', 'ERROR') limit :most;
-
 -- name: stale
 -- The chunks that were made from data that has been replaced since, of a job or of all.
 select distinct jobid, dataid from stale_chunk where cast(:jobid as text) is null or jobid = :jobid limit :most;

@@ -44,3 +44,22 @@ where (random() & 4611686018427387903) < r.most
       select 1 from job t where t.jobid = p.jobid and t.itemtype = 'IN' and t.datasetid = 'today'))
   and not exists (select 1 from datastatus s
                   where s.dataid = p.dataid and s.datasetid = r.datasetid and s.jobid = p.jobid);
+
+-- name: failures
+-- The chunks that failed, the last first: why, by the last change of an output, and when a retry is due.
+select f.jobid, f.dataid, f.modified,
+       (select d.why from dataevent d
+        where d.dataid = f.dataid and d.datasetid = f.datasetid and d.jobid = f.jobid and d.locktype = 'OUT'
+        order by d.seq desc limit 1),
+       c.retry_at
+from (
+    select jobid, dataid, min(datasetid) as datasetid, max(modified) as modified
+    from datastatus
+    where locktype = 'OUT' and status in ('FAILED', 'ERROR')
+      and (:which is null or jobid = :which or datasetid = :which)
+      and (:since is null or modified >= :since)
+    group by jobid, dataid
+    order by max(modified) desc, jobid, length(dataid), dataid
+    limit coalesce(:limit, -1)) as f
+    left join claim c on c.jobid = f.jobid and c.dataid = f.dataid and c.owner is null
+order by f.modified desc, f.jobid, length(f.dataid), f.dataid;

@@ -1,3 +1,10 @@
+-- name: failed
+-- The chunks that failed, of a job or of all, since a time or ever.
+select distinct jobid, dataid from datastatus
+where locktype = 'OUT' and status in ('FAILED', 'ERROR') and (:jobid is null or jobid = :jobid)
+  and (:since is null or modified >= :since)
+limit :most;
+
 -- name: outputs
 -- The OUT rows of some jobs for some chunks.
 select s.jobid, s.datasetid, s.dataid, s.status

@@ -101,6 +101,7 @@ def test_an_unknown_name_is_refused_alike_by_all_commands(line: Store) -> None:
         "recover --job laod --plan",
         "status laod",
         "status laod --running",
+        "status laod --failed",
         "status laod --counts",
         "status laod --grid",
         "runs laod",
@@ -158,6 +159,39 @@ def test_a_long_listing_shows_its_first_rows_and_how_to_see_more(line: Store) ->
     assert len(objects("status", "--since", "2020-01-01")) > 1000
 
 
+def test_an_outage_is_seen_and_ended_by_one_command_each(line: Store) -> None:
+    job(line, "also", "a", "c")
+    for claim in line.claim("also", owner="me", k=2):
+        line.fail(claim, "no network\nfor 2 minutes")
+
+    shown = odf("status", "--failed").stdout.splitlines()
+    assert shown[0].split() == ["jobid", "dataid", "modified", "why", "retry_at"]
+    assert sorted(text.split()[:2] for text in shown[1:]) == [
+        ["also", "2"],
+        ["also", "9"],
+        ["load", "9"],
+    ]
+    assert "no network" in shown[1]
+    assert [row["why"] for row in objects("status", "--failed", "--limit", "1")] == [
+        "no network\nfor 2 minutes"
+    ]
+    assert odf("status", "--failed", "--limit", "2").stderr.startswith("The first 2 rows")
+    assert len(odf("status", "load", "--failed", "--all").stdout.splitlines()) == 2
+    assert odf("status", "fetch", "--failed").stderr == "Nothing has failed.\n"
+    assert odf("status", "--failed", "--since", "2100-01-01").stderr == "Nothing has failed.\n"
+
+    plan = odf("resubmit", "--failed", "--plan")
+    assert "3 chunks of 2 jobs would become RESUBMIT." in plan.stderr
+    assert [text.split()[:3] for text in plan.stdout.splitlines()[1:]] == [
+        ["also", "c", "2"],
+        ["also", "c", "9"],
+        ["load", "b", "9"],
+    ]
+    assert objects("resubmit", "--failed", "--since", "2100-01-01", "--plan") == []
+    assert "3 chunks of 2 jobs became RESUBMIT." in odf("resubmit", "--failed").stderr
+    assert odf("resubmit", "--failed", "--strict").exit_code == 3
+
+
 def test_history_of_a_status_and_all_of_it(line: Store) -> None:
     ids = [str(number) for number in range(1, 1102)]
     operations.ready(line, "a", ids)
@@ -213,10 +247,14 @@ def test_what_a_listing_can_not_be_asked_for(line: Store) -> None:
         (("a", "--limit", "1", "--all"), "Use --limit or --all, not both."),
         (("a", "--status", "BAD"), "'BAD' isn't a status."),
         (("a", "--status", "HOLD", "--grid"), "--status and --since list chunks"),
+        (("--failed", "--status", "HOLD"), "Use --failed with --since"),
+        (("--failed", "--grid"), "Use --failed with --since"),
     ):
         done = odf("status", *words)
         assert (done.exit_code, done.stdout) == (2, "")
         assert done.stderr.startswith(f"odf: {why}")
+    assert "use it with --failed" in odf("resubmit", "--stale", "--since", "2026-01-01").stderr
+    assert "--failed or --stale" in odf("resubmit").stderr
 
 
 def test_the_grid_of_many_chunks_is_a_sample_with_all_that_failed(

@@ -2,6 +2,8 @@
 
 import threading
 import time
+from collections.abc import Sequence
+from datetime import UTC, datetime
 
 import pytest
 
@@ -176,6 +178,65 @@ def test_all_that_failed_and_nothing_else(load: Store) -> None:
     failed(load, "load", "1", "2")
     assert operations.resubmit(load, "load", ["2", "3"], failed=True).chunks == 1
     check(load)
+
+
+def test_all_that_failed_of_all_jobs_what_is_upstream_first(load: Store) -> None:
+    register(load, "again", ["b"], ["d"])
+    register(load, "apart", ["a"], ["e"])
+    done(load, "load", "1", "2")
+    failed(load, "again", "1", "2")
+    failed(load, "apart", "1")
+    failed(load, "load", "3")
+    put(load, "d", "4", "HOLD", jobid="again")
+    before = everything(load)
+
+    planned = operations.resubmit(load, None, failed=True, plan=True)
+    assert everything(load) == before
+    moved = operations.resubmit(load, None, failed=True, who="ann")
+
+    assert moved == planned
+    chunks = dict.fromkeys((move.jobid, move.dataid) for move in moved.moves)
+    assert list(chunks) == [("apart", "1"), ("load", "3"), ("again", "1"), ("again", "2")]
+    assert (moved.left, moved.same, moved.cut) == ([], [], False)
+    assert status(load, "d", "4", "again") == "HOLD"
+    assert set(sql(load, "select who from dataevent where status_after = 'RESUBMIT'")) == {("ann",)}
+    assert operations.resubmit(load, None, failed=True).moves == []
+    check(load)
+
+
+def test_what_failed_of_all_jobs_by_time_by_name_and_with_what_lies_below(load: Store) -> None:
+    register(load, "again", ["b"], ["d"])
+    done(load, "load", "1", "2")
+    failed(load, "again", "1", "2")
+    sql(load, "update datastatus set modified = '2026-01-01 00:00:00' where dataid = '2'")
+    new = datetime(2026, 1, 2, tzinfo=UTC)
+    assert failed_chunks(load, since=new) == [("again", "1")]
+    assert failed_chunks(load, since=datetime(2025, 1, 1, tzinfo=UTC)) == [
+        ("again", "1"),
+        ("again", "2"),
+    ]
+    assert failed_chunks(load, "again", since=new) == [("again", "1")]
+    assert failed_chunks(load, "load") == []
+    assert failed_chunks(load, None, ["2", "3"]) == [("again", "2")]
+    assert operations.resubmit(load, None, failed=True, plan=True, most=1).cut
+
+    sql(load, "update datastatus set status = 'FAILED' where jobid = 'load' and dataid = '1'")
+    put(load, "d", "3", "HOLD", jobid="again")
+    below = operations.resubmit(load, None, failed=True, downstream=True)
+    chunks = dict.fromkeys((move.jobid, move.dataid) for move in below.moves)
+    assert list(chunks) == [("load", "1"), ("again", "1"), ("again", "2")]
+    assert below.left == []
+    check(load)
+
+
+def failed_chunks(
+    store: Store,
+    jobid: str | None = None,
+    dataids: Sequence[str] = (),
+    since: datetime | None = None,
+) -> list[tuple[str, str]]:
+    planned = operations.resubmit(store, jobid, dataids, failed=True, since=since, plan=True)
+    return list(dict.fromkeys((move.jobid, move.dataid) for move in planned.moves))
 
 
 def test_a_chunk_that_waits_for_its_retry_starts_over(load: Store) -> None:

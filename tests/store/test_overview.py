@@ -8,10 +8,11 @@ import pytest
 from opendataflow_dagster.errors import Refused
 from opendataflow_dagster.explain.explain import explain
 from opendataflow_dagster.store.history import history, runs
-from opendataflow_dagster.store.overview import grid, running, status, summary
+from opendataflow_dagster.store.overview import failures, grid, running, status, summary
 from opendataflow_dagster.store.registry import set_policy
 from opendataflow_dagster.store.store import Store
 from tests.explain.test_explain import job, put
+from tests.support.store_fixtures import sql
 
 
 @pytest.fixture
@@ -47,6 +48,36 @@ def test_times_mean_the_same_on_both(line: Store) -> None:
     put(line, "a", "READY")
     [row] = status(line)
     assert abs(row["modified"] - datetime.now(UTC)) < timedelta(minutes=1)
+
+
+def test_failures_are_chunks_the_last_first_with_their_reasons(line: Store) -> None:
+    set_policy(line, "load", {"max_attempts": "2", "retry_delay": "3600"})
+    for dataid in ("2", "10", "9"):
+        put(line, "a", "READY", dataid=dataid)
+    for claim in line.claim("load", owner="me", k=9):
+        if claim.dataid == "9":
+            line.finish(claim)
+        else:
+            line.fail(claim, f"no disk for {claim.dataid}")
+    put(line, "a", "ERROR", dataid="x")
+    for dataid, modified in (("x", "2026-01-01"), ("2", "2026-01-02"), ("10", "2026-01-03")):
+        sql(line, f"update datastatus set modified = '{modified}' where dataid = '{dataid}'")
+
+    found = list(failures(line))
+    assert [(row["jobid"], row["dataid"], row["why"]) for row in found] == [
+        ("load", "10", "no disk for 10"),
+        ("load", "2", "no disk for 2"),
+        ("fetch", "x", None),
+    ]
+    assert [list(row) for row in found] == [["jobid", "dataid", "modified", "why", "retry_at"]] * 3
+    assert found[2]["retry_at"] is None
+    for row in found[:2]:
+        assert row["retry_at"] - datetime.now(UTC) < timedelta(hours=1)
+        assert row["retry_at"] - datetime.now(UTC) > timedelta(minutes=59)
+    assert [row["dataid"] for row in failures(line, limit=1)] == ["10"]
+    assert [row["dataid"] for row in failures(line, "a")] == ["x"]
+    assert [row["dataid"] for row in failures(line, "c")] == ["10", "2"]
+    assert len(list(failures(line, since=datetime(2026, 1, 2, 12, tzinfo=UTC)))) == 1
 
 
 def test_counts_by_status(line: Store) -> None:
