@@ -22,6 +22,7 @@ PROGRAMS = (
     "runjob",
     "reconcile",
     "listings",
+    "outage",
     "catchup",
     "spark",
     "spark_postgres",

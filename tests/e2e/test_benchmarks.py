@@ -34,16 +34,17 @@ def loaded(program: str, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
 def test_what_needs_no_spark_is_measured_one_after_the_other() -> None:
     printed = run(
-        FOLDER / "all.py", "--tiny", "claims", "online", "runjob", "reconcile", "listings"
+        FOLDER / "all.py", "--tiny", "claims", "online", "runjob", "reconcile", "listings", "outage"
     )
 
-    assert printed.count("Ran through") == 5
+    assert printed.count("Ran through") == 6
     assert [(program, verdict) for program, *_, verdict in map(str.split, ending(printed))] == [
         ("claims.py", "ok"),
         ("online.py", "ok"),
         ("runjob.py", "ok"),
         ("reconcile.py", "ok"),
         ("listings.py", "ok"),
+        ("outage.py", "ok"),
     ]
 
 
