@@ -2,19 +2,27 @@
 
 import os
 import sys
+from collections.abc import Callable
 from graphlib import TopologicalSorter
+from importlib import import_module
+from inspect import signature
+from typing import Any
 
-from ..errors import Refused, WrongUse
+from ..chunk import Chunk, reason_of
+from ..errors import Refused, WrongUse, what_installs
 from ..flow.flow import FILE, Flow, Job
-from ..runner.run import Outcome
+from ..runner.run import Outcome, run_chunks
+from ..spark.job import FUNCTION
 from ..store.opening import open_configured
 from ..store.store import Store
-from ..util.text import printable, typed
+from ..util.system import module_of_file
+from ..util.text import did_you_mean, printable, typed
 from .fast_run import (
     RunLine,
     complain,
     execute,
     exit_code,
+    narration,
     narrator,
     refuse_own_options,
     run_script,
@@ -29,11 +37,12 @@ STOPPED_CODE = 128
 
 def run_named(line: RunLine) -> int:
     """Run the job of the flow here that is called like the script, or else the script."""
-    job = Flow.load(FILE).job(line.script)
+    flow = Flow.load(FILE)
+    job = flow.job(line.script)
     if job is None:
         return execute(line)
     refuse_own_options(line)
-    return exit_code(_run(job, line), strict=line.strict)
+    return exit_code(_run(job, flow, line), strict=line.strict)
 
 
 def run_all_jobs(line: RunLine) -> int:
@@ -51,7 +60,7 @@ def run_all_jobs(line: RunLine) -> int:
             outcome = Outcome(0)
             for job in jobs:
                 if _has_work(store, job):
-                    outcome = outcome.and_then(_run_guarded(job, lines[job.jobid]))
+                    outcome = outcome.and_then(_run_guarded(job, flow, lines[job.jobid]))
                 if outcome.code >= STOPPED_CODE:
                     break
             total = total.and_then(outcome)
@@ -77,7 +86,7 @@ def in_order(flow: Flow) -> list[Job]:
     return [named[jobid] for jobid in TopologicalSorter(above).static_order()]
 
 
-def _run(job: Job, line: RunLine) -> Outcome:
+def _run(job: Job, flow: Flow, line: RunLine) -> Outcome:
     """Run one job by what the flow says of it."""
     jobid = line.job or job.jobid
     if job.run is not None:
@@ -86,29 +95,80 @@ def _run(job: Job, line: RunLine) -> Outcome:
             script = f"./{script}"
         arguments = (*arguments, *line.arguments)
         return run_script(line._replace(script=script, arguments=arguments, job=jobid))
+    if job.python is not None:
+        _refuse_arguments(job, line)
+        return _run_function(job, flow, line._replace(job=jobid))
     if job.spark is not None:
         from .spark_run import run_spark
 
-        if line.arguments:
-            raise WrongUse(f"Job {job.jobid!r} is a function, which takes no arguments.")
+        _refuse_arguments(job, line)
         many = line.all_chunks or line.workers > 1
         return run_spark(line._replace(script=job.spark, job=jobid, all_chunks=many), None)
     raise Refused(f"Job {job.jobid!r} of {FILE} has no script. {_way(job)}.", code="NO_SCRIPT")
+
+
+def _refuse_arguments(job: Job, line: RunLine) -> None:
+    if line.arguments:
+        raise WrongUse(f"Job {job.jobid!r} is a function, which takes no arguments.")
+
+
+def _run_function(job: Job, flow: Flow, line: RunLine) -> Outcome:
+    """Run the Python function that the flow names for a job."""
+    from ..runner.produce import FunctionRunner
+
+    named, jobid = job.python or "", line.job or job.jobid
+    function = load_function(job, flow.folder)
+    store = open_configured(line.config)
+    many = line.all_chunks or line.workers > 1
+    progress, say = narration(store, jobid, many)
+    try:
+        runner = FunctionRunner(store, jobid, named, function, say=say)
+        runner.waits = line.wait
+        outcome = run_chunks(runner, all_chunks=many, workers=line.workers, progress=progress)
+        if progress:
+            progress.end()
+    finally:
+        store.close()
+    return outcome
+
+
+def load_function(job: Job, folder: str) -> Callable[[Chunk], Any]:
+    """The function that a job's `python:` names; of assets, the one that they were made of."""
+    file, _, name = (job.python or "").rpartition(":")
+    path, about = os.path.join(folder, file), f"Job {job.jobid!r} names {job.python}"
+    if not os.path.isfile(path):
+        raise WrongUse(f"{about}, and there is no file {path}. Correct python: in {FILE}.")
+    try:
+        module = import_module(module_of_file(path))
+    except Exception as error:
+        cause = what_installs(error) if isinstance(error, ModuleNotFoundError) else None
+        raise WrongUse(f"{about}, which can't be imported: {cause or reason_of(error)}") from None
+    found = getattr(module, name, None)
+    found = getattr(found, FUNCTION, found)
+    if not callable(found):
+        like = did_you_mean(name, vars(module)) or "."
+        raise WrongUse(f"{about}, and {path} has no function {name!r}{like}")
+    try:
+        signature(found).bind(None)
+    except TypeError:
+        raise WrongUse(
+            f"{about}, which doesn't take a chunk alone. Write def {name}(chunk), or let Dagster "
+            "run it: runs_in: dagster."
+        ) from None
+    return found
 
 
 def _way(job: Job) -> str:
     """How a job is run that has no script."""
     if job.pipeline is not None:
         return f"Run: odf pipeline run {typed(job.jobid)} --project {typed(job.pipeline)}"
-    if job.python is not None:
-        return "It is run by Dagster"
     return f"Add run: SCRIPT to it in {FILE}, or run: odf run --job {typed(job.jobid)} SCRIPT"
 
 
-def _run_guarded(job: Job, line: RunLine) -> Outcome:
+def _run_guarded(job: Job, flow: Flow, line: RunLine) -> Outcome:
     """Run one job; what is wrong with it doesn't stop the others."""
     try:
-        return _run(job, line)
+        return _run(job, flow, line)
     except (Refused, WrongUse) as error:
         complain(error)
         return Outcome(1)

@@ -1,5 +1,6 @@
 """One claimed chunk, made by a Python function or a script, checked, published and settled."""
 
+import os
 import signal
 import time
 import traceback
@@ -7,7 +8,7 @@ from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from contextlib import closing, suppress
 from dataclasses import replace
-from typing import Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from ..chunk import (
     ERROR,
@@ -26,11 +27,13 @@ from ..chunk import (
 )
 from ..errors import DataflowError, Overtaken, SessionError, StaleClaim
 from ..explain.answers import ChunkEvidence, Consumed, place_line
-from ..model import READY, Claim, Fact, Stop
+from ..model import READY, Claim, Fact, Say, Stop
+from ..storage.publish import publishing
 from ..store.claimable import batch_size
 from ..store.claims import GiveBack, give_back, give_back_soon, interrupt, interrupt_soon
 from ..store.store import Store, stale_claim
 from ..util.text import first_line, printable, tidy
+from .code_version import code_of_function
 from .environment import JobEnvironment
 from .heartbeat import Pulse, WaitingClaims
 from .run import COMPLETE, FAILED, INTERRUPTED, LOST, ChunkOutcome, Runner
@@ -500,3 +503,21 @@ class MakerRunner(Runner, Generic[M]):
             environment,
             ChunkOutcome(code, status, produced.retry_in, reason, produced.interrupted),
         )
+
+
+class FunctionRunner(MakerRunner[Maker]):
+    """Runs a Python function that takes a `Chunk`, and publishes what it returns."""
+
+    def __init__(
+        self,
+        store: Store,
+        jobid: str,
+        named: str,
+        function: Callable[[Chunk], Any],
+        *,
+        say: Say,
+        environ: Mapping[str, str] = os.environ,
+    ) -> None:
+        super().__init__(store, jobid, [named], say=say, environ=environ)
+        self.work = Maker(*publishing(store, function))
+        self.work.code = code_of_function(function)

@@ -1,5 +1,6 @@
 """What a job has made becomes the chunk: in its folder or its table, whole or not at all."""
 
+import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -80,12 +81,13 @@ def publishing(
 ) -> tuple[Callable[[Chunk], Any], Callable[[Chunk], dict[str, Result]]]:
     """A function in two for `produce`: what it returns besides `Result`s is published afterwards.
 
-    It returns the object for a job's only output, or a dict: dataset → object.
+    It returns the object for a job's only output, or a dict: dataset → object. Several threads may
+    use the pair, each for a chunk of its own.
     """
-    kept: dict[str, Any] = {}
+    kept = threading.local()
 
     def computed(chunk: Chunk) -> Any:
-        kept.clear()
+        kept.objects = {}
         returned = compute(chunk)
         if not isinstance(returned, Mapping):
             if returned is None or isinstance(returned, Result) or len(chunk.outputs) > 1:
@@ -96,13 +98,13 @@ def publishing(
             for each, value in returned.items()
             if each in chunk.outputs and not (value is None or isinstance(value, Result))
         }
-        kept.update(mine)
+        kept.objects = mine
         return {each: value for each, value in returned.items() if each not in mine}
 
     def published(chunk: Chunk) -> dict[str, Result]:
         return {
             each: publish(store, chunk.outputs[each], chunk, obj, format=format)
-            for each, obj in kept.items()
+            for each, obj in kept.objects.items()
         }
 
     return computed, published

@@ -81,12 +81,68 @@ def test_a_slash_and_an_existing_file_are_scripts(odf: Odf, store: Store) -> Non
 
 
 def test_what_no_script_runs_says_what_does(odf: Odf) -> None:
-    assert "It is run by Dagster" in odf("by_dagster", code=4).stderr
     Path("flow.yml").write_text("flow: shop\njobs: {p: {out: x, pipeline: crm}, none: {out: y}}\n")
     assert "Run: odf pipeline run p --project crm" in odf("p", code=4).stderr
     assert "odf run --job none SCRIPT" in odf("none", code=4).stderr
     Path("flow.yml").write_text("flow: shop\njobs: {p: {}}\n")
     assert "flow.yml:2: Job 'p' writes no dataset" in odf("p", code=2).stderr
+
+
+FUNCTIONS = """
+from opendataflow_dagster import Result
+
+def copy(chunk):
+    if chunk.dataid == "2":
+        raise ValueError("no such day")
+    print("made", chunk.dataid)
+    return {"e": f"{chunk.dataid}\\n".encode(), "f": Result(rows=7)}
+
+def with_context(chunk, context): ...
+"""
+
+
+def test_a_python_function_is_run_by_its_name(odf: Odf, store: Store) -> None:
+    Path("flow.yml").write_text(
+        "flow: shop\ndatasets: {raw: {}, e: {hostname: ./e, format: csv}}\n"
+        "jobs: {by_hand: {in: raw, out: [e, f], python: jobs.py:copy}}\n"
+    )
+    Path("jobs.py").write_text(FUNCTIONS)
+    apply_flow(store, Flow.load())
+    store.fill()
+    for dataid in "123":
+        put(store, "raw", dataid)
+    done = odf("--all", "--workers", "2", "by_hand", code=1)
+    assert "Reason: ValueError: no such day" in done.stderr
+    assert sorted(done.stdout.splitlines()) == ["made 1", "made 3"]
+    assert [path.read_text() for path in sorted(Path("e").rglob("[!_.]*.csv"))] == ["1\n", "3\n"]
+    facts = "select dataid, rows, code like '%file:%' from chunkfact where datasetid = 'f'"
+    assert [tuple(row) for row in sql(store, f"{facts} order by dataid")] == [
+        ("1", 7, True),
+        ("3", 7, True),
+    ]
+    sql(store, "update datastatus set status = 'RESUBMIT' where dataid = '1' and jobid = 'by_hand'")
+    assert "All jobs of 'shop': done 1, failed 0" in odf("--all-jobs").stderr
+    check(store)
+
+
+@pytest.mark.parametrize(
+    ("named", "text", "why"),
+    [
+        ("nothere.py:copy", "", "there is no file"),
+        ("jobs.py:cpoy", FUNCTIONS, "Did you mean 'copy'?"),
+        ("jobs.py:with_context", FUNCTIONS, "doesn't take a chunk alone"),
+        ("jobs.py:copy", "import nothere", "can't be imported: ModuleNotFoundError: No module"),
+        ("jobs.py:copy", "def copy(:", "can't be imported: SyntaxError"),
+    ],
+)
+def test_what_is_wrong_with_a_function_is_said_in_a_line(
+    odf: Odf, named: str, text: str, why: str
+) -> None:
+    Path("flow.yml").write_text(f"flow: shop\njobs: {{by_hand: {{out: x, python: {named}}}}}\n")
+    Path("jobs.py").write_text(text)
+    refused = odf("by_hand", code=2)
+    assert why in refused.stderr
+    assert refused.stderr.count("\n") == 1
 
 
 def test_all_jobs_are_run_in_the_order_of_their_data(odf: Odf, store: Store) -> None:
