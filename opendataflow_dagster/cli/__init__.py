@@ -16,27 +16,34 @@ def main() -> None:
     from ..config.credentials import take_passkey
 
     take_passkey()  # before anything that a user has written is loaded
-    from .fast_run import parse, run_guarded, told_alive
+    from .fast_run import parse, run_guarded
 
     words = sys.argv[1:]
     if words[:1] == ["run"] and (line := parse(words[1:])):
         leave(run_guarded(lambda: _run(line)))
     if words == ["alive"]:
-        from ..store.opening import open_configured
-
-        leave(run_guarded(lambda: told_alive(open_configured(None))))
+        leave(run_guarded(_alive))
     gc.enable()
     sys.exit(run_guarded(lambda: _with_click(words)))
 
 
 def _run(line: "RunLine") -> int:
-    from .fast_run import execute, names_job
+    from .fast_run import choose_target, execute, names_job
 
+    choose_target(line.config)
     if names_job(line):
         from .run_flow import run_named
 
         return run_named(line)
     return execute(line)
+
+
+def _alive() -> int:
+    from ..store.opening import open_configured
+    from .fast_run import choose_target, told_alive
+
+    choose_target(None)
+    return told_alive(open_configured(None))
 
 
 def leave(code: int) -> None:

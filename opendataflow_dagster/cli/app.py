@@ -1,5 +1,6 @@
 """The commands of `odf`; each one's module is imported when it is asked for."""
 
+import os
 from importlib import import_module
 from typing import Any
 
@@ -8,7 +9,7 @@ import click
 from .. import __version__
 from ..errors import DataflowError
 from ..util.text import did_you_mean
-from .fast_run import complain
+from .fast_run import choose_target, complain
 from .output import in_colour
 
 COMMANDS = {
@@ -58,6 +59,10 @@ COMMANDS = {
 """Name → where its click command is, in the order in which `odf --help` lists them."""
 
 
+KNOW_TARGETS = ("plan", "apply", "run")
+"""Commands that choose a target themselves: they have a `--file` or a `--config` of their own."""
+
+
 class Commands(click.Group):
     """A group that imports a command's module on first use, and ends errors in one line."""
 
@@ -98,8 +103,17 @@ class Commands(click.Group):
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="odf")
 @click.option("--config", metavar="FILE", help="The properties file; else ./dataflow.properties.")
+@click.option(
+    "--target",
+    metavar="NAME",
+    help="The target of ./flow.yml whose tables are meant; else DATAFLOW_TARGET.",
+)
 @click.pass_context
-def app(ctx: click.Context, config: str | None) -> None:
+def app(ctx: click.Context, config: str | None, target: str | None) -> None:
     """Run batch jobs chunk by chunk, on data that is ready, and know how each ended."""
     ctx.obj = config
+    if ctx.invoked_subcommand in KNOW_TARGETS:
+        os.environ |= {"DATAFLOW_TARGET": target} if target else {}
+    else:
+        choose_target(config, target)
     ctx.color = None if in_colour() else False

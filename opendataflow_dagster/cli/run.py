@@ -7,7 +7,16 @@ import click
 
 from ..errors import WrongUse
 from ..runner.run import force_job, nothing_to_do
-from .fast_run import EXIT_IDLE, RunLine, execute, exit_code, names_job, narrator, told_alive
+from .fast_run import (
+    EXIT_IDLE,
+    RunLine,
+    choose_target,
+    execute,
+    exit_code,
+    names_job,
+    narrator,
+    told_alive,
+)
 from .output import json_text, store_of
 
 if TYPE_CHECKING:
@@ -91,6 +100,7 @@ def run(
     has a slash or is a file.
     """
     config = config or ctx.find_root().obj
+    choose_target(config)
     if all_jobs:
         if script is not None or spark is not None or job is not None:
             raise click.UsageError("--all-jobs runs the jobs of flow.yml: name no script or job.")

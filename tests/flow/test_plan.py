@@ -429,6 +429,38 @@ def test_a_target_is_meant_as_it_is_written(
     odf("plan", "--file", file, code=5)  # of the tables that commands use here
 
 
+def test_every_command_uses_the_target_that_is_chosen(tmp_path: Path) -> None:
+    """In processes of their own: `odf run` and `odf alive` do without click."""
+    (tmp_path / "prod.properties").write_text("url=sqlite:///prod.db\n")
+    (tmp_path / "flow.yml").write_text(
+        "flow: shop\ndatasets: {a: {}, raw: {}}\n"
+        "jobs: {make: {in: raw, out: a, run: 'sh -c \"echo $DATAFLOW_URL\"'}}\n"
+        "targets: {dev: {url: 'sqlite:///dev.db'}, prod: {properties: prod.properties}}\n"
+    )
+
+    def odf(*words: str, code: int = 0, **env: str) -> str:
+        line = [sys.executable, "-m", "opendataflow_dagster.cli", *words]
+        done = subprocess.run(
+            line, cwd=tmp_path, env=os.environ | env, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == code, done.stdout + done.stderr
+        return done.stdout + done.stderr
+
+    here = {"DATAFLOW_TARGET": "dev", "DATAFLOW_URL": "sqlite:////nowhere/else.db"}
+    odf("apply", **here)
+    odf("--target", "prod", "apply")
+    odf("ready", "raw", "1", **here)
+    assert f"sqlite:///{tmp_path}/dev.db" in odf("run", "make", **here)
+    assert "READY" in odf("--target", "dev", "status", "make")
+    assert "READY" not in odf("--target", "prod", "status", "make")
+    assert not (tmp_path / ".dataflow").exists()
+    assert "no target 'prd'. Did you mean 'prod'?" in odf("--target", "prd", "status", code=2)
+    assert "both name tables" in odf("--config", "prod.properties", "status", code=2, **here)
+    assert "both name tables" in odf("run", "--config", "x", "./x.sh", code=2, **here)
+    (tmp_path / "flow.yml").unlink()
+    assert "There is no flow.yml in this folder" in odf("run", "./x.sh", code=2, **here)
+
+
 def test_a_flow_in_python_is_planned_by_its_name(odf: Odf, store: Store) -> None:
     file = f"flows_of_{store.db.dialect}.py"  # imported modules stay, of the other one, too
     Path(file).write_text(
