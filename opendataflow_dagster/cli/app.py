@@ -44,7 +44,7 @@ COMMANDS = {
     "drift": "status:drift",
     "clean": "storage:clean",
     "compact": "storage:compact",
-    "new": "pipelines:new",
+    "new": "new:new",
     "validate": "pipelines:validate",
     "pipeline": "pipelines:pipeline",
     "serve": "serve:serve",

@@ -1,4 +1,4 @@
-"""`odf new`, `odf validate` and `odf pipeline`: projects of pipelines."""
+"""`odf validate` and `odf pipeline`: projects of pipelines."""
 
 import os
 import sys
@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ..errors import NoDatabase, WrongUse
+from ..errors import NoDatabase
 from ..model import FAILED
 from ..runner.run import Outcome
 from ..util.text import printable, typed
 from .fast_run import exit_code, narration, narrator
-from .output import as_json, count_of, show
+from .output import as_json, show
 
 if TYPE_CHECKING:
     from ..config.settings import Settings
@@ -65,29 +65,6 @@ def validate(
     click.echo(validation.summary_of(verdicts), err=True)
     if not all(verdict.passed for verdict in verdicts):
         ctx.exit(1)
-
-
-@click.command()
-@click.argument("project")
-def new(project: str) -> None:
-    """Make the folder PROJECT with a small pipeline that validates, to begin from.
-
-    \b
-    Example: odf new shop && cd shop && odf validate && odf pipeline run clean_contacts
-    """
-    from ..pipelines.project import new_project
-
-    if not project.strip():
-        raise WrongUse(
-            "A project is called like its folder, and no name is given. Run: odf new shop"
-        )
-    files = new_project(Path(project))
-    there = f"./{project}" if project.startswith("-") else project
-    click.echo(
-        f"{printable(project)} has {count_of(len(files), 'file')}. "
-        f"Next: {typed('cd', there)} && odf validate && odf pipeline run clean_contacts",
-        err=True,
-    )
 
 
 @click.group()

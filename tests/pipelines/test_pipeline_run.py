@@ -1029,6 +1029,7 @@ def test_a_new_project_validates_and_runs(tmp_path: Path) -> None:
     assert len(made) == 4
     assert {each.name for each in shop.iterdir() if each.name[0] == "."} == {
         ".dataflow",
+        ".github",
         ".gitignore",
     }
     assert not list(shop.rglob("__pycache__"))

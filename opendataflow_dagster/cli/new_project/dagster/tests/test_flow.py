@@ -1,0 +1,33 @@
+"""That the flow is valid, and what its functions make of a day, without tables."""
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from flow_jobs import check
+
+from opendataflow_dagster import Flow, build_definitions
+
+FLOW = Path(__file__).parents[1] / "flow.yml"
+
+
+def chunk(sales: Path) -> SimpleNamespace:
+    """What the function needs of a chunk."""
+    return SimpleNamespace(dataid="1", inputs={"sales": SimpleNamespace(location=str(sales))})
+
+
+def test_dagster_can_load_the_flow() -> None:
+    assert [job.jobid for job in Flow.load(FLOW).jobs] == ["check", "report"]
+    keys = build_definitions(flow=FLOW).resolve_all_asset_keys()
+    assert {key.to_user_string() for key in keys} == {"sales", "checked", "report"}
+
+
+def test_lines_without_an_amount_are_left_out(tmp_path: Path) -> None:
+    (tmp_path / "1.csv").write_text("shop,cents\nnorth,5\nsouth,\n")
+    assert check(chunk(tmp_path)) == b"shop,cents\nnorth,5\n"
+
+
+def test_a_day_without_an_amount_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "1.csv").write_text("shop,cents\nsouth,\n")
+    with pytest.raises(ValueError, match="no line with an amount"):
+        check(chunk(tmp_path))
