@@ -2,6 +2,7 @@
 
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from flow_jobs import check
@@ -11,7 +12,7 @@ from opendataflow_dagster import Flow, build_definitions
 FLOW = Path(__file__).parents[1] / "flow.yml"
 
 
-def chunk(sales: Path) -> SimpleNamespace:
+def chunk(sales: Path) -> Any:
     """What the function needs of a chunk."""
     return SimpleNamespace(dataid="1", inputs={"sales": SimpleNamespace(location=str(sales))})
 

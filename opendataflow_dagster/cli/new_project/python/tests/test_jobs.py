@@ -2,6 +2,7 @@
 
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from jobs import check, report
@@ -9,7 +10,7 @@ from jobs import check, report
 from opendataflow_dagster import Flow
 
 
-def chunk(**inputs: Path) -> SimpleNamespace:
+def chunk(**inputs: Path) -> Any:
     """What a function needs of a chunk."""
     places = {name: SimpleNamespace(location=str(path)) for name, path in inputs.items()}
     return SimpleNamespace(dataid="1", inputs=places)
