@@ -25,8 +25,8 @@ _HOMES = {
     "catch_up_sensor": "dagster.launch",
     "dataflow_assets": "dagster.assets",
     "dataflow_check": "dagster.checks",
-    "dataflow_specs": "dagster.assets",
-    "external_assets": "dagster.assets",
+    "dataflow_specs": "dagster.job_assets",
+    "external_assets": "dagster.job_assets",
     "pipeline_assets": "dagster.pipeline_assets",
     "reconcile_sensor": "dagster.sensors",
     "script_assets": "dagster.assets",
@@ -41,13 +41,13 @@ __all__ = [*_HOMES]  # pyright: ignore[reportUnsupportedDunderAll]
 TYPE_CHECKING = False  # type checkers take it for true; importing `typing` would cost a cron line
 if TYPE_CHECKING:
     from .dagster.assets import dataflow_assets as dataflow_assets
-    from .dagster.assets import dataflow_specs as dataflow_specs
-    from .dagster.assets import external_assets as external_assets
     from .dagster.assets import script_assets as script_assets
     from .dagster.build import build_definitions as build_definitions
     from .dagster.checks import dataflow_check as dataflow_check
     from .dagster.component import OpenDataFlowComponent as OpenDataFlowComponent
     from .dagster.io_manager import DataflowIOManager as DataflowIOManager
+    from .dagster.job_assets import dataflow_specs as dataflow_specs
+    from .dagster.job_assets import external_assets as external_assets
     from .dagster.launch import catch_up_sensor as catch_up_sensor
     from .dagster.launch import today_schedules as today_schedules
     from .dagster.pipeline_assets import pipeline_assets as pipeline_assets

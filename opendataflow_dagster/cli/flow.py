@@ -38,7 +38,7 @@ def _file_and_target(command: Callable) -> Callable:
         metavar="FILE",
         default="flow.yml",
         show_default=True,
-        help="The flow; or FILE.py:NAME, a Flow in Python.",
+        help="The flow; or FILE.py:NAME, a Flow in Python, or definitions that are built from one.",
     )(command)
 
 
@@ -204,10 +204,20 @@ def _load(path: str) -> "Flow":
 
     if not os.path.isfile(file):
         raise FlowError(f"There is no {file}. Name the Python file that has the Flow.")
-    found = getattr(import_module(module_of_file(file)), name, None)
+    named = getattr(import_module(module_of_file(file)), name, None)
+    found = named if isinstance(named, Flow) else _carried(named)
     if not isinstance(found, Flow):
         raise FlowError(f"{file} has no Flow called {name!r}. Write --file {file}:NAME.")
     return found
+
+
+def _carried(definitions: Any) -> Any:
+    """The flow that Dagster's definitions were built from, also if others are merged with them."""
+    from ..flow.flow import CARRIED
+
+    sensors = getattr(definitions, "sensors", None) or ()
+    found = (getattr(item, CARRIED, None) for item in (definitions, *sensors))
+    return next(filter(None, found), None)
 
 
 def _open(ctx: click.Context, flow: "Flow", target: str | None) -> tuple["Store", bool]:

@@ -1,15 +1,16 @@
-"""Jobs as assets: one for each dataset that they write, with a partition for each chunk."""
+"""What makes assets of a job: a Python function, a script, a function of DataFrames."""
 
 import inspect
 import os
-import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import dagster as dg
 
 from ..chunk import ERROR
 from ..errors import SessionError, WrongUse
+from ..flow.flow import Dataset, Flow, Job
 from ..runner.answer import AnswerFiles
 from ..runner.code_version import CodeVersion, code_of_function
 from ..runner.produce import Chunk, ChunkFailed, Maker, Result
@@ -19,77 +20,30 @@ from ..spark.job import FUNCTION, as_spark_job, is_spark_function
 from ..spark.rules import Rule
 from ..storage.publish import publishing
 from ..store.catalog import Catalog
-from ..util.text import typed
-from .checks import ChunkCheck, bind_checks
-from .resources import PYSPARK_KEY, RESOURCE_KEY, DataflowResource
-from .step import Body, Event, ScriptStopped, run_chunks
+from .checks import ChunkCheck
+from .job_assets import Source, assets_of_job, catalog_in, no_assets, why_unregistered
+from .resources import PYSPARK_KEY, RESOURCE_KEY
+from .step import ScriptStopped
 from .translator import DataflowTranslator
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-
-OBSERVATION_METADATA = "__source_asset_observation__"
-"""A metadata key on an output with which Dagster doesn't log a materialization for it.
-
-Without it, every partition of the run would turn green at the end of the step, also those whose
-chunk has failed. It is the one internal name outside of `grid.py`, whose import takes 0.4 s that a
-run has no use for. `tests/dagster/test_assets.py` fails once Dagster stops
-reading it."""
-
-warnings.filterwarnings(
-    "ignore", "Asset job .* materializes assets with varying BackfillPolicies", UserWarning
-)  # they vary on purpose: see `_backfill_policy`
-
-MAX_PARTITIONS_PER_RUN = 500
-"""How many chunks of a backfill one run produces, if no policy of yours says otherwise."""
+DECLARED = "dataflow_declared"
+"""The attribute of assets whose job is declared in Python: its `DeclaredAssets`."""
 
 LOST_CLAIM_POLL_SECONDS = 1.0
 """Seconds between two looks at whether a running script has lost its claim; then it is ended."""
 
 
-def dataflow_specs(
-    catalog: Catalog,
-    *,
-    translator: DataflowTranslator | None = None,
-    jobs: Iterable[str] | None = None,
-) -> list[dg.AssetSpec]:
-    """The assets of what jobs write: of those named, or else of all that can run.
-
-    Of several jobs that write the same dataset, only one may be named; of all, the first counts.
-    """
-    translator = translator or DataflowTranslator()
-    named = list(catalog.jobs) if jobs is None else list(jobs)
-    if jobs is not None:
-        one_producer_each(catalog, named)
-    producers: dict[str, str] = {}
-    for jobid in sorted(named):
-        if jobs is not None or not catalog.jobs[jobid].flaw:
-            for datasetid in registered_plan(catalog, jobid).outputs:
-                producers.setdefault(datasetid, jobid)
-    return [
-        translator.spec(catalog, datasetid, producers[datasetid]) for datasetid in sorted(producers)
-    ]
-
-
-def external_assets(
-    catalog: Catalog,
-    produced: Iterable[str],
-    translator: DataflowTranslator | None = None,
-) -> list[dg.AssetSpec]:
-    """The assets of the datasets that nothing here produces."""
-    translator, here = translator or DataflowTranslator(), set(produced)
-    return [
-        translator.spec(catalog, datasetid, None)
-        for datasetid in catalog.datasets
-        if datasetid not in here
-    ]
-
-
 def dataflow_assets(
     *,
-    job: str,
-    dataflow: DataflowResource | Catalog,
+    job: str | None = None,
+    dataflow: Source | None = None,
+    inputs: Iterable[str | Dataset] = (),
+    outputs: Iterable[str | Dataset] = (),
+    policy: Mapping[str, Any] = MappingProxyType({}),
+    environment: Mapping[str, str] = MappingProxyType({}),
     translator: DataflowTranslator | None = None,
     checks: Iterable[ChunkCheck] = (),
     **options: Any,
@@ -101,21 +55,101 @@ def dataflow_assets(
     with a parameter that is a DataFrame of Spark, is given the chunks of its inputs; with
     `pyspark=True`, the resource of that name has its session. The other options are those of
     `assets_of_job`.
+
+    The job is one of `dataflow`; or, with `outputs`, it is declared here, and no database is read.
+    Give the assets of such a job to `build_definitions`, which knows the jobs around it.
+
+    Args:
+        job: The job. One that is declared here is called like the function by itself.
+        dataflow: The tables, or the `Flow`, that have the job.
+        inputs: The datasets that the job reads, by id or as a `Dataset`; `today` is the date.
+        outputs: The datasets that it writes.
+        policy: The dials that it sets, such as `{"max_attempts": 3}`.
+        environment: Variables that it gets, in `chunk.environment`.
+        translator: How datasets, chunks and jobs are called in Dagster.
+        checks: Functions that look at a chunk before it becomes READY.
+
+    Example:
+        @dataflow_assets(inputs=["sales"], outputs=["checked"])
+        def check(chunk: Chunk): ...
     """
+    links = list(inputs), list(outputs)
+    if (dataflow is None or job is None) and not links[1]:
+        raise WrongUse(
+            "@dataflow_assets needs the job and what knows it (job=…, dataflow=…), or what the job "
+            "reads and writes (inputs=[…], outputs=[…])."
+        )
+    if dataflow is not None and any(links):
+        raise WrongUse(
+            "@dataflow_assets has both `dataflow`, which knows the job, and what it reads and "
+            "writes. Leave out `dataflow`; or `inputs` and `outputs`."
+        )
 
     def assets_of_function(fn: Callable[..., Any]) -> dg.AssetsDefinition:
         described: dict[str, Any] = {"description": inspect.getdoc(getattr(fn, "fn", fn))} | options
         build = spark_assets if is_spark_function(fn) else _python_assets
-        assets = build(job, dataflow, fn, translator=translator, checks=checks, **described)
-        setattr(assets, FUNCTION, fn)  # for `odf run --spark`
+
+        def assets_in(source: Source, names: DataflowTranslator | None) -> dg.AssetsDefinition:
+            jobid = job or _name_of(fn)
+            assets = build(jobid, source, fn, translator=names, checks=checks, **described)
+            setattr(assets, FUNCTION, fn)  # for `odf run --spark`
+            return assets
+
+        if dataflow is not None:
+            return assets_in(dataflow, translator)
+        declared = _declared(job or _name_of(fn), *links, policy, environment)
+        assets = assets_in(declared, translator)
+        setattr(
+            assets, DECLARED, DeclaredAssets(declared, lambda *place: assets_in(*place), translator)
+        )
         return assets
 
     return assets_of_function
 
 
+class DeclaredAssets(NamedTuple):
+    """What a job declares in Python, and how its assets are made among other jobs.
+
+    Alone, a job doesn't know the name of its domain, which the datasets around it tell.
+    """
+
+    flow: Flow
+    assets_in: Callable[[Catalog, DataflowTranslator | None], dg.AssetsDefinition]
+    translator: DataflowTranslator | None
+
+
+def _name_of(fn: Callable[..., Any]) -> str:
+    inner = getattr(fn, "fn", fn)  # of a SparkJob
+    return getattr(inner, "__name__", type(inner).__name__)
+
+
+def _declared(
+    jobid: str,
+    inputs: Iterable[str | Dataset],
+    outputs: Iterable[str | Dataset],
+    policy: Mapping[str, Any],
+    environment: Mapping[str, str],
+) -> Flow:
+    """A flow of one job."""
+    datasets: dict[str, Dataset] = {}
+
+    def named(items: Iterable[str | Dataset]) -> list[str]:
+        datasets.update({item.datasetid: item for item in items if isinstance(item, Dataset)})
+        return [item.datasetid if isinstance(item, Dataset) else item for item in items]
+
+    job = Job(
+        jobid,
+        inputs=named(inputs),
+        outputs=named(outputs),
+        policy=policy,
+        environment=environment,
+    )
+    return Flow(jobid, datasets=list(datasets.values()), jobs=[job])
+
+
 def _python_assets(
     jobid: str,
-    dataflow: DataflowResource | Catalog,
+    dataflow: Source,
     fn: Callable[..., Any],
     *,
     pyspark: bool = False,
@@ -141,203 +175,6 @@ def _python_assets(
     return assets_of_job(jobid, dataflow, prepare, **options)
 
 
-def assets_of_job(
-    jobid: str,
-    dataflow: DataflowResource | Catalog,
-    prepare: Callable[[dg.AssetExecutionContext], Maker],
-    *,
-    translator: DataflowTranslator | None = None,
-    checks: Iterable[ChunkCheck] = (),
-    promised: Iterable[ChunkCheck] = (),
-    secrets: bool = False,
-    name: str | None = None,
-    description: str | None = None,
-    group_name: str | None = None,
-    code_version: str | None = None,
-    kinds: Set[str] = frozenset(),
-    automation_condition: dg.AutomationCondition | None = None,
-    backfill_policy: dg.BackfillPolicy | None = None,
-    pool: str | None = None,
-    op_tags: Mapping[str, Any] | None = None,
-    retry_policy: dg.RetryPolicy | None = None,
-    hooks: Set[dg.HookDefinition] | None = None,
-    config_schema: Any = None,
-    required_resource_keys: Set[str] = frozenset(),
-    resource_defs: Mapping[str, object] | None = None,
-) -> dg.AssetsDefinition:
-    """One step that produces all datasets of a job, partition by partition.
-
-    Dagster proposes partitions; the tables decide which of them may run.
-
-    Args:
-        jobid: The job, which has to be registered.
-        dataflow: The tables, or what is registered in them.
-        prepare: Gives, at the start of a step, what produces its chunks.
-        translator: How datasets, chunks and jobs are called in Dagster.
-        checks: Functions that look at a chunk before it becomes READY.
-        promised: Checks whose answers the maker itself gives.
-        secrets: Put the passwords into the environment, as scripts expect them.
-    """
-    catalog = dataflow if isinstance(dataflow, Catalog) else dataflow.catalog()
-    translator = translator or DataflowTranslator()
-    plan = registered_plan(catalog, jobid)
-    promised, checks = bind_checks(promised, plan), bind_checks(checks, plan)
-    all_checks = [*promised, *checks]
-    _refuse_doubled_names(all_checks, jobid)
-    specs = [
-        _with_options(spec, group_name, code_version, kinds, automation_condition)
-        for spec in dataflow_specs(catalog, translator=translator, jobs=[jobid])
-    ]
-    ports = _ports(specs, [check.spec(translator) for check in all_checks])
-    body = _job_body(jobid, translator, prepare, checks, secrets)
-    op = dg.op(
-        name=name or translator.op_name(jobid),
-        description=description,
-        ins=dict.fromkeys(ports.ins, dg.In(dg.Nothing)),
-        # No output is required: the step logs an event for each chunk instead.
-        out=dict.fromkeys([*ports.outs, *ports.checks], dg.Out(dg.Nothing, is_required=False)),
-        required_resource_keys={RESOURCE_KEY, *required_resource_keys},
-        config_schema=config_schema,
-        tags=op_tags,
-        retry_policy=retry_policy,
-        pool=pool or translator.pool(jobid),
-    )(_step_function(body, ports))
-    return dg.AssetsDefinition(
-        keys_by_input_name=ports.ins,
-        keys_by_output_name=ports.outs,
-        node_def=op,
-        specs=specs,
-        check_specs_by_output_name=ports.checks,
-        can_subset=False,
-        backfill_policy=backfill_policy or _backfill_policy(catalog, jobid),
-        resource_defs=resource_defs,
-        hook_defs=hooks,
-    )
-
-
-def _job_body(
-    jobid: str,
-    translator: DataflowTranslator,
-    prepare: Callable[[dg.AssetExecutionContext], Maker],
-    checks: Sequence[ChunkCheck],
-    secrets: bool,
-) -> Body:
-    """What the step of a job does.
-
-    Dagster calls it again for each retry of the step. So nothing is prepared when the location is
-    loaded: a maker that outlived an attempt would go on with its claims, which are settled by then.
-    """
-
-    def body(context: dg.AssetExecutionContext) -> Iterator[Event]:
-        resource = getattr(context.resources, RESOURCE_KEY)
-        return run_chunks(
-            context, resource, jobid, translator, prepare(context), checks, secrets=secrets
-        )
-
-    return body
-
-
-class _Ports(NamedTuple):
-    """The inputs and outputs of an op, by their names, and what they stand for."""
-
-    ins: dict[str, dg.AssetKey]
-    outs: dict[str, dg.AssetKey]
-    checks: dict[str, dg.AssetCheckSpec]
-
-
-def _ports(specs: Sequence[dg.AssetSpec], checks: Sequence[dg.AssetCheckSpec]) -> _Ports:
-    """Numbered names: a dataset's own may be no identifier, or two may look the same as one."""
-    upstream = dict.fromkeys(dep.asset_key for spec in specs for dep in spec.deps)
-    return _Ports(
-        {f"input_{number}": key for number, key in enumerate(upstream)},
-        {f"output_{number}": spec.key for number, spec in enumerate(specs)},
-        {f"check_{number}": check for number, check in enumerate(checks)},
-    )
-
-
-def _refuse_doubled_names(checks: Iterable[ChunkCheck], jobid: str) -> None:
-    """Refuse two checks of one name: Dagster would say so in the words of its steps."""
-    seen = set()
-    for rule in checks:
-        if (rule.dataset, rule.name) in seen:
-            raise WrongUse(
-                f"Two checks of dataset {rule.dataset!r}, which job {jobid!r} writes, are called "
-                f"{rule.name!r}: rules of `expect` are checks too. Give one another name."
-            )
-        seen.add((rule.dataset, rule.name))
-
-
-def _backfill_policy(catalog: Catalog, jobid: str) -> dg.BackfillPolicy:
-    """Runs of many chunks, and a size that differs by the job's depth in the graph.
-
-    Dagster puts jobs with equal policies into one run. There, one bad chunk of the upstream job
-    would keep all chunks of the downstream job from running. With sizes that differ, each job gets
-    runs of its own, and the backfill launches downstream what is READY upstream. Dagster's warning
-    about it is ignored above.
-    """
-    return dg.BackfillPolicy.multi_run(max(1, MAX_PARTITIONS_PER_RUN - catalog.depth(jobid)))
-
-
-def registered_plan(catalog: Catalog, jobid: str) -> Any:
-    """The plan of a job that can run."""
-    plan = catalog.jobs.get(jobid)
-    if plan is None or plan.flaw:
-        flaw = plan.flaw if plan else f"Job {jobid!r} isn't registered"
-        raise WrongUse(
-            f"{flaw}, so it can't be an asset. "
-            f"Run: odf job add {typed(jobid)} --in DATASET --out DATASET"
-        )
-    return plan
-
-
-def one_producer_each(catalog: Catalog, jobs: Iterable[str]) -> None:
-    """Refuse two jobs that write the same dataset: an asset has one definition in a location."""
-    maker: dict[str, str] = {}
-    for jobid in sorted(set(jobs)):
-        for datasetid in registered_plan(catalog, jobid).outputs:
-            other = maker.setdefault(datasetid, jobid)
-            if other != jobid:
-                raise WrongUse(
-                    f"Jobs {other!r} and {jobid!r} both write {datasetid!r}: an asset can be made "
-                    "by one of them in a code location. Leave out the other, or put it in a "
-                    "location of its own; its chunks are shown all the same."
-                )
-
-
-def _with_options(
-    spec: dg.AssetSpec,
-    group_name: str | None,
-    code_version: str | None,
-    kinds: Set[str],
-    automation_condition: dg.AutomationCondition | None,
-) -> dg.AssetSpec:
-    """A spec with the options that the user gave for this job."""
-    options = {
-        "group_name": group_name,
-        "code_version": code_version,
-        "automation_condition": automation_condition,
-    }
-    given = {name: value for name, value in options.items() if value is not None}
-    return spec.replace_attributes(**given, kinds={*spec.kinds, *kinds})
-
-
-def _step_function(body: Body, ports: _Ports) -> Callable[..., Any]:
-    """The generator that Dagster calls: an event for each chunk, then the outputs.
-
-    The outputs let the steps downstream in the same run start.
-    """
-
-    # Without annotations: Dagster would check them against the op's outputs.
-    def run(context):
-        yield from body(context)
-        for name in ports.outs:
-            yield dg.Output(None, name, metadata={OBSERVATION_METADATA: True})
-        for name in ports.checks:
-            yield dg.Output(None, name)
-
-    return run
-
-
 # --- scripts: the program that `odf run` would start, once for each chunk ---
 
 
@@ -345,7 +182,7 @@ def script_assets(
     job: str,
     script: str | Sequence[str],
     *,
-    dataflow: DataflowResource | Catalog,
+    dataflow: Source,
     translator: DataflowTranslator | None = None,
     checks: Iterable[ChunkCheck] = (),
     stop_grace: float = 10.0,
@@ -417,7 +254,7 @@ def script_compute(
 
 def spark_assets(
     jobid: str,
-    dataflow: DataflowResource | Catalog,
+    dataflow: Source,
     function: Callable[..., Any],
     *,
     pyspark: bool = False,
@@ -429,8 +266,10 @@ def spark_assets(
     `LazyPySparkResource`, instead of one with what `dataflow.properties` says of Spark.
     """
     job = as_spark_job(function)
-    catalog = dataflow if isinstance(dataflow, Catalog) else dataflow.catalog()
-    plan = registered_plan(catalog, jobid)
+    catalog = catalog_in(dataflow)
+    if flaw := why_unregistered(catalog, jobid):
+        return no_assets(jobid, flaw)
+    plan = catalog.jobs[jobid]
     job.arguments(plan)  # a fault in the function is reported at load, not in tonight's run
     if pyspark:
         options["required_resource_keys"] = {

@@ -1,44 +1,41 @@
-"""A code location in one call, from what is registered in the tables."""
+"""A code location in one call: from a flow, or from what is registered in the tables."""
 
 import os
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import dagster as dg
 
 from ..errors import DataflowError, NoDatabase, WrongUse
-from ..runner.script import CannotStart, check
-from ..spark.job import is_spark_function
+from ..flow.catalog import catalog_of
+from ..flow.flow import CARRIED, Flow
+from ..flow.parse import FILE
 from ..store.catalog import Catalog
-from ..util.text import first_line, printable, typed
-from .assets import (
-    dataflow_assets,
-    external_assets,
-    one_producer_each,
-    registered_plan,
-    script_assets,
-)
+from ..util.text import first_line, typed
+from .assets import DECLARED
 from .checks import ChunkCheck
 from .io_manager import DataflowIOManager
 from .launch import catch_up_sensor, today_schedules
-from .pipeline_assets import ProjectFolder, Projects, assets_of, tables_of
+from .pipeline_assets import ProjectFolder, Projects, tables_of
+from .registration import Registration
 from .resources import PYSPARK_KEY, RESOURCE_KEY, DataflowResource
+from .runners import JobRunners, Path, Script
 from .sensors import reconcile_sensor, settlement_sensors
 from .translator import DataflowTranslator
 
 IO_MANAGER_KEY = "dataflow_io_manager"
 """The key of the IO manager, so that a project's own stays what it is."""
 
-MAX_NAMED_JOBS = 10
-"""How many jobs an error names."""
-
-Path = str | os.PathLike[str]
-Script = Path | Sequence[Path]
+OWN_JOBS = (None, "dagster")
+"""The values of `runs_in` of jobs that the catch-up sensor launches."""
 
 
 def build_definitions(
     dataflow: DataflowResource | None = None,
     *,
+    flow: Flow | Path | None = None,
     assets: Iterable[Any] = (),
     functions: Mapping[str, Callable[..., Any]] | None = None,
     scripts: Mapping[str, Script] | Path | None = None,
@@ -53,15 +50,19 @@ def build_definitions(
     sensors: bool = True,
     schedules: bool = True,
     automatic: bool = False,
+    apply: bool | None = None,
     runs_per_job: int = 1,
     batch: int = 500,
 ) -> dg.Definitions:
-    """Definitions of all datasets in the tables, with what runs their jobs here.
+    """Definitions of all datasets of a flow, or of the tables, with what runs their jobs here.
 
-    A dataset that no job here writes is shown as an external asset.
+    A dataset that no job here writes is shown as an external asset. With a flow, no database is
+    read until a sensor ticks or a run begins.
 
     Args:
         dataflow: The tables; by default those that `odf` would use here, or the first project's.
+        flow: A flow.yml, or a `Flow`: its jobs run as it says. Jobs that are declared by
+            `@dataflow_assets(inputs=…, outputs=…)` are added to it.
         assets: Assets of `@dataflow_assets`, and any other assets of yours.
         functions: By job, the function that runs it: `fn(chunk)` or `fn(chunk, context)`.
         scripts: By job, the script that runs it; or a folder, of which every executable file
@@ -76,58 +77,151 @@ def build_definitions(
             manager: a `SparkResource`, or a `LazyPySparkResource` of dagster-pyspark.
         automatic: Switch on from the start what launches runs: the catch-up sensor and the
             schedules of `today`. Otherwise you do so in the UI.
+        apply: Whether the reconcile sensor adds to the tables what they lack of the flow; it
+            changes and removes nothing. By default, it adds to the embedded SQLite alone.
         runs_per_job: How many runs of a job the catch-up sensor has at a time.
         batch: How many chunks such a run claims.
-    """
-    folders = list(projects)
-    dataflow = dataflow or _default_tables(folders, make=catalog is None)
-    translator = translator or DataflowTranslator()
-    pipelines = Projects(folders) if folders else None
-    catalog = _known_jobs(dataflow, catalog, pipelines)
-    chosen = None if jobs is None else {registered_plan(catalog, jobid).jobid for jobid in jobs}
 
-    runners = JobRunners(catalog, translator, checks, pyspark=pyspark is not None)
-    for definition in assets:
-        runners.add_assets(definition)
-    for jobid, function in (functions or {}).items():
-        runners.add_function(jobid, function)
-    by_job = scripts_by_job(scripts, catalog.jobs if chosen is None else chosen)
-    for jobid, argv in by_job.items():
-        runners.add_script(jobid, argv)
-    if pipelines is not None:
-        runners.add_pipelines(pipelines)
+    Example:
+        defs = build_definitions(flow="flow.yml")
+    """
+    if flow is not None and catalog is not None:
+        raise WrongUse("Definitions are built from a flow or from a catalog. Leave one out.")
+    given, folders = list(assets), list(projects)
+    code = _code(flow, given, caller=sys._getframe(1).f_code.co_filename)
+    if code is None or (flow is None and (dataflow or catalog or folders)):
+        source = _from_tables(code, dataflow, catalog, folders)
+    else:
+        source = _from_code(code, dataflow, folders)
+    translator = translator or DataflowTranslator()
+    chosen = None if jobs is None else set(jobs)
+    runners = JobRunners(
+        source.catalog,
+        translator,
+        checks,
+        pyspark=pyspark is not None,
+        command=code.command if code else "",
+    )
+    runners.add_given(given, functions or {}, scripts, chosen)
+    if code is not None:
+        runners.add_flow(code.flow, chosen)
+    if source.pipelines is not None:
+        runners.add_pipelines(source.pipelines)
         executor = executor or dg.in_process_executor
     runners.check()
 
-    launch = _Launch(dataflow, runners, pipelines, automatic, runs_per_job, batch)
-    return dg.Definitions(
+    launch = _Launch(source, runners, apply, automatic, runs_per_job, batch)
+    definitions = dg.Definitions(
         assets=[*runners.assets, *runners.external(chosen)],
         sensors=launch.sensors() if sensors else [],
         schedules=launch.schedules() if schedules else [],
-        resources=_resources(dataflow, translator, io_manager, pyspark),
+        resources=_resources(source.dataflow, translator, io_manager, pyspark),
         executor=executor,
+    )
+    if code is not None:
+        setattr(definitions, CARRIED, code.flow)  # for `odf apply --file`
+    return definitions
+
+
+class _Code(NamedTuple):
+    """The jobs that files and Python declare, and the command that registers them."""
+
+    flow: Flow
+    command: str
+
+
+class _Source(NamedTuple):
+    """What definitions are built from: what is known of datasets and jobs, and the tables."""
+
+    dataflow: DataflowResource
+    catalog: Catalog
+    code: _Code | None
+    pipelines: Projects | None
+
+
+def _code(flow: Flow | Path | None, assets: Iterable[Any], *, caller: str) -> _Code | None:
+    """The flow with the jobs that assets declare; without one, they are a flow of their own."""
+    declared = [found.flow for item in assets if (found := getattr(item, DECLARED, None))]
+    if flow is None and not declared:
+        return None
+    command = typed("odf", "apply", "--file", f"{_shown(caller)}:defs")
+    if flow is None:
+        flow = Flow(os.path.basename(os.path.dirname(os.path.abspath(caller))) or "flow")
+    elif not isinstance(flow, Flow):
+        flow = Flow.load(flow)
+    if flow.file is not None and not declared:
+        path = _shown(flow.file)
+        command = "odf apply" if path == FILE else typed("odf", "apply", "--file", path)
+    for own in declared:
+        flow = _joined(flow, own)
+    return _Code(flow, command)
+
+
+def _shown(path: str) -> str:
+    """A path as a person in this folder would write it."""
+    below = os.path.relpath(path)
+    return os.path.abspath(path) if below.startswith(os.pardir) else below
+
+
+def _joined(flow: Flow, own: Flow) -> Flow:
+    """A flow with the job that is declared in Python, and its datasets."""
+    datasets = {dataset.datasetid: dataset for dataset in flow.datasets}
+    for dataset in own.datasets:
+        if datasets.setdefault(dataset.datasetid, dataset) != dataset:
+            raise WrongUse(
+                f"Dataset {dataset.datasetid!r} is declared twice, with different values. Name it "
+                "by its id in one of the places."
+            )
+    for job in own.jobs:
+        if (other := flow.job(job.jobid)) is not None:
+            raise WrongUse(
+                f"Job {job.jobid!r} is declared twice: by @dataflow_assets(outputs=…) and "
+                f"{f'in {other.where}' if other.where else 'beside it'}. Leave out one of them."
+            )
+    return replace(flow, datasets=list(datasets.values()), jobs=[*flow.jobs, *own.jobs])
+
+
+def _from_code(
+    code: _Code,
+    dataflow: DataflowResource | None,
+    folders: list[ProjectFolder],
+) -> _Source:
+    """Build from what is declared alone: no database is read."""
+    flow = code.flow
+    own = (job.pipeline for job in flow.jobs if job.pipeline is not None)
+    folders += dict.fromkeys(os.path.join(flow.folder, folder) for folder in own)
+    pipelines = Projects(folders) if folders else None
+    known = catalog_of(flow, code.command)
+    return _Source(
+        dataflow or DataflowResource(),
+        known if pipelines is None else pipelines.known_to(known),
+        code,
+        pipelines,
     )
 
 
-def _default_tables(folders: Sequence[ProjectFolder], *, make: bool) -> DataflowResource:
-    """The tables of the first project, or else those that `odf` would use here."""
-    return tables_of(folders[0], make=make) if folders else DataflowResource()
-
-
-def _known_jobs(
-    dataflow: DataflowResource, catalog: Catalog | None, pipelines: Projects | None
-) -> Catalog:
-    """The registered jobs and those that the pipelines are.
+def _from_tables(
+    code: _Code | None,
+    dataflow: DataflowResource | None,
+    catalog: Catalog | None,
+    folders: list[ProjectFolder],
+) -> _Source:
+    """Build from what is registered, with the jobs that the pipelines are and Python declares.
 
     With a `catalog` given, the database is left alone: a code location loads without it.
     """
+    if dataflow is None:
+        make = catalog is None
+        dataflow = tables_of(folders[0], make=make) if folders else DataflowResource()
     known = catalog or _read_catalog(dataflow)
-    if pipelines is None:
-        return known
-    known = pipelines.known_to(known)
-    if catalog is None:
-        pipelines.register(dataflow)
-    return known
+    if code is not None:
+        known = known.joined(catalog_of(code.flow))
+    pipelines = Projects(folders) if folders else None
+    if pipelines is not None:
+        known = pipelines.known_to(known)
+        if catalog is None:
+            pipelines.register(dataflow)
+    return _Source(dataflow, known, code, pipelines)
 
 
 def _read_catalog(dataflow: DataflowResource) -> Catalog:
@@ -159,256 +253,55 @@ def _resources(
 class _Launch(NamedTuple):
     """What launches runs of a code location's jobs by itself."""
 
-    dataflow: DataflowResource
-    runners: "JobRunners"
-    pipelines: Projects | None
+    source: _Source
+    runners: JobRunners
+    apply: bool | None
     automatic: bool
     runs_per_job: int
     batch: int
 
     def sensors(self) -> list[dg.SensorDefinition]:
         """The sensors that follow the tables are on at once; the one that launches runs waits."""
-        status = dg.DefaultSensorStatus
+        status, dataflow = dg.DefaultSensorStatus, self.source.dataflow
         return [
-            reconcile_sensor(self.dataflow, translator=self.runners.translator),
-            *settlement_sensors(self.dataflow),
+            self._reconcile_sensor(),
+            *settlement_sensors(dataflow),
             catch_up_sensor(
-                self.dataflow,
-                self.runners.targets,
+                dataflow,
+                self._own_targets(),
                 translator=self.runners.translator,
                 runs_per_job=self.runs_per_job,
                 batch=self.batch,
                 default_status=status.RUNNING if self.automatic else status.STOPPED,
-                projects=self.pipelines,
+                projects=self.source.pipelines,
             ),
         ]
+
+    def _reconcile_sensor(self) -> dg.SensorDefinition:
+        flow, command = self.source.code or (None, "")
+        sensor = reconcile_sensor(
+            self.source.dataflow,
+            translator=self.runners.translator,
+            registration=Registration(flow, command, self.apply, self.runners.left_out),
+        )
+        setattr(sensor, CARRIED, flow)  # merged definitions have it, too
+        return sensor
 
     def schedules(self) -> list[dg.ScheduleDefinition]:
         status = dg.DefaultScheduleStatus
         return today_schedules(
-            self.dataflow,
-            self.runners.targets,
+            self.source.dataflow,
+            self._own_targets(),
             catalog=self.runners.catalog,
             translator=self.runners.translator,
             batch=self.batch,
             default_status=status.RUNNING if self.automatic else status.STOPPED,
         )
 
-
-class JobRunners:
-    """What this code location runs, job by job."""
-
-    def __init__(
-        self,
-        catalog: Catalog,
-        translator: DataflowTranslator,
-        checks: Iterable[ChunkCheck],
-        *,
-        pyspark: bool = False,
-    ) -> None:
-        self.catalog, self.translator, self._pyspark = catalog, translator, pyspark
-        self.assets: list[Any] = []
-        self.targets: dict[str, dg.AssetsDefinition] = {}
-        self._by: dict[str, str] = {}
-        self._checks, self._checked = list(checks), set[str]()
-        self._keys: dict[dg.AssetKey, str] = {}
-        for datasetid in catalog.datasets:
-            other = self._keys.setdefault(translator.asset_key(datasetid), datasetid)
-            if other != datasetid:
-                raise WrongUse(
-                    f"Datasets {other!r} and {datasetid!r} are both called "
-                    f"{translator.asset_key(datasetid).to_user_string()!r} by the translator. Give "
-                    "each a key of its own."
-                )
-
-    def add_assets(self, given: Any) -> None:
-        """Take assets as they are; the metadata of those that run a job name it."""
-        self.assets.append(given)
-        if isinstance(given, dg.AssetsDefinition):
-            jobid = self._job_of(given)
-            if jobid is not None:
-                self._take(jobid, given, "the assets of @dataflow_assets")
-
-    def add_pipelines(self, pipelines: Projects) -> None:
-        """Take the assets of pipelines; each is the job of the same name."""
-        definitions = assets_of(pipelines, self.catalog, self.translator, pyspark=self._pyspark)
-        for jobid, definition in zip(pipelines.shown, definitions, strict=True):
-            self._take(jobid, definition, f"pipeline {jobid}")
-            self.assets.append(definition)
-
-    def add_function(self, jobid: str, function: Callable[..., Any]) -> None:
-        inner = getattr(function, "fn", function)  # of a SparkJob
-        name = getattr(inner, "__name__", type(inner).__name__)
-        if not callable(function) or isinstance(function, dg.AssetsDefinition):
-            raise WrongUse(
-                f"What runs job {jobid!r}, a {type(function).__name__}, isn't a function. Assets "
-                "that are made already go into `assets`."
-            )
-        self._registered(jobid, f"function {name}")
-        options = {"pyspark": True} if self._pyspark and is_spark_function(function) else {}
-        definition = dataflow_assets(
-            job=jobid,
-            dataflow=self.catalog,
-            translator=self.translator,
-            checks=self._for(jobid),
-            **options,
-        )(function)
-        self._take(jobid, definition, f"function {name}")
-        self.assets.append(definition)
-
-    def add_script(self, jobid: str, argv: list[str]) -> None:
-        self._registered(jobid, f"script {argv[0]}")
-        try:
-            check(argv[0], os.environ.get("PATH", os.defpath))
-        except CannotStart as refusal:
-            raise WrongUse(f"The script of job {jobid!r} {refusal}.") from None
-        definition = script_assets(
-            jobid, argv, dataflow=self.catalog, translator=self.translator, checks=self._for(jobid)
-        )
-        self._take(jobid, definition, f"script {argv[0]}")
-        self.assets.append(definition)
-
-    def check(self) -> None:
-        """Refuse what Dagster would refuse in more words, or not at all."""
-        one_producer_each(self.catalog, self.targets)
-        seen: dict[dg.AssetKey, Any] = {}
-        for definition in self.assets:
-            for key in _keys(definition):
-                if seen.setdefault(key, definition) is not definition:
-                    raise WrongUse(
-                        f"Asset {key.to_user_string()!r} is defined twice. Leave one of them out, "
-                        "or rename the dataset's by a DataflowTranslator."
-                    )
-        for chunk_check in self._checks:
-            if chunk_check.name not in self._checked:
-                of = (
-                    f"dataset {chunk_check.dataset!r}"
-                    if chunk_check.dataset
-                    else "no dataset in particular"
-                )
-                raise WrongUse(
-                    f"Check {chunk_check.name!r} is for {of}, which no function or script here "
-                    "writes. Use @dataflow_check(dataset=…), or give it to "
-                    "@dataflow_assets(checks=…)."
-                )
-
-    def external(self, chosen: set[str] | None) -> list[dg.AssetSpec]:
-        """The assets of all other datasets, or of those that the chosen jobs read or write."""
-        here = {key for definition in self.assets for key in _keys(definition)}
-        produced = {datasetid for key, datasetid in self._keys.items() if key in here}
-        specs = external_assets(self.catalog, produced, self.translator)
-        if chosen is None:
-            return specs
-        plans = [self.catalog.jobs[jobid] for jobid in {*chosen, *self.targets}]
-        near = {
-            self.translator.asset_key(datasetid)
-            for plan in plans
-            for datasetid in (*plan.reads, *plan.outputs)
+    def _own_targets(self) -> dict[str, dg.AssetsDefinition]:
+        """What runs the jobs that Dagster starts: the flow may leave one to `odf work` or cron."""
+        jobs = self.source.code.flow.jobs if self.source.code else ()
+        others = {job.jobid for job in jobs if job.runs_in not in OWN_JOBS}
+        return {
+            jobid: assets for jobid, assets in self.runners.targets.items() if jobid not in others
         }
-        return [
-            spec.replace_attributes(deps=[dep for dep in spec.deps if dep.asset_key in near | here])
-            for spec in specs
-            if spec.key in near
-        ]
-
-    def _take(self, jobid: str, definition: dg.AssetsDefinition, by: str) -> None:
-        if jobid in self._by:
-            raise WrongUse(
-                f"Job {jobid!r} is given twice: by {self._by[jobid]} and by {by}. Leave out one."
-            )
-        self._by[jobid] = by
-        self.targets[jobid] = definition
-
-    def _for(self, jobid: str) -> list[ChunkCheck]:
-        outputs = self.catalog.jobs[jobid].outputs
-        found = [check for check in self._checks if check.dataset in outputs]
-        self._checked.update(check.name for check in found)
-        return found
-
-    def _registered(self, jobid: str, by: str) -> None:
-        """Refuse a job that the tables don't know, with those that they do."""
-        if jobid in self.catalog.jobs:
-            registered_plan(self.catalog, jobid)
-            return
-        known = sorted(self.catalog.jobs)
-        more = f" and {len(known) - MAX_NAMED_JOBS} more" if len(known) > MAX_NAMED_JOBS else ""
-        names = ", ".join(map(printable, known[:MAX_NAMED_JOBS])) + more if known else "none"
-        raise WrongUse(
-            f"Job {jobid!r}, which {by} is given for, isn't registered (these are: {names}). "
-            f"Run: odf job add {typed(jobid)} --in DATASET --out DATASET"
-        )
-
-    def _job_of(self, given: dg.AssetsDefinition) -> str | None:
-        """The job that assets run; None: they run none of ours."""
-        if RESOURCE_KEY not in given.required_resource_keys:
-            return None
-        outputs = set()
-        for spec in given.specs:
-            datasetid = spec.metadata.get("opendataflow/dataset", self._keys.get(spec.key))
-            if datasetid in self.catalog.datasets and (
-                self.translator.asset_key(datasetid) != spec.key
-            ):
-                raise WrongUse(
-                    f"Asset {spec.key.to_user_string()!r} of dataset {datasetid!r} is called "
-                    f"{self.translator.asset_key(datasetid).to_user_string()!r} by the translator. "
-                    "Give the same translator to @dataflow_assets and to build_definitions."
-                )
-            outputs.add(datasetid)
-        jobids = {spec.metadata.get("opendataflow/job") for spec in given.specs}
-        for jobid, plan in self.catalog.jobs.items():
-            named = jobids == {jobid}
-            unnamed = jobids == {None} and given.node_def.name == self.translator.op_name(jobid)
-            if set(plan.outputs) == outputs and (named or unnamed):
-                return jobid
-        return None
-
-
-def scripts_by_job(
-    scripts: Mapping[str, Script] | Path | None, jobs: Collection[str]
-) -> dict[str, list[str]]:
-    """By job, the program to run and its arguments; of a folder, those that are called like a job.
-
-    A path that is relative now stays the same file later.
-    """
-    if scripts is None:
-        return {}
-    if isinstance(scripts, Mapping):
-        return {jobid: _argv(jobid, script) for jobid, script in scripts.items()}
-    found: dict[str, list[str]] = {}
-    try:
-        names = sorted(os.listdir(scripts))
-    except OSError as error:
-        raise WrongUse(
-            f"The folder of scripts {os.fspath(scripts)!r} can't be read: {error.strerror}. Name a "
-            "folder, or map jobs to scripts: {'loadbob': './loadbob.sh'}."
-        ) from None
-    for name in names:
-        path = os.path.abspath(os.path.join(scripts, name))
-        jobid = os.path.splitext(name)[0]  # as `odf run` and RunJob name a script's job
-        if jobid not in jobs or name.endswith("~"):
-            continue
-        if os.path.isfile(path) and os.access(path, os.X_OK):
-            if jobid in found:
-                raise WrongUse(
-                    f"Job {jobid!r} is given twice: by script {found[jobid][0]} and by script "
-                    f"{path}. Leave out one."
-                )
-            found[jobid] = [path]
-    return found
-
-
-def _argv(jobid: str, script: Script) -> list[str]:
-    words = [script] if isinstance(script, str | os.PathLike) else list(script)
-    argv = [os.fspath(word) for word in words]
-    if not argv or not argv[0]:
-        raise WrongUse(f"The script of job {jobid!r} is empty. Name a program.")
-    if "/" in argv[0] or isinstance(words[0], os.PathLike):
-        argv[0] = os.path.abspath(argv[0])
-    return argv
-
-
-def _keys(given: Any) -> Iterable[dg.AssetKey]:
-    if isinstance(given, dg.AssetsDefinition):
-        return given.keys
-    key = getattr(given, "key", None)
-    return [key] if isinstance(key, dg.AssetKey) else []

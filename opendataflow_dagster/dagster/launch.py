@@ -391,20 +391,24 @@ def today_schedules(
     is launched by the catch-up sensor, or by its `every_minutes`.
     """
     translator = translator or DataflowTranslator()
+    daily = [
+        jobid for jobid in jobs if (plan := catalog.jobs.get(jobid)) is not None and plan.today
+    ]
+    if not daily:
+        return []
     zone = zone_name(dataflow.settings.timezone)
     return [
         _schedule(
             dataflow,
             jobid,
-            target,
+            jobs[jobid],
             translator,
             batch,
             default_status,
             cron(catalog.policies.get(jobid, {}).get("every_minutes"), zone),
             zone or "UTC",
         )
-        for jobid, target in jobs.items()
-        if jobid in catalog.jobs and catalog.jobs[jobid].today
+        for jobid in daily
     ]
 
 

@@ -27,7 +27,7 @@ from ..store.claimable import Offer
 from ..store.items import begin_due_runs, without_items
 from ..store.store import Store
 from ..util.text import first_line, printable
-from .assets import OBSERVATION_METADATA
+from .job_assets import OBSERVATION_METADATA
 from .pipeline_steps import CLAIM, OVER, StepFlow, begin, publish, transform
 from .resources import PYSPARK_KEY, RESOURCE_KEY, DataflowResource
 from .translator import DataflowTranslator

@@ -14,6 +14,7 @@ from ..store.history import unread
 from ..store.runs import lost_runs, runs_at_work, settle_run
 from ..store.store import Store
 from .launch import DATABASE_WAIT_SECONDS, unreadable
+from .registration import Registration
 from .resources import DataflowResource
 from .step import CATCH_UP_TAG, LEASE_RENEWAL_SECONDS, terminated
 from .translator import DataflowTranslator
@@ -49,11 +50,13 @@ def reconcile_sensor(
     minimum_interval_seconds: int = 10,
     seconds: float = 15.0,
     default_status: dg.DefaultSensorStatus = dg.DefaultSensorStatus.RUNNING,
+    registration: Registration | None = None,
 ) -> dg.SensorDefinition:
     """Mirror what changed in the tables, settle what dead runs left, recover lost claims.
 
     A tick takes about `seconds` at most, and the next one continues there. To have everything
-    compared again, reset the sensor's cursor in the UI, or run `odf drift --repair`.
+    compared again, reset the sensor's cursor in the UI, or run `odf drift --repair`. `registration`
+    is what the code location needs in the tables: what they lack is added, or told.
     """
     dataflow = dataflow or DataflowResource()
     translator = translator or DataflowTranslator()
@@ -73,6 +76,7 @@ def reconcile_sensor(
         store = None
         try:
             store = dataflow.patient_store(DATABASE_WAIT_SECONDS)
+            lacking = registration.bring_up(dataflow, store) if registration else ""
             settled = settle(store, context.instance)
             done = reconcile(
                 store, Mirror(context.instance), translator, context.cursor, seconds=seconds
@@ -84,7 +88,8 @@ def reconcile_sensor(
             context.log.info(
                 f"{chunk.jobid} {chunk.dataid}: settled as {chunk.status}, {chunk.reason}"
             )
-        return dg.SkipReason(" ".join(filter(None, [_summary(done, settled), unread(store)])))
+        lines = [lacking, _summary(done, settled), unread(store)]
+        return dg.SkipReason(" ".join(filter(None, lines)))
 
     return sensor
 

@@ -1,13 +1,18 @@
 """How datasets, chunks and jobs are called in Dagster."""
 
+import logging
 import re
 from collections.abc import Mapping, Sequence
+from functools import cache
 from typing import Any
 
 import dagster as dg
 
 from ..location import place_of
 from ..store.catalog import Catalog, Dataset
+from ..util.text import first_line
+
+_log = logging.getLogger("opendataflow_dagster")
 
 _HEX = re.compile("(?:%[0-9A-F]{2})+")
 _DOTS = re.compile(r"\.{3,}")
@@ -79,12 +84,15 @@ class DataflowTranslator:
 
     def description(self, dataset: Dataset, jobid: str | None) -> str | None:
         """What a dataset's page says."""
+        if dataset.description:
+            return dataset.description
         made = f"made by job `{jobid}`" if jobid else "made elsewhere"
         return f"Dataset `{dataset.datasetid}` of OpenDataFlow, {made}."
 
     def tags(self, dataset: Dataset, jobid: str | None) -> Mapping[str, str]:
         """The tags of a dataset's asset."""
-        return {"opendataflow/job": jobid} if jobid and _TAG_VALUE.fullmatch(jobid) else {}
+        own = {name: value for name, value in dataset.tags.items() if _is_taken("tag", name, value)}
+        return own | ({"opendataflow/job": jobid} if jobid and _TAG_VALUE.fullmatch(jobid) else {})
 
     def kinds(self, dataset: Dataset) -> set[str]:
         """What sort of data it is: the dataset's format."""
@@ -93,7 +101,7 @@ class DataflowTranslator:
 
     def owners(self, dataset: Dataset) -> Sequence[str]:
         """Who is responsible for a dataset: e-mail addresses, or `team:NAME`."""
-        return []
+        return [owner for owner in dataset.owners if _is_taken("owner", owner)]
 
     def metadata(self, dataset: Dataset, jobid: str | None) -> Mapping[str, Any]:
         """What is known of a dataset without looking at its chunks."""
@@ -136,6 +144,20 @@ class DataflowTranslator:
             kinds=self.kinds(dataset),
             partitions_def=self.partitions_def(catalog.domains[datasetid]),
         )
+
+
+@cache
+def _is_taken(kind: str, *words: str) -> bool:
+    """Whether Dagster takes an owner, or a tag; one that it doesn't is left out, and told once."""
+    try:
+        if kind == "owner":
+            dg.AssetSpec("asset", owners=list(words))
+        else:
+            dg.AssetSpec("asset", tags={words[0]: words[1]})
+    except dg.DagsterInvalidDefinitionError as error:
+        _log.warning("The %s %s is left out: %s", kind, ": ".join(words), first_line(error))
+        return False
+    return True
 
 
 def escaped_partition(dataid: str) -> str:

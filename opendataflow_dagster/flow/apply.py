@@ -25,6 +25,7 @@ def apply_flow(
     *,
     expected: str | None = None,
     adopt: bool = False,
+    additions: bool = False,
     environ: Mapping[str, str] = os.environ,
 ) -> FlowPlan:
     """Write what differs, all of it or nothing, and return what that was.
@@ -37,6 +38,7 @@ def apply_flow(
         flow: What they should have.
         expected: The hash of the plan that was looked at: any other plan is refused.
         adopt: Take over what somebody else has registered with other values.
+        additions: Add what isn't registered yet, and leave all else as it is.
         environ: Where `${NAME}` is looked up.
     """
     revision = revision_of(flow)
@@ -49,6 +51,8 @@ def apply_flow(
             registered = read_registered(store)
             plan = compare(store, flow, registered, adopt=adopt, environ=environ)
             refuse_stale(plan, expected)
+            if additions:
+                plan = _additions(plan)
             _refuse_conflicts(plan)
             _Writer(store, flow, registered, environ, revision).write(plan)
             return plan
@@ -228,6 +232,18 @@ def refuse_stale(plan: FlowPlan, expected: str | None) -> None:
         f"options have changed since. Nothing was changed. Run `odf plan`; now it is {plan.hash}.",
         code="STALE_PLAN",
     )
+
+
+def _additions(plan: FlowPlan) -> FlowPlan:
+    """What a plan adds, and adopts as it is."""
+    # A conflict that can't even be adopted concerns the rest, too: it stays, and is refused.
+    added = [
+        change
+        for change in plan.changes
+        if change.action != REMOVE
+        and (not change.may_adopt if change.conflict else change.action == ADD)
+    ]
+    return plan._replace(changes=tuple(added), forgotten=())
 
 
 def _refuse_conflicts(plan: FlowPlan) -> None:

@@ -30,6 +30,10 @@ EXPANDED = ("hostname", "database", "schemaname", "tablename", "username")
 """The columns in which `${NAME}` stands for a variable of the environment."""
 
 
+CARRIED = "dataflow_flow"
+"""The attribute of Dagster's definitions that has the flow which they were built from."""
+
+
 def origin_of(flow: str) -> str:
     """What the rows of a flow carry."""
     return f"flow:{flow}"

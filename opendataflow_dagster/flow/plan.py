@@ -13,6 +13,7 @@ from ..model import DATASET_COLUMNS
 from ..store.registry import circle_of_jobs
 from ..store.store import Store
 from ..util.text import did_you_mean
+from .domains import other_names
 from .flow import Dataset, Flow, Job
 from .registered import (
     DATASET,
@@ -129,6 +130,7 @@ def compare(
     comparison = _Comparison(store, flow, registered, adopt, environ)
     changes = (*comparison.declared(), *comparison.removed())
     _refuse_circle(flow, registered, changes)
+    changes = _with_other_domains(flow, registered, changes)
     return FlowPlan(
         flow.name,
         changes,
@@ -302,6 +304,19 @@ def _refuse_circle(flow: Flow, registered: Registrations, changes: Iterable[Chan
             f"With what is registered, these would wait for each other for ever: {circle}. "
             "Let one of the jobs write another dataset."
         )
+
+
+def _with_other_domains(
+    flow: Flow, registered: Registrations, changes: Iterable[Change]
+) -> tuple[Change, ...]:
+    """The changes, with a conflict for each domain that the tables call otherwise."""
+    found = {(change.kind, change.name): change for change in changes}
+    gone = [name for name, change in found.items() if change.action == REMOVE]
+    for other in other_names(flow, registered, gone):
+        change = found.get((other.kind, other.name), Change(CHANGE, other.kind, other.name))
+        conflict = "; ".join(filter(None, [change.conflict, other.text]))
+        found[other.kind, other.name] = change._replace(conflict=conflict, may_adopt=False)
+    return tuple(found.values())
 
 
 def _notes(flow: Flow, registered: Registrations, changes: Iterable[Change]) -> Iterator[str]:

@@ -34,6 +34,8 @@ class Registrations(NamedTuple):
     dials: Mapping[str, Mapping[str, Any]] = {}
     declared: Mapping[tuple[str, str], Mapping[str, tuple[str, ...]]] = {}
     """By kind and name: origin → the dials that it sets."""
+    produced: frozenset[str] = frozenset()
+    """The datasets that have chunks."""
 
     def origins(self, kind: str, name: str) -> set[str]:
         """Who declares a dataset or a job; a pipeline's mark tells it where no row does."""
@@ -85,6 +87,7 @@ def read_registered(store: Store) -> Registrations:
         {jobid: frozenset(found) for jobid, found in variables.items()},
         dials,
         declared,
+        frozenset(datasetid for (datasetid,) in store.db.run("catalog.produced")),
     )
 
 

@@ -1,7 +1,7 @@
 """What there is, in one look: datasets, the jobs between them, their dials, and their domains."""
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any, NamedTuple
 
@@ -19,6 +19,10 @@ class Dataset(NamedTuple):
 
     datasetid: str
     columns: Mapping[str, str | None]
+    description: str | None = None
+    """What a flow says of it for people; so do the next two."""
+    owners: Sequence[str] = ()
+    tags: Mapping[str, str] = {}
 
 
 class Catalog(NamedTuple):
@@ -29,16 +33,40 @@ class Catalog(NamedTuple):
     policies: Mapping[str, Mapping[str, Any]]
     domains: Mapping[str, str]
     """Dataset → the name of its domain: those that jobs link share their dataids."""
+    registered_by: str = ""
+    """The command that registers all this, if it comes from a flow instead of the tables."""
+
+    @classmethod
+    def of(
+        cls,
+        datasets: Mapping[str, Dataset],
+        items: Iterable[tuple],
+        policies: Mapping[str, Mapping[str, Any]],
+    ) -> "Catalog":
+        """What datasets and the rows of jobs (jobid, itemtype, datasetid, itemvalue) are together.
+
+        A dataset that only jobs name is among them, without columns that are known.
+        """
+        jobs = _plans(items, policies)
+        found = _with_named(datasets, jobs.values())
+        return cls(found, jobs, policies, _domains(found, jobs))
 
     def with_jobs(self, plans: Mapping[str, Plan]) -> "Catalog":
         """What it would be with these jobs registered."""
         jobs = {**self.jobs, **plans}
-        columns = {name for dataset in self.datasets.values() for name in dataset.columns}
-        unknown = dict.fromkeys(sorted(columns))
-        named = {datasetid for plan in plans.values() for datasetid in (*plan.reads, *plan.outputs)}
-        new = {datasetid: Dataset(datasetid, unknown) for datasetid in named - set(self.datasets)}
-        datasets = dict(sorted({**self.datasets, **new}.items()))
+        datasets = _with_named(self.datasets, plans.values())
         return self._replace(datasets=datasets, jobs=jobs, domains=_domains(datasets, jobs))
+
+    def joined(self, other: "Catalog") -> "Catalog":
+        """What it would be with what another one has, too."""
+        datasets = dict(sorted({**other.datasets, **self.datasets}.items()))
+        jobs = {**self.jobs, **other.jobs}
+        return self._replace(
+            datasets=datasets,
+            jobs=jobs,
+            policies={**self.policies, **other.policies},
+            domains=_domains(datasets, jobs),
+        )
 
     def producers(self, datasetid: str) -> tuple[str, ...]:
         """The jobs that write a dataset."""
@@ -145,16 +173,13 @@ def read_catalog(store: Store) -> Catalog:
         }
         for row in dials
     }
-    jobs = _plans(items, policies)
-    known = {*registered, *produced}
-    known.update(datasetid for plan in jobs.values() for datasetid in (*plan.inputs, *plan.outputs))
-    known.discard(TODAY)
+    linked = {datasetid for _, kind, datasetid, _ in items if kind in ("IN", "OUT") and datasetid}
     unknown = dict.fromkeys(name for name in names if name != SECRET)
     datasets = {
         datasetid: Dataset(datasetid, registered.get(datasetid, unknown))
-        for datasetid in sorted(known)
+        for datasetid in {*registered, *produced, *linked} - {TODAY}
     }
-    return Catalog(datasets, jobs, policies, _domains(datasets, jobs))
+    return Catalog.of(datasets, items, policies)
 
 
 def read_jobs(store: Store) -> dict[str, Plan]:
@@ -177,6 +202,16 @@ def depths(pairs: Iterable[tuple[str, str]]) -> dict[str, int]:
             break
         depth |= deeper
     return depth
+
+
+def _with_named(datasets: Mapping[str, Dataset], plans: Iterable[Plan]) -> dict[str, Dataset]:
+    """Some datasets and those that jobs read or write, in the order of their names."""
+    unknown = dict.fromkeys(
+        sorted({name for dataset in datasets.values() for name in dataset.columns})
+    )
+    named = {datasetid for plan in plans for datasetid in (*plan.reads, *plan.outputs)}
+    new = {datasetid: Dataset(datasetid, unknown) for datasetid in named - set(datasets)}
+    return dict(sorted({**datasets, **new}.items()))
 
 
 def _plans(items: Iterable[tuple], policies: Mapping[str, Mapping[str, Any]]) -> dict[str, Plan]:

@@ -285,12 +285,6 @@ def test_bad_input_gets_one_clear_line(dataflow: DataflowResource) -> None:
     def mine() -> None: ...
 
     refused = {
-        r"Job 'lodbob', which script \S*loadbob.sh is given for, isn't registered \(these are: "
-        r"again, loadbob, report\). Run: odf job add lodbob --in DATASET --out DATASET": {
-            "scripts": {"lodbob": good}
-        },
-        r"Job 'nope', which function make is given": {"functions": {"nope": make}},
-        r"Job 'nope' isn't registered, so it can't be an asset": {"jobs": ["nope"]},
         r"The script of job 'loadbob' cannot start: \S+/gone.sh: not found.": {
             "scripts": {"loadbob": "./gone.sh"}
         },
@@ -328,12 +322,65 @@ def test_bad_input_gets_one_clear_line(dataflow: DataflowResource) -> None:
         assert len(str(refusal.value).splitlines()) == 1
 
 
-def test_many_registered_jobs_are_not_all_named(dataflow: DataflowResource) -> None:
+def test_a_job_that_isnt_registered_costs_a_warning(
+    dataflow: DataflowResource, caplog: pytest.LogCaptureFixture
+) -> None:
     for number in range(30):
         register(dataflow.store, f"job{number}", ["bobin"], [f"made{number}"])
 
-    with pytest.raises(WrongUse, match=r"these are: job0, .* and 22 more\)"):
-        build_definitions(dataflow, functions={"nope": make})
+    @dataflow_assets(job="unknown", dataflow=dataflow)
+    def mine(chunk: Chunk) -> None: ...
+
+    @dataflow_check(dataset="never")
+    def is_good(chunk: Chunk) -> bool:
+        return True
+
+    ours = build_definitions(
+        dataflow,
+        assets=[mine],
+        functions={"report": make, "nope": make},
+        scripts={"lodbob": script("loadbob.sh")},
+        checks=[is_good],
+        jobs=["report", "gone"],
+    )
+
+    @dg.asset
+    def shops() -> list[str]:
+        return ["north"]
+
+    merged = dg.Definitions.merge(dg.Definitions(assets=[shops, mine]), ours)
+    dg.Definitions.validate_loadable(merged)
+    assert shown(merged) == {"shops": True, "reported": True, "bobout": False}
+    told = [record.getMessage() for record in caplog.records]
+    for line in (
+        "Job 'unknown' isn't registered, so it can't be an asset. Run: odf job add unknown --in",
+        "Job 'nope', which function make is given for, isn't registered. These are: job0, ",
+        "Job 'lodbob', which script ",
+        "isn't registered. Did you mean 'loadbob'? These are: job0, job1,",
+        "Job 'gone', which `jobs` is given for, isn't registered.",
+        "Check 'is_good' is for dataset 'never', which no function or script here writes.",
+    ):
+        assert any(line in message for message in told), (line, told)
+    assert any(" and 22 more. Run: odf job add nope" in message for message in told)
+
+
+def test_the_sensor_tells_which_jobs_were_left_out(dataflow: DataflowResource) -> None:
+    defs = build_definitions(dataflow, functions={"report": make, "late": make})
+
+    with dg.DagsterInstance.ephemeral() as instance:
+        left_out = ticked(defs, instance)
+        register(dataflow.store, "late", ["bobin"], ["made_late"])
+        assert "Job 'late', which function make is given for, isn't registered." in left_out
+        assert "Run: odf job add late --in DATASET --out DATASET" in left_out
+        assert "'late': registered since. Reload this code location." in ticked(defs, instance)
+
+
+def ticked(defs: dg.Definitions, instance: dg.DagsterInstance) -> str:
+    """What the page of the reconcile sensor says after a tick."""
+    repository = defs.get_repository_def()
+    sensor = repository.get_sensor_def("opendataflow_reconcile")
+    with dg.build_sensor_context(instance=instance, repository_def=repository) as context:
+        return sensor.evaluate_tick(context).skip_message or ""
 
 
 def test_with_the_database_away_the_pages_open_with_what_was_there(

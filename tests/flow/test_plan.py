@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from opendataflow_dagster.flow.export import export_flow
 from opendataflow_dagster.flow.plan import FlowPlan, plan_flow
 from opendataflow_dagster.model import DIALS
 from opendataflow_dagster.store import registry
+from opendataflow_dagster.store.catalog import read_catalog
 from opendataflow_dagster.store.opening import open_store
 from opendataflow_dagster.store.store import Store
 from tests.support import store_fixtures
@@ -586,6 +588,7 @@ KILLED = """
 import os, signal, sys
 from opendataflow_dagster.flow.apply import apply_flow
 from opendataflow_dagster.flow.flow import Flow
+from opendataflow_dagster.store.catalog import read_catalog
 from opendataflow_dagster.store.opening import open_store
 
 store, deadly = open_store(sys.argv[1]), int(sys.argv[2])
@@ -662,3 +665,72 @@ def test_an_export_needs_a_name_where_there_are_several_flows(odf: Odf, store: S
     with pytest.raises(WrongUse):
         export_flow(store, "")
     close(store)
+
+
+# --- the names of domains -------------------------------------------------------------------------
+
+
+def test_a_domain_with_chunks_keeps_its_name(store: Store) -> None:
+    apply_flow(store, SHOP)
+    archive = Dataset("archive", hostname="/data/archive")
+    joined = job(inputs=["sales", "archive"])
+    renamed = shop(datasets=[SALES, CHECKED, archive], jobs=[joined])
+    assert not plan_flow(store, renamed).conflicts  # it has no chunks: nothing is called by it yet
+
+    put(store, "sales", "1")
+    before = registrations(store)
+    for flow, dataset, was in (
+        (renamed, "sales", "archive"),
+        (shop(datasets=[replace(SALES, domain="till's"), CHECKED]), "sales", "till's"),
+    ):
+        [conflict] = plan_flow(store, flow).conflicts
+        assert (conflict.name, conflict.may_adopt) == (dataset, False)
+        assert conflict.conflict == (
+            f"its partitions are called 'sales' in the tables, and {was!r} by this flow: "
+            "add `domain: sales` to it"
+        )
+        for adopt in (False, True):
+            with pytest.raises(Refused, match="add `domain: sales` to it"):
+                apply_flow(store, flow, adopt=adopt)
+        with pytest.raises(Refused, match="add `domain: sales` to it"):
+            apply_flow(store, flow, additions=True)
+    assert registrations(store) == before
+
+    kept = shop(datasets=[replace(SALES, domain="sales"), CHECKED, archive], jobs=[joined])
+    apply_flow(store, kept)
+    assert set(read_catalog(store).domains.values()) == {"sales"}
+    assert not plan_flow(store, kept).changes
+
+
+def test_of_two_flows_the_second_takes_the_name_that_the_first_gave(store: Store) -> None:
+    apply_flow(store, SHOP)
+    put(store, "sales", "1")
+    other = Flow("mail", jobs=[Job("send", inputs=["archive", "checked"], outputs=["mails"])])
+    [conflict] = plan_flow(store, other).conflicts
+    assert (conflict.kind, conflict.name) == ("job", "send")
+    assert conflict.conflict == (
+        "its partitions are called 'sales' in the tables, and 'archive' by this flow: declare "
+        "dataset 'archive' with `domain: sales`"
+    )
+    declared = replace(other, datasets=[Dataset("archive", domain="sales")])
+    apply_flow(store, declared)
+    assert not plan_flow(store, declared).changes
+    assert not plan_flow(store, SHOP).changes
+
+
+def test_a_line_in_a_file_is_named_with_its_place(store: Store) -> None:
+    put(store, "sales", "1")
+    flow = Flow.parse(
+        "flow: shop\ndatasets:\n  sales: {hostname: /s}\n  archive: {hostname: /a}\n"
+        "jobs:\n  check: {in: [sales, archive], out: [checked]}\n"
+    )
+    [conflict] = plan_flow(store, flow).conflicts
+    assert conflict.conflict.endswith("add `domain: sales` to it at flow.yml:3")
+
+
+def test_a_part_that_splits_off_gets_a_name_of_its_own(store: Store) -> None:
+    apply_flow(store, SHOP)
+    put(store, "sales", "1")
+    put(store, "checked", "1")
+    apply_flow(store, shop(jobs=[]))
+    assert read_catalog(store).domains == {"sales": "sales", "checked": "checked"}

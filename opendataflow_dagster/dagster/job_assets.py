@@ -1,0 +1,319 @@
+"""A job as assets: one for each dataset that it writes, with a partition for each chunk."""
+
+import logging
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from typing import Any, NamedTuple
+
+import dagster as dg
+
+from ..errors import WrongUse
+from ..flow.catalog import catalog_of
+from ..flow.flow import Flow
+from ..model import Plan
+from ..runner.produce import Maker
+from ..store.catalog import Catalog
+from ..util.text import did_you_mean, typed
+from .checks import ChunkCheck, bind_checks
+from .registration import refuse_unapplied
+from .resources import RESOURCE_KEY, DataflowResource
+from .step import Body, Event, run_chunks
+from .translator import DataflowTranslator
+
+_log = logging.getLogger("opendataflow_dagster")
+
+OBSERVATION_METADATA = "__source_asset_observation__"
+"""A metadata key on an output with which Dagster doesn't log a materialization for it.
+
+Without it, every partition of the run would turn green at the end of the step, also those whose
+chunk has failed. It is the one internal name outside of `grid.py`, whose import takes 0.4 s that a
+run has no use for. `tests/dagster/test_assets.py` fails once Dagster stops
+reading it."""
+
+warnings.filterwarnings(
+    "ignore", "Asset job .* materializes assets with varying BackfillPolicies", UserWarning
+)  # they vary on purpose: see `_backfill_policy`
+
+MAX_PARTITIONS_PER_RUN = 500
+"""How many chunks of a backfill one run produces, if no policy of yours says otherwise."""
+
+Source = DataflowResource | Catalog | Flow
+"""What has the jobs that assets are made of: the tables, what is known of them, or a flow."""
+
+UNREGISTERED = "dataflow_unregistered"
+"""The attribute of an empty definition: the job that it would run, if that were registered."""
+
+
+def catalog_in(source: Source) -> Catalog:
+    """What is registered in the tables, or what a flow declares."""
+    if isinstance(source, Catalog):
+        return source
+    return catalog_of(source) if isinstance(source, Flow) else source.catalog()
+
+
+def dataflow_specs(
+    catalog: Catalog,
+    *,
+    translator: DataflowTranslator | None = None,
+    jobs: Iterable[str] | None = None,
+) -> list[dg.AssetSpec]:
+    """The assets of what jobs write: of those named, or else of all that can run.
+
+    Of several jobs that write the same dataset, only one may be named; of all, the first counts.
+    """
+    translator = translator or DataflowTranslator()
+    named = list(catalog.jobs) if jobs is None else list(jobs)
+    if jobs is not None:
+        one_producer_each(catalog, named)
+    producers: dict[str, str] = {}
+    for jobid in sorted(named):
+        if jobs is not None or not catalog.jobs[jobid].flaw:
+            for datasetid in registered_plan(catalog, jobid).outputs:
+                producers.setdefault(datasetid, jobid)
+    return [
+        translator.spec(catalog, datasetid, producers[datasetid]) for datasetid in sorted(producers)
+    ]
+
+
+def external_assets(
+    catalog: Catalog,
+    produced: Iterable[str],
+    translator: DataflowTranslator | None = None,
+) -> list[dg.AssetSpec]:
+    """The assets of the datasets that nothing here produces."""
+    translator, here = translator or DataflowTranslator(), set(produced)
+    return [
+        translator.spec(catalog, datasetid, None)
+        for datasetid in catalog.datasets
+        if datasetid not in here
+    ]
+
+
+def assets_of_job(
+    jobid: str,
+    dataflow: Source,
+    prepare: Callable[[dg.AssetExecutionContext], Maker],
+    *,
+    translator: DataflowTranslator | None = None,
+    checks: Iterable[ChunkCheck] = (),
+    promised: Iterable[ChunkCheck] = (),
+    secrets: bool = False,
+    name: str | None = None,
+    description: str | None = None,
+    group_name: str | None = None,
+    code_version: str | None = None,
+    kinds: Set[str] = frozenset(),
+    automation_condition: dg.AutomationCondition | None = None,
+    backfill_policy: dg.BackfillPolicy | None = None,
+    pool: str | None = None,
+    op_tags: Mapping[str, Any] | None = None,
+    retry_policy: dg.RetryPolicy | None = None,
+    hooks: Set[dg.HookDefinition] | None = None,
+    config_schema: Any = None,
+    required_resource_keys: Set[str] = frozenset(),
+    resource_defs: Mapping[str, object] | None = None,
+) -> dg.AssetsDefinition:
+    """One step that produces all datasets of a job, partition by partition.
+
+    Dagster proposes partitions; the tables decide which of them may run.
+
+    Args:
+        jobid: The job, which has to be registered.
+        dataflow: The tables, or what is registered in them.
+        prepare: Gives, at the start of a step, what produces its chunks.
+        translator: How datasets, chunks and jobs are called in Dagster.
+        checks: Functions that look at a chunk before it becomes READY.
+        promised: Checks whose answers the maker itself gives.
+        secrets: Put the passwords into the environment, as scripts expect them.
+    """
+    catalog = catalog_in(dataflow)
+    translator = translator or DataflowTranslator()
+    if flaw := why_unregistered(catalog, jobid):
+        return no_assets(jobid, flaw)
+    plan = catalog.jobs[jobid]
+    promised, checks = bind_checks(promised, plan), bind_checks(checks, plan)
+    all_checks = [*promised, *checks]
+    _refuse_doubled_names(all_checks, jobid)
+    specs = [
+        _with_options(spec, group_name, code_version, kinds, automation_condition)
+        for spec in dataflow_specs(catalog, translator=translator, jobs=[jobid])
+    ]
+    ports = _ports(specs, [check.spec(translator) for check in all_checks])
+    op = _job_op(
+        _job_body(catalog, jobid, translator, prepare, checks, secrets),
+        ports,
+        name=name or translator.op_name(jobid),
+        description=description,
+        required_resource_keys={RESOURCE_KEY, *required_resource_keys},
+        config_schema=config_schema,
+        tags=op_tags,
+        retry_policy=retry_policy,
+        pool=pool or translator.pool(jobid),
+    )
+    return dg.AssetsDefinition(
+        keys_by_input_name=ports.ins,
+        keys_by_output_name=ports.outs,
+        node_def=op,
+        specs=specs,
+        check_specs_by_output_name=ports.checks,
+        can_subset=False,
+        backfill_policy=backfill_policy or _backfill_policy(catalog, jobid),
+        resource_defs=resource_defs,
+        hook_defs=hooks,
+    )
+
+
+def no_assets(jobid: str, flaw: str) -> dg.AssetsDefinition:
+    """The definition of no asset: what isn't registered mustn't take a project's own assets down.
+
+    `build_definitions` says so in the page of its sensor, too.
+    """
+    _log.warning("%s. Its assets are left out until then.", flaw)
+    nothing = dg.AssetsDefinition(specs=[])
+    setattr(nothing, UNREGISTERED, jobid)
+    return nothing
+
+
+def _job_op(body: Body, ports: "_Ports", **options: Any) -> dg.OpDefinition:
+    """The op of a job."""
+    # No output is required: the step logs an event for each chunk instead.
+    outs = dict.fromkeys([*ports.outs, *ports.checks], dg.Out(dg.Nothing, is_required=False))
+    ins = dict.fromkeys(ports.ins, dg.In(dg.Nothing))
+    return dg.op(ins=ins, out=outs, **options)(_step_function(body, ports))
+
+
+def _job_body(
+    catalog: Catalog,
+    jobid: str,
+    translator: DataflowTranslator,
+    prepare: Callable[[dg.AssetExecutionContext], Maker],
+    checks: Sequence[ChunkCheck],
+    secrets: bool,
+) -> Body:
+    """What the step of a job does.
+
+    Dagster calls it again for each retry of the step. So nothing is prepared when the location is
+    loaded: a maker that outlived an attempt would go on with its claims, which are settled by then.
+    """
+
+    def body(context: dg.AssetExecutionContext) -> Iterator[Event]:
+        resource = getattr(context.resources, RESOURCE_KEY)
+        refuse_unapplied(resource, catalog, jobid)
+        return run_chunks(
+            context, resource, jobid, translator, prepare(context), checks, secrets=secrets
+        )
+
+    return body
+
+
+class _Ports(NamedTuple):
+    """The inputs and outputs of an op, by their names, and what they stand for."""
+
+    ins: dict[str, dg.AssetKey]
+    outs: dict[str, dg.AssetKey]
+    checks: dict[str, dg.AssetCheckSpec]
+
+
+def _ports(specs: Sequence[dg.AssetSpec], checks: Sequence[dg.AssetCheckSpec]) -> _Ports:
+    """Numbered names: a dataset's own may be no identifier, or two may look the same as one."""
+    upstream = dict.fromkeys(dep.asset_key for spec in specs for dep in spec.deps)
+    return _Ports(
+        {f"input_{number}": key for number, key in enumerate(upstream)},
+        {f"output_{number}": spec.key for number, spec in enumerate(specs)},
+        {f"check_{number}": check for number, check in enumerate(checks)},
+    )
+
+
+def _refuse_doubled_names(checks: Iterable[ChunkCheck], jobid: str) -> None:
+    """Refuse two checks of one name: Dagster would say so in the words of its steps."""
+    seen = set()
+    for rule in checks:
+        if (rule.dataset, rule.name) in seen:
+            raise WrongUse(
+                f"Two checks of dataset {rule.dataset!r}, which job {jobid!r} writes, are called "
+                f"{rule.name!r}: rules of `expect` are checks too. Give one another name."
+            )
+        seen.add((rule.dataset, rule.name))
+
+
+def _backfill_policy(catalog: Catalog, jobid: str) -> dg.BackfillPolicy:
+    """Runs of many chunks, and a size that differs by the job's depth in the graph.
+
+    Dagster puts jobs with equal policies into one run. There, one bad chunk of the upstream job
+    would keep all chunks of the downstream job from running. With sizes that differ, each job gets
+    runs of its own, and the backfill launches downstream what is READY upstream. Dagster's warning
+    about it is ignored above.
+    """
+    return dg.BackfillPolicy.multi_run(max(1, MAX_PARTITIONS_PER_RUN - catalog.depth(jobid)))
+
+
+def registered_plan(catalog: Catalog, jobid: str) -> Plan:
+    """The plan of a job that can run."""
+    if flaw := why_unregistered(catalog, jobid):
+        raise WrongUse(flaw)
+    return catalog.jobs[jobid]
+
+
+def why_unregistered(catalog: Catalog, jobid: str) -> str:
+    """Why a job can't be run at all, with the command that registers it; nothing if it can."""
+    plan = catalog.jobs.get(jobid)
+    if plan is not None and not plan.flaw:
+        return ""
+    flaw = plan.flaw if plan else f"Job {jobid!r} isn't registered"
+    like = "" if plan else did_you_mean(jobid, catalog.jobs)
+    return f"{flaw}, so it can't be an asset{like or '.'} {what_registers(catalog, jobid)}"
+
+
+def what_registers(catalog: Catalog, jobid: str) -> str:
+    """What to do for a job to be known: to the flow that definitions come from, or the tables."""
+    if catalog.registered_by:
+        return "Declare it in the flow"
+    return f"Run: odf job add {typed(jobid)} --in DATASET --out DATASET"
+
+
+def one_producer_each(catalog: Catalog, jobs: Iterable[str]) -> None:
+    """Refuse two jobs that write the same dataset: an asset has one definition in a location."""
+    maker: dict[str, str] = {}
+    for jobid in sorted(set(jobs)):
+        for datasetid in registered_plan(catalog, jobid).outputs:
+            other = maker.setdefault(datasetid, jobid)
+            if other != jobid:
+                raise WrongUse(
+                    f"Jobs {other!r} and {jobid!r} both write {datasetid!r}: an asset can be made "
+                    "by one of them in a code location. Leave out the other, or put it in a "
+                    "location of its own; its chunks are shown all the same."
+                )
+
+
+def _with_options(
+    spec: dg.AssetSpec,
+    group_name: str | None,
+    code_version: str | None,
+    kinds: Set[str],
+    automation_condition: dg.AutomationCondition | None,
+) -> dg.AssetSpec:
+    """A spec with the options that the user gave for this job."""
+    options = {
+        "group_name": group_name,
+        "code_version": code_version,
+        "automation_condition": automation_condition,
+    }
+    given = {name: value for name, value in options.items() if value is not None}
+    return spec.replace_attributes(**given, kinds={*spec.kinds, *kinds})
+
+
+def _step_function(body: Body, ports: _Ports) -> Callable[..., Any]:
+    """The generator that Dagster calls: an event for each chunk, then the outputs.
+
+    The outputs let the steps downstream in the same run start.
+    """
+
+    # Without annotations: Dagster would check them against the op's outputs.
+    def run(context):
+        yield from body(context)
+        for name in ports.outs:
+            yield dg.Output(None, name, metadata={OBSERVATION_METADATA: True})
+        for name in ports.checks:
+            yield dg.Output(None, name)
+
+    return run

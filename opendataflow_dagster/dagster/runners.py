@@ -1,0 +1,367 @@
+"""What runs the jobs of a code location, job by job: assets, functions, scripts, pipelines."""
+
+import logging
+import os
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from importlib import import_module
+from typing import Any
+
+import dagster as dg
+
+from ..errors import FlowError, WrongUse, what_installs
+from ..flow.flow import Flow, Job
+from ..runner.script import CannotStart, check
+from ..spark.job import FUNCTION, as_spark_job, is_spark_function
+from ..store.catalog import Catalog
+from ..util.system import module_of_file
+from ..util.text import did_you_mean, printable
+from .assets import DECLARED, DeclaredAssets, dataflow_assets, script_assets
+from .checks import ChunkCheck
+from .job_assets import (
+    UNREGISTERED,
+    external_assets,
+    one_producer_each,
+    what_registers,
+    why_unregistered,
+)
+from .pipeline_assets import Projects, assets_of
+from .resources import RESOURCE_KEY
+from .translator import DataflowTranslator
+
+_log = logging.getLogger("opendataflow_dagster")
+
+MAX_NAMED_JOBS = 10
+"""How many jobs a line names."""
+
+Path = str | os.PathLike[str]
+Script = Path | Sequence[Path]
+
+
+class JobRunners:
+    """What this code location runs, job by job."""
+
+    def __init__(
+        self,
+        catalog: Catalog,
+        translator: DataflowTranslator,
+        checks: Iterable[ChunkCheck],
+        *,
+        pyspark: bool = False,
+        command: str = "",
+    ) -> None:
+        self.catalog, self.translator, self._pyspark = catalog, translator, pyspark
+        self.command = command
+        """What registers the jobs that are declared in code."""
+        self.assets: list[Any] = []
+        self.targets: dict[str, dg.AssetsDefinition] = {}
+        self._by: dict[str, str] = {}
+        self.left_out: dict[str, str] = {}
+        """Job → the line of why nothing runs it here: it isn't registered."""
+        self._checks, self._checked = list(checks), set[str]()
+        self._keys: dict[dg.AssetKey, str] = {}
+        for datasetid in catalog.datasets:
+            other = self._keys.setdefault(translator.asset_key(datasetid), datasetid)
+            if other != datasetid:
+                raise WrongUse(
+                    f"Datasets {other!r} and {datasetid!r} are both called "
+                    f"{translator.asset_key(datasetid).to_user_string()!r} by the translator. Give "
+                    "each a key of its own."
+                )
+
+    def add_given(
+        self,
+        assets: Iterable[Any],
+        functions: Mapping[str, Callable[..., Any]],
+        scripts: Mapping[str, Script] | Path | None,
+        chosen: Collection[str] | None,
+    ) -> None:
+        """Take what a call names; of a folder of scripts, those of the chosen jobs."""
+        for jobid in sorted(chosen or ()):
+            self._is_registered(jobid, "`jobs`")
+        for definition in assets:
+            self.add_assets(definition)
+        for jobid, function in functions.items():
+            self.add_function(jobid, function)
+        by_job = scripts_by_job(scripts, self.catalog.jobs if chosen is None else chosen)
+        for jobid, argv in by_job.items():
+            self.add_script(jobid, argv)
+
+    def add_assets(self, given: Any) -> None:
+        """Take assets as they are; the metadata of those that run a job name it.
+
+        Those of a job that is declared in Python are made again: its domain is known only now.
+        """
+        if (missing := getattr(given, UNREGISTERED, None)) is not None:
+            self.left_out[missing] = why_unregistered(self.catalog, missing)
+            return
+        declared: DeclaredAssets | None = getattr(given, DECLARED, None)
+        if declared is not None:
+            catalog = self.catalog._replace(registered_by=self.command)
+            given = declared.assets_in(catalog, declared.translator or self.translator)
+        self.assets.append(given)
+        if isinstance(given, dg.AssetsDefinition):
+            jobid = self._job_of(given)
+            if jobid is not None:
+                self._take(jobid, given, "the assets of @dataflow_assets")
+
+    def add_flow(self, flow: Flow, chosen: Collection[str] | None) -> None:
+        """Take what a flow says of its jobs, except for those that the call has given already."""
+        for job in flow.jobs:
+            if job.jobid in self._by or not (chosen is None or job.jobid in chosen):
+                continue
+            named = job.python or job.spark
+            if not (job.run or named) or self._is_made_by_another(job):
+                continue
+            try:
+                if job.run:
+                    self.add_script(job.jobid, command_of(flow, job))
+                elif named:
+                    self.add_function(job.jobid, function_of(flow, job, named))
+            except WrongUse as error:
+                where = f"{job.where}: " if job.where else ""
+                raise FlowError(f"{where}{error}") from None
+
+    def _is_made_by_another(self, job: Job) -> bool:
+        """Whether another job here makes what a job writes: an asset has one definition."""
+        for other in self.targets:
+            if both := set(self.catalog.jobs[other].outputs) & set(job.outputs):
+                _log.warning(
+                    "Jobs %r and %r both write %r: an asset can be made by one of them, so Dagster "
+                    "doesn't run %r. Its chunks are shown all the same.",
+                    other,
+                    job.jobid,
+                    min(both),
+                    job.jobid,
+                )
+                return True
+        return False
+
+    def add_pipelines(self, pipelines: Projects) -> None:
+        """Take the assets of pipelines; each is the job of the same name."""
+        definitions = assets_of(pipelines, self.catalog, self.translator, pyspark=self._pyspark)
+        for jobid, definition in zip(pipelines.shown, definitions, strict=True):
+            self._take(jobid, definition, f"pipeline {jobid}")
+            self.assets.append(definition)
+
+    def add_function(self, jobid: str, function: Callable[..., Any]) -> None:
+        inner = getattr(function, "fn", function)  # of a SparkJob
+        name = getattr(inner, "__name__", type(inner).__name__)
+        if not callable(function) or isinstance(function, dg.AssetsDefinition):
+            raise WrongUse(
+                f"What runs job {jobid!r}, a {type(function).__name__}, isn't a function. Assets "
+                "that are made already go into `assets`."
+            )
+        if not self._is_registered(jobid, f"function {name}"):
+            return
+        options: dict[str, Any] = {}
+        if self._pyspark and is_spark_function(function):
+            options["pyspark"] = True
+        definition = dataflow_assets(
+            job=jobid,
+            dataflow=self.catalog,
+            translator=self.translator,
+            checks=self._for(jobid),
+            **options,
+        )(function)
+        self._take(jobid, definition, f"function {name}")
+        self.assets.append(definition)
+
+    def add_script(self, jobid: str, argv: list[str]) -> None:
+        if not self._is_registered(jobid, f"script {argv[0]}"):
+            return
+        try:
+            check(argv[0], os.environ.get("PATH", os.defpath))
+        except CannotStart as refusal:
+            raise WrongUse(f"The script of job {jobid!r} {refusal}.") from None
+        definition = script_assets(
+            jobid, argv, dataflow=self.catalog, translator=self.translator, checks=self._for(jobid)
+        )
+        self._take(jobid, definition, f"script {argv[0]}")
+        self.assets.append(definition)
+
+    def check(self) -> None:
+        """Refuse what Dagster would refuse in more words, or not at all."""
+        one_producer_each(self.catalog, self.targets)
+        seen: dict[dg.AssetKey, Any] = {}
+        for definition in self.assets:
+            for key in _keys(definition):
+                if seen.setdefault(key, definition) is not definition:
+                    raise WrongUse(
+                        f"Asset {key.to_user_string()!r} is defined twice. Leave one of them out, "
+                        "or rename the dataset's by a DataflowTranslator."
+                    )
+        for chunk_check in self._checks:
+            if chunk_check.name not in self._checked:
+                self._refuse_unused(chunk_check)
+
+    def _refuse_unused(self, chunk_check: ChunkCheck) -> None:
+        """Refuse a check that is for nothing here; it may be for what was left out."""
+        dataset = chunk_check.dataset
+        of = f"dataset {dataset!r}" if dataset else "no dataset in particular"
+        line = (
+            f"Check {chunk_check.name!r} is for {of}, which no function or script here "
+            "writes. Use @dataflow_check(dataset=…), or give it to "
+            "@dataflow_assets(checks=…)."
+        )
+        if not self.left_out:
+            raise WrongUse(line)
+        _log.warning("%s", line)
+
+    def external(self, chosen: set[str] | None) -> list[dg.AssetSpec]:
+        """The assets of all other datasets, or of those that the chosen jobs read or write."""
+        here = {key for definition in self.assets for key in _keys(definition)}
+        produced = {datasetid for key, datasetid in self._keys.items() if key in here}
+        specs = external_assets(self.catalog, produced, self.translator)
+        if chosen is None:
+            return specs
+        plans = [
+            self.catalog.jobs[jobid]
+            for jobid in {*chosen, *self.targets}
+            if jobid in self.catalog.jobs
+        ]
+        near = {
+            self.translator.asset_key(datasetid)
+            for plan in plans
+            for datasetid in (*plan.reads, *plan.outputs)
+        }
+        return [
+            spec.replace_attributes(deps=[dep for dep in spec.deps if dep.asset_key in near | here])
+            for spec in specs
+            if spec.key in near
+        ]
+
+    def _take(self, jobid: str, definition: dg.AssetsDefinition, by: str) -> None:
+        if jobid in self._by:
+            raise WrongUse(
+                f"Job {jobid!r} is given twice: by {self._by[jobid]} and by {by}. Leave out one."
+            )
+        self._by[jobid] = by
+        self.targets[jobid] = definition
+
+    def _for(self, jobid: str) -> list[ChunkCheck]:
+        outputs = self.catalog.jobs[jobid].outputs
+        found = [check for check in self._checks if check.dataset in outputs]
+        self._checked.update(check.name for check in found)
+        return found
+
+    def _is_registered(self, jobid: str, by: str) -> bool:
+        """Whether a job can be an asset; one that can't costs a line, not the location."""
+        flaw = why_unregistered(self.catalog, jobid)
+        if not flaw:
+            return True
+        if jobid not in self.catalog.jobs:
+            known = sorted(self.catalog.jobs)
+            more = f" and {len(known) - MAX_NAMED_JOBS} more" if len(known) > MAX_NAMED_JOBS else ""
+            names = ", ".join(map(printable, known[:MAX_NAMED_JOBS])) + more if known else "none"
+            like = did_you_mean(jobid, known)
+            flaw = (
+                f"Job {jobid!r}, which {by} is given for, isn't registered{like or '.'} These are: "
+                f"{names}. {what_registers(self.catalog, jobid)}"
+            )
+        _log.warning("%s. Its assets are left out until then.", flaw)
+        self.left_out[jobid] = flaw
+        return False
+
+    def _job_of(self, given: dg.AssetsDefinition) -> str | None:
+        """The job that assets run; None: they run none of ours."""
+        if RESOURCE_KEY not in given.required_resource_keys:
+            return None
+        outputs = set()
+        for spec in given.specs:
+            datasetid = spec.metadata.get("opendataflow/dataset", self._keys.get(spec.key))
+            if datasetid in self.catalog.datasets and (
+                self.translator.asset_key(datasetid) != spec.key
+            ):
+                raise WrongUse(
+                    f"Asset {spec.key.to_user_string()!r} of dataset {datasetid!r} is called "
+                    f"{self.translator.asset_key(datasetid).to_user_string()!r} by the translator. "
+                    "Give the same translator to @dataflow_assets and to build_definitions."
+                )
+            outputs.add(datasetid)
+        jobids = {spec.metadata.get("opendataflow/job") for spec in given.specs}
+        for jobid, plan in self.catalog.jobs.items():
+            named = jobids == {jobid}
+            unnamed = jobids == {None} and given.node_def.name == self.translator.op_name(jobid)
+            if set(plan.outputs) == outputs and (named or unnamed):
+                return jobid
+        return None
+
+
+def command_of(flow: Flow, job: Job) -> list[str]:
+    """The program that a flow names for a job, and its arguments; its path is that of the flow."""
+    program, *arguments = job.words()
+    path = os.path.join(flow.folder, program)
+    if "/" in program or os.path.isfile(path):
+        program = os.path.normpath(path)
+    return [program, *arguments]
+
+
+def function_of(flow: Flow, job: Job, named: str) -> Any:
+    """The function that a flow names for a job, as `FILE.py:FUNCTION`."""
+    file, _, name = named.rpartition(":")
+    path = os.path.normpath(os.path.join(flow.folder, file))
+    if not os.path.isfile(path):
+        raise FlowError(f"Job {job.jobid!r} names {named}, and there is no file {path}.")
+    try:
+        module = import_module(module_of_file(path))
+    except ModuleNotFoundError as error:
+        if (line := what_installs(error)) is None:
+            raise
+        raise FlowError(f"Job {job.jobid!r} names {named}. {line}") from None
+    found = getattr(module, name, None)
+    if found is None:
+        like = did_you_mean(name, vars(module)) or "."
+        raise FlowError(f"Job {job.jobid!r} names {named}, and {path} has no {name!r}{like}")
+    found = getattr(found, FUNCTION, found)
+    return as_spark_job(found) if job.spark else found
+
+
+def scripts_by_job(
+    scripts: Mapping[str, Script] | Path | None, jobs: Collection[str]
+) -> dict[str, list[str]]:
+    """By job, the program to run and its arguments; of a folder, those that are called like a job.
+
+    A path that is relative now stays the same file later.
+    """
+    if scripts is None:
+        return {}
+    if isinstance(scripts, Mapping):
+        return {jobid: _argv(jobid, script) for jobid, script in scripts.items()}
+    found: dict[str, list[str]] = {}
+    try:
+        names = sorted(os.listdir(scripts))
+    except OSError as error:
+        raise WrongUse(
+            f"The folder of scripts {os.fspath(scripts)!r} can't be read: {error.strerror}. Name a "
+            "folder, or map jobs to scripts: {'loadbob': './loadbob.sh'}."
+        ) from None
+    for name in names:
+        path = os.path.abspath(os.path.join(scripts, name))
+        jobid = os.path.splitext(name)[0]  # as `odf run` and RunJob name a script's job
+        if jobid not in jobs or name.endswith("~"):
+            continue
+        if os.path.isfile(path) and os.access(path, os.X_OK):
+            if jobid in found:
+                raise WrongUse(
+                    f"Job {jobid!r} is given twice: by script {found[jobid][0]} and by script "
+                    f"{path}. Leave out one."
+                )
+            found[jobid] = [path]
+    return found
+
+
+def _argv(jobid: str, script: Script) -> list[str]:
+    words = [script] if isinstance(script, str | os.PathLike) else list(script)
+    argv = [os.fspath(word) for word in words]
+    if not argv or not argv[0]:
+        raise WrongUse(f"The script of job {jobid!r} is empty. Name a program.")
+    if "/" in argv[0] or isinstance(words[0], os.PathLike):
+        argv[0] = os.path.abspath(argv[0])
+    return argv
+
+
+def _keys(given: Any) -> Iterable[dg.AssetKey]:
+    if isinstance(given, dg.AssetsDefinition):
+        return given.keys
+    key = getattr(given, "key", None)
+    return [key] if isinstance(key, dg.AssetKey) else []
