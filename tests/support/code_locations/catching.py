@@ -4,7 +4,8 @@ import time
 
 import dagster as dg
 
-from opendataflow_dagster.dagster.assets import dataflow_assets, external_assets
+from opendataflow_dagster.dagster.assets import dataflow_assets
+from opendataflow_dagster.dagster.job_assets import external_assets
 from opendataflow_dagster.dagster.launch import catch_up_sensor
 from opendataflow_dagster.dagster.resources import DataflowResource
 from opendataflow_dagster.dagster.sensors import settlement_sensors
