@@ -74,37 +74,42 @@ def dataflow_assets(
         def check(chunk: Chunk): ...
     """
     links = list(inputs), list(outputs)
-    if (dataflow is None or job is None) and not links[1]:
-        raise WrongUse(
-            "@dataflow_assets needs the job and what knows it (job=…, dataflow=…), or what the job "
-            "reads and writes (inputs=[…], outputs=[…])."
-        )
-    if dataflow is not None and any(links):
-        raise WrongUse(
-            "@dataflow_assets has both `dataflow`, which knows the job, and what it reads and "
-            "writes. Leave out `dataflow`; or `inputs` and `outputs`."
-        )
+    _refuse_unclear(job, dataflow, *links)
 
     def assets_of_function(fn: Callable[..., Any]) -> dg.AssetsDefinition:
         described: dict[str, Any] = {"description": inspect.getdoc(getattr(fn, "fn", fn))} | options
         build = spark_assets if is_spark_function(fn) else _python_assets
+        jobid = job or _name_of(fn)
 
         def assets_in(source: Source, names: DataflowTranslator | None) -> dg.AssetsDefinition:
-            jobid = job or _name_of(fn)
             assets = build(jobid, source, fn, translator=names, checks=checks, **described)
             setattr(assets, FUNCTION, fn)  # for `odf run --spark`
             return assets
 
         if dataflow is not None:
             return assets_in(dataflow, translator)
-        declared = _declared(job or _name_of(fn), *links, policy, environment)
+        declared = _declared(jobid, *links, policy, environment)
         assets = assets_in(declared, translator)
-        setattr(
-            assets, DECLARED, DeclaredAssets(declared, lambda *place: assets_in(*place), translator)
-        )
+        setattr(assets, DECLARED, DeclaredAssets(declared, assets_in, translator))
         return assets
 
     return assets_of_function
+
+
+def _refuse_unclear(
+    job: str | None, dataflow: Source | None, inputs: Sequence[Any], outputs: Sequence[Any]
+) -> None:
+    """Refuse what doesn't say which job it is, or says so twice."""
+    if (dataflow is None or job is None) and not outputs:
+        raise WrongUse(
+            "@dataflow_assets needs the job and what knows it (job=…, dataflow=…), or what the job "
+            "reads and writes (inputs=[…], outputs=[…])."
+        )
+    if dataflow is not None and (inputs or outputs):
+        raise WrongUse(
+            "@dataflow_assets has both `dataflow`, which knows the job, and what it reads and "
+            "writes. Leave out `dataflow`; or `inputs` and `outputs`."
+        )
 
 
 class DeclaredAssets(NamedTuple):

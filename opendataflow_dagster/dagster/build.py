@@ -85,14 +85,9 @@ def build_definitions(
     Example:
         defs = build_definitions(flow="flow.yml")
     """
-    if flow is not None and catalog is not None:
-        raise WrongUse("Definitions are built from a flow or from a catalog. Leave one out.")
-    given, folders = list(assets), list(projects)
+    given = list(assets)
     code = _code(flow, given, caller=sys._getframe(1).f_code.co_filename)
-    if code is None or (flow is None and (dataflow or catalog or folders)):
-        source = _from_tables(code, dataflow, catalog, folders)
-    else:
-        source = _from_code(code, dataflow, folders)
+    source = _source(code, flow, dataflow, catalog, list(projects))
     translator = translator or DataflowTranslator()
     chosen = None if jobs is None else set(jobs)
     runners = JobRunners(
@@ -109,7 +104,6 @@ def build_definitions(
         runners.add_pipelines(source.pipelines)
         executor = executor or dg.in_process_executor
     runners.check()
-
     launch = _Launch(source, runners, apply, automatic, runs_per_job, batch)
     definitions = dg.Definitions(
         assets=[*runners.assets, *runners.external(chosen)],
@@ -179,6 +173,21 @@ def _joined(flow: Flow, own: Flow) -> Flow:
                 f"{f'in {other.where}' if other.where else 'beside it'}. Leave out one of them."
             )
     return replace(flow, datasets=list(datasets.values()), jobs=[*flow.jobs, *own.jobs])
+
+
+def _source(
+    code: _Code | None,
+    flow: Flow | Path | None,
+    dataflow: DataflowResource | None,
+    catalog: Catalog | None,
+    folders: list[ProjectFolder],
+) -> _Source:
+    """The flow is the source if one is given, or if there is nothing but jobs of Python."""
+    if flow is not None and catalog is not None:
+        raise WrongUse("Definitions are built from a flow or from a catalog. Leave one out.")
+    if code is None or (flow is None and (dataflow or catalog or folders)):
+        return _from_tables(code, dataflow, catalog, folders)
+    return _from_code(code, dataflow, folders)
 
 
 def _from_code(

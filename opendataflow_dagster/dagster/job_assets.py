@@ -3,7 +3,7 @@
 import logging
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypedDict, Unpack
 
 import dagster as dg
 
@@ -89,6 +89,25 @@ def external_assets(
     ]
 
 
+class JobOptions(TypedDict, total=False):
+    """What Dagster may be told of a job's step and its assets."""
+
+    name: str | None
+    description: str | None
+    group_name: str | None
+    code_version: str | None
+    kinds: Set[str]
+    automation_condition: dg.AutomationCondition | None
+    backfill_policy: dg.BackfillPolicy | None
+    pool: str | None
+    op_tags: Mapping[str, Any] | None
+    retry_policy: dg.RetryPolicy | None
+    hooks: Set[dg.HookDefinition] | None
+    config_schema: Any
+    required_resource_keys: Set[str]
+    resource_defs: Mapping[str, object] | None
+
+
 def assets_of_job(
     jobid: str,
     dataflow: Source,
@@ -98,68 +117,47 @@ def assets_of_job(
     checks: Iterable[ChunkCheck] = (),
     promised: Iterable[ChunkCheck] = (),
     secrets: bool = False,
-    name: str | None = None,
-    description: str | None = None,
-    group_name: str | None = None,
-    code_version: str | None = None,
-    kinds: Set[str] = frozenset(),
-    automation_condition: dg.AutomationCondition | None = None,
-    backfill_policy: dg.BackfillPolicy | None = None,
-    pool: str | None = None,
-    op_tags: Mapping[str, Any] | None = None,
-    retry_policy: dg.RetryPolicy | None = None,
-    hooks: Set[dg.HookDefinition] | None = None,
-    config_schema: Any = None,
-    required_resource_keys: Set[str] = frozenset(),
-    resource_defs: Mapping[str, object] | None = None,
+    **options: Unpack[JobOptions],
 ) -> dg.AssetsDefinition:
     """One step that produces all datasets of a job, partition by partition.
 
     Dagster proposes partitions; the tables decide which of them may run.
 
     Args:
-        jobid: The job, which has to be registered.
-        dataflow: The tables, or what is registered in them.
+        jobid: The job; if it isn't registered, there are no assets, and a warning.
+        dataflow: The tables, what is registered in them, or a flow.
         prepare: Gives, at the start of a step, what produces its chunks.
         translator: How datasets, chunks and jobs are called in Dagster.
         checks: Functions that look at a chunk before it becomes READY.
         promised: Checks whose answers the maker itself gives.
         secrets: Put the passwords into the environment, as scripts expect them.
+        options: What Dagster is told of the step and its assets.
     """
+    if unknown := options.keys() - JobOptions.__annotations__:
+        raise TypeError(f"There is no option {min(unknown)!r} for the assets of job {jobid!r}.")
     catalog = catalog_in(dataflow)
-    translator = translator or DataflowTranslator()
     if flaw := why_unregistered(catalog, jobid):
         return no_assets(jobid, flaw)
-    plan = catalog.jobs[jobid]
-    promised, checks = bind_checks(promised, plan), bind_checks(checks, plan)
+    translator = translator or DataflowTranslator()
+    promised, checks = (bind_checks(some, catalog.jobs[jobid]) for some in (promised, checks))
     all_checks = [*promised, *checks]
     _refuse_doubled_names(all_checks, jobid)
     specs = [
-        _with_options(spec, group_name, code_version, kinds, automation_condition)
+        _with_options(spec, options)
         for spec in dataflow_specs(catalog, translator=translator, jobs=[jobid])
     ]
     ports = _ports(specs, [check.spec(translator) for check in all_checks])
-    op = _job_op(
-        _job_body(catalog, jobid, translator, prepare, checks, secrets),
-        ports,
-        name=name or translator.op_name(jobid),
-        description=description,
-        required_resource_keys={RESOURCE_KEY, *required_resource_keys},
-        config_schema=config_schema,
-        tags=op_tags,
-        retry_policy=retry_policy,
-        pool=pool or translator.pool(jobid),
-    )
+    body = _job_body(catalog, jobid, translator, prepare, checks, secrets)
     return dg.AssetsDefinition(
         keys_by_input_name=ports.ins,
         keys_by_output_name=ports.outs,
-        node_def=op,
+        node_def=_job_op(jobid, translator, body, ports, options),
         specs=specs,
         check_specs_by_output_name=ports.checks,
         can_subset=False,
-        backfill_policy=backfill_policy or _backfill_policy(catalog, jobid),
-        resource_defs=resource_defs,
-        hook_defs=hooks,
+        backfill_policy=options.get("backfill_policy") or _backfill_policy(catalog, jobid),
+        resource_defs=options.get("resource_defs"),
+        hook_defs=options.get("hooks"),
     )
 
 
@@ -174,12 +172,22 @@ def no_assets(jobid: str, flaw: str) -> dg.AssetsDefinition:
     return nothing
 
 
-def _job_op(body: Body, ports: "_Ports", **options: Any) -> dg.OpDefinition:
+def _job_op(
+    jobid: str, translator: DataflowTranslator, body: Body, ports: "_Ports", options: JobOptions
+) -> dg.OpDefinition:
     """The op of a job."""
-    # No output is required: the step logs an event for each chunk instead.
-    outs = dict.fromkeys([*ports.outs, *ports.checks], dg.Out(dg.Nothing, is_required=False))
-    ins = dict.fromkeys(ports.ins, dg.In(dg.Nothing))
-    return dg.op(ins=ins, out=outs, **options)(_step_function(body, ports))
+    return dg.op(
+        name=options.get("name") or translator.op_name(jobid),
+        description=options.get("description"),
+        ins=dict.fromkeys(ports.ins, dg.In(dg.Nothing)),
+        # No output is required: the step logs an event for each chunk instead.
+        out=dict.fromkeys([*ports.outs, *ports.checks], dg.Out(dg.Nothing, is_required=False)),
+        required_resource_keys={RESOURCE_KEY, *options.get("required_resource_keys", ())},
+        config_schema=options.get("config_schema"),
+        tags=options.get("op_tags"),
+        retry_policy=options.get("retry_policy"),
+        pool=options.get("pool") or translator.pool(jobid),
+    )(_step_function(body, ports))
 
 
 def _job_body(
@@ -285,21 +293,14 @@ def one_producer_each(catalog: Catalog, jobs: Iterable[str]) -> None:
                 )
 
 
-def _with_options(
-    spec: dg.AssetSpec,
-    group_name: str | None,
-    code_version: str | None,
-    kinds: Set[str],
-    automation_condition: dg.AutomationCondition | None,
-) -> dg.AssetSpec:
+def _with_options(spec: dg.AssetSpec, options: JobOptions) -> dg.AssetSpec:
     """A spec with the options that the user gave for this job."""
-    options = {
-        "group_name": group_name,
-        "code_version": code_version,
-        "automation_condition": automation_condition,
+    given = {
+        name: value
+        for name in ("group_name", "code_version", "automation_condition")
+        if (value := options.get(name)) is not None
     }
-    given = {name: value for name, value in options.items() if value is not None}
-    return spec.replace_attributes(**given, kinds={*spec.kinds, *kinds})
+    return spec.replace_attributes(**given, kinds={*spec.kinds, *options.get("kinds", ())})
 
 
 def _step_function(body: Body, ports: _Ports) -> Callable[..., Any]:

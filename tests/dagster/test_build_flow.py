@@ -1,5 +1,6 @@
 """Definitions from a flow: no database is read for them, and what it lacks is told or added."""
 
+import re
 import socket
 import subprocess
 import sys
@@ -424,3 +425,27 @@ def test_of_two_jobs_of_one_dataset_one_is_its_asset(
     defs = build_definitions(flow="flow.yml")
     assert defs.resolve_assets_def("checked").op.name == "check"
     assert "Jobs 'check' and 'again' both write 'checked'" in caplog.text
+
+
+def test_the_tutorial_makes_a_green_square(
+    tmp_path: Path, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:/usr/bin:/bin")
+    text = (Path(__file__).parents[2] / "docs" / "dagster_tutorial.md").read_text()
+    *commands, start = re.findall(r"```sh\n(.*?)```", text, re.DOTALL)
+    assert start == "dagster dev -f definitions.py\n"
+    for command in commands:
+        subprocess.run(["sh", "-ec", command], check=True)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "definitions", raising=False)
+    from definitions import defs
+
+    assert tick(defs, instance) == "1 chunks shown as READY, 1 partition keys changed."
+    for asset in ("checked", "report"):
+        assert run(defs, instance, asset, "2026-03-01") == (True, "")
+    assert (tmp_path / "data/checked/2026-03-01.csv").read_text() == "north,12\nwest,30\n"
+    [made] = (tmp_path / "data/report/dataid=2026-03-01").glob("part-*")
+    assert made.read_text() == "total,42\n"
+    monkeypatch.delitem(sys.modules, "definitions")
+    DataflowResource().store.close()
