@@ -115,6 +115,13 @@ def assets(defs: dg.Definitions) -> dict[str, bool]:
     }
 
 
+def partitions(defs: dg.Definitions, *names: str) -> set[str | None]:
+    """Under which names the partitions of some assets are kept."""
+    graph = defs.resolve_asset_graph()
+    found = [graph.get(dg.AssetKey(name)).partitions_def for name in names]
+    return {each.name for each in found if isinstance(each, dg.DynamicPartitionsDefinition)}
+
+
 def tick(defs: dg.Definitions, instance: dg.DagsterInstance) -> str:
     """What the page of the reconcile sensor says after a tick."""
     repository = defs.get_repository_def()
@@ -127,10 +134,8 @@ def run(
     defs: dg.Definitions, instance: dg.DagsterInstance, asset: str, partition: str
 ) -> tuple[bool, str]:
     """Materialize a partition: whether it went well, and what the run says."""
-    key = dg.AssetKey(asset)
-    named = defs.resolve_asset_graph().get(key).partitions_def
-    assert isinstance(named, dg.DynamicPartitionsDefinition)
-    instance.add_dynamic_partitions(str(named.name), [partition])
+    key, [name] = dg.AssetKey(asset), partitions(defs, asset)
+    instance.add_dynamic_partitions(str(name), [partition])
     job = defs.resolve_implicit_global_asset_job_def()
     done = job.execute_in_process(
         instance=instance, asset_selection=[key], partition_key=partition, raise_on_error=False
@@ -168,7 +173,7 @@ def test_a_flow_is_assets_without_a_database(folder: Path, no_network: None) -> 
     assert checked.owners == ["team:data"]
     assert {**checked.tags, "kind": "qa", "team": "data"} == dict(checked.tags)
     assert {key.to_user_string() for key in mailed.parent_keys} == {"checked"}
-    assert {node.partitions_def.name for node in (sales, checked, mailed)} == {"dataflow/sales"}
+    assert partitions(defs, "sales", "checked", "mailed") == {"dataflow/sales"}
     assert defs.resolve_schedule_def("opendataflow_today_daily").cron_schedule == "1 */1 * * *"
 
 
@@ -203,16 +208,12 @@ def test_flow_in_python_and_jobs_of_decorators_share_their_domain(no_network: No
         "reported": True,
         "own": True,
     }
-    graph = defs.resolve_asset_graph()
-    names = {graph.get(dg.AssetKey(key)).partitions_def.name for key in ("sales", "reported")}
-    assert names == {"dataflow/sales"}
+    assert partitions(defs, "sales", "reported") == {"dataflow/sales"}
     assert defs.resolve_assets_def("sums").op.name == "total"
 
     alone = build_definitions(assets=[total, anything])
     assert assets(alone) == {"checked": False, "sums": True, "reported": True}
-    assert alone.resolve_asset_graph().get(dg.AssetKey("reported")).partitions_def.name == (
-        "dataflow/checked"
-    )
+    assert partitions(alone, "reported") == {"dataflow/checked"}
 
 
 def test_of_a_flow_alone_the_decorator_makes_assets_too(no_network: None) -> None:
