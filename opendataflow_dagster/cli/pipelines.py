@@ -24,15 +24,28 @@ of_project = click.option(
     "--project", "folder", metavar="DIR", help="The project's folder; else this one, or one above."
 )
 
+by_engine = click.option(
+    "--engine",
+    type=click.Choice(["spark", "local"]),
+    help="What runs the transformations: Spark, or for pandas a process without Java; "
+    "else as project.yml says.",
+)
+
 
 @click.command()
 @click.argument("pipeline", required=False)
 @of_project
+@by_engine
 @click.option("--junit", metavar="FILE", help="Write JUnit's XML to FILE too, for CI.")
 @as_json
 @click.pass_context
 def validate(
-    ctx: click.Context, pipeline: str | None, folder: str | None, junit: str | None, as_json: bool
+    ctx: click.Context,
+    pipeline: str | None,
+    folder: str | None,
+    engine: str | None,
+    junit: str | None,
+    as_json: bool,
 ) -> None:
     """Run each transformation of a project on its expected inputs, and compare what it returns.
 
@@ -47,7 +60,7 @@ def validate(
     from ..pipelines import validate as validation
     from ..pipelines.project import find_project, read_project
 
-    project = read_project(find_project(folder))
+    project = read_project(find_project(folder)).on(engine)
     verdicts = []
     say = narrator(sys.stderr)
     for verdict in validation.validate(project, pipeline, ctx.find_root().obj, say=say):
@@ -85,6 +98,7 @@ def pipeline() -> None:
 )
 @click.option("--strict", is_flag=True, help="Exit with 3 if there was nothing to do.")
 @of_project
+@by_engine
 @click.pass_context
 def run_(
     ctx: click.Context,
@@ -93,14 +107,16 @@ def run_(
     all_chunks: bool,
     strict: bool,
     folder: str | None,
+    engine: str | None,
 ) -> None:
-    """Run a pipeline on Spark, and write output/SLUG.csv and its destination.
+    """Run a pipeline, on Spark by default, and write output/SLUG.csv and its destination.
 
     A run is a chunk of the destination, with a status, a history, and RESUBMIT. What was sent back
     is run again first; else a pipeline begins a new run. One that reads what another produces waits
     for that instead, and runs with the same dataid; if its sources have no run in common, it begins
     a new run and reads what they have made last. With --stream the sources are read once, and what
-    one item makes is the first frame of the next.
+    one item makes is the first frame of the next. With --engine local, or `engine: local` in
+    project.yml, transformations of pandas run without Spark and Java, and make the same.
 
     \b
     Example: odf pipeline run clean_contacts
@@ -112,7 +128,7 @@ def run_(
 
     if stream is not None and all_chunks:
         raise click.UsageError("--all is for what waits: a --stream file is run as a whole.")
-    project = read_project(find_project(folder))
+    project = read_project(find_project(folder)).on(engine)
     if slug is None and not all_chunks:
         known = ", ".join(pipeline.slug for pipeline in project.pipelines)
         raise click.UsageError(f"Name a pipeline, or --all for all of them. There is: {known}")

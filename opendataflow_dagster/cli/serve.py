@@ -97,13 +97,16 @@ def _serve(
     line: list[str] | None,
 ) -> int:
     from ..pipelines.deployment import Current, Deploys
-    from ..pipelines.project import open_project
+    from ..pipelines.project import LOCAL, open_project
+    from ..pipelines.run import refuse_master
     from ..pipelines.worker import runs_here
     from ..server import Limits, make_app
     from ..server.http_server import make_server
     from ..server.supervisor import WorkerProcess
 
     say = narrator(sys.stderr)
+    if project.engine == LOCAL:
+        refuse_master(settings)
     store = open_project(settings)
     Current(store, project, say=say).refresh()  # without its tables it doesn't begin to listen
     listening = _bound(host, port)

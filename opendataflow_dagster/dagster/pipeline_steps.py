@@ -22,10 +22,10 @@ from ..pipelines.destinations import (
     refuse_older,
 )
 from ..pipelines.endpoints import Destination
-from ..pipelines.engine import Engine
 from ..pipelines.jobs import is_read, register, takes_items
-from ..pipelines.project import Pipeline, Project
-from ..pipelines.run import check
+from ..pipelines.local_engine import engine_for
+from ..pipelines.project import LOCAL, Pipeline, Project
+from ..pipelines.run import check, refuse_master
 from ..pipelines.runner import CLEANED, StepRunner, code_of_pipeline, open_sources
 from ..pipelines.sources import Once
 from ..pipelines.step_frames import Buffer, InBuffer
@@ -132,7 +132,7 @@ class StepWork:
         self.store, self.claim, self.pulse = store, claim, pulse
         self._began = time.monotonic() - (store.now() - began)
         self.session = flow.session(context)
-        self.engine = Engine(
+        self.engine = engine_for(
             flow.project, self.session, say=context.log.info, stopping=self._stopping
         )
         self.environment: JobEnvironment = store.db.insist(
@@ -277,6 +277,8 @@ def begin(context: Context, flow: StepFlow) -> Iterator[dg.Output]:
     """Claim the chunk of the run's partition, or else the next one, as the tables allow."""
     store = flow.store(context)
     try:
+        if flow.project.engine == LOCAL:
+            refuse_master(getattr(context.resources, flow.tables).settings)
         plans = register(store, flow.project, flow.slug)
         check(store, flow.project, flow.pipeline, plans[flow.slug])
         claimer = Claimer(context, store, flow.slug, flow.translator)

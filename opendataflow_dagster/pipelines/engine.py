@@ -1,6 +1,7 @@
 """Runs transformations on Spark, each by the engine that its first parameter asks for."""
 
 import math
+import pickle
 import sys
 import threading
 import time
@@ -8,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Self, cast
 
 from ..errors import DataflowError
 from ..spark.progress import Watch
@@ -17,7 +18,7 @@ from .convert import as_pandas, as_spark, kind_of
 from .project import Project
 from .sandbox import OURS, TIME_LIMIT_REASON, forget, surroundings
 from .task import Item, ItemDone, Loads, Sent, StepRan, ask, loaded, many, one
-from .task_data import ProjectSnapshots, Shipper
+from .task_data import ProjectSnapshot, ProjectSnapshots, Shipper, SparkShipper
 from .transformation import NO_STREAM, PANDAS, SPARK, TransformationError, load, supported_engine
 
 if TYPE_CHECKING:
@@ -26,6 +27,13 @@ if TYPE_CHECKING:
 
 class WorkerDied(TransformationError):
     """The process that ran a transformation ended before it."""
+
+    @classmethod
+    def of(cls, which: str) -> "WorkerDied":
+        return cls(
+            f"The process that ran {which} ended in the middle of it: it took more memory than "
+            "there is, or ended itself."
+        )
 
 
 class Stopped(DataflowError):
@@ -157,6 +165,32 @@ class Engine:
         batch = ItemBatch(slug, names, items, chained, limit)
         return run_items(self, batch, sources or [_empty()])
 
+    def start(self) -> None:
+        """Start the session now."""
+        self._session()
+
+    def warm(self) -> None:
+        """Let Java and a worker of Python load what the first item would wait for."""
+
+        def load(batches: Any) -> Iterator[Any]:
+            import pandas  # noqa: F401
+
+            yield from batches
+
+        self._session().range(1).mapInArrow(load, "id long").collect()
+
+    def is_alive(self) -> bool:
+        """Whether the session answers."""
+        try:
+            return self._session().range(1).count() == 1
+        except Exception:
+            return False
+
+    def end(self) -> None:
+        """End the session."""
+        with suppress(Exception):
+            self._session().stop()
+
     def release(self, *frames: Any) -> None:
         """Let Spark drop frames that `run` has returned; without any, all of them."""
         for key in [id(frame) for frame in frames] if frames else list(self._kept):
@@ -180,21 +214,31 @@ class Engine:
 
     # --- a task ---
 
-    def ask(self, spark: "SparkSession", what: Any, sent: Sequence[Sent], *args: Any) -> Any:
-        """What one task answers, in the project's surroundings."""
+    def ask(self, session: Any, what: Any, sent: Sequence[Sent], *args: Any) -> Any:
+        """What `what(root, sent, *args)` returns, in the project's surroundings."""
         with self._lock:
             root = self.project.root
             if self._snapshots is None or self._snapshots.root != root:
-                self._snapshots = ProjectSnapshots(root, self.loads(spark).shipper)
+                self._snapshots = ProjectSnapshots(root, self.loads(session).shipper)
             snapshot = self._snapshots.now()
-        return ask(spark, self.loads(spark).shipper, snapshot, what, sent, *args)
+        return self._answer(session, snapshot, pickle.dumps((what, args), 5), sent)
 
-    def loads(self, spark: "SparkSession") -> Loads:
+    def loads(self, session: Any) -> Loads:
         with self._lock:
             if self._loads is None:
-                self._loads = Loads(self.project.root, Shipper(spark))
+                self._loads = Loads(self.project.root, self._shipper(session))
             self._loads.root = self.project.root
             return self._loads
+
+    def _shipper(self, session: Any) -> Shipper:
+        return SparkShipper(session)
+
+    def _answer(
+        self, session: Any, snapshot: ProjectSnapshot, wanted: bytes, sent: Sequence[Sent]
+    ) -> Any:
+        """What `compute` answers, in a process that the user's code may end."""
+        shipper = cast(SparkShipper, self.loads(session).shipper)
+        return ask(session, shipper.exchange, snapshot, wanted, sent)
 
     def _on_pandas(
         self, slug: str, name: str, frames: Sequence[Any], item: Item, due: float
@@ -248,10 +292,7 @@ class Engine:
             if self._ended(due):
                 raise TransformationError(TIME_LIMIT_REASON) from None
             if _died(error):
-                raise WorkerDied(
-                    f"The process that ran {which} ended in the middle of it: it took more "
-                    "memory than there is, or ended itself."
-                ) from error
+                raise WorkerDied.of(which) from error
             if (reason := self._reason(error)) is None:
                 raise
             raise DataflowError(reason) from error

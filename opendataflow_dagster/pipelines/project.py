@@ -14,6 +14,9 @@ from ..util.text import did_you_mean
 from ..util.yaml_file import not_yaml, refuse_many_values
 
 FILE = PROJECT
+SPARK_ENGINE, LOCAL = ENGINES = "spark", "local"
+"""What runs a project's transformations: Spark, or those of pandas a process without Java."""
+
 INSTALL = "Run: pip install 'opendataflow-dagster[pipelines]'"
 
 
@@ -42,6 +45,7 @@ class Project(NamedTuple):
     name: str
     pipelines: tuple[Pipeline, ...]
     extra: Mapping[str, Any]
+    engine: str = SPARK_ENGINE
 
     def pipeline(self, slug: str) -> Pipeline:
         """The pipeline called `slug`, or Refused with the names that there are."""
@@ -54,6 +58,10 @@ class Project(NamedTuple):
             f"There is no pipeline {slug!r} in {self.root / FILE}. It has: {known}{like}",
             code="NOT_REGISTERED",
         )
+
+    def on(self, engine: str | None) -> "Project":
+        """The project with another engine, if one is given."""
+        return self._replace(engine=engine) if engine else self
 
     def transformation_file(self, slug: str, name: str) -> Path:
         return self.root / "pipelines" / slug / f"{name}.py"
@@ -121,9 +129,15 @@ def read_project(root: Path) -> Project:
         if any(pipeline.slug == other.slug for other in found):
             raise ProjectError(f"{_at(file, line)}: two pipelines are called {pipeline.slug!r}.")
         found.append(pipeline)
-    extra = {key: value for key, value in read.items() if key not in ("name", "pipelines")}
+    engine = read.get("engine", SPARK_ENGINE)
+    if engine not in ENGINES:
+        line = _line_of_key(node, "engine") or 1
+        raise ProjectError(f"{_at(file, line)}: `engine` is spark or local, not {engine!r}.")
+    known = ("name", "pipelines", "engine")
+    extra = {key: value for key, value in read.items() if key not in known}
     name = read.get("name")
-    return Project(root, root.name if name is None else str(name), tuple(found), extra)
+    name = root.name if name is None else str(name)
+    return Project(root, name, tuple(found), extra, engine)
 
 
 def _pipeline(declared: Any, file: Path, line: int, lines: Mapping[str, int]) -> Pipeline:

@@ -7,15 +7,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..config.settings import Settings
-from ..errors import DataflowError
+from ..errors import DataflowError, Refused, WrongUse
+from ..formats import format_of
+from ..location import JDBC, Folder, ObjectStore, Table, resolve
 from ..model import Plan, Say
 from ..runner.run import Outcome, run_chunks
 from ..storage.files import need
 from ..store.store import Store
 from ..util.text import first_line, printable
+from .endpoints import registered
 from .item_file import run_file
 from .jobs import in_order, makers_of, register, takes_items
-from .project import Pipeline, Project
+from .local_process import processes
+from .project import LOCAL, Pipeline, Project
 from .runner import PipelineRunner
 from .sources import source_of
 from .transformation import TransformationError, supported_engine
@@ -45,13 +49,12 @@ def run_pipeline(
     With a `stream_file`, for each row of that CSV file as an item. Without `begins`, only what
     waits is run. Without a `session`, one is started with the first transformation, and ended.
     """
-    if session is None:
-        refuse_impossible(settings)
-    plans = register(store, project, slug)
-    store.recover(slug)
-    check(store, project, project.pipeline(slug), plans[slug])
     with ExitStack() as stack:
-        session = session or stack.enter_context(session_when_needed(settings, slug))
+        if session is None:
+            session = stack.enter_context(engine_ready(settings, project, slug))
+        plans = register(store, project, slug)
+        store.recover(slug)
+        check(store, project, project.pipeline(slug), plans[slug])
         runner = PipelineRunner(
             store,
             project,
@@ -83,11 +86,10 @@ def run_project(
     One whose source couldn't be made isn't run. Of one that takes items, those that wait are made.
     A signal ends it all.
     """
-    if session is None:
-        refuse_impossible(settings)
     broken: list[str] = []
     with ExitStack() as stack:
-        session = session or stack.enter_context(session_when_needed(settings, project.name))
+        if session is None:
+            session = stack.enter_context(engine_ready(settings, project, project.name))
         for pipeline in in_order(project):
             slug = pipeline.slug
             makers = {maker for source in pipeline.sources for maker in makers_of(project, source)}
@@ -117,8 +119,13 @@ def run_project(
                 return
 
 
-def refuse_impossible(settings: Settings) -> None:
-    """Refuse to begin where the transformations can't run, since something isn't installed."""
+def refuse_impossible(settings: Settings, project: Project) -> None:
+    """Refuse to begin where the transformations can't run: by what is installed, or configured."""
+    if project.engine == LOCAL:
+        for module in ("pandas", "pyarrow"):
+            need(module, "pipelines")
+        refuse_master(settings)
+        return
     from ..spark.session import refuse_impossible as refuse_session
 
     for module in ("pandas", "pyarrow", "pyspark"):
@@ -126,9 +133,28 @@ def refuse_impossible(settings: Settings) -> None:
     refuse_session(settings)
 
 
+def refuse_master(settings: Settings) -> None:
+    """Refuse the engine local where Spark is set to run elsewhere: one of them isn't meant."""
+    from ..spark.settings import MASTER, REMOTE, given_conf, is_local, public
+
+    given = given_conf(settings, None)
+    for key in (REMOTE, MASTER):
+        if (address := given.get(key)) and (key == REMOTE or not is_local(address)):
+            raise WrongUse(
+                f"{key} is {public(address)}, and the engine local runs transformations on this "
+                f"machine, without Spark. Take {key} away, or `engine: local` or --engine local."
+            )
+
+
 @contextmanager
-def session_when_needed(settings: Settings, name: str) -> Iterator[Callable[[], "SparkSession"]]:
-    """A function that starts a session of Spark when it is first called; it is ended after use."""
+def engine_ready(
+    settings: Settings, project: Project, name: str
+) -> Iterator[Callable[[], "SparkSession"]]:
+    """Get ready to run transformations, and clean up after use.
+
+    What it yields starts a session of Spark when it is first called; the engine local never calls
+    it, and has a process that loads pandas meanwhile.
+    """
     from ..spark.session import let_go, spark_session
 
     started: list[SparkSession] = []
@@ -139,8 +165,12 @@ def session_when_needed(settings: Settings, name: str) -> Iterator[Callable[[], 
         return started[0]
 
     try:
+        if project.engine == LOCAL:
+            processes.start()
+        refuse_impossible(settings, project)
         yield session
     finally:
+        processes.end()
         for spark in started:
             let_go(spark)
 
@@ -153,6 +183,28 @@ def check(store: Store, project: Project, pipeline: Pipeline, plan: Plan) -> Non
             shown = file.relative_to(project.root)
             raise TransformationError(f"{shown} doesn't exist, but project.yml names it.")
         supported_engine(project, pipeline.slug, name)
+    if project.engine == LOCAL:
+        for slug in (*plan.outputs, *pipeline.sources):
+            _refuse_place(store, project, slug)
     for slug in dict.fromkeys(pipeline.sources):
         if slug not in plan.reads:
             source_of(store, project, slug).version()
+
+
+def _refuse_place(store: Store, project: Project, slug: str) -> None:
+    """Refuse a place that only Spark writes and reads."""
+    row = registered(store, slug, project.root)
+    where = None if row is None else resolve(slug, row.columns)
+    if isinstance(where, ObjectStore):
+        what = "an object store"
+    elif isinstance(where, Table) and where.dialect == JDBC:
+        what = "a database of JDBC"
+    elif isinstance(where, Folder) and format_of(where.format).needs_spark:
+        what = f"the format {where.format!r}"
+    else:
+        return
+    raise Refused(
+        f"{slug!r} is in {what}, which is written and read by Spark only, and the engine is local. "
+        f"Take `engine: local` or --engine local away, or register {slug!r} with another place.",
+        code="INVALID_LOCATION",
+    )

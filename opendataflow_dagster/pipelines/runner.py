@@ -23,6 +23,7 @@ from .destinations import destination_of, publish_result, refuse_loss, refuse_ol
 from .endpoints import Source, registered
 from .engine import Engine, ItemRan, Ran
 from .jobs import is_read, output_of
+from .local_engine import engine_for
 from .project import Pipeline, Project
 from .sources import InMemory, Once, source_of
 from .step_frames import Buffer
@@ -311,7 +312,7 @@ class PipelineRunner(MakerRunner[PipelineWork]):
         super().__init__(store, slug, [slug], say=say, environ=environ)
         self._root, self._items, self._begun = not plans[slug].reads, items, False
         self._begins = begins
-        engine = Engine(
+        engine = engine_for(
             project,
             session,
             say=self.tell,

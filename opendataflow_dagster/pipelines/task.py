@@ -7,7 +7,7 @@ import tempfile
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from copy import deepcopy
 from datetime import date, datetime, timedelta
 from datetime import time as time_of_day
@@ -130,16 +130,13 @@ class ItemDone(NamedTuple):
 
 def ask(
     spark: "SparkSession",
-    shipper: Shipper,
+    exchange: Exchange,
     snapshot: ProjectSnapshot,
-    what: Callable[..., Any],
+    wanted: bytes,
     sent: Sequence[Sent],
-    *args: Any,
 ) -> Any:
-    """What `what(root, sent, *args)` returns, run by one task in the project's surroundings."""
+    """What `compute` answers, run by one task."""
     from pyspark.sql.types import BinaryType, LongType, StructType
-
-    wanted, exchange = pickle.dumps((what, args), 5), shipper.exchange
 
     def task(batches: Any) -> Iterator[Any]:
         for _ in batches:  # a worker that leaves input unread isn't used again
@@ -168,17 +165,8 @@ def answer(
     snapshot: ProjectSnapshot, wanted: bytes, sent: Sequence[Sent], exchange: Exchange
 ) -> Iterator[Any]:
     """The rows of a task: the parts of the pickled result, or where it is."""
-    import pandas  # noqa: F401 - the real one, before the project's folder is on the path
+    data = compute(snapshot, wanted, sent)
     import pyarrow
-
-    root = snapshot.settle()
-    if _Kept.stamps.get(root) != snapshot.stamp:
-        forget(root)
-        _Kept.loaded.clear()
-        _Kept.stamps[root] = snapshot.stamp
-    what, args = pickle.loads(wanted)
-    with surroundings(root):
-        data = pickle.dumps(what(root, sent, *args), 5)
 
     def row(number: int, cut: Any) -> Any:
         columns = [pyarrow.array([number], pyarrow.int64()), pyarrow.array([cut], pyarrow.binary())]
@@ -194,6 +182,20 @@ def answer(
     else:
         for number, start in enumerate(range(0, len(data), MAX_PART_BYTES)):
             yield row(number, data[start : start + MAX_PART_BYTES])
+
+
+def compute(snapshot: ProjectSnapshot, wanted: bytes, sent: Sequence[Sent]) -> bytes:
+    """The pickled result of what is wanted, in the project's surroundings."""
+    import pandas  # noqa: F401 - the real one, before the project's folder is on the path
+
+    root = snapshot.settle()
+    if _Kept.stamps.get(root) != snapshot.stamp:
+        forget(root)
+        _Kept.loaded.clear()
+        _Kept.stamps[root] = snapshot.stamp
+    what, args = pickle.loads(wanted)
+    with surroundings(root):
+        return pickle.dumps(what(root, sent, *args), 5)
 
 
 class _Kept:

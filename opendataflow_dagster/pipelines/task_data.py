@@ -107,6 +107,23 @@ class Exchange(NamedTuple):
 
 
 class Shipper:
+    """Sends data to processes of this machine."""
+
+    local = True
+    """Whether the processes surely see this machine's files."""
+
+    def send(self, data: bytes) -> Parcel:
+        """Bytes that a task can open; they stay until they are dropped."""
+        return Inline(data) if len(data) <= MAX_INLINE_BYTES else self._send_much(data)
+
+    def _send_much(self, data: bytes) -> Parcel:
+        handle, path = tempfile.mkstemp(dir=_folder()[0])
+        with open(handle, "wb") as file:
+            file.write(data)
+        return OnDisk(path)
+
+
+class SparkShipper(Shipper):
     """Sends data to the tasks of one session."""
 
     def __init__(self, spark: "SparkSession") -> None:
@@ -116,17 +133,11 @@ class Shipper:
         self.exchange = Exchange(*_folder(), self._room())
         self._sent: set[str] = set()
 
-    def send(self, data: bytes) -> Parcel:
-        """Bytes that a task can open; they stay until they are dropped."""
-        if len(data) <= MAX_INLINE_BYTES:
-            return Inline(data)
-        if not self.local and not self.remote:
-            return Cast(self.spark.sparkContext.broadcast(data))
+    def _send_much(self, data: bytes) -> Parcel:
         if self.local:
-            handle, path = tempfile.mkstemp(dir=self.exchange.folder)
-            with open(handle, "wb") as file:
-                file.write(data)
-            return OnDisk(path)
+            return super()._send_much(data)
+        if not self.remote:
+            return Cast(self.spark.sparkContext.broadcast(data))
         name = f"odf-{hashlib.sha256(data).hexdigest()}"
         if name not in self._sent:
             path = os.path.join(self.exchange.folder, name)

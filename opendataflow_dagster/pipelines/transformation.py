@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from ..errors import DataflowError
 from ..util.text import printable
-from .project import INSTALL, Project
+from .project import INSTALL, LOCAL, Project
 from .sandbox import INSTALLED, Prints, signals, surroundings
 
 NO_STREAM: Any = object()
@@ -92,7 +92,7 @@ class Transformation(NamedTuple):
 
 
 def supported_engine(project: Project, slug: str, name: str) -> str:
-    """The engine of a transformation; one that isn't supported any more is refused."""
+    """The engine of a transformation; one that the project's can't run is refused."""
     path = project.transformation_file(slug, name)
     engine = engine_of(path)
     if engine == PANDAS_ON_SPARK:
@@ -100,6 +100,13 @@ def supported_engine(project: Project, slug: str, name: str) -> str:
             f"{path.relative_to(project.root)}: `run` takes pyspark.pandas.DataFrame, and "
             "pandas-on-Spark isn't supported any more. Annotate its first parameter as "
             "pandas.DataFrame or as pyspark.sql.DataFrame."
+        )
+    if engine == SPARK and project.engine == LOCAL:
+        raise TransformationError(
+            f"{path.relative_to(project.root)}: `run` takes pyspark.sql.DataFrame, and the engine "
+            "local runs transformations of pandas only. Annotate its first parameter as "
+            "pandas.DataFrame, or run the project on Spark, which is the engine without "
+            "`engine: local` or --engine local."
         )
     return engine
 

@@ -1,4 +1,4 @@
-"""The process that consumes items: one Spark session, warm, for all pipelines of a project."""
+"""The process that consumes items: one engine, warm, for all pipelines of a project."""
 
 import json
 import os
@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from functools import cache
 from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,9 +25,10 @@ from ..store.store import Store, new_owner
 from ..util.system import try_lock
 from ..util.text import first_line, printable, typed
 from .deployment import Current
-from .engine import Engine, Stopped
+from .engine import Stopped
 from .item_queue import LEASE_SECONDS, Consumer
 from .items import EngineGone
+from .local_engine import engine_for
 from .project import Project, open_project
 
 if TYPE_CHECKING:
@@ -199,36 +201,39 @@ def serve_items(settings: Settings, project: Project, folder: Path, *, say: Say)
         consumer.ending = True
         bell.ring()
 
-    session = spark_session(
-        slots(settings), app=f"odf serve {project.name}", settings=settings, short=True
+    @cache
+    def session() -> "SparkSession":
+        return spark_session(
+            slots(settings), app=f"odf serve {project.name}", settings=settings, short=True
+        )
+
+    engine = engine_for(
+        project, session, say=say, stopping=lambda: "the server's end" if ended else None
     )
-    engine = Engine(
-        project, lambda: session, say=say, stopping=lambda: "the server's end" if ended else None
-    )
+    engine.start()
     current = Current(store, project, say=say, folder=folder)
     with Pulse(store, new_owner(), lease=LEASE_SECONDS, say=say) as pulse:
         consumer = Consumer(
-            store, current, engine, pulse, runid=runid, is_alive=lambda: _is_alive(session), say=say
+            store, current, engine, pulse, runid=runid, is_alive=engine.is_alive, say=say
         )
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, end)
         with alone(project.root, bell, say) as is_ours:
             if not is_ours:
                 return 0
-            code = _consume_all(consumer, bell, session, say)
+            code = _consume_all(consumer, bell, say)
     engine.close()
-    with suppress(Exception):
-        session.stop()
+    engine.end()
     store.close()
     return code
 
 
-def _consume_all(consumer: Consumer, bell: Bell, session: "SparkSession", say: Say) -> int:
+def _consume_all(consumer: Consumer, bell: Bell, say: Say) -> int:
     """Settle what the worker before left, get ready, and work until the bell is over."""
     store, current = consumer.store, consumer.current
     settle_lost(store, consumer.runid, "the worker ended", say=say)
     current.refresh()
-    _warm(session)
+    consumer.engine.warm()
     os.write(sys.stdout.buffer.fileno(), json.dumps({"state": "ready"}).encode() + b"\n")
     say(_readiness(store, current))
     worker = ItemWorker(consumer, bell, say=say)
@@ -299,24 +304,6 @@ def alone(root: Path, bell: Bell, say: Say) -> Iterator[bool]:
         yield True
     finally:
         os.close(folder)
-
-
-def _warm(session: "SparkSession") -> None:
-    """Let Java and a worker of Python load what the first item would wait for."""
-
-    def load(batches: Any) -> Iterator[Any]:
-        import pandas  # noqa: F401
-
-        yield from batches
-
-    session.range(1).mapInArrow(load, "id long").collect()
-
-
-def _is_alive(session: "SparkSession") -> bool:
-    try:
-        return session.range(1).count() == 1
-    except Exception:
-        return False
 
 
 def _readiness(store: Store, current: Current) -> str:

