@@ -28,6 +28,7 @@ PROGRAMS = (
     "spark_postgres",
     "evidence",
     "stream",
+    "local_engine",
 )
 VERDICTS = {0: "ok", 1: "MISSED", FAILED: "FAILED"}
 

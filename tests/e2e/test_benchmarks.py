@@ -56,6 +56,10 @@ def test_catching_up_in_dagster_is_measured() -> None:
     assert "Ran through" in run(FOLDER / "catchup.py", "--tiny")
 
 
+def test_the_engine_local_is_measured_beside_spark() -> None:
+    assert "Ran through" in run(FOLDER / "local_engine.py", "--tiny")
+
+
 def test_items_over_http_are_measured() -> None:
     assert "Ran through" in run(FOLDER / "stream.py", "--tiny")
 
