@@ -1,6 +1,6 @@
 """What a small pipeline costs without Spark: `python benchmarks/local_engine.py [--quick|--tiny]`.
 
-`odf pipeline run` of the project that `odf new` makes, four rows through three transformations, from
+`odf pipeline run` of the project that `odf new` makes, four rows and three transformations, from
 process start to exit: on Spark, and by the engine local, in turns. Seconds of CPU and memory are
 those of all processes that the command starts. Both have to write the same bytes. Exit code 0 if
 every target is met.

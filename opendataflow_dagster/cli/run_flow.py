@@ -9,11 +9,12 @@ from inspect import signature
 from typing import Any
 
 from ..chunk import Chunk, reason_of
+from ..config.settings import load_settings
 from ..errors import Refused, WrongUse, what_installs
 from ..flow.flow import FILE, Flow, Job
 from ..runner.run import Outcome, run_chunks
 from ..spark.job import FUNCTION
-from ..store.opening import open_configured
+from ..store.opening import open_configured, open_from
 from ..store.store import Store
 from ..util.system import module_of_file
 from ..util.text import did_you_mean, printable, typed
@@ -104,12 +105,16 @@ def _run(job: Job, flow: Flow, line: RunLine) -> Outcome:
         _refuse_arguments(job, line)
         many = line.all_chunks or line.workers > 1
         return run_spark(line._replace(script=job.spark, job=jobid, all_chunks=many), None)
+    if job.pipeline is not None:
+        _refuse_arguments(job, line)
+        return _run_pipeline(job, flow, line)
     raise Refused(f"Job {job.jobid!r} of {FILE} has no script. {_way(job)}.", code="NO_SCRIPT")
 
 
 def _refuse_arguments(job: Job, line: RunLine) -> None:
     if line.arguments:
-        raise WrongUse(f"Job {job.jobid!r} is a function, which takes no arguments.")
+        what = "function" if job.pipeline is None else "pipeline"
+        raise WrongUse(f"Job {job.jobid!r} is a {what}, which takes no arguments.")
 
 
 def _run_function(job: Job, flow: Flow, line: RunLine) -> Outcome:
@@ -125,6 +130,36 @@ def _run_function(job: Job, flow: Flow, line: RunLine) -> Outcome:
         runner = FunctionRunner(store, jobid, named, function, say=say)
         runner.waits = line.wait
         outcome = run_chunks(runner, all_chunks=many, workers=line.workers, progress=progress)
+        if progress:
+            progress.end()
+    finally:
+        store.close()
+    return outcome
+
+
+def _run_pipeline(job: Job, flow: Flow, line: RunLine) -> Outcome:
+    """Run the pipeline that a job is, on the tables of the flow.
+
+    With `--all`, no new run is begun: what waits is run until nothing is left.
+    """
+    from ..pipelines.project import find_project, read_project
+    from ..pipelines.run import run_pipeline
+
+    settings = load_settings(line.config)
+    project = read_project(find_project(os.path.join(flow.folder, job.pipeline or "")))
+    store = open_from(settings)
+    progress, say = narration(store, job.jobid, line.all_chunks)
+    try:
+        outcome = run_pipeline(
+            store,
+            project.on(job.engine),
+            job.jobid,
+            settings,
+            say=say,
+            environ=os.environ,
+            all_chunks=line.all_chunks,
+            begins=not line.all_chunks,
+        )
         if progress:
             progress.end()
     finally:
@@ -160,8 +195,6 @@ def load_function(job: Job, folder: str) -> Callable[[Chunk], Any]:
 
 def _way(job: Job) -> str:
     """How a job is run that has no script."""
-    if job.pipeline is not None:
-        return f"Run: odf pipeline run {typed(job.jobid)} --project {typed(job.pipeline)}"
     return f"Add run: SCRIPT to it in {FILE}, or run: odf run --job {typed(job.jobid)} SCRIPT"
 
 

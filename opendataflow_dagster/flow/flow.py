@@ -20,7 +20,7 @@ from ..store.registry import (
     job_items,
 )
 from ..util.text import did_you_mean, printable, typed
-from .keys import RUNNERS, RUNS_IN, TARGET_KEYS
+from .keys import ENGINES, RUNNERS, RUNS_IN, TARGET_KEYS
 from .parse import FILE, FlowFile, Item, parse_file, read_file
 
 _Made = TypeVar("_Made")
@@ -134,6 +134,7 @@ class Job:
         python: The Python function that makes a chunk, as `FILE.py:FUNCTION`.
         spark: The function of DataFrames that makes chunks, as `FILE.py:FUNCTION`.
         pipeline: The folder of the project whose pipeline has the job's name.
+        engine: What runs that pipeline, `spark` or `local`; else what its project.yml says.
         policy: The dials that the flow sets; the others are turned by `odf policy`.
         environment: Variables that its script gets.
         runs_in: Who starts it: `work`, `dagster` or `cron`.
@@ -151,6 +152,7 @@ class Job:
     python: str | None = None
     spark: str | None = None
     pipeline: str | None = None
+    engine: str | None = None
     policy: Mapping[str, str] = field(default_factory=dict)
     environment: Mapping[str, str] = field(default_factory=dict)
     runs_in: str | None = None
@@ -170,11 +172,16 @@ class Job:
                 f"Job {self.jobid!r} has both {given[0]} and {given[1]}. Leave one out.",
                 key=given[1],
             )
-        if self.runs_in not in (None, *RUNS_IN):
+        for key, choices in (("runs_in", RUNS_IN), ("engine", ENGINES)):
+            if (value := getattr(self, key)) not in (None, *choices):
+                raise FlowError(
+                    f"{key} of job {self.jobid!r} is {value!r}. Choose from {', '.join(choices)}.",
+                    key=key,
+                )
+        if self.engine and self.pipeline is None:
             raise FlowError(
-                f"runs_in of job {self.jobid!r} is {self.runs_in!r}. "
-                f"Choose from {', '.join(RUNS_IN)}.",
-                key="runs_in",
+                f"engine of job {self.jobid!r} is for a pipeline, and it has none. Leave it out.",
+                key="engine",
             )
         self._refuse_wrong_runner()
         check_policy(f"job {self.jobid!r}", self.policy)

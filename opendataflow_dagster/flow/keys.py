@@ -49,6 +49,8 @@ POLICY_KEYS = tuple(
 RUNNERS = ("run", "python", "spark", "pipeline")
 """The keys of a job that say what runs it; it has one of them, or none."""
 
+ENGINES = ("spark", "local")
+
 RUNS_IN = ("work", "dagster", "cron")
 
 JOB_KEYS = (
@@ -58,6 +60,7 @@ JOB_KEYS = (
     Key("python", TEXT, "The Python function that makes a chunk: FILE.py:FUNCTION."),
     Key("spark", TEXT, "The function of DataFrames that makes chunks: FILE.py:FUNCTION."),
     Key("pipeline", TEXT, "The folder of the project whose pipeline has the job's name."),
+    Key("engine", TEXT, "What runs its pipeline; else what project.yml says.", ENGINES),
     Key(
         "policy",
         OBJECT,

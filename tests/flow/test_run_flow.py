@@ -1,6 +1,7 @@
 """`odf run JOB` and `odf run --all-jobs`: the flow knows what runs its jobs."""
 
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -11,6 +12,7 @@ import pytest
 from opendataflow_dagster.cli.run_flow import in_order
 from opendataflow_dagster.flow.apply import apply_flow
 from opendataflow_dagster.flow.flow import Flow
+from opendataflow_dagster.pipelines.project import TEMPLATE
 from opendataflow_dagster.store import registry
 from opendataflow_dagster.store.store import Store
 from tests.support.store_fixtures import check, put, sql
@@ -82,10 +84,25 @@ def test_a_slash_and_an_existing_file_are_scripts(odf: Odf, store: Store) -> Non
 
 def test_what_no_script_runs_says_what_does(odf: Odf) -> None:
     Path("flow.yml").write_text("flow: shop\njobs: {p: {out: x, pipeline: crm}, none: {out: y}}\n")
-    assert "Run: odf pipeline run p --project crm" in odf("p", code=4).stderr
+    assert "/crm' has no project.yml" in odf("p", code=2).stderr
     assert "odf run --job none SCRIPT" in odf("none", code=4).stderr
     Path("flow.yml").write_text("flow: shop\njobs: {p: {}}\n")
     assert "flow.yml:2: Job 'p' writes no dataset" in odf("p", code=2).stderr
+
+
+def test_a_pipeline_runs_on_the_tables_of_the_flow(odf: Odf, store: Store) -> None:
+    """A run of its own begins it, and `--all-jobs` goes on with what waits."""
+    shutil.copytree(TEMPLATE, "crm")
+    Path("flow.yml").write_text(
+        "flow: shop\njobs:\n  clean_contacts: {out: contacts_clean, pipeline: crm, engine: local}\n"
+    )
+    assert "3 rows in" in odf("clean_contacts").stderr
+    assert len(Path("crm/output/clean_contacts.csv").read_text().splitlines()) == 4
+    assert "pipeline, which takes no arguments" in odf("clean_contacts", "more", code=2).stderr
+    assert "done 0, failed 0" in odf("--all-jobs").stderr
+    sql(store, "update datastatus set status = 'RESUBMIT' where jobid = 'clean_contacts'")
+    assert "done 1, failed 0" in odf("--all-jobs").stderr
+    check(store)
 
 
 FUNCTIONS = """
