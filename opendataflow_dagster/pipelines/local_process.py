@@ -14,10 +14,10 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection, Pipe
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NoReturn
 
 from ..config.settings import redact
-from ..errors import DataflowError
+from ..errors import DataflowError, SessionError
 from ..runner.environment import SECRETS
 from .task import compute, in_one_line
 
@@ -53,6 +53,13 @@ class LocalProcess:
                 env=public_environment(os.environ),
                 start_new_session=True,
             )
+        except OSError as error:
+            self._connection.close()
+            os.close(self._lifeline)
+            raise SessionError(
+                f"No process can be started for transformations: {error.strerror}. Free memory or "
+                "processes of this machine, then run it again."
+            ) from None
         finally:
             theirs.close()
             os.close(listens)
@@ -65,17 +72,17 @@ class LocalProcess:
         try:
             self._connection.send_bytes(pickle.dumps(request, 5))
             while not self._connection.poll(POLL_SECONDS):
-                if why_not() or self._has_ended():
+                if why_not() or (self._has_ended() and not self._connection.poll()):
                     raise ProcessDied
-            answer = pickle.loads(self._connection.recv_bytes())
-        except (EOFError, OSError):
+            reason, answer = pickle.loads(self._connection.recv_bytes())
+        except (EOFError, OSError):  # of the connection
             self.end()
             raise ProcessDied from None
         except BaseException:
             self.end()
             raise
-        if isinstance(answer, Failure):
-            raise DataflowError(answer.reason)
+        if reason:
+            raise DataflowError(reason)
         return pickle.loads(answer)
 
     @property
@@ -110,6 +117,7 @@ class LocalProcesses:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._idle: list[LocalProcess] = []
+        self._owner = os.getpid()
 
     def start(self) -> None:
         """Have one ready."""
@@ -120,6 +128,8 @@ class LocalProcesses:
     def one(self) -> Iterator[LocalProcess]:
         """A process that nobody else asks."""
         with self._lock:
+            if self._owner != os.getpid():  # they are those of the process that this is a fork of
+                self._owner, self._idle = os.getpid(), []
             while self._idle and not self._idle[-1].is_usable:
                 self._idle.pop().end()
             process = self._idle.pop() if self._idle else LocalProcess()
@@ -134,7 +144,7 @@ class LocalProcesses:
     def end(self) -> None:
         """End those that wait for work."""
         with self._lock:
-            while self._idle:
+            while self._idle and self._owner == os.getpid():
                 self._idle.pop().end()
 
 
@@ -164,12 +174,6 @@ def public_environment(environ: Mapping[str, str]) -> dict[str, str]:
 # --- the process itself ---
 
 
-class Failure(NamedTuple):
-    """Why there is no answer, in a line: it isn't the transformation's failure."""
-
-    reason: str
-
-
 def serve(connection: Connection, lifeline: int) -> NoReturn:
     """Answer requests, until the other side is gone."""
     _end_with(lifeline)
@@ -181,13 +185,14 @@ def serve(connection: Connection, lifeline: int) -> NoReturn:
             request = connection.recv_bytes()
         except (EOFError, OSError):
             os._exit(0)
+        reason, answer = "", b""
         try:
             answer = compute(*pickle.loads(request))
-        except Exception as error:
-            answer = Failure(in_one_line(error))
+        except Exception as error:  # it isn't the transformation's
+            reason = in_one_line(error)
         if os.getpid() != here:  # a process that the user's code has forked, and that came back
             os._exit(0)
-        connection.send_bytes(pickle.dumps(answer, 5))
+        connection.send_bytes(pickle.dumps((reason, answer), 5))
 
 
 def _end_with(lifeline: int) -> None:

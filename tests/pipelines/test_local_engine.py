@@ -26,6 +26,7 @@ from opendataflow_dagster.pipelines.local_engine import LocalEngine
 from opendataflow_dagster.pipelines.local_process import LocalProcesses, processes
 from opendataflow_dagster.pipelines.project import LOCAL, TEMPLATE, Project, read_project
 from opendataflow_dagster.pipelines.run import run_pipeline
+from opendataflow_dagster.pipelines.task_data import ProjectSnapshot
 from opendataflow_dagster.pipelines.transformation import PANDAS, engine_of
 from opendataflow_dagster.store.opening import open_store
 from opendataflow_dagster.store.registry import add_dataset
@@ -325,6 +326,15 @@ def test_a_fork_that_comes_back_and_one_that_stays_disturb_nobody(tmp_path: Path
         assert engine.run("p", "back", [given]).rows == 1
     processes.end()
     assert [child for child in psutil.Process().children() if "local_process" in str(child)] == []
+
+
+def test_what_no_transformation_is_to_blame_for_is_told_in_a_line(tmp_path: Path) -> None:
+    pool = LocalProcesses()
+    with pool.one() as process:
+        with pytest.raises(DataflowError, match=r"^UnpicklingError: [^\n]+$"):
+            process.ask((ProjectSnapshot(str(tmp_path), ""), b"no pickle", ()), lambda: None)
+        assert process.is_usable
+    pool.end()
 
 
 KILLED = """
