@@ -327,7 +327,9 @@ def policy(store: Store, jobid: str) -> dict[str, Any]:
     return {"jobid": jobid} | dials | {"paused_until": row["pause"]}
 
 
-def set_policy(store: Store, jobid: str, dials: Mapping[str, str]) -> dict[str, Any]:
+def set_policy(
+    store: Store, jobid: str, dials: Mapping[str, str], *, who: str | None = None
+) -> dict[str, Any]:
     """Turn dials of a job; `none` or nothing resets one. The row as it is then."""
     for key in dials:
         if key not in DIALS:
@@ -335,7 +337,7 @@ def set_policy(store: Store, jobid: str, dials: Mapping[str, str]) -> dict[str, 
     values = {key: read_dial(store, key, value) for key, value in dials.items()}
 
     def work() -> None:
-        with store.db.transaction(who=person()):
+        with store.db.transaction(who=who or person()):
             _refuse_unregistered(store, jobid)
             store.db.change("registry.add_policy", jobid=jobid)
             for key, value in values.items():

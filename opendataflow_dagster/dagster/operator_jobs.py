@@ -1,0 +1,287 @@
+"""Jobs of Dagster's launchpad that do what `odf resubmit`, `odf hold` and others do."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import cache
+from typing import Any
+
+import dagster as dg
+from pydantic import Field
+
+from ..errors import DataflowError, WrongUse
+from ..store import operations, registry
+from ..store.operations import Moved, person
+from ..store.store import Store
+from ..util.text import printable
+from ..util.times import parse_duration, parse_time
+from .resources import RESOURCE_KEY
+from .translator import DataflowTranslator
+
+MAX_LISTED_CHUNKS = 100
+"""Chunks that a run's page lists; the history has all."""
+
+MOVE = ("job", "dataset", "chunk", "from", "to")
+
+_JOB = "The job's name, as in `odf status`."
+_CHUNKS = "Partitions of the job, as the grid shows them."
+_REASON = "Why, for the history."
+_DRY_RUN = "Only list what would change."
+
+
+class ResubmitConfig(dg.Config):
+    """What `opendataflow_resubmit` is asked for."""
+
+    job: str | None = Field(None, description=f"{_JOB} Left out, `failed` and `stale` mean all.")
+    chunks: list[str] = Field([], description=f"{_CHUNKS} With `failed`, only those that failed.")
+    failed: bool = Field(False, description="All chunks that failed.")
+    stale: bool = Field(False, description="READY chunks whose inputs were replaced since.")
+    since: str | None = Field(None, description="With `failed`: since when, like 2026-03-01.")
+    downstream: bool = Field(False, description="And what other jobs made of them, and so on.")
+    reason: str | None = Field(None, description=_REASON)
+    dry_run: bool = Field(False, description=_DRY_RUN)
+
+
+class ChunksConfig(dg.Config):
+    """What `opendataflow_hold` and `opendataflow_release` are asked for."""
+
+    job: str = Field(description=_JOB)
+    chunks: list[str] = Field(description=_CHUNKS)
+    reason: str | None = Field(None, description=_REASON)
+    dry_run: bool = Field(False, description=_DRY_RUN)
+
+
+class ReadyConfig(dg.Config):
+    """What `opendataflow_ready` is asked for."""
+
+    dataset: str = Field(description="The dataset's name.")
+    chunks: list[str] = Field(description="Partitions that were produced outside.")
+    new: bool = Field(False, description="The dataset may be one that nothing is known of.")
+    reason: str | None = Field(None, description=_REASON)
+    dry_run: bool = Field(False, description=_DRY_RUN)
+
+
+class PolicyConfig(dg.Config):
+    """What `opendataflow_policy` is asked for."""
+
+    job: str = Field(description=_JOB)
+    dials: dict[str, str] = Field(
+        {}, description="Dials to turn, like `concurrency: '4'`; `none` resets one."
+    )
+
+
+class RecoverConfig(dg.Config):
+    """What `opendataflow_recover` is asked for."""
+
+    job: str | None = Field(None, description=f"{_JOB} Left out, all jobs.")
+    older_than: str | None = Field(
+        None,
+        description="Also send back what has been RUNNING without a claim for longer, like 2h: "
+        "chunks of a Java program that is gone.",
+    )
+    dry_run: bool = Field(False, description=_DRY_RUN)
+
+
+def operator_jobs(translator: DataflowTranslator | None = None) -> list[dg.JobDefinition]:
+    """Jobs for operators: resubmit, hold, release, ready, policy and recover.
+
+    Their runs sign the history, and list on their page what has changed. They need the resource
+    `dataflow`. Several calls of `build_definitions` in one location share them.
+    """
+    named = translator or DataflowTranslator()
+    by_default = type(named).dataid is DataflowTranslator.dataid
+    return _usual_jobs() if by_default else _jobs(named)
+
+
+@cache
+def _usual_jobs() -> list[dg.JobDefinition]:
+    """The jobs once: Dagster takes two of one name only if they are the same object."""
+    return _jobs(DataflowTranslator())
+
+
+def _jobs(named: DataflowTranslator) -> list[dg.JobDefinition]:
+    def dataids(partitions: Iterable[str]) -> list[str]:
+        return [named.dataid(partition) for partition in partitions]
+
+    def resubmit(store: Store, config: ResubmitConfig, who: str) -> Moved:
+        if config.stale and (config.failed or config.downstream):
+            raise WrongUse("Use `stale` alone: what is made of stale chunks becomes stale, too.")
+        if config.since and not config.failed:
+            raise WrongUse("`since` is about chunks that failed: use it with `failed`.")
+        return operations.resubmit(
+            store,
+            config.job,
+            dataids(config.chunks),
+            failed=config.failed,
+            stale=config.stale,
+            since=parse_time(store, config.since) if config.since else None,
+            downstream=config.downstream,
+            plan=config.dry_run,
+            who=who,
+            why=config.reason,
+        )
+
+    def hold(store: Store, config: ChunksConfig, who: str) -> Moved:
+        return _set_hold(store, config, who, operations.hold, dataids(config.chunks))
+
+    def release(store: Store, config: ChunksConfig, who: str) -> Moved:
+        return _set_hold(store, config, who, operations.release, dataids(config.chunks))
+
+    def ready(store: Store, config: ReadyConfig, who: str) -> Moved:
+        return operations.ready(
+            store,
+            config.dataset,
+            dataids(config.chunks),
+            new=config.new,
+            plan=config.dry_run,
+            who=who,
+            why=config.reason,
+        )
+
+    return [
+        _job("resubmit", "Mark chunks to be made again.", ResubmitConfig, _move(resubmit)),
+        _job(
+            "hold",
+            "Keep a job from making chunks, and others from reading them, until they are released.",
+            ChunksConfig,
+            _move(hold),
+        ),
+        _job("release", "Make held chunks what they were before.", ChunksConfig, _move(release)),
+        _job(
+            "ready",
+            "Mark chunks as produced outside: who reads them may run.",
+            ReadyConfig,
+            _move(ready),
+        ),
+        _job("policy", "Turn the dials of a job, or list them.", PolicyConfig, _turn),
+        _job(
+            "recover",
+            "Settle claims whose lease ran out, and grant the retries that are due.",
+            RecoverConfig,
+            _recover,
+        ),
+    ]
+
+
+Work = Callable[[Store, Any, str], Mapping[str, Any]]
+"""Does what a configuration asks for, signed with a name: what the run's page shows of it."""
+
+
+def _job(name: str, description: str, config: type[dg.Config], work: Work) -> dg.JobDefinition:
+    """A job of one op, which runs in the process of its run."""
+
+    def compute(context: dg.OpExecutionContext, config: Any) -> None:
+        dataflow = getattr(context.resources, RESOURCE_KEY)
+        with _in_one_line():
+            shown = work(dataflow.store, config, _who(context))
+        context.add_output_metadata(shown)
+        context.log.info(" · ".join(f"{key}: {value}" for key, value in _brief(shown).items()))
+
+    compute.__annotations__["config"] = config
+    op = dg.op(
+        name=f"opendataflow_{name}_chunks" if name != "policy" else "opendataflow_turn_dials",
+        description=description,
+        required_resource_keys={RESOURCE_KEY},
+    )(compute)
+
+    @dg.job(
+        name=f"opendataflow_{name}",
+        description=f"{description} As `odf {name}`, signed by the run.",
+        executor_def=dg.in_process_executor,
+        tags={"dagster/max_retries": "0"},
+    )
+    def job() -> None:
+        op()
+
+    return job
+
+
+@contextmanager
+def _in_one_line() -> Iterator[None]:
+    """Fail a run that asked for what is refused by the refusal, and without another try."""
+    try:
+        yield
+    except DataflowError as error:
+        raise dg.Failure(str(error), allow_retries=False) from None
+
+
+def _who(context: dg.OpExecutionContext) -> str:
+    """Who signs the history: Dagster's user where it knows one, and the run."""
+    user = context.run.tags.get("user") or person()
+    return f"{user} by Dagster run {context.run_id}"
+
+
+def _move(work: Callable[[Store, Any, str], Moved]) -> Work:
+    def done(store: Store, config: Any, who: str) -> Mapping[str, Any]:
+        moved = work(store, config, who)
+        rows = [
+            (move.jobid, move.datasetid, move.dataid, move.status_before, move.status_after)
+            for move in moved.moves
+        ]
+        left = [(row.jobid, row.datasetid, row.dataid, row.status_before, "") for row in moved.left]
+        shown: dict[str, Any] = {"dry run": config.dry_run, "chunks": moved.chunks}
+        if moved.same:
+            shown["needed nothing"] = len(moved.same)
+        if rows:
+            shown["would change" if config.dry_run else "changed"] = _table(rows)
+        if left:
+            shown["left alone"] = _table(left)
+        return shown
+
+    return done
+
+
+def _set_hold(
+    store: Store,
+    config: ChunksConfig,
+    who: str,
+    act: Callable[..., Moved],
+    dataids: Sequence[str],
+) -> Moved:
+    return act(store, config.job, dataids, plan=config.dry_run, who=who, why=config.reason)
+
+
+def _turn(store: Store, config: PolicyConfig, who: str) -> Mapping[str, Any]:
+    dials = registry.policy(store, config.job)
+    if config.dials:
+        dials = registry.set_policy(store, config.job, config.dials, who=who)
+    return {key: "default" if value is None else str(value) for key, value in dials.items()}
+
+
+def _recover(store: Store, config: RecoverConfig, who: str) -> Mapping[str, Any]:
+    age = parse_duration(config.older_than) if config.older_than else None
+    if config.job is not None:
+        operations.refuse_unknown_job(store, config.job)
+    if config.dry_run:
+        settled = operations.due(store, config.job)
+    else:
+        settled = store.recover(config.job, who=who)
+    rows = [(chunk.jobid, chunk.dataid, chunk.status, chunk.reason) for chunk in settled]
+    if age is not None:
+        abandoned = operations.recover_abandoned(
+            store, age, jobid=config.job, plan=config.dry_run, who=who
+        )
+        why = f"no claim for more than {config.older_than}"
+        rows += [
+            (move.jobid, move.dataid, move.status_after or "", why) for move in abandoned.moves
+        ]
+    heads = ("job", "chunk", "status", "why")
+    return {"dry run": config.dry_run, "chunks": len(rows), "settled": _table(rows, heads)}
+
+
+def _table(rows: Sequence[tuple], heads: Sequence[str] = MOVE) -> dg.MarkdownMetadataValue:
+    """Rows as a table of Markdown, of which a page can show many."""
+    lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
+    for row in rows[:MAX_LISTED_CHUNKS]:
+        cells = (printable(str(cell or "")).replace("|", "\\|") for cell in row)
+        lines.append(f"| {' | '.join(cells)} |")
+    if len(rows) > MAX_LISTED_CHUNKS:
+        lines.append(f"\nand {len(rows) - MAX_LISTED_CHUNKS:,} more")
+    return dg.MetadataValue.md("\n".join(lines))
+
+
+def _brief(shown: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        key: value
+        for key, value in shown.items()
+        if not isinstance(value, dg.MarkdownMetadataValue)
+    }
