@@ -18,6 +18,7 @@ from .assets import DECLARED
 from .checks import ChunkCheck
 from .io_manager import DataflowIOManager
 from .launch import catch_up_sensor, today_schedules
+from .operator_jobs import operator_jobs
 from .pipeline_assets import ProjectFolder, Projects, tables_of
 from .registration import Registration
 from .resources import PYSPARK_KEY, RESOURCE_KEY, DataflowResource
@@ -49,6 +50,7 @@ def build_definitions(
     executor: dg.ExecutorDefinition | None = None,
     sensors: bool = True,
     schedules: bool = True,
+    operators: bool = True,
     automatic: bool = False,
     apply: bool | None = None,
     runs_per_job: int = 1,
@@ -75,6 +77,8 @@ def build_definitions(
         catalog: What is registered, if that is known already.
         pyspark: What has the session for functions of DataFrames, for pipelines and for the IO
             manager: a `SparkResource`, or a `LazyPySparkResource` of dagster-pyspark.
+        operators: Add the jobs by which a person resubmits, holds or releases chunks in the UI, see
+            `operator_jobs`.
         automatic: Switch on from the start what launches runs: the catch-up sensor and the
             schedules of `today`. Otherwise you do so in the UI.
         apply: Whether the reconcile sensor adds to the tables what they lack of the flow; it
@@ -109,6 +113,7 @@ def build_definitions(
         assets=[*runners.assets, *runners.external(chosen)],
         sensors=launch.sensors() if sensors else [],
         schedules=launch.schedules() if schedules else [],
+        jobs=operator_jobs(translator) if operators else [],
         resources=_resources(source.dataflow, translator, io_manager, pyspark),
         executor=executor,
     )

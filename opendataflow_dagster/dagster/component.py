@@ -64,6 +64,9 @@ attributes:
   sensors: true
   schedules: true
   automatic: false
+
+  # The jobs by which a person resubmits, holds or releases chunks in the launchpad.
+  operators: true
 """
 
 
@@ -254,6 +257,7 @@ class OpenDataFlowComponent(dg.StateBackedComponent, dg.Model, dg.Resolvable):
     ] = None
     sensors: bool = True
     schedules: bool = True
+    operators: bool = True
     automatic: bool = False
     runs_per_job: int = 1
     batch: int = 500
@@ -300,6 +304,7 @@ class OpenDataFlowComponent(dg.StateBackedComponent, dg.Model, dg.Resolvable):
             translator=YamlTranslator(self.translation) if self.translation else None,
             sensors=self.sensors,
             schedules=self.schedules,
+            operators=self.operators,
             automatic=self.automatic,
             runs_per_job=self.runs_per_job,
             batch=self.batch,

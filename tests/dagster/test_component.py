@@ -347,6 +347,7 @@ def test_every_line_that_the_scaffolder_comments_out_is_right(
         "translation",
         "sensors",
         "schedules",
+        "operators",
         "automatic",
     }
     assert set(attributes) <= set(OpenDataFlowComponent.model_fields)
