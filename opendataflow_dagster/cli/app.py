@@ -27,6 +27,7 @@ COMMANDS = {
     "split": "register:split",
     "policy": "register:policy",
     "run": "run:run",
+    "work": "work:work",
     "force": "run:force",
     "start": "run:start",
     "end": "run:end",

@@ -91,9 +91,7 @@ def _run(job: Job, flow: Flow, line: RunLine) -> Outcome:
     """Run one job by what the flow says of it."""
     jobid = line.job or job.jobid
     if job.run is not None:
-        script, *arguments = job.words()
-        if "/" not in script and os.path.isfile(script):
-            script = f"./{script}"
+        script, *arguments = script_of(job)
         arguments = (*arguments, *line.arguments)
         return run_script(line._replace(script=script, arguments=arguments, job=jobid))
     if job.python is not None:
@@ -108,7 +106,20 @@ def _run(job: Job, flow: Flow, line: RunLine) -> Outcome:
     if job.pipeline is not None:
         _refuse_arguments(job, line)
         return _run_pipeline(job, flow, line)
-    raise Refused(f"Job {job.jobid!r} of {FILE} has no script. {_way(job)}.", code="NO_SCRIPT")
+    raise without_script(job)
+
+
+def script_of(job: Job) -> list[str]:
+    """The script of a job and its arguments; a file of this folder needs no `./`."""
+    script, *arguments = job.words()
+    if "/" not in script and os.path.isfile(script):
+        script = f"./{script}"
+    return [script, *arguments]
+
+
+def without_script(job: Job) -> Refused:
+    """What says that a job can't be started here, and how it is run instead."""
+    return Refused(f"Job {job.jobid!r} of {FILE} has no script. {_way(job)}.", code="NO_SCRIPT")
 
 
 def _refuse_arguments(job: Job, line: RunLine) -> None:

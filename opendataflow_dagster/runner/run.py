@@ -103,7 +103,7 @@ class Runner:
         from .heartbeat import WaitingClaims
 
         with WaitingClaims(
-            self.store, claims, stopping=scripts.why_stopping, say=self.tell
+            self.store, claims, stopping=scripts.why_no_more, say=self.tell
         ) as waiting:
             while claim := waiting.next():
                 environment = self.environment()  # it may have changed since the claim
@@ -138,7 +138,7 @@ class Runner:
                     beat_every=claim.lease / 3,
                     stdin_null=stdin_null,
                 )
-                stopped = bool(ended.reason) and ended.reason == scripts.why_stopping()
+                stopped = scripts.has_stopped(ended)
                 if not stopped:  # else it may have been stopped in the middle of a line
                     ended, answer = _with_answer(ended, files)
         except BaseException as error:

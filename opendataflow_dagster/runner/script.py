@@ -213,13 +213,18 @@ class Scripts:
     is killed after `stop_grace` seconds. Outside of the main thread no handler is installed.
     With `works_here` the work is Python code of this process: the second signal, or the end of the
     grace, raises KeyboardInterrupt in the main thread.
+
+    If it `drains`, one signal more comes before these: with it `draining` is set, scripts run on to
+    their ends, and none is started any more.
     """
 
     works_here = False
 
-    def __init__(self, *, stop_grace: float = 10.0) -> None:
+    def __init__(self, *, stop_grace: float = 10.0, drains: bool = False) -> None:
         self.stopping: int | None = None
+        self.draining: int | None = None
         self.stop_grace = stop_grace
+        self._drains = drains
         self._stopped_at = 0.0
         self._running: dict[int, Script] = {}
         self._untold: set[int] = set()  # who hasn't been told yet that we stop
@@ -244,7 +249,7 @@ class Scripts:
 
     def __exit__(self, *_: object) -> None:
         if self._running:  # the caller leaves by an exception while its threads still wait
-            self._stop(signal.SIGTERM)
+            self.stop(signal.SIGTERM)
         while self._running:
             time.sleep(0.01)
         if signal.SIGALRM in self._handlers:
@@ -259,6 +264,16 @@ class Scripts:
     def why_stopping(self) -> str | None:
         """What ends the work, if something does."""
         return None if self.stopping is None else _stopped_by(self.stopping)
+
+    def why_no_more(self) -> str | None:
+        """Why nothing is started any more, if so: what runs may be running to its end."""
+        number = self.draining if self.stopping is None else self.stopping
+        return None if number is None else _stopped_by(number)
+
+    def has_stopped(self, ended: Ended) -> bool:
+        """Whether a script ended by our signals, or wasn't begun because of them."""
+        numbers = (self.stopping, self.draining)
+        return ended.reason in [_stopped_by(number) for number in numbers if number is not None]
 
     def run(
         self,
@@ -277,8 +292,8 @@ class Scripts:
         A script past its time limit, or whose claim is lost, has `grace` seconds between TERM and
         KILL. An exception of `beat` is raised again once the script has ended.
         """
-        if self.stopping is not None:
-            return Ended(128 + self.stopping, _stopped_by(self.stopping), 0.0, began=False)
+        if why := self.why_no_more():
+            return Ended(128 + (self.stopping or self.draining or 0), why, 0.0, began=False)
         _flush()
         terminal = None
         if not stdin_null and os.isatty(0):
@@ -362,6 +377,8 @@ class Scripts:
             return 128 + (script.sent or signal.SIGTERM), why
         if self.stopping is not None and (script.sent or code):
             return code or 128 + script.sent, _stopped_by(self.stopping)
+        if self.draining is not None and code == 128 + self.draining:
+            return code, _stopped_by(self.draining)  # the whole process group was signalled
         if killed_by:
             return code, f"killed by {_name(killed_by)}"
         return code, f"exit code {code}" if code else ""
@@ -369,13 +386,23 @@ class Scripts:
     def _await_same_stop(self) -> None:
         """Wait for the stop that ended a script: service managers signal all processes at once."""
         until = time.monotonic() + SAME_STOP_SECONDS
-        while self.stopping is None and time.monotonic() < until:
+        while self.why_no_more() is None and time.monotonic() < until:
             time.sleep(0.01)
+
+    def stop(self, number: int) -> None:
+        """Stop the scripts at once, as by a signal after the draining."""
+        if self.stopping is None:
+            self.draining, self._stopped_at = number, float("-inf")
+            self._stop(number)
 
     def _stop(self, number: int, _frame: object = None) -> None:
         """Take a stop signal: the first is passed on to the scripts, a second kills them."""
         now = time.monotonic()
-        if self.stopping is None:
+        if self._drains and self.draining is None:
+            self.draining, self._stopped_at = number, now
+        elif self.draining is not None and now - self._stopped_at <= SAME_STOP_SECONDS:
+            pass
+        elif self.stopping is None:
             self._stopped_at = now
             self.stopping = number
             os.write(self._alarm, b".")  # never read: it wakes up every thread

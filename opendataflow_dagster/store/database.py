@@ -193,6 +193,8 @@ class Database:
     where = ""
     path = ""
     """The file that has the tables, if one does."""
+    schema = ""
+    """The schema that has the tables, where there are schemas."""
     patience = RECONNECT_SECONDS
     pooled = False
     """Whether a pooler is in between, as of the last connection: no session is ours alone."""
@@ -360,6 +362,10 @@ class Database:
     def connect(self) -> Any:
         """This thread's connection, opened on first use."""
         raise NotImplementedError
+
+    def listen(self) -> Any:
+        """A new connection that hears when chunks can be claimed; None where there is none."""
+        return None
 
     def read_versions(self) -> Versions:
         """What the tables say of their version now."""

@@ -105,8 +105,32 @@ class PostgresDatabase(Database):
 
     def connect(self) -> psycopg.Connection:
         connection = getattr(self._mine, "connection", None)
-        if connection is not None:
-            return connection
+        if connection is None:
+            connection = self._open()
+            self.keep(connection)
+            self._met = True
+        return connection
+
+    def listen(self) -> psycopg.Connection | None:
+        """A new connection that hears when chunks can be claimed; None behind a pooler.
+
+        It is closed by who asked for it. While it is open, transactions that make chunks claimable
+        send notices: see `send_notice` in sql/postgres/triggers.sql.
+        """
+        connection = self._open()
+        try:
+            if not self.pooled:
+                for name in ("work.listen", "work.listening"):
+                    connection.execute(_qualified(self.statement(name), self.schema))  # type: ignore[arg-type]
+                return connection
+        except BaseException:
+            connection.close()
+            raise
+        connection.close()
+        return None
+
+    def _open(self) -> psycopg.Connection:
+        """A new connection, whose session is ready for our statements."""
         given = DEFAULTS | self._given | conninfo_to_dict(self.url) | self._user
         try:
             connection = psycopg.connect(**given, autocommit=True)  # type: ignore[arg-type]
@@ -125,8 +149,6 @@ class PostgresDatabase(Database):
                 f"Cannot connect to {redact(self.url)}: {_first_line(error)}. "
                 "Check `url`, `user` and `encrypted`, and run `odf doctor`."
             ) from error
-        self.keep(connection)
-        self._met = True
         return connection
 
     def _begin_session(self, connection: psycopg.Connection) -> None:

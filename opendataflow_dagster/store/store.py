@@ -390,15 +390,16 @@ class Store:
         """The database's clock, in seconds since 1970."""
         return float(self.db.insist(lambda: self.db.run("claims.now"))[0][0][0])
 
-    def today(self) -> str:
+    def today(self, now: float | None = None) -> str:
         """The date of the database's clock, in the configured time zone or else the machine's."""
+        now = self.now() if now is None else now
         if not self.timezone:
-            return time.strftime("%Y-%m-%d", time.localtime(self.now()))
+            return time.strftime("%Y-%m-%d", time.localtime(now))
         from datetime import datetime
 
         from ..util.times import zone_called  # imported late: few jobs read `today`
 
-        return datetime.fromtimestamp(self.now(), zone_called(self.timezone)).strftime("%Y-%m-%d")
+        return datetime.fromtimestamp(now, zone_called(self.timezone)).strftime("%Y-%m-%d")
 
     def _recover(self, jobid: str | None, who: str) -> list[Recovered]:
         db = self.db

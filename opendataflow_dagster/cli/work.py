@@ -1,0 +1,227 @@
+"""`odf work`: all jobs of a flow on this host, until it is told to end."""
+
+import os
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import closing, suppress
+
+import click
+
+from ..errors import DataflowError
+from ..flow.flow import FILE, Flow, Job
+from ..flow.target import settings_of
+from ..model import ChunkOutcome
+from ..runner.run import Runner
+from ..runner.script import Scripts
+from ..runner.work import HostJob, Step, Workshop
+from ..store.opening import open_from
+from ..store.store import Store
+from ..util.text import first_line, typed
+from .run_flow import OWN, script_of, without_script
+from .work_report import Board, JsonLines, Report
+
+FILE_CHECK_SECONDS = 2.0
+"""Seconds after which the flow is looked at: it may have changed."""
+
+HEED_SECONDS = 0.5
+"""Seconds in which a program that runs chunks by itself is told of a stop."""
+
+PROGRAM_GRACE_SECONDS = 30.0
+"""Seconds that it has to give back what it has claimed."""
+
+
+@click.command()
+@click.option(
+    "--workers",
+    type=click.IntRange(min=1),
+    default=lambda: os.cpu_count() or 1,
+    show_default="the number of CPUs",
+    help="Chunks to run in parallel, of all jobs together.",
+)
+@click.option(
+    "--until-idle", is_flag=True, help="End when nothing can be claimed any more, as a cron line."
+)
+@click.option(
+    "--drain",
+    "drain_seconds",
+    type=click.FloatRange(min=0),
+    metavar="SECONDS",
+    help="How long scripts may run on after the first signal; then they are stopped as by a "
+    "second. Without it, to their ends.",
+)
+@click.option("--target", metavar="NAME", help="The target of the flow whose tables are meant.")
+@click.option("--json", "as_json", is_flag=True, help="Lines of JSON, at a terminal, too.")
+@click.pass_context
+def work(
+    ctx: click.Context,
+    workers: int,
+    until_idle: bool,
+    drain_seconds: float | None,
+    target: str | None,
+    as_json: bool,
+) -> None:
+    """Run the jobs of the flow.yml here, on this host, whenever they have something to do.
+
+    It stays until TERM or Ctrl-C. Then it claims nothing more, and ends when what runs has ended; a
+    second signal stops the scripts and sends their chunks back at once. It waits through pauses and
+    outages of the database, grants retries and settles lost claims. Any number of hosts may run it
+    at once.
+
+    At a terminal it shows one line for each job, elsewhere it prints a line of JSON for each event;
+    what scripts print goes to standard error.
+
+    \b
+    Example: odf work --workers 8
+    Example: odf work --until-idle
+    """
+    flow = Flow.load(FILE)
+    store = open_from(settings_of(flow, target, ctx.find_root().obj))
+    store.db.insist(store.db.connect)  # a wrong address is told now, and not waited for
+    report: Report = Board() if sys.stdout.isatty() and not as_json else JsonLines()
+    with closing(store), report, Scripts(drains=True) as scripts:
+        source = FlowJobs(store, report, target)
+        shop = Workshop(
+            store,
+            scripts,
+            report,
+            workers=workers,
+            until_idle=until_idle,
+            drain_seconds=drain_seconds,
+            reload=source.reload,
+        )
+        store.db.say, store.db.ending = report.say, scripts.why_no_more
+        jobs = source.jobs_of(flow)
+        report.event("started", flow=flow.name, workers=workers, jobs=[job.jobid for job in jobs])
+        outcome = shop.run(jobs)
+        report.event("finished", done=outcome.done, failed=outcome.failed)
+    ctx.exit(outcome.code)
+
+
+class FlowJobs:
+    """The jobs of the flow that this host runs, read again when the file changes."""
+
+    def __init__(self, store: Store, report: Report, target: str | None) -> None:
+        self.store, self.report, self.target = store, report, target
+        self._seen = _stamp()
+        self._look_at = 0.0
+        self._known: dict[str, tuple[Job, HostJob]] = {}
+        self._left_out: set[str] = set()
+
+    def jobs_of(self, flow: Flow) -> list[HostJob]:
+        """The jobs that `odf work` starts; the others are named once, with the reason."""
+        jobs = []
+        for job in flow.jobs:
+            if job.runs_in not in OWN:
+                self._leave_out(job, f"runs_in is {job.runs_in}")
+            elif job.run is None and job.spark is None:
+                self._leave_out(job, str(without_script(job)))
+            else:
+                jobs.append(self._host_job(job))
+                if flaw := self.store.plan(job.jobid).flaw:
+                    self._leave_out(job, f"{flaw}. Run: odf apply", "trouble")
+        return jobs
+
+    def reload(self) -> Sequence[HostJob] | None:
+        """The jobs, if the file has changed; one that can't be read leaves them as they are."""
+        from time import monotonic
+
+        if monotonic() < self._look_at:
+            return None
+        self._look_at = monotonic() + FILE_CHECK_SECONDS
+        if (stamp := _stamp()) == self._seen:
+            return None
+        self._seen = stamp
+        try:
+            jobs = self.jobs_of(Flow.load(FILE))
+        except (DataflowError, OSError) as error:
+            self.report.event("message", text=f"The flow is left as it was: {first_line(error)}")
+            return None
+        self.report.event("reloaded", jobs=[job.jobid for job in jobs])
+        return jobs
+
+    def _leave_out(self, job: Job, why: str, event: str = "left_out") -> None:
+        if (told := f"{job.jobid} {why}") not in self._left_out:
+            self._left_out.add(told)
+            self.report.event(event, job=job.jobid, why=why)
+
+    def _host_job(self, job: Job) -> HostJob:
+        """What runs a job; the same one as before if nothing has changed."""
+        before, known = self._known.get(job.jobid, (None, None))
+        if known is None or before != job:
+            known = HostJob(
+                job.jobid,
+                lambda: self._step_of(job),
+                reads_today="today" in job.inputs,
+                is_shared=job.runs_in is None,
+                is_alone=job.run is None,
+            )
+            self._known[job.jobid] = (job, known)
+        return known
+
+    def _step_of(self, job: Job) -> Step:
+        say = self.report.say_of(job.jobid)
+        if job.run is None:
+            words = [sys.executable, "-m", __package__, "run", "--all"]
+            words += ["--target", self.target] if self.target else []
+            return _program([*words, job.jobid])
+        return _claimer(ScriptRunner(self.store, job.jobid, script_of(job), say=say))
+
+
+class ScriptRunner(Runner):
+    """Runs a script for chunks of one job; what `odf run` says of each is left to the events."""
+
+    def tell(self, message: str) -> None:
+        self._say(message)
+
+
+def _claimer(runner: Runner) -> Step:
+    """Claims chunks of a job and runs its script, as a worker of `odf run --all` does."""
+
+    def step(
+        owner: str,
+        scripts: Scripts,
+        claimed: Callable[[Sequence[str]], object],
+        ended: Callable[[str, ChunkOutcome], object],
+    ) -> bool:
+        taken = runner.claim(owner, runner.at_once())
+        if not taken:
+            return False
+        claimed([claim.dataid for claim in taken[0]])
+        with closing(runner.run(*taken, scripts, stdin_null=True)) as results:
+            for claim, result in results:
+                ended(claim.dataid, result)
+        return True
+
+    return step
+
+
+def _program(words: list[str]) -> Step:
+    """Runs a program that claims by itself until nothing is left: Spark needs a process."""
+
+    def step(
+        owner: str,
+        scripts: Scripts,
+        claimed: Callable[[Sequence[str]], object],
+        ended: Callable[[str, ChunkOutcome], object],
+    ) -> bool:
+        with Scripts() as own:  # it is told to stop by TERM, which interrupts what it does
+            result = own.run(
+                words,
+                dict(os.environ),
+                beat=lambda: scripts.why_no_more() is None,
+                beat_every=HEED_SECONDS,
+                grace=PROGRAM_GRACE_SECONDS,
+                stdin_null=True,
+            )
+        if result.code and scripts.why_no_more() is None:
+            raise DataflowError(f"`{typed(*words[3:])}` ended with {result.reason}.")
+        return True
+
+    return step
+
+
+def _stamp() -> tuple[int, int, int] | None:
+    with suppress(OSError):
+        found = os.stat(FILE)
+        return found.st_mtime_ns, found.st_size, found.st_ino
+    return None

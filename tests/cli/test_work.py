@@ -1,0 +1,274 @@
+"""`odf work`: a host that runs the jobs of a flow, and stays."""
+
+import os
+import pty
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from opendataflow_dagster.flow.apply import apply_flow
+from opendataflow_dagster.flow.flow import Flow
+from opendataflow_dagster.store.operations import resubmit
+from opendataflow_dagster.store.store import Store
+from tests.support.store_fixtures import check, policy, put, sql, status, take
+from tests.support.work_host import WorkHost, wait_until
+
+FLOW = """
+flow: shop
+datasets: {raw: {}, a: {}, b: {}, c: {}}
+jobs:
+  third: {in: [a, b], out: c, run: log.sh 3}
+  second: {in: a, out: b, run: ./log.sh 2 'two words'}
+  first: {in: raw, out: a, run: ./log.sh 1}
+  by_cron: {in: raw, out: d, run: ./log.sh cron, runs_in: cron}
+  by_dagster: {in: raw, out: e, python: jobs.py:f}
+"""
+
+SCRIPT = """#!/bin/sh
+echo "$1 $dataid ${2:-}" >> log
+echo "printed by $1"
+while [ -e "wait-$1" ]; do sleep 0.02; done
+[ ! -e "fail-$1-$dataid" ]
+"""
+
+Write = Callable[[str], None]
+
+
+@pytest.fixture
+def write_flow(store: Store) -> Write:
+    """Write and apply a flow in the working folder, beside the script that it names."""
+    Path("log.sh").write_text(SCRIPT)
+    Path("log.sh").chmod(0o755)
+
+    def write(text: str) -> None:
+        Path("flow.new").write_text(text)
+        apply_flow(store, Flow.load("flow.new"))
+        store.fill()
+        Path("flow.new").rename("flow.yml")
+
+    write(FLOW)
+    return write
+
+
+def log() -> list[str]:
+    path = Path("log")
+    return [line.strip() for line in path.read_text().splitlines()] if path.exists() else []
+
+
+@pytest.mark.usefixtures("write_flow")
+def test_it_runs_all_that_can_be_claimed_and_leaves_out_what_others_start(
+    url: str, store: Store
+) -> None:
+    for dataid in "123":
+        put(store, "raw", dataid)
+    Path("fail-2-2").touch()
+    with WorkHost(url, "--until-idle", "--workers", "2") as host:
+        assert host.ended() == 1, host.errors
+        [finished] = host.events("finished")
+        assert (finished["done"], finished["failed"]) == (7, 1)
+        left_out = {event["job"]: event["why"] for event in host.events("left_out")}
+        [failed] = host.events("ended", status="FAILED")
+        assert host.errors.splitlines().count("printed by 1") == 3
+    assert left_out["by_cron"] == "runs_in is cron"
+    assert "It is run by Dagster" in left_out["by_dagster"]
+    assert (failed["job"], failed["dataid"], failed["why"]) == ("second", "2", "exit code 1")
+    assert sorted(log()) == [
+        "1 1",
+        "1 2",
+        "1 3",
+        *(f"2 {n} two words" for n in "123"),
+        "3 1",
+        "3 3",
+    ]
+
+    Path("fail-2-2").unlink()
+    resubmit(store, "second", ["2"])
+    with WorkHost(url, "--until-idle") as host:
+        assert host.ended() == 0, host.errors
+    assert log()[-2:] == ["2 2 two words", "3 2"]
+    check(store)
+
+
+@pytest.mark.usefixtures("write_flow")
+def test_a_job_with_one_chunk_does_not_wait_behind_one_with_many(url: str, store: Store) -> None:
+    for number in range(30):
+        put(store, "raw", f"many{number}")
+    put(store, "a", "one")
+    with WorkHost(url, "--until-idle", "--workers", "1") as host:
+        assert host.ended() == 0, host.errors
+    assert log().index("2 one two words") < 4
+    assert len(log()) == 30 * 3 + 1
+
+
+@pytest.mark.usefixtures("write_flow")
+def test_a_signal_drains_and_a_second_one_sends_back(url: str, store: Store) -> None:
+    Path("wait-1").touch()
+    for dataid in "12":
+        put(store, "raw", dataid)
+    with WorkHost(url, "--workers", "2") as host:
+        wait_until(lambda: len(log()) == 2)
+        host.signal(signal.SIGTERM)
+        host.wait_for("draining", running=2)
+        put(store, "raw", "3")
+        time.sleep(0.3)
+        assert host.process.poll() is None
+        Path("wait-1").unlink()
+        assert host.ended() == 0, host.errors
+    assert len(log()) == 2  # neither the third chunk nor what became claimable by these two
+    assert [status(store, "a", dataid, "first") for dataid in "123"] == ["READY", "READY", None]
+
+    Path("wait-1").touch()
+    with WorkHost(url, "--workers", "1") as host:
+        wait_until(lambda: "1 3" in log())
+        host.signal(signal.SIGTERM)
+        host.wait_for("draining")
+        time.sleep(0.3)  # within 0.2 s, two are taken for one
+        host.signal(signal.SIGTERM)
+        assert host.ended() == 128 + signal.SIGTERM
+        [ended] = host.events("ended", dataid="3")
+    assert (ended["status"], ended["why"]) == ("RESUBMIT", "stopped by SIGTERM")
+    assert status(store, "a", "3", "first") == "RESUBMIT"
+    with WorkHost(url, "--workers", "3", "--drain", "0.3") as host:
+        wait_until(lambda: log().count("1 3") == 2)
+        host.signal(signal.SIGTERM)
+        assert host.ended() == 128 + signal.SIGTERM
+    assert status(store, "a", "3", "first") == "RESUBMIT"
+    check(store)
+
+
+@pytest.mark.usefixtures("write_flow")
+def test_it_stays_through_pauses_and_notices_what_comes(url: str, store: Store) -> None:
+    policy(store, "first", paused_until="9999-01-01 00:00:00")
+    policy(store, "second", concurrency=0)
+    put(store, "raw", "1")
+    with WorkHost(url, "--until-idle") as held:
+        assert held.ended() == 3, held.errors
+    with WorkHost(url, "--workers", "2") as host:
+        host.wait_for("started")
+        time.sleep(0.5)
+        assert log() == []
+        policy(store, "first", paused_until=None)
+        wait_until(lambda: log() == ["1 1"])
+        host.wait_for("ended", job="first")
+        policy(store, "second", concurrency=1)
+        host.wait_for("ended", job="third")
+        since = time.monotonic()
+        put(store, "raw", "2")
+        wait_until(lambda: "1 2" in log())
+        assert time.monotonic() - since < 0.9  # it doesn't wait for the next poll
+
+
+def test_retries_and_lost_claims_are_granted(url: str, store: Store, write_flow: Write) -> None:
+    write_flow(
+        FLOW.replace(
+            "run: ./log.sh 1}", "run: ./log.sh 1, policy: {max_attempts: 2, retry_delay: 1}}"
+        )
+    )
+    put(store, "raw", "1")
+    put(store, "raw", "2")
+    [lost] = take(store, "first", "dead")
+    sql(store, "update claim set lease_end = heartbeat")
+    Path("fail-1-2").touch()
+    with WorkHost(url, "--until-idle") as host:
+        wait_until(lambda: "1 2" in log())
+        Path("fail-1-2").unlink()
+        assert host.ended() in (0, 1), host.errors
+        assert host.events("recovered", dataid=lost.dataid)
+    assert log().count("1 2") == 2
+    assert [status(store, "c", dataid, "third") for dataid in "12"] == ["READY", "READY"]
+
+
+def test_the_flow_is_read_again_when_it_changes(url: str, store: Store, write_flow: Write) -> None:
+    with WorkHost(url) as host:
+        host.wait_for("started")
+        write_flow(FLOW + "  more: {in: raw, out: f, run: ./log.sh more}\n")
+        host.wait_for("reloaded")
+        put(store, "raw", "1")
+        host.wait_for("ended", job="more")
+        Path("flow.yml").write_text("flow: shop\njobs: {p: {}}\n")
+        host.wait_for("message")
+        assert "Job 'p' writes no dataset" in host.events("message")[-1]["text"]
+        put(store, "raw", "2")
+        host.wait_for("ended", job="more", dataid="2")
+
+
+def test_a_script_that_is_not_there_costs_its_own_job_alone(
+    url: str, store: Store, write_flow: Write
+) -> None:
+    write_flow(FLOW.replace("./log.sh 1", "./none.sh"))
+    put(store, "raw", "1")
+    put(store, "a", "2")
+    with WorkHost(url, "--until-idle") as host:
+        assert host.ended() == 1
+        [trouble] = host.events("trouble")
+    assert trouble["job"] == "first"
+    assert "not found" in trouble["why"]
+    assert log() == ["2 2 two words", "3 2"]
+
+
+def test_a_job_in_dagsters_hands_is_left_to_it(url: str, store: Store, write_flow: Write) -> None:
+    own = "  own: {in: raw, out: f, run: ./log.sh own, runs_in: work}\n"
+    write_flow(FLOW + own)
+    for dataid in "12":
+        put(store, "raw", dataid)
+    for jobid in ("first", "own"):
+        [mine] = take(store, jobid, "step", runid="a run of Dagster", lease=600)
+        assert mine.dataid == "1"
+    with WorkHost(url) as host:
+        host.wait_for("ended", job="own", dataid="2")
+        time.sleep(0.5)
+        assert log() == ["own 2"]
+        sql(store, "delete from claim where jobid = 'first'")
+        wait_until(lambda: "1 2" in log())
+    assert "own 1" not in log()
+
+
+@pytest.mark.usefixtures("store")
+def test_what_it_needs_is_told_in_a_line(url: str) -> None:
+    def refused(*words: str) -> str:
+        line = [sys.executable, "-m", "opendataflow_dagster.cli", "work", *words]
+        env = {**os.environ, "DATAFLOW_URL": url}
+        done = subprocess.run(line, capture_output=True, text=True, env=env, timeout=60)
+        assert (done.returncode in (1, 2), done.stdout) == (True, "")
+        assert len(done.stderr.splitlines()) == 1
+        return done.stderr
+
+    assert "There is no flow.yml" in refused()
+    Path("flow.yml").write_text("flow: f\ntargets: {t: {url: 'sqlite:///none.db'}}\n" + FLOW[12:])
+    assert "has no target 'x'" in refused("--target", "x")
+    assert "There is no database" in refused("--target", "t")
+    with WorkHost(url, "--until-idle") as host:  # the flow isn't applied
+        assert host.ended() == 0
+        assert "odf apply" in host.events("trouble", job="first")[0]["why"]
+
+
+@pytest.mark.usefixtures("write_flow")
+def test_a_terminal_shows_a_line_for_each_job(url: str, store: Store) -> None:
+    put(store, "raw", "1")
+    Path("fail-2-1").touch()
+    ours, theirs = pty.openpty()
+    line = [sys.executable, "-m", "opendataflow_dagster.cli", "work"]
+    env = {**os.environ, "DATAFLOW_URL": url, "TERM": "xterm"}
+    process = subprocess.Popen(line, stdin=theirs, stdout=theirs, stderr=theirs, env=env)
+    os.close(theirs)
+    shown = ""
+    until = time.monotonic() + 20
+    while "1 failed" not in shown and time.monotonic() < until:
+        shown += os.read(ours, 65536).decode()
+    process.send_signal(signal.SIGTERM)
+    with suppress(OSError):  # that is the end of a terminal
+        while more := os.read(ours, 65536):
+            shown += more.decode()
+    assert process.wait() == 0
+    os.close(ours)
+    assert "printed by 1\r\n" in shown
+    assert "second 1 FAILED: exit code 1" in shown
+    lines = [line.split() for line in shown.splitlines()]
+    assert ["first", "0", "1", "0", "0"] in lines
+    assert ["second", "0", "0", "1", "0"] in lines
