@@ -26,7 +26,7 @@ from report import FULL, QUICK, SLICE, TINY, Report, options  # noqa: E402
 
 from tests.support.postgres import Server  # noqa: E402
 
-CHUNKS = {FULL: 200, QUICK: 60, SLICE: 20, TINY: 3}
+CHUNKS = {FULL: 60, QUICK: 30, SLICE: 20, TINY: 2}
 MOST_SECONDS = 0.1
 """What 95 of 100 chunks may wait."""
 

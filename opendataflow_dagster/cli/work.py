@@ -9,12 +9,11 @@ import click
 
 from ..errors import DataflowError
 from ..flow.flow import FILE, Flow, Job
-from ..flow.target import settings_of
 from ..model import ChunkOutcome
 from ..runner.run import Runner
 from ..runner.script import Scripts
 from ..runner.work import HostJob, Step, Workshop
-from ..store.opening import open_from
+from ..store.opening import open_configured
 from ..store.store import Store
 from ..util.text import first_line, typed
 from .run_flow import OWN, script_of, without_script
@@ -49,7 +48,6 @@ PROGRAM_GRACE_SECONDS = 30.0
     help="How long scripts may run on after the first signal; then they are stopped as by a "
     "second. Without it, to their ends.",
 )
-@click.option("--target", metavar="NAME", help="The target of the flow whose tables are meant.")
 @click.option("--json", "as_json", is_flag=True, help="Lines of JSON, at a terminal, too.")
 @click.pass_context
 def work(
@@ -57,7 +55,6 @@ def work(
     workers: int,
     until_idle: bool,
     drain_seconds: float | None,
-    target: str | None,
     as_json: bool,
 ) -> None:
     """Run the jobs of the flow.yml here, on this host, whenever they have something to do.
@@ -75,11 +72,12 @@ def work(
     Example: odf work --until-idle
     """
     flow = Flow.load(FILE)
-    store = open_from(settings_of(flow, target, ctx.find_root().obj))
+    config = ctx.find_root().obj
+    store = open_configured(config)
     store.db.insist(store.db.connect)  # a wrong address is told now, and not waited for
     report: Report = Board() if sys.stdout.isatty() and not as_json else JsonLines()
     with closing(store), report, Scripts(drains=True) as scripts:
-        source = FlowJobs(store, report, target)
+        source = FlowJobs(store, report, config)
         shop = Workshop(
             store,
             scripts,
@@ -100,8 +98,8 @@ def work(
 class FlowJobs:
     """The jobs of the flow that this host runs, read again when the file changes."""
 
-    def __init__(self, store: Store, report: Report, target: str | None) -> None:
-        self.store, self.report, self.target = store, report, target
+    def __init__(self, store: Store, report: Report, config: str | None) -> None:
+        self.store, self.report, self.config = store, report, config
         self._seen = _stamp()
         self._look_at = 0.0
         self._known: dict[str, tuple[Job, HostJob]] = {}
@@ -113,7 +111,7 @@ class FlowJobs:
         for job in flow.jobs:
             if job.runs_in not in OWN:
                 self._leave_out(job, f"runs_in is {job.runs_in}")
-            elif job.run is None and job.spark is None:
+            elif job.run is None and job.spark is None and job.python is None:
                 self._leave_out(job, str(without_script(job)))
             else:
                 jobs.append(self._host_job(job))
@@ -161,9 +159,9 @@ class FlowJobs:
     def _step_of(self, job: Job) -> Step:
         say = self.report.say_of(job.jobid)
         if job.run is None:
-            words = [sys.executable, "-m", __package__, "run", "--all"]
-            words += ["--target", self.target] if self.target else []
-            return _program([*words, job.jobid])
+            config = [] if self.config is None else ["--config", self.config]
+            python = [sys.executable, "-m", f"{__package__}"]
+            return _program([*python, "run", *config, "--all", job.jobid])
         return _claimer(ScriptRunner(self.store, job.jobid, script_of(job), say=say))
 
 
@@ -196,7 +194,11 @@ def _claimer(runner: Runner) -> Step:
 
 
 def _program(words: list[str]) -> Step:
-    """Runs a program that claims by itself until nothing is left: Spark needs a process."""
+    """Runs a program that claims by itself until nothing is left.
+
+    Functions run apart from the scripts' supervisor: they may end their process, or fill it with
+    Java, and the next start finds them as they are then.
+    """
 
     def step(
         owner: str,

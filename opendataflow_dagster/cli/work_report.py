@@ -140,8 +140,8 @@ class Board:
             return
         self._drawn_at = now
         size = os.get_terminal_size(self._terminal.fileno())
-        lines = [text[: size.columns - 1] for text in job_lines(jobs, line)]
-        most = max(1, size.lines - 2)
+        columns, most = size.columns or 80, max(4, (size.lines or 24) - 2)
+        lines = [text[: columns - 1] for text in job_lines(jobs, line)]
         if len(lines) > most:
             more = f"… and {len(lines) - most + 1} more"
             lines = [*lines[: most - 2], more, lines[-1]]

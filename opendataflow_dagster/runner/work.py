@@ -31,8 +31,8 @@ LOOK_SPACING_SECONDS = 0.01
 NOTICE_SECONDS = 0.05
 """Seconds in which the database sends at most one notice: what came later is looked for."""
 
-LOOKS_AFTER_NOTICE = 2
-"""Looks that follow the one after a notice, for those that weren't sent."""
+FOLLOW_SECONDS = 2 * NOTICE_SECONDS
+"""Seconds after a notice for which looks follow it, for the notices that weren't sent."""
 
 REST_SECONDS = 30.0
 """Seconds for which a job that can't be run is left alone."""
@@ -49,7 +49,7 @@ RECOVER_SECONDS = 30.0
 STEADY_SECONDS = LEASE_SECONDS / 3 + 5
 """Seconds after an outage for which no claim is taken for lost: its owner is about to renew it."""
 
-ALONE_SECONDS = 5.0
+ALONE_SECONDS = 1.0
 """Seconds between two starts of what does all of a job by itself: it takes seconds to begin."""
 
 TODAY_SECONDS = 60.0
@@ -177,7 +177,7 @@ class Workshop:
         self._idle = self._alive = 0
         self._looks = self._ended = self._ended_at_look = 0
         self._look_at = self._free_at = 0.0
-        self._follow_ups = 0
+        self._follow_until = 0.0
         self._away_since: float | None = None
         self._back_at = float("-inf")
         self._pause = FIRST_PAUSE_SECONDS
@@ -238,7 +238,7 @@ class Workshop:
             if self._draining_at is not None:
                 left = NOTICE_SECONDS
             if watcher.wait(left, [self._bell]):
-                self._follow_ups = LOOKS_AFTER_NOTICE
+                self._follow_until = time.monotonic() + FOLLOW_SECONDS
                 self._ask_for_look()
             self._hear_bell()
             if self._draining_at is None and (jobs := self._reload()) is not None:
@@ -296,8 +296,7 @@ class Workshop:
         """See what every job could claim, and offer it to the workers."""
         with self._changed:
             self._look_at = now + POLL_SECONDS
-            if self._follow_ups:
-                self._follow_ups -= 1
+            if now < self._follow_until:
                 self._look_at = now + NOTICE_SECONDS
             ended = self._ended
             jobs = {jobid: job for jobid, job in self.jobs.items() if not job.is_gone}

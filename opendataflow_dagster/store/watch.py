@@ -65,9 +65,11 @@ def look(db: Any, jobs: Mapping[str, str | None]) -> dict[str, Outlook]:
     """
     asked = json.dumps([{"jobid": jobid, "today": today} for jobid, today in jobs.items()])
     rows = db.run("work.outlook", jobs=asked, most=MAX_OFFERED_CHUNKS)
+    found = [Outlook(*row) for row in rows]
+    # SQLite has numbers for what is true.
     return {
-        row[0]: Outlook(row[0], row[1], bool(row[2]), *row[3:7], bool(row[7]), *row[8:])
-        for row in rows
+        job.jobid: job._replace(is_queued=bool(job.is_queued), is_paused=bool(job.is_paused))
+        for job in found
     }
 
 
