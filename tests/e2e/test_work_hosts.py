@@ -21,6 +21,7 @@ CHAINS, LENGTH, LEASE_SECONDS = 10, 3, 6
 
 SCRIPT = """#!/bin/sh
 mark="running/$dataflow_jobid~$dataid"
+trap 'rmdir "$mark"; exit 143' TERM
 mkdir "$mark" || echo "$dataflow_jobid $dataid" >> double
 sleep 0.1
 rmdir "$mark"
