@@ -23,6 +23,7 @@ PROGRAMS = (
     "reconcile",
     "listings",
     "outage",
+    "wake",
     "catchup",
     "spark",
     "spark_postgres",

@@ -10,11 +10,13 @@ import click
 from ..errors import DataflowError
 from ..flow.flow import FILE, Flow, Job
 from ..model import ChunkOutcome
+from ..runner.catch_up import HELD_BACK_CODE
+from ..runner.host_jobs import ChunksFailed, HostJob, Step
 from ..runner.run import Runner
 from ..runner.script import Scripts
-from ..runner.work import HostJob, Step, Workshop
+from ..runner.work import Workshop
 from ..store.opening import open_configured
-from ..store.store import Store
+from ..store.store import WORK_VARIABLE, Store
 from ..util.text import first_line, typed
 from .run_flow import OWN, script_of, without_script
 from .work_report import Board, JsonLines, Report
@@ -72,6 +74,7 @@ def work(
     Example: odf work --until-idle
     """
     flow = Flow.load(FILE)
+    os.environ[WORK_VARIABLE] = "1"
     config = ctx.find_root().obj
     store = open_configured(config)
     store.db.insist(store.db.connect)  # a wrong address is told now, and not waited for
@@ -215,8 +218,10 @@ def _program(words: list[str]) -> Step:
                 grace=PROGRAM_GRACE_SECONDS,
                 stdin_null=True,
             )
-        if result.code and scripts.why_no_more() is None:
-            raise DataflowError(f"`{typed(*words[3:])}` ended with {result.reason}.")
+        if scripts.why_no_more() is None and result.code not in (0, HELD_BACK_CODE):
+            told = f"`{typed('odf', *words[3:])}` ended with {result.reason or result.code}"
+            kind = ChunksFailed if result.code == 1 else DataflowError
+            raise kind(f"{told}: see what it printed.")
         return True
 
     return step

@@ -12,6 +12,7 @@ from ..store.catalog import Catalog
 from ..store.claimable import MAX_COUNTED_CHUNKS, NOTHING_CLAIMABLE, Offer, offer, offer_line
 from ..store.runs import runs_at_work
 from ..store.store import Store
+from ..store.watch import look
 from ..util.text import first_line
 from ..util.times import zone_called
 from .pipeline_assets import Projects
@@ -272,6 +273,7 @@ class _Tick(NamedTuple):
                 for jobid, dataid in self.projects.begin_due_runs(store):
                     context.log.info(f"{jobid}: a run is due, {dataid}")
             offers = [self._offer(store, jobid) for jobid in self.jobs]
+            others = store.db.insist(lambda: look(store.db, dict.fromkeys(self.jobs)))[0]
             at_work = launcher.at_work(self.jobs, store)
         except Exception as error:
             return dg.SkipReason(unreadable(store, error))
@@ -279,7 +281,10 @@ class _Tick(NamedTuple):
         idle, lines = [], []
         for found in offers:
             running = at_work[found.jobid]
-            waits = self._request(context, launcher, found, running, requests)
+            if in_hand := others[found.jobid].of_work:
+                waits = f"`odf work` has {in_hand} in hand"
+            else:
+                waits = self._request(context, launcher, found, running, requests)
             if found.obstacle == NOTHING_CLAIMABLE and not running:
                 idle.append(found.jobid)
             else:

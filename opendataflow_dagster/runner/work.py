@@ -10,7 +10,6 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from ..errors import DataflowError
@@ -20,6 +19,14 @@ from ..store.store import Store, new_owner
 from ..store.watch import Outlook, Watcher, look
 from ..util.text import first_line
 from .catch_up import HELD_BACK_CODE, SIGNAL_CHECK_SECONDS
+from .host_jobs import (
+    ALONE_SECONDS,
+    NOTICE_SECONDS,
+    REST_SECONDS,
+    ChunksFailed,
+    HostJob,
+    JobState,
+)
 from .script import NO_START, Scripts, stop_code
 
 POLL_SECONDS = 1.0
@@ -28,17 +35,8 @@ POLL_SECONDS = 1.0
 LOOK_SPACING_SECONDS = 0.01
 """Seconds between two looks, at least; and three times as long as the last one took."""
 
-NOTICE_SECONDS = 0.05
-"""Seconds in which the database sends at most one notice: what came later is looked for."""
-
 FOLLOW_SECONDS = 2 * NOTICE_SECONDS
 """Seconds after a notice for which looks follow it, for the notices that weren't sent."""
-
-REST_SECONDS = 30.0
-"""Seconds for which a job that can't be run is left alone."""
-
-LONGEST_VAIN_SECONDS = 5.0
-"""Seconds, at most, until a job is tried again whose claims got nothing, though they should."""
 
 IDLE_CONNECTION_SECONDS = 30.0
 """Seconds after which an idle worker gives back its connection."""
@@ -49,12 +47,6 @@ RECOVER_SECONDS = 30.0
 STEADY_SECONDS = LEASE_SECONDS / 3 + 5
 """Seconds after an outage for which no claim is taken for lost: its owner is about to renew it."""
 
-ALONE_SECONDS = 1.0
-"""Seconds between two starts of what does all of a job by itself: it takes seconds to begin."""
-
-TODAY_SECONDS = 60.0
-"""Seconds after which a job that reads `today` is tried, though nothing says that it may run."""
-
 OUTAGE_SECONDS = 86400.0
 """Seconds for which the result of a script waits for a database that is away."""
 
@@ -62,87 +54,11 @@ FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.25, 5.0
 """Seconds until a database that is away is asked again: the first time, and at most."""
 
 
-class Step(Protocol):
-    """What a worker does for a job: claim something and run it; whether there was anything."""
-
-    def __call__(
-        self,
-        owner: str,
-        scripts: Scripts,
-        claimed: Callable[[Sequence[str]], object],
-        ended: Callable[[str, ChunkOutcome], object],
-    ) -> bool: ...
-
-
 class Listener(Protocol):
     """What is told of the work as it goes on."""
 
     def event(self, name: str, **fields: Any) -> None: ...
-    def draw(self, jobs: "Sequence[JobState]", line: str) -> None: ...
-
-
-@dataclass
-class HostJob:
-    """A job that this host may run.
-
-    Args:
-        jobid: Its id.
-        step: Makes what a worker does for it, the first time that there is something to do.
-        reads_today: Whether it reads `today`.
-        is_shared: Whether Dagster may start it, too: then it waits while a run of Dagster does.
-        is_alone: Whether one worker at a time does all that there is.
-    """
-
-    jobid: str
-    step: Callable[[], Step]
-    reads_today: bool = False
-    is_shared: bool = False
-    is_alone: bool = False
-
-
-@dataclass
-class JobState:
-    """How a job stands on this host."""
-
-    job: HostJob
-    outlook: Outlook | None = None
-    offered: int = 0
-    """How many chunks workers may still try to claim before the next look."""
-    busy: int = 0
-    done: int = 0
-    failed: int = 0
-    interrupted: int = 0
-    trouble: str = ""
-    """Why it can't be run, if so."""
-    served_at: float = 0.0
-    rest_until: float = 0.0
-    vain: int = 0
-    """Claims in a row that got nothing."""
-    today: str | None = None
-    today_at: float = 0.0
-    closed_period: int | None = None
-    """The period of `every_minutes` in which all has been done."""
-    opens_in: float | None = None
-    """Seconds until the next one, if that is waited for."""
-    step: Step | None = None
-    is_gone: bool = False
-    running: dict[str, float] = field(default_factory=dict)
-
-    @property
-    def waits_for_runs(self) -> bool:
-        """Whether runs of Dagster have it in hand, and nothing says who starts it."""
-        return bool(self.job.is_shared and self.outlook and self.outlook.of_runs)
-
-    @property
-    def is_finished(self) -> bool:
-        """Whether nothing of it can be claimed, or will be without somebody's doing."""
-        if self.trouble:
-            return not self.busy
-        found = self.outlook
-        if found is None or self.busy or self.offered:
-            return False
-        waits = found.is_queued or found.live or found.retry_in is not None
-        return not waits and (bool(found.held) or not found.claimable)
+    def draw(self, jobs: Sequence[JobState], line: str) -> None: ...
 
 
 class Workshop:
@@ -315,51 +231,17 @@ class Workshop:
         with self._changed:
             self._looks += 1
             self._ended_at_look = ended
+            local = clock + self._zone_offset(clock)
             for jobid, job in jobs.items():
-                self._offer(job, found[jobid], today, clock)
+                look_in = job.offer(found[jobid], today, None if self.until_idle else local)
+                self._look_at = min(self._look_at, time.monotonic() + look_in)
             offered = sum(job.offered for job in jobs.values())
             if offered and self._idle:
                 self._changed.notify(min(offered, self._idle))
         self._ask_to_recover(found)
 
-    def _offer(self, job: JobState, found: Outlook, today: str, clock: float) -> None:
-        """Offer what a job may claim now."""
-        now = time.monotonic()
-        job.outlook, job.offered = found, found.free
-        if job.job.reads_today and not (found.claimable or found.live or found.held):
-            # Nobody has judged today's chunk of a job that reads nothing else: a claim does.
-            job.offered = int(job.today != today or now >= job.today_at + TODAY_SECONDS)
-        if job.offered and not self.until_idle and found.every_minutes:
-            job.offered *= self._is_open(job, found.every_minutes, clock)
-        elif found.every_minutes and not (found.claimable or found.live or job.busy):
-            job.closed_period = self._period(found.every_minutes, clock)[0]
-        if not (found.every_minutes and job.closed_period is not None):
-            job.opens_in = None
-        if job.waits_for_runs or (job.job.is_alone and job.busy):
-            job.offered = 0
-        if job.rest_until > now:
-            job.offered = 0
-            self._look_at = min(self._look_at, job.rest_until)
-        if found.retry_in is not None and found.retry_in < POLL_SECONDS:
-            self._look_at = min(self._look_at, now + max(found.retry_in, NOTICE_SECONDS))
-
-    def _is_open(self, job: JobState, minutes: int, clock: float) -> bool:
-        """Whether a job that is run every so many minutes is to be run now: once in each period."""
-        period, left = self._period(minutes, clock)
-        if job.closed_period == period:
-            job.opens_in = left
-            self._look_at = min(self._look_at, time.monotonic() + left)
-            return False
-        job.opens_in = None
-        return True
-
-    def _period(self, minutes: int, clock: float) -> tuple[int, float]:
-        """The number of the period that a time is in, by the clock on the wall; seconds left."""
-        local = clock + self._zone_offset(clock)
-        number = int(local // (minutes * 60))
-        return number, (number + 1) * minutes * 60 - local
-
     def _zone_offset(self, clock: float) -> float:
+        """Seconds by which clocks on the wall are ahead of UTC, where days begin."""
         if not self.store.timezone:
             return time.localtime(clock).tm_gmtoff
         from datetime import datetime
@@ -494,6 +376,8 @@ class Workshop:
             took: bool | None = None
             try:
                 took = self._take_step(job, owner)
+            except ChunksFailed as error:
+                self._count_program(job, error)
             except Exception as error:
                 self._meet(job, error)
             with self._changed:
@@ -507,13 +391,14 @@ class Workshop:
                 if took is False:
                     job.trouble = ""
                     if job.outlook and job.outlook.free:
-                        self._rest_in_vain(job)
+                        job.rest_in_vain()
 
-    def _rest_in_vain(self, job: JobState) -> None:
-        """Others were faster, or something is locked: try again, ever later."""
-        job.vain = min(job.vain + 1, 10)
-        pause = min(LONGEST_VAIN_SECONDS, NOTICE_SECONDS * 2**job.vain)
-        job.rest_until = time.monotonic() + pause
+    def _count_program(self, job: JobState, error: ChunksFailed) -> None:
+        with self._changed:
+            self._ended += 1
+            job.failed += 1
+            job.rest_after_failures()
+        self.listener.event("message", job=job.job.jobid, text=str(error))
 
     def _next_job(self) -> JobState | None:
         """The job whose turn it is, of those that have something to claim; None: no more."""

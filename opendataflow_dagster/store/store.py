@@ -524,10 +524,18 @@ class Store:
         raise NotImplementedError
 
 
+WORK_VARIABLE = "DATAFLOW_WORK"
+"""Set in programs that `odf work` starts: what they claim is in its hands."""
+
+WORK_OWNER = " of odf work"
+"""What the names of workers end in who work for `odf work`."""
+
+
 def new_owner() -> str:
     """A name for one worker that no other has had: where it runs, and a random part."""
     user = os.environ.get("USER") or os.getuid()
-    return f"{user}@{os.uname().nodename}:{os.getpid()}:{os.urandom(4).hex()}"
+    suffix = WORK_OWNER if WORK_VARIABLE in os.environ else ""
+    return f"{user}@{os.uname().nodename}:{os.getpid()}:{os.urandom(4).hex()}{suffix}"
 
 
 def refuse_flawed(store: Store, plan: Plan) -> None:

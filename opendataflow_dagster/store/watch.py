@@ -34,6 +34,8 @@ class Outlook(NamedTuple):
     """Its claims, whoever holds them."""
     of_runs: int
     """Those of them that runs of Dagster hold."""
+    of_work: int
+    """Those that `odf work` holds, on any host."""
     retry_in: float | None
     lease_in: float | None
     is_paused: bool

@@ -8,19 +8,20 @@ select pg_advisory_lock_shared(hashtextextended(current_schema(), 79644));
 
 -- name: outlook
 -- Of each of some jobs: how many chunks it may claim (counted up to :most; of one that reads today, only today's), whether
--- more are still to be judged, how many claims there are and how many of those are runs' of Dagster, seconds until a retry
--- and until a lease ends, and what its dials say.
+-- more are still to be judged, how many claims there are, how many of those are runs' of Dagster and how many `odf work`'s,
+-- seconds until a retry and until a lease ends, and what its dials say.
 select j.jobid,
        (select count(*) from (
            select 1 from pending p
            where p.jobid = j.jobid and (j.today is null or p.dataid = j.today) limit :most) as counted),
        exists (select 1 from fill f where f.jobid = j.jobid),
-       c.live, c.of_runs, c.retry_in, c.lease_in,
+       c.live, c.of_runs, c.of_work, c.retry_in, c.lease_in,
        coalesce(d.paused_until > now(), false), d.concurrency, d.every_minutes
 from json_to_recordset(cast(:jobs as json)) as j(jobid text, today text)
     left join jobpolicy d on d.jobid = j.jobid
     cross join lateral (
         select count(c.owner) as live, count(case when c.owner is not null then c.runid end) as of_runs,
+               count(case when c.owner like '% of odf work' then c.owner end) as of_work,
                cast(extract(epoch from min(case when c.owner is null then c.retry_at end) - clock_timestamp()) as float8)
                    as retry_in,
                cast(extract(epoch from min(case when c.owner is not null then c.lease_end end) - clock_timestamp()) as float8)

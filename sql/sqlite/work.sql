@@ -1,7 +1,7 @@
 -- name: outlook
 -- Of each of some jobs: how many chunks it may claim (counted up to :most; of one that reads today, only today's), whether
--- more are still to be judged, how many claims there are and how many of those are runs' of Dagster, seconds until a retry
--- and until a lease ends, and what its dials say.
+-- more are still to be judged, how many claims there are, how many of those are runs' of Dagster and how many `odf work`'s,
+-- seconds until a retry and until a lease ends, and what its dials say.
 select j.jobid,
        (select count(*) from (
            select 1 from pending p
@@ -9,6 +9,7 @@ select j.jobid,
        exists (select 1 from fill f where f.jobid = j.jobid),
        (select count(*) from claim c where c.jobid = j.jobid and c.owner is not null),
        (select count(*) from claim c where c.jobid = j.jobid and c.owner is not null and c.runid is not null),
+       (select count(*) from claim c where c.jobid = j.jobid and c.owner like '% of odf work'),
        (select (julianday(min(c.retry_at)) - julianday('now')) * 86400.0 from claim c
         where c.jobid = j.jobid and c.owner is null),
        (select (julianday(min(c.lease_end)) - julianday('now')) * 86400.0 from claim c

@@ -127,6 +127,16 @@ def test_what_is_claimable_is_launched_and_what_is_at_work_isnt(world: World) ->
     world.instance.report_run_failed(run)
 
 
+def test_what_odf_work_has_in_hand_is_left_to_it(world: World) -> None:
+    for dataid in "12":
+        put(world.store, "bobin", dataid)
+    [claim] = take(world.store, "loadbob", "ada@host:1:ab of odf work")
+    assert world.why() == "loadbob: 1 claimable, `odf work` has 1 in hand."
+    world.store.finish(claim)
+    [request] = world.tick()
+    assert request.tags["opendataflow/catch-up-job"] == "loadbob"
+
+
 def test_a_run_without_partitions_makes_what_is_offered(world: World) -> None:
     # The input has been materialized: without the tags of a partition, Dagster fails the step.
     world.instance.report_runless_asset_event(dg.AssetMaterialization("bobin", partition="1"))

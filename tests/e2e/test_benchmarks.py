@@ -34,10 +34,18 @@ def loaded(program: str, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
 def test_what_needs_no_spark_is_measured_one_after_the_other() -> None:
     printed = run(
-        FOLDER / "all.py", "--tiny", "claims", "online", "runjob", "reconcile", "listings", "outage"
+        FOLDER / "all.py",
+        "--tiny",
+        "claims",
+        "online",
+        "runjob",
+        "reconcile",
+        "listings",
+        "outage",
+        "wake",
     )
 
-    assert printed.count("Ran through") == 6
+    assert printed.count("Ran through") == 7
     assert [(program, verdict) for program, *_, verdict in map(str.split, ending(printed))] == [
         ("claims.py", "ok"),
         ("online.py", "ok"),
@@ -45,6 +53,7 @@ def test_what_needs_no_spark_is_measured_one_after_the_other() -> None:
         ("reconcile.py", "ok"),
         ("listings.py", "ok"),
         ("outage.py", "ok"),
+        ("wake.py", "ok"),
     ]
 
 

@@ -131,12 +131,13 @@ def test_a_look_tells_what_each_job_waits_for(store: Store) -> None:
     policy(store, "job", concurrency=2, max_attempts=3, retry_delay=60, every_minutes=15)
     for dataid in "1234":
         put(store, "a", dataid)
-    mine = take(store, "job", "worker")
+    mine = take(store, "job", "worker of odf work")
     take(store, "job", "step", runid="run")
+    assert look(store.db, {"job": None})["job"].of_work == 1
     store.fail(mine[0], "no luck")
     found = look(store.db, {"job": None, "next": None, "none": "2026-11-20"})
     job = found["job"]
-    assert (job.claimable, job.live, job.of_runs, job.free) == (2, 1, 1, 1)
+    assert (job.claimable, job.live, job.of_runs, job.of_work, job.free) == (2, 1, 1, 0, 1)
     assert 50 < (job.retry_in or 0) <= 60
     assert 100 < (job.lease_in or 0) <= 120
     assert (job.held, job.every_minutes) == ("", 15)
