@@ -118,8 +118,12 @@ def script_of(job: Job) -> list[str]:
 
 
 def without_script(job: Job) -> Refused:
-    """What says that a job can't be started here, and how it is run instead."""
-    return Refused(f"Job {job.jobid!r} of {FILE} has no script. {_way(job)}.", code="NO_SCRIPT")
+    """What says that nothing is known to run a job."""
+    return Refused(
+        f"Job {job.jobid!r} of {FILE} has no script. Add run: SCRIPT to it in {FILE}, or run: "
+        f"odf run --job {typed(job.jobid)} SCRIPT.",
+        code="NO_SCRIPT",
+    )
 
 
 def _refuse_arguments(job: Job, line: RunLine) -> None:
@@ -202,11 +206,6 @@ def load_function(job: Job, folder: str) -> Callable[[Chunk], Any]:
             "run it: runs_in: dagster."
         ) from None
     return found
-
-
-def _way(job: Job) -> str:
-    """How a job is run that has no script."""
-    return f"Add run: SCRIPT to it in {FILE}, or run: odf run --job {typed(job.jobid)} SCRIPT"
 
 
 def _run_guarded(job: Job, flow: Flow, line: RunLine) -> Outcome:

@@ -114,7 +114,7 @@ class FlowJobs:
         for job in flow.jobs:
             if job.runs_in not in OWN:
                 self._leave_out(job, f"runs_in is {job.runs_in}")
-            elif job.run is None and job.spark is None and job.python is None:
+            elif not (job.run or job.python or job.spark or job.pipeline):
                 self._leave_out(job, str(without_script(job)))
             else:
                 jobs.append(self._host_job(job))
@@ -155,6 +155,7 @@ class FlowJobs:
                 reads_today="today" in job.inputs,
                 is_shared=job.runs_in is None,
                 is_alone=job.run is None,
+                begins_runs=job.pipeline is not None,
             )
             self._known[job.jobid] = (job, known)
         return known

@@ -52,6 +52,7 @@ class HostJob:
         reads_today: Whether it reads `today`.
         is_shared: Whether Dagster may start it, too: then it waits while a run of Dagster does.
         is_alone: Whether one worker at a time does all that there is.
+        begins_runs: Whether `every_minutes` begins new chunks, as of a pipeline.
     """
 
     jobid: str
@@ -59,6 +60,7 @@ class HostJob:
     reads_today: bool = False
     is_shared: bool = False
     is_alone: bool = False
+    begins_runs: bool = False
 
 
 @dataclass
@@ -118,7 +120,7 @@ class JobState:
         if self.job.reads_today and not (found.claimable or found.live or found.held):
             # Nobody has judged today's chunk of a job that reads nothing else: a claim does.
             self.offered = int(self.today != today or now >= self.today_at + TODAY_SECONDS)
-        if found.every_minutes and local is not None:
+        if found.every_minutes and local is not None and not self.job.begins_runs:
             self._heed_period(found.every_minutes * 60, local)
         if self.waits_for_runs or (self.job.is_alone and self.busy):
             self.offered = 0

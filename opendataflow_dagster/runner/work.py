@@ -44,6 +44,9 @@ IDLE_CONNECTION_SECONDS = 30.0
 RECOVER_SECONDS = 30.0
 """Seconds after which lost claims of all jobs are looked for, whoever held them."""
 
+DUE_SECONDS = 5.0
+"""Seconds after which it is asked whether a pipeline is to begin a run."""
+
 STEADY_SECONDS = LEASE_SECONDS / 3 + 5
 """Seconds after an outage for which no claim is taken for lost: its owner is about to renew it."""
 
@@ -286,16 +289,24 @@ class Workshop:
             or (is_steady and job.lease_in is not None and job.lease_in <= 0)
             or job.is_queued
             for job in found.values()
-        )
+        ) or (now >= self._recover_at - RECOVER_SECONDS + DUE_SECONDS and self._has_due_runs())
         if is_due or (is_steady and now >= self._recover_at):
             self._recover_at = now + RECOVER_SECONDS
             self._recovery.set()
+
+    def _has_due_runs(self) -> bool:
+        """Whether a pipeline may have to begin a run: with a dial, and nothing in hand."""
+        return any(
+            job.job.begins_runs and job.outlook and job.outlook.every_minutes and job.is_finished
+            for job in self.jobs.values()
+        )
 
     def _keep(self) -> None:
         """The thread that recovers: it may wait for locks, and fill queues for seconds."""
         while self._recovery.wait() and not self._over:
             self._recovery.clear()
             try:
+                self._begin_runs()
                 for chunk in self.store.recover(who=f"odf work on {os.uname().nodename}"):
                     self.listener.event(
                         "recovered",
@@ -312,6 +323,20 @@ class Workshop:
             self._ask_for_look()
             time.sleep(NOTICE_SECONDS)
         self.store.db.drop()
+
+    def _begin_runs(self) -> None:
+        """Begin the runs that are due of pipelines that wait for no other."""
+        jobids = [
+            jobid
+            for jobid, job in list(self.jobs.items())
+            if job.job.begins_runs and not job.is_gone
+            if job.outlook and job.outlook.every_minutes and not self.store.plan(jobid).reads
+        ]
+        if not jobids or self.until_idle:
+            return
+        from ..store.items import begin_due_runs
+
+        begin_due_runs(self.store, jobids)
 
     def _say_trouble(self, line: str) -> None:
         if line != self._said_trouble:

@@ -29,7 +29,6 @@ jobs:
   first: {in: raw, out: a, run: ./log.sh 1}
   by_cron: {in: raw, out: d, run: ./log.sh cron, runs_in: cron}
   by_hand: {in: raw, out: e}
-  by_pipeline: {in: raw, out: g, pipeline: crm}
 """
 
 SCRIPT = """#!/bin/sh
@@ -78,7 +77,6 @@ def test_it_runs_all_that_can_be_claimed_and_leaves_out_what_others_start(
         [failed] = host.events("ended", status="FAILED")
         assert host.errors.splitlines().count("printed by 1") == 3
     assert left_out["by_cron"] == "runs_in is cron"
-    assert "Run: odf pipeline run by_pipeline --project crm" in left_out["by_pipeline"]
     assert "odf run --job by_hand SCRIPT" in left_out["by_hand"]
     assert (failed["job"], failed["dataid"], failed["why"]) == ("second", "2", "exit code 1")
     assert sorted(log()) == [
@@ -274,3 +272,24 @@ def test_a_terminal_shows_a_line_for_each_job(url: str, store: Store) -> None:
     lines = [line.split() for line in shown.splitlines()]
     assert ["first", "0", "1", "0", "0"] in lines
     assert ["second", "0", "0", "1", "0"] in lines
+
+
+def test_a_function_runs_in_a_process_of_its_own(url: str, store: Store, write_flow: Write) -> None:
+    Path("jobs.py").write_text(
+        "import os\n\n\ndef make(chunk):\n    print('made', chunk.dataid, 'by', os.getpid())\n"
+        "    if chunk.dataid == '2':\n        raise ValueError('no luck')\n"
+    )
+    write_flow(FLOW + "  function: {in: raw, out: h, python: 'jobs.py:make', runs_in: work}\n")
+    for dataid in "12":
+        put(store, "raw", dataid)
+    with WorkHost(url, "--until-idle") as host:
+        assert host.ended() == 1
+        assert host.events("message", job="function")
+        made = [line for line in host.errors.splitlines() if line.startswith("made ")]
+    assert [line.split()[1] for line in made] == ["1", "2"]
+    assert str(host.process.pid) not in made[0]
+    assert status(store, "h", "1", "function") == "READY"
+    assert status(store, "h", "2", "function") == "FAILED"
+    owners = sql(store, "select distinct who from dataevent where datasetid = 'h'")
+    assert owners
+    assert all(owner.endswith(" of odf work") for (owner,) in owners)
