@@ -36,7 +36,7 @@ SCRIPT = """#!/bin/sh
 [ ! -e "down/$dataflow_jobid" ]
 """
 
-RUN_ALL = ("run", "--all-jobs")
+RUN_ALL = ("work", "--until-idle")
 """The command that runs everything."""
 
 TIMES_FASTER = 3.0

@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 
 import psycopg
 import pytest
+import yaml
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -248,6 +249,27 @@ def end_of_server(folder: Path) -> bool:
 def free_port() -> int:
     with socket.create_server(("127.0.0.1", 0)) as server:
         return server.getsockname()[1]
+
+
+def test_a_host_that_works(tmp_path: Path) -> None:
+    here = tmp_path / "here"
+    apply, ready, work, grid = play("09_work", here)
+    assert apply.returncode == ready.returncode == work.returncode == 0, work.stderr
+    events = [json.loads(line) for line in work.stdout.splitlines()]
+    assert (events[-1]["event"], events[-1]["done"]) == ("finished", 4)
+    assert sorted((here / "data/report/report.txt").read_text().splitlines()) == [
+        "2026-11-01: 15",
+        "2026-11-02: 7",
+    ]
+    assert grid.stdout.count("  RR") == 3
+    services = yaml.safe_load((here / "compose.yaml").read_text())["services"]
+    assert services["work"]["command"][:2] == ["odf", "work"]
+    if shutil.which("systemd-analyze"):
+        unit = here / "odf-work.service"
+        command = str(Path(sys.executable).parent / "odf")
+        unit.write_text(unit.read_text().replace("/srv/shop/.venv/bin/odf", command))
+        done = run(f"systemd-analyze verify {unit}", here)
+        assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_every_example_is_played_here() -> None:
