@@ -160,8 +160,12 @@ class Workshop:
                 self._follow_until = time.monotonic() + FOLLOW_SECONDS
                 self._ask_for_look()
             self._hear_bell()
-            if self._draining_at is None and (jobs := self._reload()) is not None:
-                self.set_jobs(jobs)
+            if self._draining_at is None and self._away_since is None:
+                self._read_jobs_again()
+
+    def _read_jobs_again(self) -> None:
+        if (jobs := self._reload()) is not None:
+            self.set_jobs(jobs)
 
     def _due(self) -> float:
         with self._changed:
