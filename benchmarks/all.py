@@ -25,6 +25,7 @@ PROGRAMS = (
     "outage",
     "wake",
     "catchup",
+    "load",
     "spark",
     "spark_postgres",
     "evidence",
