@@ -4,20 +4,18 @@ import os
 import sys
 from collections.abc import Callable
 from graphlib import TopologicalSorter
-from importlib import import_module
 from inspect import signature
 from typing import Any
 
-from ..chunk import Chunk, reason_of
+from ..chunk import Chunk
 from ..config.settings import load_settings
-from ..errors import Refused, WrongUse, what_installs
+from ..errors import Refused, WrongUse
 from ..flow.flow import FILE, Flow, Job
 from ..runner.run import Outcome, run_chunks
-from ..spark.job import FUNCTION
+from ..spark.job import function_in
 from ..store.opening import open_configured, open_from
 from ..store.store import Store
-from ..util.system import module_of_file
-from ..util.text import did_you_mean, printable, typed
+from ..util.text import printable, typed
 from .fast_run import (
     RunLine,
     complain,
@@ -184,26 +182,13 @@ def _run_pipeline(job: Job, flow: Flow, line: RunLine) -> Outcome:
 
 def load_function(job: Job, folder: str) -> Callable[[Chunk], Any]:
     """The function that a job's `python:` names; of assets, the one that they were made of."""
-    file, _, name = (job.python or "").rpartition(":")
-    path, about = os.path.join(folder, file), f"Job {job.jobid!r} names {job.python}"
-    if not os.path.isfile(path):
-        raise WrongUse(f"{about}, and there is no file {path}. Correct python: in {FILE}.")
-    try:
-        module = import_module(module_of_file(path))
-    except Exception as error:
-        cause = what_installs(error) if isinstance(error, ModuleNotFoundError) else None
-        raise WrongUse(f"{about}, which can't be imported: {cause or reason_of(error)}") from None
-    found = getattr(module, name, None)
-    found = getattr(found, FUNCTION, found)
-    if not callable(found):
-        like = did_you_mean(name, vars(module)) or "."
-        raise WrongUse(f"{about}, and {path} has no function {name!r}{like}")
+    found = function_in(job.python or "", folder, f"Job {job.jobid!r}")
     try:
         signature(found).bind(None)
     except TypeError:
         raise WrongUse(
-            f"{about}, which doesn't take a chunk alone. Write def {name}(chunk), or let Dagster "
-            "run it: runs_in: dagster."
+            f"Job {job.jobid!r} names {job.python}, which doesn't take a chunk alone. Write "
+            f"def {found.__name__}(chunk), or let Dagster run it: runs_in: dagster."
         ) from None
     return found
 

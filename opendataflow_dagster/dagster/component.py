@@ -33,6 +33,9 @@ attributes:
   # url: "{{{{ env.DATAFLOW_URL }}}}"
   # config: dataflow.properties
 
+  # A flow.yml, whose datasets and jobs are shown instead of the tables': no database is read.
+  # flow: ../flow.yml
+
   # What runs the jobs: scripts by job, or a folder with scripts that are called like their jobs.
   # Paths are relative to this file.
   # scripts:
@@ -205,9 +208,9 @@ class YamlTranslator(DataflowTranslator):
 
 @dg.scaffold_with(Scaffolder)
 class OpenDataFlowComponent(dg.StateBackedComponent, dg.Model, dg.Resolvable):
-    """The datasets and jobs of OpenDataFlow's tables, as assets.
+    """The datasets and jobs of a flow.yml, or of OpenDataFlow's tables, as assets.
 
-    What is registered is kept as state, so that a reload needs no database.
+    What is registered in the tables is kept as state, so that a reload needs no database.
     """
 
     url: str | None = None
@@ -218,6 +221,15 @@ class OpenDataFlowComponent(dg.StateBackedComponent, dg.Model, dg.Resolvable):
         dg.Resolver(_paths, model_field_type=str | None, description="Of dataflow.properties."),
     ] = None
     timezone: str | None = None
+    flow: Annotated[
+        str | None,
+        dg.Resolver(
+            _paths,
+            model_field_type=str | None,
+            description="A flow.yml, whose datasets and jobs are shown instead of the tables'.",
+        ),
+    ] = None
+    apply: bool | None = None
     scripts: Annotated[
         str | dict[str, str | list[str]] | None,
         dg.Resolver(
@@ -274,7 +286,13 @@ class OpenDataFlowComponent(dg.StateBackedComponent, dg.Model, dg.Resolvable):
         )
 
     def write_state_to_path(self, state_path: Path) -> None:
-        """Write what is registered; with the database away, what was stays."""
+        """Write what is registered; with the database away, what was stays.
+
+        A flow needs no state: what it declares is read at each load.
+        """
+        if self.flow is not None:
+            state_path.write_text("{}", encoding="utf-8")
+            return
         try:
             dataflow = self._dataflow(make=True)
             if self._projects:
@@ -292,10 +310,15 @@ class OpenDataFlowComponent(dg.StateBackedComponent, dg.Model, dg.Resolvable):
     def build_defs_from_state(
         self, context: dg.ComponentLoadContext, state_path: Path | None
     ) -> dg.Definitions:
-        """Build from the state; where none was ever written, from the tables."""
+        """Build from the flow, or from the state; where none was ever written, from the tables."""
+        state = (
+            None if self.flow is not None or state_path is None else state_path.read_text("utf-8")
+        )
         return build_definitions(
             self._dataflow(),
-            catalog=Catalog.from_json(state_path.read_text("utf-8")) if state_path else None,
+            flow=self.flow,
+            apply=self.apply,
+            catalog=Catalog.from_json(state) if state else None,
             scripts=self.scripts,
             functions=self.functions,
             jobs=self.jobs,

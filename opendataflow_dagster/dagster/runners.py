@@ -3,17 +3,15 @@
 import logging
 import os
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from importlib import import_module
 from typing import Any
 
 import dagster as dg
 
-from ..errors import FlowError, WrongUse, what_installs
+from ..errors import FlowError, WrongUse
 from ..flow.flow import Flow, Job
 from ..runner.script import CannotStart, check
-from ..spark.job import FUNCTION, as_spark_job, is_spark_function
+from ..spark.job import as_spark_job, function_in, is_spark_function
 from ..store.catalog import Catalog
-from ..util.system import module_of_file
 from ..util.text import did_you_mean, printable
 from .assets import DECLARED, DeclaredAssets, dataflow_assets, script_assets
 from .checks import ChunkCheck
@@ -116,10 +114,11 @@ class JobRunners:
                 if job.run:
                     self.add_script(job.jobid, command_of(flow, job))
                 elif named:
-                    self.add_function(job.jobid, function_of(flow, job, named))
+                    function = function_in(named, flow.folder, f"Job {job.jobid!r}")
+                    self.add_function(job.jobid, as_spark_job(function) if job.spark else function)
             except WrongUse as error:
                 where = f"{job.where}: " if job.where else ""
-                raise FlowError(f"{where}{error}") from None
+                raise FlowError(f"{where}{error}") from error.__cause__
 
     def _is_made_by_another(self, job: Job) -> bool:
         """Whether another job here makes what a job writes: an asset has one definition."""
@@ -294,26 +293,6 @@ def command_of(flow: Flow, job: Job) -> list[str]:
     if "/" in program or os.path.isfile(path):
         program = os.path.normpath(path)
     return [program, *arguments]
-
-
-def function_of(flow: Flow, job: Job, named: str) -> Any:
-    """The function that a flow names for a job, as `FILE.py:FUNCTION`."""
-    file, _, name = named.rpartition(":")
-    path = os.path.normpath(os.path.join(flow.folder, file))
-    if not os.path.isfile(path):
-        raise FlowError(f"Job {job.jobid!r} names {named}, and there is no file {path}.")
-    try:
-        module = import_module(module_of_file(path))
-    except ModuleNotFoundError as error:
-        if (line := what_installs(error)) is None:
-            raise
-        raise FlowError(f"Job {job.jobid!r} names {named}. {line}") from None
-    found = getattr(module, name, None)
-    if found is None:
-        like = did_you_mean(name, vars(module)) or "."
-        raise FlowError(f"Job {job.jobid!r} names {named}, and {path} has no {name!r}{like}")
-    found = getattr(found, FUNCTION, found)
-    return as_spark_job(found) if job.spark else found
 
 
 def scripts_by_job(

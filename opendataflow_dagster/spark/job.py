@@ -20,12 +20,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..chunk import ChunkFailed, reason_of
-from ..errors import DataflowError, WrongUse
+from ..errors import DataflowError, WrongUse, what_installs
 from ..model import Plan
 from ..storage.folder import DATAID_COLUMN
 from ..store.claimable import MAX_BATCH_CHUNKS
 from ..util.system import import_beside, module_of_file
-from ..util.text import printable
+from ..util.text import did_you_mean, printable
 from .evidence import Observed
 from .schema import SAME, SCHEMAS, literal, quoted
 from .session import in_a_line, is_spark_frame
@@ -230,6 +230,32 @@ def load_job(named: str, begin: Callable[[], Any] | None = None) -> tuple[SparkJ
             f"{module} has no function {function!r} (it has: {', '.join(sorted(there)) or 'none'})."
         )
     return as_spark_job(_function(getattr(found, function), named)), function
+
+
+def function_in(named: str, folder: str, about: str) -> Callable[..., Any]:
+    """The function that `FILE.py:FUNCTION` names; of assets, the one that they were made of.
+
+    Args:
+        named: What names it.
+        folder: The folder that the file's path is relative to.
+        about: Who names it, for messages.
+    """
+    file, _, name = named.rpartition(":")
+    path = os.path.normpath(os.path.join(folder, file))
+    if not os.path.isfile(path):
+        raise WrongUse(f"{about} names {named}, and there is no file {path}. Correct its name.")
+    try:
+        module = importlib.import_module(module_of_file(path))
+    except Exception as error:
+        cause = what_installs(error) if isinstance(error, ModuleNotFoundError) else None
+        text = cause or reason_of(error)
+        raise WrongUse(f"{about} names {named}, which can't be imported: {text}") from error
+    found = getattr(module, name, None)
+    found = getattr(found, FUNCTION, found)
+    if not callable(found):
+        like = did_you_mean(name, vars(module)) or "."
+        raise WrongUse(f"{about} names {named}, and {path} has no function {name!r}{like}")
+    return found
 
 
 def _function(obj: Any, named: str) -> Any:

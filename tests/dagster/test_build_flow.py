@@ -377,9 +377,9 @@ def test_what_the_call_names_comes_before_the_flow(folder: Path, no_network: Non
     [
         ("run: ./gone.sh", r"flow.yml:\d+: The script of job 'check' cannot start: \S+gone.sh"),
         ("python: gone.py:fn", r"flow.yml:\d+: Job 'check' names gone.py:fn, and there is no file"),
-        ("python: jobs.py:totl", r"jobs.py has no 'totl'. Did you mean 'total'\?"),
-        ("spark: jobs.py:nothing", r"jobs.py has no 'nothing'."),
-        ("python: lacking.py:fn", r"names lacking.py:fn. This needs starlette, which isn't "),
+        ("python: jobs.py:totl", r"jobs.py has no function 'totl'. Did you mean 'total'\?"),
+        ("spark: jobs.py:nothing", r"jobs.py has no function 'nothing'"),
+        ("python: lacking.py:fn", r"lacking.py:fn, which can't be imported: This needs starlette"),
     ],
 )
 def test_a_fault_in_the_flow_is_told_with_its_line(

@@ -124,6 +124,20 @@ def test_scripts_and_functions_run_jobs(
     assert made(functions={"sums": ".made.sums"}, scripts="./jobs") == {"summed", "reported"}
 
 
+@pytest.mark.parametrize("dev", [False, True])
+def test_a_flow_needs_no_tables(
+    load: Load, project: Path, monkeypatch: pytest.MonkeyPatch, dev: bool
+) -> None:
+    if dev:
+        monkeypatch.setenv("DAGSTER_IS_DEV_CLI", "1")
+    (project.parent / "flow.yml").write_text(
+        "flow: bob\njobs:\n  loadbob: {in: [bobin], out: [bobout], run: ./bob/loadbob.sh}\n"
+    )
+    (project / "loadbob.sh").touch(0o755)
+    found = load(url="postgresql://nowhere.invalid/etl", flow="../flow.yml").resolve_asset_graph()
+    assert {key.to_user_string() for key in found.materializable_asset_keys} == {"bobout"}
+
+
 def test_the_pipelines_of_a_project_are_assets_and_need_no_tables_to_load(
     dataflow: DataflowResource, load: Load, project: Path, sqlite_url: str
 ) -> None:
@@ -340,6 +354,7 @@ def test_every_line_that_the_scaffolder_comments_out_is_right(
     assert set(attributes) == {
         "url",
         "config",
+        "flow",
         "scripts",
         "functions",
         "project",
