@@ -97,10 +97,8 @@ def refuse_unapplied(dataflow: DataflowResource, catalog: Catalog, jobid: str) -
         store = dataflow.store
         plan = store.db.insist(lambda: store.read_plan(jobid))[0]
     except NoDatabase as error:
-        raise dg.Failure(
-            f"Job {jobid!r} can't run: {first_line(error)}. Then run: {command}",
-            allow_retries=False,
-        ) from None
+        then = f" Then run: {command}" if "odf init" in str(error) else ""
+        raise dg.Failure(f"{error}{then}", allow_retries=False) from None
     if (plan.inputs, plan.outputs) == (wanted.inputs, wanted.outputs):
         return
     known = plan.inputs or plan.outputs
