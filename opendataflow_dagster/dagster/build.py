@@ -202,9 +202,10 @@ def _from_code(
 ) -> _Source:
     """Build from what is declared alone: no database is read."""
     flow = code.flow
-    own = (job.pipeline for job in flow.jobs if job.pipeline is not None)
-    folders += dict.fromkeys(os.path.join(flow.folder, folder) for folder in own)
-    pipelines = Projects(folders) if folders else None
+    own = {job.jobid: job for job in flow.jobs if job.pipeline is not None}
+    folders += dict.fromkeys(os.path.join(flow.folder, job.pipeline or "") for job in own.values())
+    engines = {jobid: job.engine for jobid, job in own.items()}
+    pipelines = Projects(folders, engines) if folders else None
     known = catalog_of(flow, code.command)
     return _Source(
         dataflow or DataflowResource(),

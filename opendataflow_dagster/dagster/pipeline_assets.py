@@ -49,7 +49,13 @@ class PipelineJob(NamedTuple):
 class Projects:
     """The projects of a code location, as they are when it is loaded."""
 
-    def __init__(self, folders: Iterable[ProjectFolder]) -> None:
+    def __init__(
+        self,
+        folders: Iterable[ProjectFolder],
+        engines: Mapping[str, str | None] = MappingProxyType({}),
+    ) -> None:
+        """Read the projects; `engines` says of some pipelines which engine runs them."""
+        self._engines = engines
         self._projects = [read_project(find_project(str(folder))) for folder in folders]
         self._registered = False
         self.shown: dict[str, PipelineJob] = {}
@@ -139,7 +145,12 @@ class Projects:
         for project in self._projects:
             for pipeline in _sound(project):
                 items = takes_items(project, pipeline)
-                found[pipeline.slug] = PipelineJob(project, pipeline, plans[pipeline.slug], items)
+                found[pipeline.slug] = PipelineJob(
+                    project.on(self._engines.get(pipeline.slug)),
+                    pipeline,
+                    plans[pipeline.slug],
+                    items,
+                )
         for slug in sorted(found, key=lambda slug: found[slug].items):
             output = plans[slug].outputs[0]
             if (other := maker.setdefault(output, slug)) != slug:

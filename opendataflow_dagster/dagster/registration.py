@@ -61,9 +61,11 @@ class Registration(NamedTuple):
             plan = plan_flow(store, flow)
         if not plan.changes:
             return added.rstrip()
+        # What is in conflict is for a person to look at: applying it would be refused.
+        command = self.command.replace("apply", "plan", 1) if plan.conflicts else self.command
         return (
             f"{added}The tables aren't as flow {flow.name!r} says: {plan.summary} "
-            f"({_names(plan)}). Run: {self.command}."
+            f"({_names(plan)}). Run: {command}."
         )
 
     def _applies(self, dataflow: DataflowResource) -> bool:

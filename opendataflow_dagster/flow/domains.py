@@ -62,8 +62,10 @@ def _other_name(flow: Flow, datasets: Iterable[str], name: str, kept: str) -> Ot
     declared = {dataset.datasetid: dataset for dataset in flow.datasets}
     told = [declared[item] for item in datasets if item in declared]
     if told:
-        likely = [dataset for dataset in told if dataset.domain or dataset.datasetid == kept]
-        first = [*likely, *told][0]
+        first = max(
+            told,
+            key=lambda item: (bool(item.domain), item.datasetid == kept, item.datasetid == name),
+        )
         where = f" to it at {first.where}" if first.where else " to it"
         return OtherName(DATASET, first.datasetid, f"its {names}: add `{line}`{where}")
     job = next(job for job in flow.jobs if {*job.inputs, *job.outputs} & {*datasets})

@@ -289,7 +289,7 @@ def test_with_apply_the_first_tick_adds_and_changes_nothing(
 
     lines = tick(defs, instance)
     assert "job check, job daily, job elsewhere and 1 more registered." in lines
-    assert "1 conflict (job sum). Run: odf apply." in lines
+    assert "1 conflict (job sum). Run: odf plan." in lines
     assert tables.read_plan("sum").inputs == ("sales",)
     assert tables.read_plan("check").outputs == ("checked",)
     assert "registered" not in tick(defs, instance)
@@ -316,6 +316,54 @@ def test_the_embedded_tables_are_made_at_the_first_tick(
     assert plan_flow(store, Flow.load("flow.yml")).changes == ()
     assert tick(defs, instance) == "The grid agrees with the tables."
     store.close()
+
+
+def test_a_domain_that_the_tables_call_otherwise_is_told_and_nothing_is_added(
+    folder: Path, tables: Store, instance: dg.DagsterInstance
+) -> None:
+    register(tables, "sums_of", ["archive", "checked"], ["all"])
+    lines = tick(build_definitions(flow="flow.yml", apply=True), instance)
+    assert (
+        "Flow 'shop' isn't applied: Dataset 'sales' can't be applied: its partitions are" in lines
+    )
+    assert "add `domain: archive` to it at flow.yml:3" in lines
+    assert tables.read_plan("check").flaw
+
+    text = FLOW.replace("format: csv", "format: csv\n    domain: archive")
+    (folder / "flow.yml").write_text(text)
+    defs = build_definitions(flow="flow.yml", apply=True)
+    assert partitions(defs, "sales", "sums") == {"dataflow/archive"}
+    assert "registered. The grid agrees with the tables." in tick(defs, instance)
+    assert not tables.read_plan("check").flaw
+
+
+def test_a_pipeline_of_the_flow_is_an_asset_and_runs(
+    tmp_path: Path, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    made = CliRunner().invoke(app, ["new", "shop", "--kind", "pipeline"])
+    assert made.exit_code == 0, made.output
+    (tmp_path / "flow.yml").write_text(
+        "flow: shop\njobs:\n  clean_contacts: {out: [contacts_clean], pipeline: ./shop, "
+        "engine: local, description: Contacts, policy: {every_minutes: 60}}\n"
+    )
+    defs = build_definitions(flow="flow.yml", automatic=True)
+    assert assets(defs) == {"contacts_clean": True}
+    node = defs.resolve_asset_graph().get(dg.AssetKey("contacts_clean"))
+    assert node.description == "Contacts"
+
+    assert "job clean_contacts registered" in tick(defs, instance)
+    repository = defs.get_repository_def()
+    catch_up = repository.get_sensor_def("opendataflow_catch_up")
+    with dg.build_sensor_context(instance=instance, repository_def=repository) as context:
+        [request] = catch_up.evaluate_tick(context).run_requests or []
+    job = defs.resolve_implicit_global_asset_job_def()
+    done = job.execute_in_process(
+        instance=instance, asset_selection=request.asset_selection, tags=request.tags
+    )
+    assert done.success
+    assert (tmp_path / "shop/output/clean_contacts.csv").read_text().count("\n") == 4
+    DataflowResource().store.close()
 
 
 def test_a_variable_that_isnt_set_is_told_and_stops_no_tick(
