@@ -51,7 +51,9 @@ class Registration(NamedTuple):
 
     def _bring_up(self, flow: Flow, dataflow: DataflowResource, store: Store) -> str:
         applies = self._applies(dataflow)
-        if applies and _has_no_file(dataflow):
+        if _has_no_file(dataflow):
+            if not applies:
+                raise NoDatabase(f"There is no {store.db.where} yet. Run: {self.command}")
             store.init()
         plan, added = plan_flow(store, flow), ""
         if applies and plan.count(ADD):
@@ -101,13 +103,13 @@ def refuse_unapplied(dataflow: DataflowResource, catalog: Catalog, jobid: str) -
     except NoDatabase as error:
         then = f" Then run: {command}" if "odf init" in str(error) else ""
         raise dg.Failure(f"{error}{then}", allow_retries=False) from None
-    if (plan.inputs, plan.outputs) == (wanted.inputs, wanted.outputs):
+    if {*wanted.inputs} <= {*plan.inputs} and plan.outputs == wanted.outputs:
         return
     known = plan.inputs or plan.outputs
     lacking = f"is registered with {_links(plan)}" if known else "isn't registered"
     flow = f", and its flow says {_links(wanted)}" if known else ""
     raise dg.Failure(
-        f"Job {jobid!r} {lacking} in {store.db.where}{flow}. Run: {catalog.registered_by}",
+        f"Job {jobid!r} {lacking} in {store.db.where}{flow}. Run: {command}",
         allow_retries=False,
     )
 

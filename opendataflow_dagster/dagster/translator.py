@@ -74,6 +74,10 @@ class DataflowTranslator:
         """The partitions that all datasets of a domain share."""
         return dg.DynamicPartitionsDefinition(name=self.partitions_name(domain))
 
+    def partition_mapping(self, jobid: str, datasetid: str) -> dg.PartitionMapping:
+        """Which chunks of an input a chunk of a job reads: the one of the same dataid."""
+        return dg.IdentityPartitionMapping()
+
     def op_name(self, jobid: str) -> str:
         """The name of the op that runs a job."""
         return escaped_word(jobid)
@@ -124,7 +128,7 @@ class DataflowTranslator:
         dataset = catalog.datasets[datasetid]
         makers = [jobid] if jobid is not None else catalog.producers(datasetid)
         sources = {
-            source
+            source: maker
             for maker in makers
             for source in catalog.jobs[maker].reads
             if not catalog.in_circle(maker, source)  # Dagster draws no circles
@@ -132,8 +136,10 @@ class DataflowTranslator:
         return dg.AssetSpec(
             self.asset_key(datasetid),
             deps=[
-                dg.AssetDep(self.asset_key(source), partition_mapping=dg.IdentityPartitionMapping())
-                for source in sorted(sources)
+                dg.AssetDep(
+                    self.asset_key(source), partition_mapping=self.partition_mapping(maker, source)
+                )
+                for source, maker in sorted(sources.items())
             ],
             description=self.description(dataset, jobid),
             metadata=self.metadata(dataset, jobid),

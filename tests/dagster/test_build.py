@@ -19,6 +19,8 @@ from opendataflow_dagster import (
     dataflow_check,
 )
 from opendataflow_dagster.errors import DataflowError, NoDatabase, WrongUse
+from tests.support.dagster_instances import shown_assets as shown
+from tests.support.dagster_instances import tick_of_reconcile as ticked
 from tests.support.postgres import Server
 from tests.support.store_fixtures import put, register, status
 
@@ -46,14 +48,6 @@ def script(name: str, text: str = "exit 0", mode: int = 0o755) -> Path:
     path.write_text(f"#!/bin/sh\n{text}\n")
     path.chmod(mode)
     return path
-
-
-def shown(defs: dg.Definitions) -> dict[str, bool]:
-    """Asset → whether something here makes it."""
-    graph = defs.resolve_asset_graph()
-    return {
-        key.to_user_string(): graph.get(key).is_materializable for key in graph.get_all_asset_keys()
-    }
 
 
 def make(chunk: Chunk) -> None:
@@ -373,14 +367,6 @@ def test_the_sensor_tells_which_jobs_were_left_out(dataflow: DataflowResource) -
         assert "Job 'late', which function make is given for, isn't registered." in left_out
         assert "Run: odf job add late --in DATASET --out DATASET" in left_out
         assert "'late': registered since. Reload this code location." in ticked(defs, instance)
-
-
-def ticked(defs: dg.Definitions, instance: dg.DagsterInstance) -> str:
-    """What the page of the reconcile sensor says after a tick."""
-    repository = defs.get_repository_def()
-    sensor = repository.get_sensor_def("opendataflow_reconcile")
-    with dg.build_sensor_context(instance=instance, repository_def=repository) as context:
-        return sensor.evaluate_tick(context).skip_message or ""
 
 
 def test_with_the_database_away_the_pages_open_with_what_was_there(

@@ -27,6 +27,8 @@ from opendataflow_dagster.errors import FlowError, WrongUse
 from opendataflow_dagster.flow.plan import plan_flow
 from opendataflow_dagster.store.opening import open_store
 from opendataflow_dagster.store.store import Store
+from tests.support.dagster_instances import shown_assets as assets
+from tests.support.dagster_instances import tick_of_reconcile as tick
 from tests.support.store_fixtures import close, put, register, status
 
 NOWHERE = "postgresql://etl@nowhere.invalid/etl"
@@ -107,27 +109,11 @@ def tables(url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
     close(made)
 
 
-def assets(defs: dg.Definitions) -> dict[str, bool]:
-    """Asset → whether something here makes it."""
-    graph = defs.resolve_asset_graph()
-    return {
-        key.to_user_string(): graph.get(key).is_materializable for key in graph.get_all_asset_keys()
-    }
-
-
 def partitions(defs: dg.Definitions, *names: str) -> set[str | None]:
     """Under which names the partitions of some assets are kept."""
     graph = defs.resolve_asset_graph()
     found = [graph.get(dg.AssetKey(name)).partitions_def for name in names]
     return {each.name for each in found if isinstance(each, dg.DynamicPartitionsDefinition)}
-
-
-def tick(defs: dg.Definitions, instance: dg.DagsterInstance) -> str:
-    """What the page of the reconcile sensor says after a tick."""
-    repository = defs.get_repository_def()
-    sensor = repository.get_sensor_def("opendataflow_reconcile")
-    with dg.build_sensor_context(instance=instance, repository_def=repository) as context:
-        return sensor.evaluate_tick(context).skip_message or ""
 
 
 def run(

@@ -108,3 +108,19 @@ def grid(kind: str, instance: dg.DagsterInstance, request: pytest.FixtureRequest
     registry.add_job(store, "copy", ["orders"], ["copies"])
     yield Grid(store, instance)
     close(store)
+
+
+def shown_assets(defs: dg.Definitions) -> dict[str, bool]:
+    """Asset → whether something in the definitions makes it."""
+    graph = defs.resolve_asset_graph()
+    return {
+        key.to_user_string(): graph.get(key).is_materializable for key in graph.get_all_asset_keys()
+    }
+
+
+def tick_of_reconcile(defs: dg.Definitions, instance: dg.DagsterInstance) -> str:
+    """What the page of the reconcile sensor says after a tick."""
+    repository = defs.get_repository_def()
+    sensor = repository.get_sensor_def("opendataflow_reconcile")
+    with dg.build_sensor_context(instance=instance, repository_def=repository) as context:
+        return sensor.evaluate_tick(context).skip_message or ""
