@@ -88,6 +88,37 @@ class Chunk:
     _job: JobContext | None = field(default=None, repr=False)
     _pulse: Lease | None = field(default=None, repr=False)
 
+    @classmethod
+    def sample(
+        cls,
+        dataid: str = "2026-01-01",
+        *,
+        job: str = "sample",
+        inputs: Mapping[str, str | Place] | None = None,
+        outputs: Mapping[str, str | Place] | None = None,
+        environment: Mapping[str, str] | None = None,
+    ) -> "Chunk":
+        """A chunk without tables, to call a function with it in a test.
+
+        Args:
+            dataid: The chunk.
+            job: The job that makes it.
+            inputs: By dataset, its place: a path, or a `Place` with more.
+            outputs: The same of what the job writes.
+            environment: What the job sets.
+        """
+
+        def places(given: Mapping[str, str | Place] | None) -> dict[str, Place]:
+            return {
+                datasetid: place
+                if isinstance(place, Place)
+                else Place(datasetid, {"datasetid": datasetid, "hostname": str(place)}, str(place))
+                for datasetid, place in (given or {}).items()
+            }
+
+        claim = Claim(job, dataid, 1, "sample", 1, 3600.0, None)
+        return cls(claim, places(inputs), places(outputs), dict(environment or {}))
+
     @property
     def jobid(self) -> str:
         return self.claim.jobid

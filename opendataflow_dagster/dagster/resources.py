@@ -5,13 +5,21 @@ import logging
 import os
 import threading
 import time
-from contextlib import suppress
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack, suppress
+from tempfile import TemporaryDirectory
+from types import MappingProxyType
+from typing import Any, NamedTuple, Self
+from urllib.parse import quote
 
 import dagster as dg
 
 from ..config.credentials import hand_on_by_multiprocessing, take_passkey
 from ..config.settings import FOLDER, Settings, load_settings, make_folder
 from ..errors import NoDatabase
+from ..flow.catalog import catalog_of
+from ..flow.flow import Flow
+from ..store import operations, registry
 from ..store.catalog import Catalog, read_catalog
 from ..store.opening import open_from
 from ..store.store import Store
@@ -27,6 +35,18 @@ _log = logging.getLogger("opendataflow_dagster")
 _lock = threading.Lock()
 _stores: dict[tuple, Store] = {}
 _kept: dict[str, str] = {}
+
+
+class EphemeralTables(NamedTuple):
+    """The temporary folder of a test's tables, removed with the process, and datasets' folders."""
+
+    folder: TemporaryDirectory[str]
+    places: Mapping[str, str]
+
+
+_ephemeral: dict[str, EphemeralTables] = {}
+"""By their URL, which Dagster's copies of a resource share."""
+
 
 # A code location loads this before what is written in it, a run before its functions.
 take_passkey()
@@ -45,6 +65,39 @@ class DataflowResource(dg.ConfigurableResource):
     user: str | None = None
     config: str | None = None
     timezone: str | None = None
+
+    @classmethod
+    def ephemeral(
+        cls,
+        flow: Flow | str | os.PathLike[str] | None = None,
+        *,
+        ready: Mapping[str, Iterable[str]] = MappingProxyType({}),
+        places: Mapping[str, str | os.PathLike[str]] = MappingProxyType({}),
+    ) -> Self:
+        """Tables for a test: of its own, and gone with the process.
+
+        They are a file of SQLite in a temporary folder. A job that a run needs and that isn't
+        registered is registered by the run. Every dataset is a folder: whatever its place is in
+        production, a test neither reads nor writes there.
+
+        Args:
+            flow: The datasets and jobs that are registered, or the file that declares them.
+            ready: By dataset, chunks that were produced already.
+            places: By dataset, its folder; by default one within the temporary folder.
+        """
+        folder = TemporaryDirectory(prefix="odf-ephemeral-")
+        resource = cls(url=f"sqlite:///{folder.name}/dataflow.db")
+        given = {datasetid: os.fspath(path) for datasetid, path in places.items()}
+        _ephemeral[resource.settings.url] = EphemeralTables(folder, given)
+        resource.store.init()
+        if flow is not None:
+            catalog = catalog_of(flow if isinstance(flow, Flow) else Flow.load(flow))
+            for jobid in catalog.jobs:
+                resource.register_in_test(catalog, jobid)
+        for datasetid, dataids in ready.items():
+            resource._add_folder(datasetid, {})
+            operations.ready(resource.store, datasetid, list(dataids))
+        return resource
 
     @property
     def settings(self) -> Settings:
@@ -101,6 +154,69 @@ class DataflowResource(dg.ConfigurableResource):
             store.db.drop()  # it is read seldom: keep no connection open for it
         _keep(path, catalog.to_json())
         return catalog
+
+    def materialize(
+        self,
+        assets: Sequence[dg.AssetsDefinition],
+        partition_key: str | None = None,
+        *,
+        resources: Mapping[str, Any] = MappingProxyType({}),
+        instance: dg.DagsterInstance | None = None,
+        **options: Any,
+    ) -> dg.ExecuteInProcessResult:
+        """Materialize assets in this process, with these tables: for tests.
+
+        Dagster itself refuses a partition that its instance doesn't know; this adds it first.
+
+        Args:
+            assets: The assets, such as those of `@dataflow_assets`.
+            partition_key: The chunk; without one, all that can be claimed now are made.
+            resources: What the assets need besides `dataflow`.
+            instance: Dagster's instance, by default an empty one in memory.
+            options: What else `dg.materialize` takes, such as `raise_on_error=False`.
+        """
+        with ExitStack() as stack:
+            if instance is None:
+                instance = stack.enter_context(dg.DagsterInstance.ephemeral())
+            kinds = {asset.partitions_def for asset in assets}
+            for kind in kinds if partition_key is not None else ():
+                if isinstance(kind, dg.DynamicPartitionsDefinition) and kind.name:
+                    instance.add_dynamic_partitions(kind.name, [partition_key])  # pyright: ignore[reportArgumentType]
+            return dg.materialize(
+                assets,
+                partition_key=partition_key,
+                resources={RESOURCE_KEY: self, **resources},
+                instance=instance,
+                **options,
+            )
+
+    def register_in_test(self, catalog: Catalog, jobid: str) -> bool:
+        """Register a job of a catalog in ephemeral tables; whether these are such."""
+        if self.settings.url not in _ephemeral:
+            return False
+        plan = catalog.jobs[jobid]
+        for datasetid in (*plan.reads, *plan.outputs):
+            self._add_folder(datasetid, catalog.datasets[datasetid].columns)
+        registry.add_job(self.store, jobid, plan.inputs, plan.outputs, dict(plan.environment))
+        dials = catalog.policies.get(jobid, {})
+        registry.set_policy(
+            self.store,
+            jobid,
+            {name: str(value) for name, value in dials.items() if value is not None},
+        )
+        return True
+
+    def _add_folder(self, datasetid: str, columns: Mapping[str, str | None]) -> None:
+        """Register a dataset of ephemeral tables, as a folder of its format, if it isn't yet."""
+        if operations.is_registered(self.store, datasetid):
+            return
+        tables = _ephemeral[self.settings.url]
+        place = tables.places.get(datasetid)
+        if place is None:
+            place = os.path.join(tables.folder.name, quote(datasetid, safe=" "))
+        os.makedirs(place, exist_ok=True)
+        kept = {name: columns.get(name) for name in ("format", "options")}
+        registry.add_dataset(self.store, datasetid, hostname=os.path.abspath(place), **kept)
 
     def _kept_in(self) -> str:
         found = self.settings
