@@ -20,7 +20,10 @@ def total(chunk: Chunk) -> bytes:
 
 
 TOTALS = dataflow_assets(
-    job="total", inputs=[SALES], outputs=[Dataset("totals", format="csv")], policy={"max_attempts": 2}
+    job="total",
+    inputs=[SALES],
+    outputs=[Dataset("totals", format="csv")],
+    policy={"max_attempts": 2},
 )(total)
 
 
