@@ -16,7 +16,14 @@ from ..util.text import printable
 
 REDRAW_SECONDS = 0.25
 
-NARRATION = ("Launching ", ". Updating status", " rows updated to ", "Reason: ", "The next attempt")
+NARRATION = (
+    "Launching ",
+    ". Updating status",
+    " rows updated to ",
+    "Reason: ",
+    "The next attempt",
+    "The claim can't be renewed",
+)
 """What `odf run` says of each chunk: events tell the same."""
 
 FAILURES = ("FAILED", "LOST", "HOLD")

@@ -499,6 +499,8 @@ class Workshop:
             else:
                 job.failed += 1
             has_idle = self._idle > 0
+            if self._away_since is not None:  # it has been settled: the database is back
+                self._look_at = 0.0
             if result.reason.startswith(NO_START):  # it would cost the other chunks too
                 job.trouble, job.rest_until = result.reason, time.monotonic() + REST_SECONDS
         if has_idle:
