@@ -35,7 +35,7 @@ def catalog_of(
     }
     for datasetid in makers.keys() - datasets.keys():
         datasets[datasetid] = _described(Dataset(datasetid), makers[datasetid], environ)
-    policies = {job.jobid: _dials(job) for job in flow.jobs if job.policy}
+    policies = {job.jobid: dials for job in flow.jobs if (dials := _dials(job))}
     return Catalog.of(datasets, items, policies)._replace(registered_by=command)
 
 
@@ -57,9 +57,10 @@ def _columns(dataset: Dataset, environ: Mapping[str, str]) -> dict[str, str | No
 
 
 def _dials(job: Job) -> dict[str, Any]:
-    """The dials that are numbers, as the tables would have them."""
-    return {
+    """The dials that are set to numbers, as the tables would have them."""
+    numbers = {
         name: dial_number(name, text.strip())
         for name, text in job.policy.items()
         if DIALS[name].unit != "time"
     }
+    return {name: number for name, number in numbers.items() if number is not None}

@@ -212,6 +212,34 @@ def test_of_a_flow_alone_the_decorator_makes_assets_too(no_network: None) -> Non
     assert assets(defs) == {"checked": True, "sales": False}
 
 
+def test_functions_of_frames_are_named_by_the_flow(folder: Path, no_network: None) -> None:
+    (folder / "frames.py").write_text("def enrich(sales):\n    return sales\n")
+    (folder / "flow.yml").write_text(
+        "flow: shop\njobs:\n  enrich: {in: [sales], out: [enriched], spark: frames.py:enrich}\n"
+    )
+    defs = build_definitions(flow="flow.yml")
+    assert defs.resolve_asset_graph().get(dg.AssetKey("enriched")).kinds == {"spark"}
+
+
+def test_jobs_of_python_stand_beside_those_of_the_tables(
+    tables: Store, instance: dg.DagsterInstance
+) -> None:
+    register(tables, "check", ["sales"], ["checked"])
+
+    @dataflow_assets(inputs=["checked"], outputs=[Dataset("sums", domain="sales")])
+    def total(chunk: Chunk) -> None: ...
+
+    defs = build_definitions(DataflowResource(), assets=[total])
+    assert assets(defs) == {"sales": False, "checked": False, "sums": True}
+    assert partitions(defs, "sums") == {"dataflow/sales"}
+    lacking = tick(defs, instance)
+    assert "2 to add (dataset sums, job total). Run: odf apply --file " in lacking
+    assert f"{Path(__file__).name}:defs." in lacking
+    succeeded, why = run(defs, instance, "sums", "1")
+    assert not succeeded
+    assert why.startswith("Job 'total' isn't registered in ")
+
+
 def test_dg_check_defs_passes_with_the_database_away(folder: Path, tmp_path: Path) -> None:
     (folder / "pyproject.toml").write_text(
         '[project]\nname = "project"\nversion = "1"\n\n[tool.dg]\ndirectory_type = "project"\n\n'

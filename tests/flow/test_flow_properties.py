@@ -11,9 +11,12 @@ from hypothesis import strategies as st
 
 from opendataflow_dagster import Dataset, Flow, Job
 from opendataflow_dagster.flow.apply import apply_flow
+from opendataflow_dagster.flow.catalog import catalog_of
 from opendataflow_dagster.flow.export import export_flow
 from opendataflow_dagster.flow.flow import escape
 from opendataflow_dagster.flow.plan import plan_flow
+from opendataflow_dagster.model import Plan
+from opendataflow_dagster.store.catalog import Catalog, read_catalog
 from opendataflow_dagster.store.opening import open_store
 from opendataflow_dagster.store.store import Store
 from tests.flow.test_plan import registrations, told
@@ -137,6 +140,33 @@ def test_edits_that_are_applied_come_out_as_a_fresh_apply(
         apply_flow(store, Flow("shop", jobs=flow.jobs))
     apply_flow(store, Flow("shop"))
     assert registrations(store) == bank
+
+
+@RANDOM
+@given(flow=flows())
+def test_without_a_database_the_catalog_is_the_one_that_the_tables_get(
+    fresh: Callable[[], Store], flow: Flow
+) -> None:
+    store = fresh()
+    apply_flow(store, flow)
+    declared, registered = catalog_of(flow), read_catalog(store)
+    assert declared.domains == registered.domains
+    assert plans(declared) == plans(registered)
+    for datasetid, found in registered.datasets.items():
+        own = declared.datasets[datasetid].columns
+        assert {name: own.get(name) for name in found.columns if name != "datasetid"} == {
+            name: value or None for name, value in found.columns.items() if name != "datasetid"
+        }
+    for jobid, dials in declared.policies.items():
+        assert dials.items() <= registered.policies[jobid].items()
+
+
+def plans(catalog: Catalog) -> dict[str, Plan]:
+    """The jobs, with their variables in order: each database sorts texts by rules of its own."""
+    return {
+        jobid: plan._replace(environment=tuple(sorted(plan.environment)))
+        for jobid, plan in catalog.jobs.items()
+    }
 
 
 def registrations_of(store: Store, flow: Flow) -> dict[str, Any]:
