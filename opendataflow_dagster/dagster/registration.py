@@ -1,8 +1,11 @@
 """What the jobs of a code location need in the tables: told where it lacks, or applied."""
 
 import os
+import sqlite3
 from collections.abc import Mapping
+from contextlib import closing, suppress
 from typing import NamedTuple
+from urllib.parse import quote
 
 import dagster as dg
 
@@ -51,9 +54,9 @@ class Registration(NamedTuple):
 
     def _bring_up(self, flow: Flow, dataflow: DataflowResource, store: Store) -> str:
         applies = self._applies(dataflow)
-        if _has_no_file(dataflow):
+        if _has_no_tables(dataflow):
             if not applies:
-                raise NoDatabase(f"There is no {store.db.where} yet. Run: {self.command}")
+                raise NoDatabase(f"{store.db.where} has no tables yet. Run: {self.command}")
             store.init()
         plan, added = plan_flow(store, flow), ""
         if applies and plan.count(ADD):
@@ -91,10 +94,10 @@ def refuse_unapplied(dataflow: DataflowResource, catalog: Catalog, jobid: str) -
     if not catalog.registered_by or dataflow.register_in_test(catalog, jobid):
         return
     wanted, command = catalog.jobs[jobid], catalog.registered_by
-    if _has_no_file(dataflow):
+    if _has_no_tables(dataflow):
         where = dataflow.store.db.where
         raise dg.Failure(
-            f"Job {jobid!r} isn't registered: there is no {where} yet. Run: {command}",
+            f"Job {jobid!r} isn't registered: {where} has no tables yet. Run: {command}",
             allow_retries=False,
         )
     try:
@@ -125,7 +128,16 @@ def _names(plan: FlowPlan) -> str:
     return ", ".join(names[:MAX_NAMED_JOBS]) + more
 
 
-def _has_no_file(dataflow: DataflowResource) -> bool:
-    """Whether the tables are in a file of SQLite that isn't there yet."""
+def _has_no_tables(dataflow: DataflowResource) -> bool:
+    """Whether the tables are to be in a file of SQLite, which isn't there or is still empty."""
     path = dataflow.settings.url.removeprefix("sqlite:///")
-    return path != dataflow.settings.url and not os.path.exists(path)
+    if path == dataflow.settings.url:
+        return False
+    if not os.path.exists(path):
+        return True
+    with (
+        suppress(sqlite3.Error),
+        closing(sqlite3.connect(f"file:{quote(path)}?mode=ro", uri=True)) as db,
+    ):
+        return db.execute("select count(*) from sqlite_master").fetchone() == (0,)
+    return False

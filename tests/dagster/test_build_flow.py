@@ -323,8 +323,14 @@ def test_the_embedded_tables_are_made_at_the_first_tick(
 
     succeeded, why = run(defs, instance, "checked", "1")
     assert not succeeded
-    assert why.startswith("Job 'check' isn't registered: there is no SQLite file ")
-    assert why.endswith("dataflow.db yet. Run: odf apply")
+    assert why.startswith("Job 'check' isn't registered: SQLite file ")
+    assert why.endswith("dataflow.db has no tables yet. Run: odf apply")
+    (folder / ".dataflow").mkdir(exist_ok=True)
+    (folder / ".dataflow" / "dataflow.db").touch()  # as a tick leaves it that was killed early
+    asked = build_definitions(flow="flow.yml", apply=False)
+    assert "dataflow.db has no tables yet. Run: odf apply. Nothing is shown" in tick(
+        asked, instance
+    )
     assert "dataset sales, dataset checked, job check" in tick(defs, instance)
     store = DataflowResource().store
     assert plan_flow(store, Flow.load("flow.yml")).changes == ()
