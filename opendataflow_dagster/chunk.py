@@ -1,7 +1,7 @@
 """What user code gets of a chunk, and what it may tell of it."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Protocol
 
 from .errors import DataflowError
@@ -65,6 +65,12 @@ class Result(NamedTuple):
     """Checks that the function has done itself."""
 
 
+class Unpublished(Result):
+    """What is known of data that is in hand, and is published after the checks."""
+
+    __slots__ = ()
+
+
 class Checked(NamedTuple):
     """The answer of one check."""
 
@@ -87,6 +93,7 @@ class Chunk:
     results: Mapping[str, Result] = field(default_factory=dict)
     _job: JobContext | None = field(default=None, repr=False)
     _pulse: Lease | None = field(default=None, repr=False)
+    _store: Store | None = field(default=None, repr=False)
 
     @classmethod
     def sample(
@@ -140,9 +147,21 @@ class Chunk:
         """Whether the job runs on the current date only."""
         return bool(self._job and self._job.plan.today)
 
+    def with_results(self, results: Mapping[str, Result]) -> "Chunk":
+        """The chunk as checks see it, with what was told of its outputs."""
+        return replace(self, results=results)
+
     def password(self, datasetid: str) -> str | None:
         """The password of a dataset, decrypted now: keep it no longer than needed."""
         return self._job.password(datasetid) if self._job else None
+
+    def bounds(self, datasetid: str) -> tuple[str, str | None, int | None] | None:
+        """Which rows of a dataset that has been split are the chunk: lower, upper, modulus."""
+        if (store := self._store) is None:
+            return None
+        known = {"datasetid": datasetid, "dataid": self.dataid}
+        rows, _ = store.db.insist(lambda: store.db.run("reading.bounds", **known))
+        return rows[0] if rows else None
 
     def alive(self) -> bool:
         """Whether the claim is ours, as of the last heartbeat."""
@@ -185,7 +204,13 @@ def open_chunk(
         for each in plan.outputs
     }
     return Chunk(
-        claim, inputs, outputs, environment.for_chunk(claim), _job=environment, _pulse=pulse
+        claim,
+        inputs,
+        outputs,
+        environment.for_chunk(claim),
+        _job=environment,
+        _pulse=pulse,
+        _store=store,
     )
 
 

@@ -7,7 +7,7 @@ goes to click, which knows the same options: a new one belongs here and in cli/r
 import gc
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from signal import SIGINT
 from typing import Any, NamedTuple, TextIO
 
@@ -20,6 +20,7 @@ from ..util.text import first_line, printable, typed
 
 TYPE_CHECKING = False  # type checkers take it for true; a cron line doesn't pay for `typing`
 if TYPE_CHECKING:
+    from ..chunk import Checked, Chunk
     from .progress import RunProgress
 
 EXIT_IDLE = 3
@@ -114,8 +115,8 @@ def execute(line: RunLine) -> int:
     return exit_code(run_script(line), strict=line.strict)
 
 
-def run_script(line: RunLine) -> Outcome:
-    """Run a script for the chunks of its job."""
+def run_script(line: RunLine, checks: "Sequence[Callable[[Chunk], Checked]]" = ()) -> Outcome:
+    """Run a script for the chunks of its job; `checks` are asked of each that it makes."""
     store = open_configured(line.config)
     jobid = line.job or job_of(line.script)
     many = line.all_chunks or line.workers > 1
@@ -132,6 +133,7 @@ def run_script(line: RunLine) -> Outcome:
             workers=line.workers,
             wait=line.wait,
             progress=progress,
+            checks=checks,
         )
         if progress:
             progress.end()

@@ -5,7 +5,7 @@ import sys
 from collections.abc import Callable
 from graphlib import TopologicalSorter
 from inspect import signature
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..chunk import Chunk
 from ..config.settings import load_settings
@@ -26,6 +26,9 @@ from .fast_run import (
     refuse_own_options,
     run_script,
 )
+
+if TYPE_CHECKING:
+    from ..storage.expectations import Expectation
 
 OWN = (None, "work")
 """The values of `runs_in` of jobs that `--all-jobs` starts."""
@@ -91,7 +94,8 @@ def _run(job: Job, flow: Flow, line: RunLine) -> Outcome:
     if job.run is not None:
         script, *arguments = script_of(job)
         arguments = (*arguments, *line.arguments)
-        return run_script(line._replace(script=script, arguments=arguments, job=jobid))
+        line = line._replace(script=script, arguments=arguments, job=jobid)
+        return run_script(line, expectations(flow, job))
     if job.python is not None:
         _refuse_arguments(job, line)
         return _run_function(job, flow, line._replace(job=jobid))
@@ -100,7 +104,8 @@ def _run(job: Job, flow: Flow, line: RunLine) -> Outcome:
 
         _refuse_arguments(job, line)
         many = line.all_chunks or line.workers > 1
-        return run_spark(line._replace(script=job.spark, job=jobid, all_chunks=many), None)
+        line = line._replace(script=job.spark, job=jobid, all_chunks=many)
+        return run_spark(line, None, expectations(flow, job))
     if job.pipeline is not None:
         _refuse_arguments(job, line)
         return _run_pipeline(job, flow, line)
@@ -124,6 +129,16 @@ def without_script(job: Job) -> Refused:
     )
 
 
+def expectations(flow: Flow, job: Job) -> "list[Expectation]":
+    """What the flow expects of the chunks that a job makes."""
+    expected = flow.expected(job.jobid)
+    if not expected:
+        return []
+    from ..storage.expectations import expectations_of
+
+    return [rule for name, expect in expected.items() for rule in expectations_of(name, expect)]
+
+
 def _refuse_arguments(job: Job, line: RunLine) -> None:
     if line.arguments:
         what = "function" if job.pipeline is None else "pipeline"
@@ -140,7 +155,8 @@ def _run_function(job: Job, flow: Flow, line: RunLine) -> Outcome:
     many = line.all_chunks or line.workers > 1
     progress, say = narration(store, jobid, many)
     try:
-        runner = FunctionRunner(store, jobid, named, function, say=say)
+        checks = expectations(flow, job)
+        runner = FunctionRunner(store, jobid, named, function, say=say, checks=checks)
         runner.waits = line.wait
         outcome = run_chunks(runner, all_chunks=many, workers=line.workers, progress=progress)
         if progress:

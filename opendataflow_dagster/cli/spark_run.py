@@ -1,9 +1,11 @@
 """`odf run --spark`: a function of DataFrames instead of a script."""
 
 import os
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ..config.settings import Settings, load_settings
+from ..runner.produce import Check
 from ..runner.run import Outcome
 from ..store.opening import open_from
 from ..store.store import refuse_flawed
@@ -15,8 +17,8 @@ if TYPE_CHECKING:
     from ..spark.job import SparkJob
 
 
-def run_spark(line: RunLine, batch: int | None) -> Outcome:
-    """Run a function of DataFrames instead of a script."""
+def run_spark(line: RunLine, batch: int | None, checks: Sequence[Check] = ()) -> Outcome:
+    """Run a function of DataFrames instead of a script; `checks` come after its own."""
     from ..spark.job import load_job
 
     settings = load_settings(line.config)
@@ -29,7 +31,7 @@ def run_spark(line: RunLine, batch: int | None) -> Outcome:
 
     try:
         job, function = load_job(line.script, begin)
-        return _run_spark(line, batch, settings, job, line.job or function)
+        return _run_spark(line, batch, settings, job, line.job or function, checks)
     finally:
         for session in started:
             from ..spark.session import let_go
@@ -38,7 +40,12 @@ def run_spark(line: RunLine, batch: int | None) -> Outcome:
 
 
 def _run_spark(
-    line: RunLine, batch: int | None, settings: Settings, job: "SparkJob", jobid: str
+    line: RunLine,
+    batch: int | None,
+    settings: Settings,
+    job: "SparkJob",
+    jobid: str,
+    checks: Sequence[Check],
 ) -> Outcome:
     from ..spark.worker import run_spark_job
 
@@ -59,6 +66,7 @@ def _run_spark(
             batch=batch,
             wait=line.wait,
             progress=progress,
+            checks=checks,
         )
         if progress:
             progress.end()

@@ -1,6 +1,7 @@
 """A flow: the datasets and jobs of a project as code, from flow.yml or from Python."""
 
 import json
+import math
 import os
 import re
 import shlex
@@ -10,6 +11,7 @@ from typing import Any, TypeVar
 
 from ..errors import FlowError, WrongUse
 from ..ids import check_id, check_text
+from ..location import place_of
 from ..model import DATASET_COLUMNS, DIALS
 from ..store.registry import (
     check_columns,
@@ -51,7 +53,9 @@ class Dataset:
         password: The variable of the environment that has the password, as `${NAME}`.
         encryptedpass: The password as `odf encrypt --dataset` printed it, instead.
         options: How CSV files of others are written, as a mapping.
-        description: What it is, for people. This and the next two aren't written to the tables.
+        expect: What is asked of each chunk before it is READY: `exists`, and `rows` with `min` and
+            `max`. This and the next three aren't written to the tables.
+        description: What it is, for people.
 
     Example:
         Dataset("sales", hostname="/data/sales", format="csv")
@@ -71,6 +75,7 @@ class Dataset:
     domain: str | None = None
     writemode: str | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
+    expect: Mapping[str, Any] = field(default_factory=dict)
     description: str | None = None
     owners: Sequence[str] = ()
     tags: Mapping[str, str] = field(default_factory=dict)
@@ -92,6 +97,7 @@ class Dataset:
                 key="password",
             )
         _refuse_wrong_row(self.datasetid, self.raw_columns())
+        _refuse_wrong_expect(self)
 
     def raw_columns(self) -> dict[str, str | None]:
         """The columns of its row as they are written, with None for an empty text."""
@@ -259,6 +265,8 @@ class Flow:
         links = [
             (job.jobid, kind, item) for job in self.jobs for kind, item, _ in job.items if item
         ]
+        for dataset in self.datasets:
+            self._refuse_unasked(dataset)
         if circle := circle_of_jobs(links):
             raise FlowError(
                 f"These would wait for each other for ever: {circle}. "
@@ -286,6 +294,33 @@ class Flow:
 
     def job(self, jobid: str) -> Job | None:
         return next((job for job in self.jobs if job.jobid == jobid), None)
+
+    def expected(self, jobid: str) -> dict[str, Mapping[str, Any]]:
+        """What is expected of the chunks that a job makes, by dataset."""
+        job = self.job(jobid)
+        outputs = job.outputs if job else ()
+        return {
+            dataset.datasetid: dataset.expect
+            for dataset in self.datasets
+            if dataset.expect and dataset.datasetid in outputs
+        }
+
+    def _refuse_unasked(self, dataset: Dataset) -> None:
+        """Refuse what is expected of a dataset, if nobody would ask for it."""
+        if not dataset.expect:
+            return
+        jobs = [job for job in self.jobs if dataset.datasetid in job.outputs]
+        why = "no job of this flow writes it" if not jobs else ""
+        for job in jobs:
+            if not (job.run or job.python or job.spark):
+                why = f"job {job.jobid!r}, which writes it, has no run, python or spark"
+        if why:
+            where = f"{dataset.where}: " if dataset.where else ""
+            raise FlowError(
+                f"{where}Dataset {dataset.datasetid!r} has expect, and {why}: nobody would ask. "
+                "Leave expect out.",
+                key="expect",
+            )
 
 
 def _flow_of(file: FlowFile) -> Flow:
@@ -373,6 +408,29 @@ def _refuse_wrong_row(datasetid: str, row: Mapping[str, str | None]) -> None:
             check_columns(datasetid, {name: value})
         except WrongUse as error:
             raise FlowError(str(error), key=name) from None
+
+
+def _refuse_wrong_expect(dataset: Dataset) -> None:
+    """Refuse what can't be expected of the chunks of a dataset."""
+    if fault := _fault_of_expect(dataset.expect, place_of(dataset.raw_columns())):
+        raise FlowError(f"expect of dataset {dataset.datasetid!r} {fault}.", key="expect")
+
+
+def _fault_of_expect(expect: Mapping[str, Any], place: str | None) -> str:
+    """What is wrong with `expect`, in words; nothing if it can be asked of chunks in a place."""
+    rows = expect.get("rows", {"min": 0}) if isinstance(expect, Mapping) else {}
+    for found, names in ((expect, ("exists", "rows")), (rows, ("min", "max"))):
+        if not isinstance(found, Mapping) or not {*found} <= {*names}:
+            return f"is {expect!r}. Choose from exists: true and rows: {{min: N, max: N}}"
+    if not rows or any(type(count) is not int or count < 0 for count in rows.values()):
+        return "needs a min or a max of rows, a number from 0"
+    if rows.get("min", 0) > rows.get("max", math.inf):
+        return "has a min of rows above the max"
+    if expect.get("exists", True) is not True:
+        return "has exists, which must be true, or be left out"
+    if "exists" in expect and place is None:
+        return "has exists, but the dataset has no place. Give it one, such as hostname: /FOLDER"
+    return ""
 
 
 def _is_reference(text: str) -> bool:

@@ -8,6 +8,7 @@ from ..store.registry import WRITE_MODES
 
 TEXT, TEXTS, TEXTS_BY_NAME = "text", "texts", "texts by name"
 DIAL, OPTIONS = "dial", "options"
+FLAG, COUNT = "flag", "count"
 OBJECT, OBJECTS_BY_NAME = "object", "objects by name"
 
 
@@ -39,7 +40,23 @@ def _column_key(name: str) -> Key:
     return Key(name, TEXT, DATASET_COLUMNS[name], choices)
 
 
-DATASET_KEYS = (*map(_column_key, DATASET_COLUMNS), PASSWORD, *ABOUT)
+EXPECT_KEYS = (
+    Key("exists", FLAG, "What the job was to write is in its place: a file, a folder, rows."),
+    Key(
+        "rows",
+        OBJECT,
+        "How many rows the chunk has.",
+        (),
+        (Key("min", COUNT, "At least so many."), Key("max", COUNT, "At most so many.")),
+    ),
+)
+
+DATASET_KEYS = (
+    *map(_column_key, DATASET_COLUMNS),
+    PASSWORD,
+    Key("expect", OBJECT, "What is asked of each chunk before it is READY.", (), EXPECT_KEYS),
+    *ABOUT,
+)
 
 POLICY_KEYS = tuple(
     Key(name, DIAL, f"{dial.meaning[:1].upper()}{dial.meaning[1:]}. Default: {dial.default}.")

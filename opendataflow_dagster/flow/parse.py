@@ -10,8 +10,10 @@ from ..errors import FlowError
 from ..util.text import did_you_mean, printable
 from ..util.yaml_file import not_yaml, refuse_many_values
 from .keys import (
+    COUNT,
     DATASET_KEYS,
     DIAL,
+    FLAG,
     FLOW_KEYS,
     JOB_KEYS,
     OBJECT,
@@ -158,6 +160,14 @@ class _FlowReader:
 
     def _value(self, node: Any, key: Key, what: str) -> Any:
         shown = f"{key.name} of {what}"
+        if key.kind == FLAG:
+            if self._text(node, shown) != "true":
+                raise self._wrong(node, f"{shown} must be true, or be left out")
+            return True
+        if key.kind == COUNT:
+            if not (text := self._text(node, shown)).isdecimal() or not text.isascii():
+                raise self._wrong(node, f"{shown} must be a number from 0, not {self._cut(text)}")
+            return int(text)
         if key.kind in (TEXT, DIAL):
             text = self._text(node, shown)
             if key.kind == TEXT and key.choices and text not in key.choices:

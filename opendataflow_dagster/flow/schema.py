@@ -6,7 +6,9 @@ from typing import Any
 from ..model import DIALS
 from ..store.registry import LARGEST_INTEGER
 from .keys import (
+    COUNT,
     DIAL,
+    FLAG,
     FLOW_KEYS,
     JOB_KEYS,
     OBJECT,
@@ -65,6 +67,10 @@ def _value(key: Key) -> dict[str, Any]:
         return _SCALAR
     if key.kind == TEXTS:
         return {"anyOf": [_SCALAR, {"type": "array", "items": _SCALAR}]}
+    if key.kind == FLAG:
+        return {"const": True}
+    if key.kind == COUNT:
+        return {"type": "integer", "minimum": 0}
     if key.kind == DIAL:
         return _dial(key.name)
     if key.kind == OPTIONS:

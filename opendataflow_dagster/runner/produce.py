@@ -7,7 +7,6 @@ import traceback
 from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from contextlib import closing, suppress
-from dataclasses import replace
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from ..chunk import (
@@ -164,7 +163,7 @@ class _Work:
         chunk = self.chunk = open_chunk(self.store, self.claim, self.environment, self.pulse)
         self.in_tables = False
         self.results = as_results(compute(chunk), outputs)
-        chunk = self.chunk = replace(chunk, results=self.results)
+        chunk = self.chunk = chunk.with_results(self.results)
         for result in self.results.values():
             self.checks += result.checks
         for check in checks:
@@ -182,7 +181,7 @@ class _Work:
             self.results |= {
                 datasetid: result for datasetid, result in more.items() if result != Result()
             }
-            self.chunk = replace(chunk, results=self.results)
+            self.chunk = chunk.with_results(self.results)
 
     def failed(self, error: Exception) -> None:
         if isinstance(error, StaleClaim) or not self.alive():
@@ -517,7 +516,8 @@ class FunctionRunner(MakerRunner[Maker]):
         *,
         say: Say,
         environ: Mapping[str, str] = os.environ,
+        checks: Sequence[Check] = (),
     ) -> None:
         super().__init__(store, jobid, [named], say=say, environ=environ)
-        self.work = Maker(*publishing(store, function))
+        self.work = Maker(*publishing(store, function), checks)
         self.work.code = code_of_function(function)

@@ -3,6 +3,7 @@
 import os
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from ..errors import DataflowError, InputsChanged, NoDatabase, StaleClaim, WrongUse
 from ..model import (
@@ -26,6 +27,9 @@ from .code_version import CodeVersion
 from .environment import EnvironmentCache, JobEnvironment
 from .script import CannotStart, Ended, Scripts, check, stop_code
 
+if TYPE_CHECKING:
+    from ..chunk import Checked, Chunk
+
 COMPLETE, FAILED, INTERRUPTED = "is complete", "has failed", "was interrupted"
 """How the work on a chunk ended, in the words that are said of it."""
 
@@ -43,6 +47,9 @@ class Runner:
 
     waits = False
     """Whether a run of all chunks waits for the end of a pause, too."""
+
+    checks: "Sequence[Callable[[Chunk], Checked]]" = ()
+    """What is asked of a chunk after its script has ended well, before it becomes READY."""
 
     def __init__(
         self,
@@ -141,6 +148,8 @@ class Runner:
                 stopped = scripts.has_stopped(ended)
                 if not stopped:  # else it may have been stopped in the middle of a line
                     ended, answer = _with_answer(ended, files)
+                    if self.checks and not ended.code:
+                        ended, answer = self._checked(claim, environment, ended, answer)
         except BaseException as error:
             # The script has ended by now (`Scripts.run` sees to it). Settle the chunk here: else it
             # would wait for the end of its lease, and count as lost.
@@ -198,6 +207,20 @@ class Runner:
         return self._report_status(
             claim, environment, ChunkOutcome(ended.code, status, retry_in, ended.reason, stopped)
         )
+
+    def _checked(
+        self, claim: Claim, environment: JobEnvironment, ended: Ended, answer: ScriptAnswer
+    ) -> tuple[Ended, ScriptAnswer]:
+        """How a script ended with what the checks say of its chunk."""
+        from ..chunk import as_results, failed_checks, open_chunk
+
+        results = as_results(answer.results, environment.plan.outputs)
+        chunk = open_chunk(self.store, claim, environment).with_results(results)
+        asked = tuple(check(chunk) for check in self.checks)
+        answer = answer._replace(results=results, checks=(*answer.checks, *asked))
+        if reason := failed_checks(asked):
+            ended = ended._replace(code=1, reason=reason)
+        return ended, answer
 
     def _tell_end(self, how: str, reason: str = "", trace: Sequence[str] = ()) -> None:
         """Say how the work on a chunk has ended, in the original's words."""
@@ -264,14 +287,15 @@ def run_job(
     workers: int = 1,
     wait: bool = False,
     progress: Tell | None = None,
+    checks: "Sequence[Callable[[Chunk], Checked]]" = (),
 ) -> Outcome:
     """Run a script for the next chunk of a job, or with `all_chunks` until nothing is left.
 
     With `wait`, a pause or a concurrency of 0 doesn't end it. `progress` is told how many chunks
-    are done and how many failed, after each.
+    are done and how many failed, after each. `checks` are asked of each chunk that is made.
     """
     runner = Runner(store, jobid, argv, say=say, environ=environ)
-    runner.waits = wait
+    runner.waits, runner.checks = wait, checks
     return run_chunks(runner, all_chunks=all_chunks, workers=workers, progress=progress)
 
 

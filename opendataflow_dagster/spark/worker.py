@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, suppre
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ..chunk import Checked, Chunk, ChunkFailed, Place, Result, reason_of
+from ..chunk import Checked, Chunk, ChunkFailed, Place, Result, Unpublished, reason_of
 from ..config.settings import Settings
 from ..errors import DataflowError, SessionError, StaleClaim
 from ..formats import format_of
@@ -133,7 +133,9 @@ class SparkWork(Maker):
                 self._make(chunk)
         made, rest = self._made[chunk.generation], self._rest.get(chunk.generation, {})
         results = {name: value for name, value in rest.items() if isinstance(value, Result)}
-        return results | {name: result_of(output.staged) for name, output in made.items()}
+        objects = {name: Unpublished() for name in rest if name not in results}
+        staged = {name: Unpublished(*result_of(output.staged)) for name, output in made.items()}
+        return results | objects | staged
 
     def publish(self, chunk: Chunk) -> dict[str, Result]:
         """Publish what is staged; the claim is confirmed right before each output."""
@@ -461,6 +463,7 @@ def run_spark_job(
     wait: bool = False,
     progress: Tell | None = None,
     session: Callable[[], "SparkSession"] | None = None,
+    checks: Sequence[Check] = (),
 ) -> Outcome:
     """Run a function for the next chunk of a job, or with `all_chunks` until nothing is left.
 
@@ -483,6 +486,7 @@ def run_spark_job(
         batch=batch,
     )
     runner.waits = wait
+    runner.work.checks = [*runner.work.checks, *checks]
     try:
         return run_chunks(
             runner, all_chunks=all_chunks, workers=workers if all_chunks else 1, progress=progress

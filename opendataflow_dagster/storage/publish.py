@@ -4,7 +4,7 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ..chunk import Chunk, Place, Result
+from ..chunk import Chunk, Place, Result, Unpublished
 from ..errors import Refused
 from ..formats import format_of
 from ..formats.csv_options import csv_options
@@ -99,7 +99,10 @@ def publishing(
             if each in chunk.outputs and not (value is None or isinstance(value, Result))
         }
         kept.objects = mine
-        return {each: value for each, value in returned.items() if each not in mine}
+        return {
+            each: Unpublished(rows_of(mine[each])) if each in mine else value
+            for each, value in returned.items()
+        }
 
     def published(chunk: Chunk) -> dict[str, Result]:
         return {
@@ -108,6 +111,13 @@ def publishing(
         }
 
     return computed, published
+
+
+def rows_of(obj: Any) -> int | None:
+    """How many rows an object has that is to be published; None if that isn't known yet."""
+    if hasattr(obj, "num_rows"):  # a table of Arrow
+        return obj.num_rows
+    return len(obj) if hasattr(obj, "columns") and hasattr(obj, "__len__") else None
 
 
 def read(found: Reading, target: Any, kind: str = "pandas") -> Any:

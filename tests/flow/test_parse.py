@@ -314,3 +314,52 @@ def test_the_documents_name_every_key() -> None:
     assert columns == set(DATASET_COLUMNS)
     for key in (*FLOW_KEYS, *JOB_KEYS, *TARGET_KEYS):
         assert f"`{key.name}`" in page or f"`{key.name}: " in page, key.name
+
+
+@pytest.mark.parametrize(
+    ("expect", "why"),
+    [
+        ("{exist: true}", "Did you mean 'exists'?"),
+        ("{exists: false}", "must be true, or be left out"),
+        ("{exists: [true]}", "must be one value"),
+        ("{rows: 3}", "must have keys, of min, max"),
+        ("{rows: {}}", "needs a min or a max"),
+        ("{rows: {min: -1}}", "must be a number from 0, not '-1'"),
+        ("{rows: {min: many}}", "must be a number from 0, not 'many'"),
+        ("{rows: {min: 3, max: 2}}", "has a min of rows above the max"),
+    ],
+)
+def test_what_can_not_be_expected_is_refused_with_its_line(expect: str, why: str) -> None:
+    text = f"flow: x\ndatasets:\n  a:\n    hostname: /a\n    expect: {expect}\n"
+    with pytest.raises(FlowError) as caught:
+        Flow.parse(text + "jobs: {make: {out: a, run: ./x}}\n")
+    assert str(caught.value).startswith("flow.yml:5: ")
+    assert why in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("jobs", "why"),
+    [
+        ("{make: {out: b, run: ./x}}", "no job of this flow writes it"),
+        ("{make: {out: a}}", "job 'make', which writes it, has no run, python or spark"),
+        ("{a: {out: a, pipeline: .}}", "job 'a', which writes it, has no run, python or spark"),
+    ],
+)
+def test_what_nobody_would_ask_for_is_refused(jobs: str, why: str) -> None:
+    with pytest.raises(FlowError, match=r"flow\.yml:2: Dataset 'a' has expect, and ") as caught:
+        Flow.parse(f"flow: x\ndatasets: {{a: {{expect: {{rows: {{min: 1}}}}}}}}\njobs: {jobs}\n")
+    assert why in str(caught.value)
+
+
+def test_what_python_expects_is_checked_alike() -> None:
+    flow = Flow(
+        "x",
+        datasets=[Dataset("a", hostname="/a", expect={"exists": True, "rows": {"max": 3}})],
+        jobs=[Job("make", outputs=["a"], run="./x")],
+    )
+    assert flow.expected("make") == {"a": {"exists": True, "rows": {"max": 3}}}
+    for expect in ({"exists": 1}, {"rows": {"min": True}}, {"rows": 3}, {"checks": []}, [], "x"):
+        with pytest.raises(FlowError, match="expect of dataset 'a'"):
+            Dataset("a", hostname="/a", expect=expect or ["x"])
+    with pytest.raises(FlowError, match="has no place"):
+        Dataset("a", expect={"exists": True})

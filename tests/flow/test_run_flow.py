@@ -14,6 +14,7 @@ from opendataflow_dagster.flow.apply import apply_flow
 from opendataflow_dagster.flow.flow import Flow
 from opendataflow_dagster.pipelines.project import TEMPLATE
 from opendataflow_dagster.store import registry
+from opendataflow_dagster.store.overview import failures
 from opendataflow_dagster.store.store import Store
 from tests.support.store_fixtures import check, put, sql
 
@@ -160,6 +161,62 @@ def test_what_is_wrong_with_a_function_is_said_in_a_line(
     refused = odf("by_hand", code=2)
     assert why in refused.stderr
     assert refused.stderr.count("\n") == 1
+
+
+EXPECTING = """
+flow: shop
+datasets:
+  raw: {}
+  made: {hostname: ./made, expect: {exists: true, rows: {min: 2}}}
+  copy: {hostname: ./copy, format: csv, expect: {exists: true}}
+jobs:
+  make: {in: raw, out: made, run: ./make.sh}
+  copy: {in: made, out: copy, python: jobs.py:copy}
+"""
+
+
+def test_what_the_flow_expects_gates_each_chunk(odf: Odf, store: Store) -> None:
+    Path("flow.yml").write_text(EXPECTING)
+    Path("make.sh").write_text(
+        "#!/bin/sh\nmkdir -p made\n[ $dataid = 1 ] || : > made/$dataid.csv\n"
+        '[ $dataid = 4 ] || echo "{\\"rows\\": $dataid}" >> "$DATAFLOW_RESULT"\n'
+    )
+    Path("make.sh").chmod(0o755)
+    Path("jobs.py").write_text(
+        "def copy(chunk):\n    return None if chunk.dataid == '3' else b'a\\n'\n"
+    )
+    Path("copy").mkdir()
+    apply_flow(store, Flow.load())
+    store.fill()
+    for dataid in "12345":
+        put(store, "raw", dataid)
+
+    done = odf("--all-jobs", "--workers", "2", code=1)
+
+    assert "done 4, failed 3" in done.stderr.splitlines()[-1]
+    why = {
+        (row["jobid"], row["dataid"]): str(row["why"]).replace(os.getcwd(), "")
+        for row in failures(store)
+    }
+    assert (
+        why
+        == {
+            ("make", "1"): (
+                "NOT_VALIDATED: exists: nothing in /made is named after chunk '1'; "
+                "rows: 1, where at least 2 are expected"
+            ),
+            ("make", "4"): "NOT_VALIDATED: rows: nobody has told how many there are",
+            ("copy", "3"): "NOT_VALIDATED: exists: there is no folder /copy",
+        }
+        or why["copy", "3"] == "NOT_VALIDATED: exists: nothing in /copy is named after chunk '3'"
+    )
+    facts = "select datasetid, dataid, validated, checks from chunkfact where validated is not null"
+    validated = {(row[0], row[1]): (bool(row[2]), row[3]) for row in sql(store, facts)}
+    assert validated["made", "2"] == (True, "exists passed; rows passed")
+    assert validated["made", "4"][0] is False
+    assert validated["copy", "5"] == (True, "exists passed")
+    odf("--all", "--job", "make", "./make.sh")  # a script by its path isn't the flow's
+    check(store)
 
 
 def test_all_jobs_are_run_in_the_order_of_their_data(odf: Odf, store: Store) -> None:

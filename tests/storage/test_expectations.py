@@ -1,0 +1,87 @@
+"""What a flow expects of a chunk: where a job has written something, and how many rows."""
+
+import sqlite3
+from pathlib import Path
+
+import pytest
+
+from opendataflow_dagster.chunk import Chunk, Place, Result, Unpublished
+from opendataflow_dagster.model import Claim
+from opendataflow_dagster.storage.expectations import Expectation, expectations_of
+
+
+def chunk(dataid: str = "1", result: Result = Result(), **columns: str) -> Chunk:  # noqa: B008
+    claim = Claim("load", dataid, 7, "me", 1, 60.0, None)
+    place = Place("made", columns, columns.get("hostname"))
+    return Chunk(claim, {}, {"made": place}, {}, {"made": result})
+
+
+def exists(given: Chunk) -> str:
+    [rule] = expectations_of("made", {"exists": True})
+    checked = rule(given)
+    assert checked.passed == (checked.message == "")
+    return checked.message
+
+
+@pytest.mark.parametrize(
+    "name", ["1", "1.csv", "1.txt", "1.csv.gz", "dataid=1", "dataid=1/part-0.csv", "1/x"]
+)
+def test_what_is_named_after_a_chunk_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "made" / name
+    path.parent.mkdir(parents=True)
+    assert "nothing in" in exists(chunk(hostname=str(tmp_path / "made")))
+    path.touch()
+    assert exists(chunk(hostname=str(tmp_path / "made"))) == ""
+    assert exists(chunk(hostname="./made")) == ""
+
+
+@pytest.mark.parametrize("name", ["10", "11.csv", "_1", ".1.csv", "dataid=2/1", "1.d/_odf.json"])
+def test_what_is_named_otherwise_is_not_the_chunk(tmp_path: Path, name: str) -> None:
+    path = tmp_path / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.touch()
+    assert exists(chunk(hostname=str(tmp_path))) == (
+        f"nothing in {tmp_path} is named after chunk '1'"
+    )
+
+
+def test_a_folder_that_is_missing_a_file_that_was_told_and_data_in_hand(tmp_path: Path) -> None:
+    gone = str(tmp_path / "gone")
+    assert exists(chunk(hostname=gone)) == f"there is no folder {gone}"
+    told = Result(location=str(tmp_path / "elsewhere.csv"))
+    assert exists(chunk(hostname=gone, result=told)) == f"{tmp_path}/elsewhere.csv isn't there"
+    (tmp_path / "elsewhere.csv").touch()
+    assert exists(chunk(hostname=gone, result=told)) == ""
+    assert exists(chunk(hostname=gone, result=Unpublished())) == ""
+    assert "can't be asked of s3a://b/x" in exists(chunk(hostname="s3a://b/x", format="parquet"))
+    assert exists(chunk(hostname=gone, format="nosuch")).startswith("it can't be told: ")
+
+
+def test_a_table_has_a_row_of_the_chunk(tmp_path: Path) -> None:
+    place = {"hostname": str(tmp_path / "x.db"), "tablename": "made", "format": "sqlite"}
+    with sqlite3.connect(tmp_path / "x.db") as connection:
+        connection.execute("create table made (dataid text, n integer)")
+        connection.execute("insert into made values ('2', 5)")
+    connection.close()
+    assert exists(chunk("2", chunkcolumn="dataid", **place)) == ""
+    assert "has no row of chunk '1'" in exists(chunk("1", chunkcolumn="dataid", **place))
+
+
+@pytest.mark.parametrize(
+    ("rows", "span", "fault"),
+    [
+        (5, (1, None), ""),
+        (0, (1, None), "0, where at least 1 are expected"),
+        (5, (None, 4), "5, where at most 4 are expected"),
+        (12345, (1, 9999), "12,345, where 1 to 9,999 are expected"),
+        (1, (1, 1), ""),
+        (None, (1, None), "nobody has told how many there are"),
+    ],
+)
+def test_rows_are_counted(rows: int | None, span: tuple, fault: str) -> None:
+    least, most = span
+    checked = Expectation("made", "rows", least, most)(chunk(result=Result(rows)))
+    assert (checked.passed, checked.message) == (not fault, fault)
