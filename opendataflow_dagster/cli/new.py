@@ -159,6 +159,8 @@ def template(kind: str, name: str) -> dict[Path, str]:
             if path.is_file() and "__pycache__" not in path.parts:
                 place = str(path.relative_to(TEMPLATES / part)).replace("dot_", ".")
                 files[Path(place)] = path.read_text(encoding="utf-8")
+    if kind == DAGSTER:  # not jobs.py: a project of Dagster may have one
+        files[Path("flow_jobs.py")] = (TEMPLATES / PYTHON / "jobs.py").read_text(encoding="utf-8")
     requirements = f'"opendataflow-dagster{EXTRAS[kind]}" pytest'
     for path, text in files.items():
         text = text.replace('"PROJECT"', _quoted(name))

@@ -101,6 +101,8 @@ def build_definitions(
         pyspark=pyspark is not None,
         command=code.command if code else "",
     )
+    if code is not None:
+        runners.expect(code.flow)
     runners.add_given(given, functions or {}, scripts, chosen)
     if code is not None:
         runners.add_flow(code.flow, chosen)

@@ -11,6 +11,7 @@ from ..errors import FlowError, WrongUse
 from ..flow.flow import Flow, Job
 from ..runner.script import CannotStart, check
 from ..spark.job import as_spark_job, function_in, is_spark_function
+from ..storage.expectations import expectations_of
 from ..store.catalog import Catalog
 from ..util.text import did_you_mean, printable
 from .assets import DECLARED, DeclaredAssets, dataflow_assets, script_assets
@@ -56,6 +57,7 @@ class JobRunners:
         self.left_out: dict[str, str] = {}
         """Job → the line of why nothing runs it here: it isn't registered."""
         self._checks, self._checked = list(checks), set[str]()
+        self._expected: list[ChunkCheck] = []
         self._keys: dict[dg.AssetKey, str] = {}
         for datasetid in catalog.datasets:
             other = self._keys.setdefault(translator.asset_key(datasetid), datasetid)
@@ -101,6 +103,14 @@ class JobRunners:
             jobid = self._job_of(given)
             if jobid is not None:
                 self._take(jobid, given, "the assets of @dataflow_assets")
+
+    def expect(self, flow: Flow) -> None:
+        """Take what a flow expects of datasets: checks of whatever makes them here."""
+        for dataset in flow.datasets:
+            for rule in expectations_of(dataset.datasetid, dataset.expect):
+                self._expected.append(
+                    ChunkCheck(rule.name, rule, rule.datasetid, True, rule.meaning)
+                )
 
     def add_flow(self, flow: Flow, chosen: Collection[str] | None) -> None:
         """Take what a flow says of its jobs, except for those that the call has given already."""
@@ -241,7 +251,7 @@ class JobRunners:
         outputs = self.catalog.jobs[jobid].outputs
         found = [check for check in self._checks if check.dataset in outputs]
         self._checked.update(check.name for check in found)
-        return found
+        return [*found, *(check for check in self._expected if check.dataset in outputs)]
 
     def _is_registered(self, jobid: str, by: str) -> bool:
         """Whether a job can be an asset; one that can't costs a line, not the location."""

@@ -217,7 +217,6 @@ def test_a_dagster_project_gets_a_module_beside_its_own(name: str, text: str, ho
         "flow.yml",
         "flow.schema.json",
         "flow_jobs.py",
-        "jobs/report.sh",
         "tests/test_flow.py",
         "README.md",
         ".gitignore",

@@ -18,12 +18,14 @@ from opendataflow_dagster import (
     Dataset,
     Flow,
     Job,
+    Result,
     build_definitions,
     dataflow_assets,
     dataflow_check,
 )
 from opendataflow_dagster.cli.app import app
 from opendataflow_dagster.errors import FlowError, WrongUse
+from opendataflow_dagster.flow.apply import apply_flow
 from opendataflow_dagster.flow.plan import plan_flow
 from opendataflow_dagster.store.opening import open_store
 from opendataflow_dagster.store.store import Store
@@ -293,6 +295,45 @@ def test_the_sensor_and_a_run_tell_what_the_tables_lack(
     assert run(defs, instance, "checked", "2") == (True, "")
     assert Path("made.txt").read_text() == "--strict 2\n"
     assert status(tables, "checked", "2", "check") == "READY"
+
+
+def test_what_the_flow_expects_are_checks_that_gate_each_chunk(
+    folder: Path, tables: Store, instance: dg.DagsterInstance
+) -> None:
+    (folder / "flow.yml").write_text(
+        "flow: shop\ndatasets:\n"
+        "  checked: {hostname: ./checked, expect: {exists: true}}\n"
+        "  sums: {hostname: ./sums, format: csv, expect: {exists: true}}\n"
+        "  more: {expect: {rows: {min: 2}}}\n"
+        "jobs:\n"
+        "  check: {in: [sales], out: [checked], run: ./check.sh x}\n"
+        "  sum: {in: [sales], out: [sums], python: jobs.py:total}\n"
+        "  given: {in: [sales], out: [more], python: jobs.py:total}\n"
+    )
+    apply_flow(tables, Flow.load("flow.yml"))
+    tables.fill()
+    for dataid in "12":
+        put(tables, "sales", dataid)
+    defs = build_definitions(
+        flow="flow.yml", functions={"given": lambda chunk: Result(rows=int(chunk.dataid))}
+    )
+
+    graph = defs.resolve_asset_graph()
+    assert {(key.asset_key.to_user_string(), key.name) for key in graph.asset_check_keys} == {
+        ("checked", "exists"),
+        ("sums", "exists"),
+        ("more", "rows"),
+    }
+    ok, why = run(defs, instance, "checked", "1")
+    assert (ok, status(tables, "checked", "1", "check")) == (False, "FAILED")
+    assert f"NOT_VALIDATED: exists: there is no folder {folder}/checked" in why
+    (folder / "checked").mkdir()
+    (folder / "checked" / "2.csv").touch()
+    assert run(defs, instance, "checked", "2") == (True, "")
+    assert run(defs, instance, "sums", "1") == (True, "")
+    assert "rows: 1, where at least 2 are expected" in run(defs, instance, "more", "1")[1]
+    assert run(defs, instance, "more", "2") == (True, "")
+    assert status(tables, "more", "2", "given") == "READY"
 
 
 def test_with_apply_the_first_tick_adds_and_changes_nothing(
