@@ -15,10 +15,11 @@ from ..runner.host_jobs import ChunksFailed, HostJob, Step
 from ..runner.run import Runner
 from ..runner.script import Scripts
 from ..runner.work import Workshop
+from ..storage.expectations import Expectation
 from ..store.opening import open_configured
 from ..store.store import WORK_VARIABLE, Store
 from ..util.text import first_line, typed
-from .run_flow import OWN, script_of, without_script
+from .run_flow import OWN, expectations, script_of, without_script
 from .work_report import Board, JsonLines, Report
 
 FILE_CHECK_SECONDS = 2.0
@@ -105,7 +106,7 @@ class FlowJobs:
         self.store, self.report, self.config = store, report, config
         self._seen = _stamp()
         self._look_at = 0.0
-        self._known: dict[str, tuple[Job, HostJob]] = {}
+        self._known: dict[str, tuple[Job, list[Expectation], HostJob]] = {}
         self._left_out: set[str] = set()
 
     def jobs_of(self, flow: Flow) -> list[HostJob]:
@@ -117,7 +118,7 @@ class FlowJobs:
             elif not (job.run or job.python or job.spark or job.pipeline):
                 self._leave_out(job, str(without_script(job)))
             else:
-                jobs.append(self._host_job(job))
+                jobs.append(self._host_job(job, expectations(flow, job)))
                 if flaw := self.store.plan(job.jobid).flaw:
                     self._leave_out(job, f"{flaw}. Run: odf apply", "trouble")
         return jobs
@@ -145,28 +146,30 @@ class FlowJobs:
             self._left_out.add(told)
             self.report.event(event, job=job.jobid, why=why)
 
-    def _host_job(self, job: Job) -> HostJob:
+    def _host_job(self, job: Job, rules: list[Expectation]) -> HostJob:
         """What runs a job; the same one as before if nothing has changed."""
-        before, known = self._known.get(job.jobid, (None, None))
-        if known is None or before != job:
+        *before, known = self._known.get(job.jobid, (None, None, None))
+        if known is None or before != [job, rules]:
             known = HostJob(
                 job.jobid,
-                lambda: self._step_of(job),
+                lambda: self._step_of(job, rules),
                 reads_today="today" in job.inputs,
                 is_shared=job.runs_in is None,
                 is_alone=job.run is None,
                 begins_runs=job.pipeline is not None,
             )
-            self._known[job.jobid] = (job, known)
+            self._known[job.jobid] = (job, rules, known)
         return known
 
-    def _step_of(self, job: Job) -> Step:
+    def _step_of(self, job: Job, rules: list[Expectation]) -> Step:
         say = self.report.say_of(job.jobid)
         if job.run is None:
             config = [] if self.config is None else ["--config", self.config]
             python = [sys.executable, "-m", f"{__package__}"]
             return _program([*python, "run", *config, "--all", job.jobid])
-        return _claimer(ScriptRunner(self.store, job.jobid, script_of(job), say=say))
+        runner = ScriptRunner(self.store, job.jobid, script_of(job), say=say)
+        runner.checks = rules
+        return _claimer(runner)
 
 
 class ScriptRunner(Runner):

@@ -199,6 +199,26 @@ def test_the_flow_is_read_again_when_it_changes(url: str, store: Store, write_fl
         host.wait_for("ended", job="more", dataid="2")
 
 
+def test_what_the_flow_expects_is_asked_and_read_again(
+    url: str, store: Store, write_flow: Write
+) -> None:
+    expecting = (
+        "flow: shop\ndatasets: {raw: {}, a: {hostname: ./made, expect: {exists: true}}}\n"
+        "jobs: {first: {in: raw, out: a, run: ./log.sh 1}}\n"
+    )
+    Path("made").mkdir()
+    write_flow(expecting)
+    put(store, "raw", "1")
+    with WorkHost(url) as host:
+        host.wait_for("ended", job="first", dataid="1")
+        assert status(store, "a", "1", "first") == "FAILED"
+        write_flow(expecting.replace(", expect: {exists: true}", ""))
+        host.wait_for("reloaded")
+        put(store, "raw", "2")
+        host.wait_for("ended", job="first", dataid="2")
+    assert status(store, "a", "2", "first") == "READY"
+
+
 def test_a_script_that_is_not_there_costs_its_own_job_alone(
     url: str, store: Store, write_flow: Write
 ) -> None:

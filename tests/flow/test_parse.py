@@ -18,7 +18,13 @@ from opendataflow_dagster import Dataset, Flow, Job
 from opendataflow_dagster.cli.app import app
 from opendataflow_dagster.errors import FlowError, WrongUse
 from opendataflow_dagster.flow.flow import escape, expand
-from opendataflow_dagster.flow.keys import DATASET_KEYS, FLOW_KEYS, JOB_KEYS, TARGET_KEYS
+from opendataflow_dagster.flow.keys import (
+    DATASET_KEYS,
+    EXPECT_KEYS,
+    FLOW_KEYS,
+    JOB_KEYS,
+    TARGET_KEYS,
+)
 from opendataflow_dagster.flow.schema import json_schema, schema_text
 from opendataflow_dagster.model import DATASET_COLUMNS
 
@@ -310,9 +316,9 @@ def test_the_example_of_the_documents_is_a_flow() -> None:
 
 def test_the_documents_name_every_key() -> None:
     page = (Path(__file__).parents[2] / "docs" / "flow.md").read_text()
-    columns = {key.name for key in DATASET_KEYS} - {"password", "description", "owners", "tags"}
-    assert columns == set(DATASET_COLUMNS)
-    for key in (*FLOW_KEYS, *JOB_KEYS, *TARGET_KEYS):
+    ours = {"password", "expect", "description", "owners", "tags"}
+    assert {key.name for key in DATASET_KEYS} - ours == set(DATASET_COLUMNS)
+    for key in (*FLOW_KEYS, *JOB_KEYS, *TARGET_KEYS, *EXPECT_KEYS):
         assert f"`{key.name}`" in page or f"`{key.name}: " in page, key.name
 
 

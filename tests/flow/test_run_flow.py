@@ -193,7 +193,7 @@ def test_what_the_flow_expects_gates_each_chunk(odf: Odf, store: Store) -> None:
 
     done = odf("--all-jobs", "--workers", "2", code=1)
 
-    assert "done 4, failed 3" in done.stderr.splitlines()[-1]
+    assert "done 5, failed 3" in done.stderr.splitlines()[-1]
     why = {
         (row["jobid"], row["dataid"]): str(row["why"]).replace(os.getcwd(), "")
         for row in failures(store)
