@@ -52,6 +52,13 @@ def test_a_wheel_built_from_the_sdist_carries_the_sql_and_the_commands(wheel: Pa
     files = {str(path.relative_to(ROOT)) for path in ROOT.glob("sql/**/*.sql")}
     assert files, "sql/ is empty"
     assert {f"opendataflow_dagster/{name}" for name in files} <= names
+    templates = {
+        str(path.relative_to(ROOT))
+        for path in (ROOT / "opendataflow_dagster" / "cli" / "new_project").rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts
+    }
+    assert len(templates) > 20
+    assert templates <= names
     assert "opendataflow_dagster/py.typed" in names
     assert not [name for name in names if name.startswith(("tests/", "sql/", "benchmarks/"))]
     assert {line.split(" = ")[0] for line in commands.splitlines()} >= {"odf", "RunJob", "ForceJob"}

@@ -3,6 +3,7 @@
 import threading
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 
 import pytest
@@ -226,6 +227,23 @@ def test_what_failed_of_all_jobs_by_time_by_name_and_with_what_lies_below(load: 
     chunks = dict.fromkeys((move.jobid, move.dataid) for move in below.moves)
     assert list(chunks) == [("load", "1"), ("again", "1"), ("again", "2")]
     assert below.left == []
+    check(load)
+
+
+def test_of_two_at_once_each_failure_is_resubmitted_by_one(load: Store) -> None:
+    register(load, "again", ["b"], ["d"])
+    done(load, "load", "1", "2", "3")
+    failed(load, "again", "1", "2", "3")
+    start = threading.Barrier(2)
+
+    def resubmit(who: str) -> int:
+        start.wait()
+        return operations.resubmit(load, None, failed=True, who=who).chunks
+
+    with ThreadPoolExecutor(2) as pool:
+        assert sorted(pool.map(resubmit, ["ann", "bob"])) == [0, 3]
+    signed = "select count(*), count(distinct who) from dataevent where status_after = 'RESUBMIT'"
+    assert sql(load, signed) == [(3, 1)]
     check(load)
 
 
