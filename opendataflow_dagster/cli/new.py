@@ -94,22 +94,25 @@ def new(project: str, kind: str | None) -> None:
         added = add_files(folder, kind)
     for note in added.todo:
         click.echo(note, err=True)
-    if is_here and added.there:
-        _tell_added(folder, added)
+    if is_here:
+        _tell_added(folder, added, NEXT[kind])
         return
     there = f"./{project}" if project.startswith("-") else project
-    go = "" if is_here else f"{typed('cd', there)} && "
+    files = count_of(len(added.written), "file")
     click.echo(
-        f"{printable(project)} has {count_of(len(added.written), 'file')}. Next: {go}{NEXT[kind]}",
-        err=True,
+        f"{printable(project)} has {files}. Next: {typed('cd', there)} && {NEXT[kind]}", err=True
     )
 
 
-def _tell_added(folder: Path, added: Added) -> None:
+def _tell_added(folder: Path, added: Added, next_command: str) -> None:
     for path in added.written:
         click.echo(f"+ {printable(str(path.relative_to(folder)))}")
-    what = f"{count_of(len(added.written), 'file')} added" if added.written else "Nothing to add"
-    click.echo(f"{what}; {count_of(len(added.there), 'file')} left as they were.", err=True)
+    left = f"; {count_of(len(added.there), 'file')} left as they were" if added.there else ""
+    if added.written:
+        files = count_of(len(added.written), "file")
+        click.echo(f"{files} added{left}. Next: {next_command}", err=True)
+    else:
+        click.echo(f"Nothing to add{left}.", err=True)
 
 
 def new_pipelines(folder: Path) -> Added:
