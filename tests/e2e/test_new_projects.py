@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
 
@@ -46,8 +47,24 @@ def test_the_kind_pipeline() -> None:
 
 
 DEVELOP = "dagster dev"
+MODULES = ("definitions", "flow_jobs", "mine")
 
 
+@pytest.fixture
+def imports(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Modules of a new project are imported from its folder, and forgotten."""
+
+    def forget() -> None:
+        for name in [name for name in sys.modules if name.partition(".")[0] in MODULES]:
+            del sys.modules[name]
+
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    forget()
+    yield
+    forget()
+
+
+@pytest.mark.usefixtures("imports")
 def test_the_kind_dagster(monkeypatch: pytest.MonkeyPatch) -> None:
     odf("new", "my shop", "--kind", "dagster")
     lines = play(Path("my shop"), skip=lambda line: line == DEVELOP)
@@ -55,8 +72,6 @@ def test_the_kind_dagster(monkeypatch: pytest.MonkeyPatch) -> None:
     assert lines.index(DEVELOP) == 2
     monkeypatch.chdir("my shop")
     monkeypatch.syspath_prepend(str(Path.cwd()))
-    for module in ("definitions", "flow_jobs"):
-        monkeypatch.delitem(sys.modules, module, raising=False)
     defs = import_module("definitions").defs
     with dg.DagsterInstance.ephemeral() as instance:
         requests = launched(defs, instance)
@@ -72,8 +87,6 @@ def test_the_kind_dagster(monkeypatch: pytest.MonkeyPatch) -> None:
     assert report.read_text() == "shop,cents\nnorth,875\nsouth,1120\n"
     assert "report" in ready_chunks(".")
     DataflowResource().store.close()
-    for module in ("definitions", "flow_jobs"):
-        monkeypatch.delitem(sys.modules, module)
 
 
 def launched(defs: dg.Definitions, instance: dg.DagsterInstance) -> list[dg.RunRequest]:
@@ -109,6 +122,7 @@ def defs():
 """
 
 
+@pytest.mark.usefixtures("imports")
 def test_a_project_of_dg_finds_the_flow_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     package = Path("my project/src/mine")
     (package / "defs").mkdir(parents=True)
@@ -123,5 +137,3 @@ def test_a_project_of_dg_finds_the_flow_by_itself(monkeypatch: pytest.MonkeyPatc
     keys = import_module("mine.definitions").defs().resolve_asset_graph().get_all_asset_keys()
     assert {key.to_user_string() for key in keys} == {"own", "sales", "checked", "report"}
     DataflowResource().store.close()
-    for module in [name for name in sys.modules if name == "flow_jobs" or name.startswith("mine")]:
-        monkeypatch.delitem(sys.modules, module)
