@@ -181,7 +181,7 @@ class _Output:
         environment, _ = self.store.db.insist(
             lambda: job_environment(self.store, plan, secrets=False)
         )
-        owner = new_owner()
+        owner = f"{new_owner()} of run {runid}"  # history tells which run it was
 
         def claim() -> list[Claim]:
             return self.store.claim_or_recover(self.jobid, owner=owner, only=dataid, runid=runid)

@@ -21,7 +21,7 @@ from ..runner.heartbeat import Pulse
 from ..store.item_folding import fold_age, fold_items, tidy
 from ..store.items import has_token
 from ..store.runs import settle_run
-from ..store.store import Store, new_owner
+from ..store.store import ITEM_WORKER, Store, new_owner
 from ..util.system import try_lock
 from ..util.text import first_line, printable, typed
 from .deployment import Current
@@ -212,7 +212,7 @@ def serve_items(settings: Settings, project: Project, folder: Path, *, say: Say)
     )
     engine.start()
     current = Current(store, project, say=say, folder=folder)
-    with Pulse(store, new_owner(), lease=LEASE_SECONDS, say=say) as pulse:
+    with Pulse(store, new_owner() + ITEM_WORKER, lease=LEASE_SECONDS, say=say) as pulse:
         consumer = Consumer(
             store, current, engine, pulse, runid=runid, is_alive=engine.is_alive, say=say
         )

@@ -76,7 +76,7 @@ def _interrupt(store: Store, claim: Claim, stop: Stop) -> Status | None:
         why, status = stop.why, HOLD if stop.hold else RESUBMIT
         if count >= MAX_INTERRUPTIONS and not stop.hold:
             why, status = f"{why}: interruption {count} in a row, so it is on HOLD", HOLD
-        db.run("context.sign", who=claim.owner, why=tidy(why), act="finish")
+        db.sign(who=claim.owner, why=tidy(why), act="finish")
         return status if store.settle_outputs(claim, status) else None
 
 

@@ -311,6 +311,10 @@ class Database:
         raise NotImplementedError
         yield
 
+    def sign(self, *, who: str, why: str, act: str) -> None:
+        """Tell the triggers who writes from here on in the transaction, and why."""
+        raise NotImplementedError
+
     @contextmanager
     def reading(self) -> Iterator[None]:
         """One transaction that sees one state of the tables, and can't write."""

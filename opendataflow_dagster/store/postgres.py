@@ -16,7 +16,7 @@ from ..errors import NoDatabase
 from ..ids import natural_key
 from ..model import Claim, Fact, Failure
 from .database import SQL_FOLDER, Database, created_names, no_tables
-from .store import ClaimRequest, InputChanges, OutputCounts, Store
+from .store import ClaimRequest, InputChanges, OutputCounts, Store, execution_of
 
 _PARAMETER = re.compile(r"(?<![:\w]):([a-z_]+)")
 
@@ -254,8 +254,12 @@ class PostgresDatabase(Database):
     def transaction(self, *, who: str = "", why: str = "", act: str = "") -> Iterator[None]:
         with self._begun():
             if who or why or act:
-                self.run("context.sign", who=who, why=why, act=act)
+                self.sign(who=who, why=why, act=act)
             yield
+
+    def sign(self, *, who: str, why: str, act: str) -> None:
+        execution = execution_of(who, act)
+        self.run("context.sign", who=who, why=why, act=act, execution=execution)
 
     @contextmanager
     def reading(self) -> Iterator[None]:
@@ -324,7 +328,13 @@ class PostgresStore(Store):
                 self.db.run("claims.lock_dial", jobid=jobid)
             if only is not None:
                 self.db.run("claims.judge", jobid=jobid, dataid=only)
-            rows = self.db.run("claims.claim", **request._asdict(), skip=skip, version=self.version)
+            rows = self.db.run(
+                "claims.claim",
+                **request._asdict(),
+                skip=skip,
+                version=self.version,
+                execution=execution_of(request.owner, "claim"),
+            )
         self._untidy += len(rows)
         if len(rows) > 1:
             rows.sort(key=lambda row: (row[5], natural_key(row[0]), row[0]))
@@ -371,6 +381,7 @@ class PostgresStore(Store):
             "claims.finish",
             jobid=claims[0].jobid,
             owner=claims[0].owner,
+            execution=execution_of(claims[0].owner),
             facts=recorded,
             dataids=[claim.dataid for claim in claims],
             generations=[claim.generation for claim in claims],
@@ -386,6 +397,7 @@ class PostgresStore(Store):
             dataid=claim.dataid,
             generation=claim.generation,
             owner=claim.owner,
+            execution=execution_of(claim.owner),
             why=why,
             may_retry=may_retry,
         )

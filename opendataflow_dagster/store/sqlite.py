@@ -13,7 +13,7 @@ from ..ids import natural_key
 from ..model import FAILED, RESUBMIT, Claim, Fact, Failure, Plan, effect
 from ..util.system import try_lock
 from .database import Database, no_tables
-from .store import ClaimRequest, InputChanges, OutputCounts, Store
+from .store import ClaimRequest, InputChanges, OutputCounts, Store, execution_of
 
 BUSY_TIMEOUT_SECONDS = 60.0
 """Seconds to wait for another writer's turn to end."""
@@ -125,7 +125,7 @@ class SqliteDatabase(Database):
         try:
             signed = bool(who or why or act)
             if signed:
-                self.run("context.sign", act=act, who=who or None, why=why or None)
+                self.sign(who=who, why=why, act=act)
             yield
             if signed:
                 self.run("context.clear")
@@ -134,6 +134,10 @@ class SqliteDatabase(Database):
             if connection.in_transaction:
                 connection.rollback()
             raise
+
+    def sign(self, *, who: str, why: str, act: str) -> None:
+        execution = execution_of(who, act) or None
+        self.run("context.sign", act=act, who=who or None, why=why or None, execution=execution)
 
     def _begin(self, connection: sqlite3.Connection) -> None:
         """Wait for this writer's turn, as long as `BUSY_TIMEOUT_SECONDS`.

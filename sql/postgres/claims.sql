@@ -3,6 +3,7 @@
 -- It waits for nobody's row locks: :skip passes over chunks that somebody keeps locked.
 with dial as materialized (
     select set_config('dataflow.who', :owner, true), set_config('dataflow.act', 'claim', true),
+           set_config('dataflow.execution', :execution, true),
            set_config('lock_timeout', '200ms', true),
            set_config('dataflow.filling', case when f.jobid is null then 'no' else '' end, true),
            coalesce(p.lease_seconds, :lease) as lease, p.time_limit,
@@ -109,6 +110,7 @@ select judge(array[cast(:jobid as text)], array[cast(:dataid as text)]);
 -- very chunk could be the victim of a deadlock.
 with stamp as materialized (
     select set_config('dataflow.who', :owner, true) as who, set_config('dataflow.act', 'finish', true) as act,
+           set_config('dataflow.execution', :execution, true) as execution,
            set_config('dataflow.why', :why, true) as why, set_config('lock_timeout', '200ms', true) as patience,
            set_config('dataflow.compare', :compare, true) as compare
 ),
@@ -171,6 +173,7 @@ for share of o;
 -- End a claim badly: FAILED, or RESUBMIT when the job's policy grants another attempt without delay.
 with stamp as materialized (
     select set_config('dataflow.who', :owner, true) as who, set_config('dataflow.act', 'finish', true) as act,
+           set_config('dataflow.execution', :execution, true) as execution,
            set_config('dataflow.why', :why, true) as why, set_config('lock_timeout', '200ms', true) as patience
 ),
 verdict as materialized (

@@ -3,4 +3,4 @@
 -- person keeps locked, to try again: else the person could be the victim of a deadlock.
 select set_config('lock_timeout', case when :act = 'finish' then '200ms' else current_setting('lock_timeout') end, true),
        set_config('dataflow.who', :who, true), set_config('dataflow.why', :why, true),
-       set_config('dataflow.act', :act, true);
+       set_config('dataflow.act', :act, true), set_config('dataflow.execution', :execution, true);

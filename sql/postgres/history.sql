@@ -1,6 +1,6 @@
 -- name: after
 -- The next rows of the log that can't change any more: those of transactions older than all that run.
-select seq, at, datasetid, jobid, dataid, locktype, status_before, status_after, generation, who, why,
+select seq, at, datasetid, jobid, dataid, locktype, status_before, status_after, generation, who, why, null, execution,
        cast(xid as text) as transaction
 from dataevent e
 where e.xid < pg_snapshot_xmin(pg_current_snapshot())

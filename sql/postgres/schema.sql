@@ -89,16 +89,19 @@ create table if not exists fill (
     datasetid text not null default '', producer text not null default '', dataid text not null default ''
 );
 
+-- `execution`: what made the change, such as one `odf run`; only changes of outputs have it.
 create table if not exists dataevent (
     seq bigint generated always as identity,
     at timestamptz not null default clock_timestamp(),
     datasetid text, jobid text, dataid text, locktype text,
     status_before text, status_after text, generation bigint, who text, why text,
-    xid xid8 not null default pg_current_xact_id()
+    xid xid8 not null default pg_current_xact_id(),
+    execution text
 );
 create unique index if not exists dataevent_in_order on dataevent (xid, seq);
 create index if not exists dataevent_by_chunk on dataevent (dataid, datasetid);
 create index if not exists dataevent_of_failures on dataevent (jobid, dataid) where status_after = 'FAILED';
+create index if not exists dataevent_by_execution on dataevent (execution, jobid) where execution is not null;
 
 -- What each transformation of a pipeline's run did, told for people: nothing is decided by it.
 create table if not exists pipelinestep (

@@ -385,6 +385,19 @@ $$;
 create or replace function reason() returns text language sql stable as $$
     select nullif(current_setting('dataflow.why', true), '')
 $$;
+-- Which execution a change of an output belongs to: the one that signs it; or else, the one that had the chunk RUNNING,
+-- whoever settles it; or else this transaction, with the second of its beginning, since a server that the tables are
+-- moved to gives the same numbers again.
+create or replace function execution(before text, datasetid text, jobid text, dataid text) returns text
+language sql stable as $$
+    select coalesce(
+        nullif(current_setting('dataflow.execution', true), ''),
+        case when before = 'RUNNING' then (
+            select e.execution from dataevent e
+            where e.dataid = $4 and e.datasetid = $2 and e.jobid = $3 and e.locktype = 'OUT' and e.status_after = 'RUNNING'
+            order by e.xid desc, e.seq desc limit 1) end,
+        'xid:' || pg_current_xact_id() || ':' || cast(extract(epoch from now()) as bigint))
+$$;
 
 -- What others declare READY (the Java program, a person) gets a number, so that it can be told from what was
 -- there before. A chunk that was held and is released keeps the number that it was published with.
@@ -503,8 +516,10 @@ declare
     first_seq bigint;
 begin
     with logged as (
-        insert into dataevent (datasetid, jobid, dataid, locktype, status_after, generation, who, why)
-        select datasetid, jobid, dataid, locktype, status, generation, author(), reason() from newrows
+        insert into dataevent (datasetid, jobid, dataid, locktype, status_after, generation, who, why, execution)
+        select datasetid, jobid, dataid, locktype, status, generation, author(), reason(),
+               case when locktype = 'OUT' then execution('', datasetid, jobid, dataid) end
+        from newrows
         returning seq)
     select min(seq) into first_seq from logged;
     if act() = '' then
@@ -534,8 +549,10 @@ begin
         return null;
     end if;
     with logged as (
-        insert into dataevent (datasetid, jobid, dataid, locktype, status_before, generation, who, why)
-        select datasetid, jobid, dataid, locktype, status, generation, author(), reason() from oldrows
+        insert into dataevent (datasetid, jobid, dataid, locktype, status_before, generation, who, why, execution)
+        select datasetid, jobid, dataid, locktype, status, generation, author(), reason(),
+               case when locktype = 'OUT' then execution(status, datasetid, jobid, dataid) end
+        from oldrows
         returning seq)
     select min(seq) into first_seq from logged;
     if first_seq is null then
@@ -570,9 +587,10 @@ begin
     end if;
     with logged as (
         insert into dataevent
-            (datasetid, jobid, dataid, locktype, status_before, status_after, generation, who, why)
+            (datasetid, jobid, dataid, locktype, status_before, status_after, generation, who, why, execution)
         select datasetid, jobid, dataid, locktype, o.status, n.status,
-               coalesce(n.generation, o.generation), author(), reason()
+               coalesce(n.generation, o.generation), author(), reason(),
+               case when locktype = 'OUT' then execution(o.status, datasetid, jobid, dataid) end
         from oldrows o full join newrows n using (datasetid, jobid, dataid, locktype)
         where o.status is distinct from n.status
         returning seq)
@@ -610,8 +628,10 @@ language plpgsql security definer
 set search_path from current
 as $$
 begin
-    insert into dataevent (datasetid, jobid, dataid, locktype, status_before, generation, who, why)
-    select datasetid, jobid, dataid, locktype, status, generation, session_user, 'truncate' from datastatus;
+    insert into dataevent (datasetid, jobid, dataid, locktype, status_before, generation, who, why, execution)
+    select datasetid, jobid, dataid, locktype, status, generation, session_user, 'truncate',
+           case when locktype = 'OUT' then execution(status, datasetid, jobid, dataid) end
+    from datastatus;
     delete from pending;
     delete from claim;
     return null;

@@ -29,7 +29,7 @@ order by seq;
 
 -- name: after
 -- The next rows of the log: one writer at a time makes `seq` the order of commits.
-select seq, at, datasetid, jobid, dataid, locktype, status_before, status_after, generation, who, why
+select seq, at, datasetid, jobid, dataid, locktype, status_before, status_after, generation, who, why, null, execution
 from dataevent where seq > :seq order by seq limit :limit;
 
 -- name: end

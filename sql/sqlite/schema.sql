@@ -79,14 +79,17 @@ create table if not exists fill (
     datasetid text not null default '', producer text not null default '', dataid text not null default ''
 ) without rowid;
 
+-- `execution`: what made the change, such as one `odf run`; only changes of outputs have it.
 create table if not exists dataevent (
     seq integer primary key autoincrement,
     at text not null default (strftime('%Y-%m-%d %H:%M:%f', 'now')),
     datasetid text, jobid text, dataid text, locktype text,
-    status_before text, status_after text, generation integer, who text, why text
+    status_before text, status_after text, generation integer, who text, why text,
+    execution text
 );
 create index if not exists dataevent_by_chunk on dataevent (dataid, datasetid);
 create index if not exists dataevent_of_failures on dataevent (jobid, dataid) where status_after = 'FAILED';
+create index if not exists dataevent_by_execution on dataevent (execution, jobid) where execution is not null;
 
 -- What each transformation of a pipeline's run did, told for people: nothing is decided by it.
 create table if not exists pipelinestep (
@@ -166,5 +169,5 @@ insert into dataflow_meta (name, value) values ('oldest_client', '3') on conflic
 insert into dataflow_meta (name, value) values ('store', lower(hex(randomblob(16)))) on conflict (name) do nothing;
 
 -- Who is writing and why: set at the start of each of our transactions and cleared at its end.
-create table if not exists dataflow_context (act text not null, who text, why text);
+create table if not exists dataflow_context (act text not null, who text, why text, execution text);
 insert into dataflow_context (act) select '' where not exists (select 1 from dataflow_context);

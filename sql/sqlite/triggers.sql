@@ -261,8 +261,9 @@ create view replaced as select null as datasetid, null as jobid, null as dataid 
 create trigger replaced_row instead of insert on replaced
 when (select act from dataflow_context) = ''
 begin
-    insert into dataevent (datasetid, jobid, dataid, locktype, status_before, generation, who, why)
-    select e.datasetid, e.jobid, e.dataid, e.locktype, e.status_after, e.generation, coalesce(c.who, 'sql'), c.why
+    insert into dataevent (datasetid, jobid, dataid, locktype, status_before, generation, who, why, execution)
+    select e.datasetid, e.jobid, e.dataid, e.locktype, e.status_after, e.generation, coalesce(c.who, 'sql'), c.why,
+           case when e.status_after = 'RUNNING' then e.execution end
     from dataflow_context c join dataevent e on e.seq = (
         select max(seq) from dataevent
         where dataid = new.dataid and datasetid = new.datasetid and jobid = new.jobid)
@@ -275,22 +276,30 @@ drop trigger if exists datastatus_inserted;
 create trigger datastatus_inserted after insert on datastatus begin
     insert into replaced values (new.datasetid, new.jobid, new.dataid);
     insert into numbered values (new.datasetid, new.jobid, new.dataid, new.locktype, new.status, false);
-    insert into dataevent (datasetid, jobid, dataid, locktype, status_after, generation, who, why)
+    insert into dataevent (datasetid, jobid, dataid, locktype, status_after, generation, who, why, execution)
     values (new.datasetid, new.jobid, new.dataid, new.locktype, new.status,
             case when new.locktype = 'OUT' and (select act from dataflow_context) = '' then (
                 select generation from datastatus
                 where datasetid = new.datasetid and jobid = new.jobid and dataid = new.dataid)
             else new.generation end,
-            coalesce((select who from dataflow_context), 'sql'), (select why from dataflow_context));
+            coalesce((select who from dataflow_context), 'sql'), (select why from dataflow_context),
+            case when new.locktype = 'OUT' then coalesce((select execution from dataflow_context),
+                coalesce((select who from dataflow_context), 'sql') || ':' || (strftime('%s', 'now') / 10)) end);
 end;
 
 drop trigger if exists datastatus_deleted;
 create trigger datastatus_deleted after delete on datastatus
 when (select act from dataflow_context) <> 'fold'
 begin
-    insert into dataevent (datasetid, jobid, dataid, locktype, status_before, generation, who, why)
+    insert into dataevent (datasetid, jobid, dataid, locktype, status_before, generation, who, why, execution)
     values (old.datasetid, old.jobid, old.dataid, old.locktype, old.status, old.generation,
-            coalesce((select who from dataflow_context), 'sql'), (select why from dataflow_context));
+            coalesce((select who from dataflow_context), 'sql'), (select why from dataflow_context),
+            case when old.locktype = 'OUT' then coalesce((select execution from dataflow_context),
+                case when old.status = 'RUNNING' then (
+                    select execution from dataevent
+                    where dataid = old.dataid and datasetid = old.datasetid and jobid = old.jobid
+                      and locktype = 'OUT' and status_after = 'RUNNING' order by seq desc limit 1) end,
+                coalesce((select who from dataflow_context), 'sql') || ':' || (strftime('%s', 'now') / 10)) end);
 end;
 
 -- An item that is folded takes its history along.
@@ -316,13 +325,19 @@ begin
                 where f.datasetid = new.datasetid and f.dataid = new.dataid and f.generation = new.generation)
         end);
     insert into dataevent
-        (datasetid, jobid, dataid, locktype, status_before, status_after, generation, who, why)
+        (datasetid, jobid, dataid, locktype, status_before, status_after, generation, who, why, execution)
     values (new.datasetid, new.jobid, new.dataid, new.locktype, old.status, new.status,
             case when new.locktype = 'OUT' and new.status = 'READY' and (select act from dataflow_context) = '' then (
                 select generation from datastatus
                 where datasetid = new.datasetid and jobid = new.jobid and dataid = new.dataid)
             else coalesce(new.generation, old.generation) end,
-            coalesce((select who from dataflow_context), 'sql'), (select why from dataflow_context));
+            coalesce((select who from dataflow_context), 'sql'), (select why from dataflow_context),
+            case when old.locktype = 'OUT' then coalesce((select execution from dataflow_context),
+                case when old.status = 'RUNNING' then (
+                    select execution from dataevent
+                    where dataid = old.dataid and datasetid = old.datasetid and jobid = old.jobid
+                      and locktype = 'OUT' and status_after = 'RUNNING' order by seq desc limit 1) end,
+                coalesce((select who from dataflow_context), 'sql') || ':' || (strftime('%s', 'now') / 10)) end);
 end;
 
 -- A row that changes its key or its locktype is logged as one lock gone and another come.
@@ -331,12 +346,22 @@ create trigger datastatus_rekeyed after update on datastatus
 when new.datasetid is not old.datasetid or new.jobid is not old.jobid
     or new.dataid is not old.dataid or new.locktype is not old.locktype
 begin
-    insert into dataevent (datasetid, jobid, dataid, locktype, status_before, generation, who, why)
+    insert into dataevent (datasetid, jobid, dataid, locktype, status_before, generation, who, why, execution)
     select old.datasetid, old.jobid, old.dataid, old.locktype, old.status, old.generation,
-           coalesce(who, 'sql'), why from dataflow_context;
-    insert into dataevent (datasetid, jobid, dataid, locktype, status_after, generation, who, why)
+           coalesce(who, 'sql'), why,
+           case when old.locktype = 'OUT' then coalesce((select execution from dataflow_context),
+                case when old.status = 'RUNNING' then (
+                    select execution from dataevent
+                    where dataid = old.dataid and datasetid = old.datasetid and jobid = old.jobid
+                      and locktype = 'OUT' and status_after = 'RUNNING' order by seq desc limit 1) end,
+                coalesce((select who from dataflow_context), 'sql') || ':' || (strftime('%s', 'now') / 10)) end
+    from dataflow_context;
+    insert into dataevent (datasetid, jobid, dataid, locktype, status_after, generation, who, why, execution)
     select new.datasetid, new.jobid, new.dataid, new.locktype, new.status, new.generation,
-           coalesce(who, 'sql'), why from dataflow_context;
+           coalesce(who, 'sql'), why,
+           case when new.locktype = 'OUT' then coalesce((select execution from dataflow_context),
+                coalesce((select who from dataflow_context), 'sql') || ':' || (strftime('%s', 'now') / 10)) end
+    from dataflow_context;
     insert into sent_back select old.jobid, old.dataid, false from dataflow_context
     where act = '' and old.locktype = 'OUT' and old.status = 'RUNNING';
 end;

@@ -81,6 +81,7 @@ LATER = (
     "fold_after",
     "metadata",
     "code",
+    "execution",
 )
 """Columns that version 3 didn't have."""
 

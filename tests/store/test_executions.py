@@ -1,0 +1,55 @@
+"""Which execution a change of a chunk belongs to, in the change log."""
+
+from opendataflow_dagster.store import operations
+from opendataflow_dagster.store.history import events_after
+from opendataflow_dagster.store.store import ITEM_WORKER, Store, new_owner
+from tests.support.store_fixtures import register, sql
+
+
+def executions(store: Store, jobid: str) -> list[str | None]:
+    """What the changes of a job's outputs belong to, in their order."""
+    events = [each for each in events_after(store, None)[0] if each.locktype == "OUT"]
+    return [event.execution for event in events if event.jobid == jobid]
+
+
+def test_workers_of_a_process_are_one_execution(store: Store) -> None:
+    register(store, "copy", ["orders"], ["copies"])
+    operations.ready(store, "orders", ["1", "2", "3", "4"])
+    one, other, run, item = (
+        store.claim("copy", owner=new_owner() + more)[0]
+        for more in ("", "", " of run 7", ITEM_WORKER)
+    )
+    assert one.owner != other.owner
+    store.finish(one)
+    store.fail(other, "no")
+    store.finish(run)
+    store.fail(item, "no")
+    process = one.owner.rpartition(".")[0]
+    begun, ended = executions(store, "copy")[:4], executions(store, "copy")[4:]
+    assert begun[:3] == [process, process, "dagster:7"]
+    assert (begun[3] or "").startswith("items:")
+    assert ended == begun
+
+
+def test_whoever_settles_it_a_chunk_that_runs_belongs_to_who_runs_it(store: Store) -> None:
+    register(store, "copy", ["orders"], ["copies"])
+    operations.ready(store, "orders", ["1", "2"])
+    [claim] = store.claim("copy", owner=new_owner(), only="1", lease=-1)
+    store.claim("copy", owner=new_owner(), only="2")
+    assert store.recover("copy")
+    sql(store, "update datastatus set status = 'HOLD' where dataid = '2' and jobid = 'copy'")
+    assert set(executions(store, "copy")) == {claim.owner.rpartition(".")[0]}
+
+
+def test_by_hand_a_transaction_is_an_execution(store: Store) -> None:
+    operations.ready(store, "orders", ["1", "2"])
+    row = "insert into datastatus (datasetid, jobid, dataid, locktype, status) values "
+    sql(
+        store,
+        f"{row} ('made', 'java', '1', 'OUT', 'RUNNING'), ('made', 'java', '2', 'OUT', 'READY')",
+    )
+    sql(store, "update datastatus set status = 'READY' where jobid = 'java' and dataid = '1'")
+    assert len(set(executions(store, "external"))) == 1
+    by_hand = executions(store, "java")
+    assert by_hand == [by_hand[0]] * 3, "the end belongs to what was RUNNING"
+    assert by_hand[0] not in (None, *executions(store, "external"))
