@@ -33,7 +33,10 @@ POLL_SECONDS = 1.0
 """Seconds between two looks at the tables, at most: polling is the truth, notices are hints."""
 
 LOOK_SPACING_SECONDS = 0.01
-"""Seconds between two looks, at least; and three times as long as the last one took."""
+"""Seconds between two looks, at least; and as long as the last one took."""
+
+CLOCK_SECONDS = 30.0
+"""Seconds after which the database's clock is asked again."""
 
 FOLLOW_SECONDS = 2 * NOTICE_SECONDS
 """Seconds after a notice for which looks follow it, for the notices that weren't sent."""
@@ -97,6 +100,7 @@ class Workshop:
         self._looks = self._ended = self._ended_at_look = 0
         self._look_at = self._free_at = 0.0
         self._follow_until = 0.0
+        self._clock, self._clock_at = 0.0, float("-inf")
         self._away_since: float | None = None
         self._back_at = float("-inf")
         self._pause = FIRST_PAUSE_SECONDS
@@ -225,7 +229,7 @@ class Workshop:
             jobs = {jobid: job for jobid, job in self.jobs.items() if not job.is_gone}
         db = self.store.db
         try:
-            clock = float(db.run("claims.now")[0][0])
+            clock = self._read_clock(now)
             today = self.store.today(clock)
             asked = {jobid: today if job.job.reads_today else None for jobid, job in jobs.items()}
             found = look(db, asked)
@@ -234,7 +238,7 @@ class Workshop:
             return
         self._note_back()
         took = time.monotonic() - now
-        self._free_at = now + took + max(LOOK_SPACING_SECONDS, 3 * took)
+        self._free_at = now + took + max(LOOK_SPACING_SECONDS, took)
         with self._changed:
             self._looks += 1
             self._ended_at_look = ended
@@ -246,6 +250,12 @@ class Workshop:
             if offered and self._idle:
                 self._changed.notify(min(offered, self._idle))
         self._ask_to_recover(found)
+
+    def _read_clock(self, now: float) -> float:
+        """The database's clock, which is asked now and then."""
+        if now - self._clock_at > CLOCK_SECONDS:
+            self._clock, self._clock_at = float(self.store.db.run("claims.now")[0][0]), now
+        return self._clock + now - self._clock_at
 
     def _zone_offset(self, clock: float) -> float:
         """Seconds by which clocks on the wall are ahead of UTC, where days begin."""
