@@ -2,16 +2,15 @@
 
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import closing, suppress
 
 import click
 
 from ..errors import DataflowError
 from ..flow.flow import FILE, Flow, Job
-from ..model import ChunkOutcome
 from ..runner.catch_up import HELD_BACK_CODE
-from ..runner.host_jobs import ChunksFailed, HostJob, Step
+from ..runner.host_jobs import ChunksFailed, HostJob, Step, TellClaimed, TellEnded
 from ..runner.run import Runner
 from ..runner.script import Scripts
 from ..runner.work import Workshop
@@ -19,7 +18,7 @@ from ..storage.expectations import Expectation
 from ..store.opening import open_configured
 from ..store.store import WORK_VARIABLE, Store
 from ..util.text import first_line, typed
-from .run_flow import OWN, expectations, script_of, without_script
+from .run_flow import OWN, expectations, in_order, script_of, without_script
 from .work_report import Board, JsonLines, Report
 
 FILE_CHECK_SECONDS = 2.0
@@ -112,7 +111,7 @@ class FlowJobs:
     def jobs_of(self, flow: Flow) -> list[HostJob]:
         """The jobs that `odf work` starts; the others are named once, with the reason."""
         jobs = []
-        for job in flow.jobs:
+        for job in in_order(flow):
             if job.runs_in not in OWN:
                 self._leave_out(job, f"runs_in is {job.runs_in}")
             elif not (job.run or job.python or job.spark or job.pipeline):
@@ -182,12 +181,7 @@ class ScriptRunner(Runner):
 def _claimer(runner: Runner) -> Step:
     """Claims chunks of a job and runs its script, as a worker of `odf run --all` does."""
 
-    def step(
-        owner: str,
-        scripts: Scripts,
-        claimed: Callable[[Sequence[str]], object],
-        ended: Callable[[str, ChunkOutcome], object],
-    ) -> bool:
+    def step(owner: str, scripts: Scripts, claimed: TellClaimed, ended: TellEnded) -> bool:
         taken = runner.claim(owner, runner.at_once())
         if not taken:
             return False
@@ -207,12 +201,7 @@ def _program(words: list[str]) -> Step:
     Java, and the next start finds them as they are then.
     """
 
-    def step(
-        owner: str,
-        scripts: Scripts,
-        claimed: Callable[[Sequence[str]], object],
-        ended: Callable[[str, ChunkOutcome], object],
-    ) -> bool:
+    def step(owner: str, scripts: Scripts, claimed: TellClaimed, ended: TellEnded) -> bool:
         with Scripts() as own:  # it is told to stop by TERM, which interrupts what it does
             result = own.run(
                 words,

@@ -26,6 +26,13 @@ TODAY_SECONDS = 60.0
 """Seconds after which a job that reads `today` is tried, though nothing says that it may run."""
 
 
+TellClaimed = Callable[[Sequence[str]], object]
+"""What is told which chunks were claimed."""
+
+TellEnded = Callable[[str, ChunkOutcome], object]
+"""What is told how a chunk ended."""
+
+
 class ChunksFailed(DataflowError):
     """Chunks of a program that runs all of a job have failed, and others may have been made."""
 
@@ -37,8 +44,8 @@ class Step(Protocol):
         self,
         owner: str,
         scripts: Scripts,
-        claimed: Callable[[Sequence[str]], object],
-        ended: Callable[[str, ChunkOutcome], object],
+        claimed: TellClaimed,
+        ended: TellEnded,
     ) -> bool: ...
 
 
