@@ -96,15 +96,17 @@ def test_it_runs_all_that_can_be_claimed_and_leaves_out_what_others_start(
     check(store)
 
 
-@pytest.mark.usefixtures("write_flow")
-def test_a_job_with_one_chunk_does_not_wait_behind_one_with_many(url: str, store: Store) -> None:
+def test_a_job_with_one_chunk_does_not_wait_behind_one_with_many(
+    url: str, store: Store, write_flow: Write
+) -> None:
+    write_flow(FLOW + "  small: {in: alone, out: z, run: ./log.sh small}\n")
     for number in range(30):
         put(store, "raw", f"many{number}")
-    put(store, "a", "one")
+    put(store, "alone", "one")
     with WorkHost(url, "--until-idle", "--workers", "1") as host:
         assert host.ended() == 0, host.errors
-    assert log().index("2 one two words") < 4
-    assert len(log()) == 30 * 3 + 2
+    assert log().index("small one") < 4
+    assert len(log()) == 30 * 3 + 1
 
 
 @pytest.mark.usefixtures("write_flow")
