@@ -69,6 +69,10 @@ def test_the_engine_local_is_measured_beside_spark() -> None:
     assert "Ran through" in run(FOLDER / "local_engine.py", "--tiny")
 
 
+def test_loading_a_code_location_is_measured() -> None:
+    assert "Ran through" in run(FOLDER / "load.py", "--tiny")
+
+
 def test_items_over_http_are_measured() -> None:
     assert "Ran through" in run(FOLDER / "stream.py", "--tiny")
 
