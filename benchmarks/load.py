@@ -14,12 +14,12 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent))
+HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE))
 
 from measure import concluded, progress
 from report import FULL, QUICK, SLICE, TINY, Report, options, spread
 
-PACKAGE = Path(__file__).resolve().parent.parent
 JOBS = {FULL: 200, QUICK: 200, SLICE: 200, TINY: 7}
 ROUNDS = {FULL: 7, QUICK: 3, SLICE: 3, TINY: 1}
 CHAIN_JOBS = 5
@@ -35,7 +35,7 @@ print(len(repository.asset_graph.materializable_asset_keys))
 """
 
 OURS = """\
-from opendataflow_dagster import build_definitions
+from product import build_definitions
 defs = build_definitions(flow="flow.yml")
 """
 
@@ -130,7 +130,8 @@ def checks(folder: Path) -> int:
 
 
 def environment(folder: Path) -> dict[str, str]:
-    path = os.pathsep.join(filter(None, [str(folder), str(PACKAGE), os.environ.get("PYTHONPATH")]))
+    folders = [str(folder), str(HERE), str(HERE.parent), os.environ.get("PYTHONPATH")]
+    path = os.pathsep.join(filter(None, folders))
     return os.environ | {"DATAFLOW_URL": NOWHERE, "PYTHONPATH": path, "DAGSTER_HOME": str(folder)}
 
 
