@@ -14,12 +14,12 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE))
+sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from measure import concluded, progress
 from report import FULL, QUICK, SLICE, TINY, Report, options, spread
 
+HERE = Path(__file__).resolve().parent
 JOBS = {FULL: 200, QUICK: 200, SLICE: 200, TINY: 7}
 ROUNDS = {FULL: 7, QUICK: 3, SLICE: 3, TINY: 1}
 CHAIN_JOBS = 5
