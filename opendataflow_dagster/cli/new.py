@@ -36,6 +36,10 @@ SAMPLES = ("data/", "jobs/", "tests/", "jobs.py", "flow_jobs.py", "README.md")
 """What belongs to the flow of the template; a folder that has a flow.yml gets none of it."""
 
 SCHEMA = "flow.schema.json"
+WORKFLOW = Path(".github", "workflows", "flow.yml")
+TESTING = "      - run: python -m pytest\n"
+"""The step of the workflow that runs the tests."""
+
 IGNORED = ".dataflow/"
 
 READ_FILES = 2_000
@@ -144,6 +148,7 @@ def add_files(folder: Path, kind: str) -> Added:
         files, todo = _fit_into_project(folder, files)
     if (folder / FILE).exists():
         files = {path: text for path, text in files.items() if not _is_sample(path)}
+        files[WORKFLOW] = without_tests(files[WORKFLOW])
     else:
         _refuse_taken(folder, files)
     there = [path for path in files if os.path.lexists(folder / path)]
@@ -168,9 +173,10 @@ def template(kind: str, name: str) -> dict[Path, str]:
     for path, text in files.items():
         text = text.replace('"PROJECT"', _quoted(name))
         files[path] = text.replace("REQUIREMENTS", requirements)
-    if flow := files.pop(Path(FILE), None):
+    if Path(FILE) in files:
         files[Path(SCHEMA)] = schema_text()
-        files[Path(FILE)] = flow  # it names the others: what is killed before is begun anew
+        for last in ("pyproject.toml", FILE):  # they name the others: what is killed is begun anew
+            files[Path(last)] = files.pop(Path(last))
     return files
 
 
@@ -178,6 +184,11 @@ def _quoted(name: str) -> str:
     """A name as YAML, whatever the folder is called: as JSON, but for letters without a shape."""
     text = json.dumps(name, ensure_ascii=False)
     return "".join(letter if letter.isprintable() else f"\\U{ord(letter):08x}" for letter in text)
+
+
+def without_tests(workflow: str) -> str:
+    """A workflow without the step that runs the tests."""
+    return re.sub(r" *- run: python -m pytest.*\n", "", workflow)
 
 
 def _is_sample(path: Path) -> bool:
@@ -232,6 +243,9 @@ def _fit_into_project(folder: Path, files: Mapping[Path, str]) -> tuple[dict[Pat
     """The files for a project that has definitions of its own: a module beside them."""
     own = {Path("definitions.py"), Path("pyproject.toml")}
     fitting = {path: text for path, text in files.items() if path not in own}
+    # What the tests of the project itself need isn't known.
+    testing = TESTING.replace("pytest", "pytest tests/test_flow.py")
+    fitting[WORKFLOW] = fitting[WORKFLOW].replace(TESTING, testing)
     if any("build_definitions(" in text for text in _python_texts(folder)):
         return fitting, []
     hook, todo = _hook_of(folder)

@@ -223,7 +223,12 @@ def test_a_dagster_project_gets_a_module_beside_its_own(name: str, text: str, ho
         ".github/workflows/flow.yml",
         *(f"data/sales/2026-03-0{day}.csv" for day in (1, 2, 3)),
     }
+    workflow = Path(".github/workflows/flow.yml")
+    assert "python -m pytest tests/test_flow.py" in steps_of_workflow(workflow)
     assert "Nothing to add" in odf("new", ".").stderr
+    workflow.unlink()  # with a flow.yml of one's own, there may be no such test
+    assert odf("new", ".").stdout == f"+ {workflow}\n"
+    assert not [step for step in steps_of_workflow(workflow) if "pytest " in step]
 
 
 def test_a_folder_without_dagster_is_none_of_its_projects() -> None:

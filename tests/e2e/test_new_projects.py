@@ -38,6 +38,8 @@ def test_the_kind_spark() -> None:
     play(Path("my shop"))
     assert ready_chunks("my shop").split()[-6:] == ["checked", "3", "report", "3", "sales", "3"]
     assert list(Path("my shop/data/report").rglob("*.parquet"))
+    asked = odf("sql", "select checks from chunkfact where datasetid = 'report'", cwd="my shop")
+    assert asked.splitlines()[1:] == ["rows passed"] * 3
 
 
 def test_the_kind_pipeline() -> None:
