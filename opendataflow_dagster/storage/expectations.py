@@ -37,7 +37,7 @@ class Expectation(NamedTuple):
     def __call__(self, chunk: Chunk) -> Checked:
         try:
             fault = self.fault(chunk)
-        except DataflowError as error:
+        except (DataflowError, OSError) as error:
             fault = f"it can't be told: {first_line(error)}"
         return Checked(self.name, self.datasetid, not fault, fault)
 

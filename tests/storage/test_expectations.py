@@ -2,6 +2,7 @@
 
 import sqlite3
 from pathlib import Path
+from urllib.parse import quote
 
 import pytest
 
@@ -58,6 +59,20 @@ def test_a_folder_that_is_missing_a_file_that_was_told_and_data_in_hand(tmp_path
     assert exists(chunk(hostname=gone, result=Unpublished())) == ""
     assert "can't be asked of s3a://b/x" in exists(chunk(hostname="s3a://b/x", format="parquet"))
     assert exists(chunk(hostname=gone, format="nosuch")).startswith("it can't be told: ")
+
+
+@pytest.mark.parametrize("dataid", ["../x", "a/b", "..", "x" * 400, "%2e", "é 😀"])
+def test_a_chunk_with_an_odd_name_is_looked_for_in_its_folder_alone(
+    tmp_path: Path, dataid: str
+) -> None:
+    (tmp_path / "x").touch()
+    (tmp_path / "made").mkdir()
+    fault = exists(chunk(dataid, hostname=str(tmp_path / "made")))
+    assert fault == f"nothing in {tmp_path}/made is named after chunk {dataid!r}" or (
+        fault.startswith("it can't be told: ")
+    )
+    (tmp_path / "made" / f"dataid={quote(dataid, safe=' ')}"[:255]).mkdir()
+    exists(chunk(dataid, hostname=str(tmp_path / "made")))  # raises nothing
 
 
 def test_a_table_has_a_row_of_the_chunk(tmp_path: Path) -> None:
