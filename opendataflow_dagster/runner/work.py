@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from traceback import format_exception
 from typing import Any, Protocol
 
 from ..errors import DataflowError
@@ -528,13 +529,14 @@ class Workshop:
             db.drop()
             self._ask_for_look()
             return
-        why = first_line(error)
+        why, more = str(error), {}
         if not isinstance(error, (DataflowError, *db.failures)):
             why = f"{type(error).__name__}: {why}"
+            more["trace"] = "".join(format_exception(error))
         with self._changed:
             before, job.trouble = job.trouble, why
             job.rest_until = time.monotonic() + REST_SECONDS
             job.step = None
             job.running.clear()
         if why != before:
-            self.listener.event("trouble", job=job.job.jobid, why=str(error))
+            self.listener.event("trouble", job=job.job.jobid, why=why, **more)

@@ -315,3 +315,16 @@ def test_a_function_runs_in_a_process_of_its_own(url: str, store: Store, write_f
     owners = sql(store, "select distinct who from dataevent where datasetid = 'h'")
     assert owners
     assert all(owner.endswith(" of odf work") for (owner,) in owners)
+
+
+@pytest.mark.usefixtures("write_flow")
+def test_two_hosts_share_the_chunks(url: str, store: Store) -> None:
+    for number in range(40):
+        put(store, "raw", str(number))
+    with WorkHost(url, "--until-idle") as one, WorkHost(url, "--until-idle") as other:
+        assert one.ended() == other.ended() == 0
+        shares = [host.events("finished")[0]["done"] for host in (one, other)]
+    assert sum(shares) == 40 * 3
+    assert min(shares) > 0
+    assert sorted(log()) == sorted(set(log()))
+    check(store)
