@@ -246,8 +246,9 @@ def _fit_into_project(folder: Path, files: Mapping[Path, str]) -> tuple[dict[Pat
     # What the tests of the project itself need isn't known.
     testing = TESTING.replace("pytest", "pytest tests/test_flow.py")
     fitting[WORKFLOW] = fitting[WORKFLOW].replace(TESTING, testing)
-    if any("build_definitions(" in text for text in _python_texts(folder)):
-        return fitting, []
+    if using := [text for text in _python_texts(folder) if "build_definitions(" in text]:
+        is_given = any("flow=" in text for text in using)
+        return fitting, [] if is_given else ['Give it to your build_definitions: flow="flow.yml".']
     hook, todo = _hook_of(folder)
     return {hook: HOOK.format(depth=len(hook.parts) - 1), **fitting}, todo
 

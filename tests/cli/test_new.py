@@ -231,6 +231,15 @@ def test_a_dagster_project_gets_a_module_beside_its_own(name: str, text: str, ho
     assert not [step for step in steps_of_workflow(workflow) if "pytest " in step]
 
 
+def test_definitions_that_are_built_by_us_already_get_no_others() -> None:
+    Path("definitions.py").write_text("import dagster as dg\ndefs = build_definitions(dataflow)\n")
+    done = odf("new", ".")
+    assert 'Give it to your build_definitions: flow="flow.yml".' in done.stderr
+    assert not Path("flow_definitions.py").exists()
+    Path("definitions.py").write_text("import dagster as dg\nbuild_definitions(flow='flow.yml')\n")
+    assert "Give it" not in odf("new", ".").stderr
+
+
 def test_a_folder_without_dagster_is_none_of_its_projects() -> None:
     for place in ("venv/lib/x.py", ".hidden/x.py", "tests/x.py"):
         Path(place).parent.mkdir(parents=True)

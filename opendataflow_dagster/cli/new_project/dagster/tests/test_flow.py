@@ -1,20 +1,13 @@
 """That the flow is valid, and what its functions make of a day, without tables."""
 
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
-from flow_jobs import check
+from flow_jobs import check, report
 
-from opendataflow_dagster import Flow, build_definitions
+from opendataflow_dagster import Chunk, Flow, build_definitions
 
 FLOW = Path(__file__).parents[1] / "flow.yml"
-
-
-def chunk(sales: Path) -> Any:
-    """What the function needs of a chunk."""
-    return SimpleNamespace(dataid="1", inputs={"sales": SimpleNamespace(location=str(sales))})
 
 
 def test_dagster_can_load_the_flow() -> None:
@@ -24,11 +17,16 @@ def test_dagster_can_load_the_flow() -> None:
 
 
 def test_lines_without_an_amount_are_left_out(tmp_path: Path) -> None:
-    (tmp_path / "1.csv").write_text("shop,cents\nnorth,5\nsouth,\n")
-    assert check(chunk(tmp_path)) == b"shop,cents\nnorth,5\n"
+    (tmp_path / "1.csv").write_text("shop,cents\nnorth,5\nsouth,\nnorth,7\n")
+    checked = check(Chunk.sample("1", inputs={"sales": str(tmp_path)}))
+    assert checked == b"shop,cents\nnorth,5\nnorth,7\n"
+
+    (tmp_path / "1.csv").write_bytes(checked)
+    made = report(Chunk.sample("1", inputs={"checked": str(tmp_path)}))
+    assert made == b"shop,cents\nnorth,12\n"
 
 
 def test_a_day_without_an_amount_is_refused(tmp_path: Path) -> None:
     (tmp_path / "1.csv").write_text("shop,cents\nsouth,\n")
     with pytest.raises(ValueError, match="no line with an amount"):
-        check(chunk(tmp_path))
+        check(Chunk.sample("1", inputs={"sales": str(tmp_path)}))

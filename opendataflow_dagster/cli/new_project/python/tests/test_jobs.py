@@ -1,19 +1,11 @@
 """What the functions make of a day, without tables."""
 
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 from jobs import check, report
 
-from opendataflow_dagster import Flow
-
-
-def chunk(**inputs: Path) -> Any:
-    """What a function needs of a chunk."""
-    places = {name: SimpleNamespace(location=str(path)) for name, path in inputs.items()}
-    return SimpleNamespace(dataid="1", inputs=places)
+from opendataflow_dagster import Chunk, Flow
 
 
 def test_the_flow_is_valid() -> None:
@@ -23,14 +15,15 @@ def test_the_flow_is_valid() -> None:
 
 def test_lines_without_an_amount_are_left_out(tmp_path: Path) -> None:
     (tmp_path / "1.csv").write_text("shop,cents\nnorth,5\nsouth,\nnorth,7\n")
-    checked = check(chunk(sales=tmp_path))
+    checked = check(Chunk.sample("1", inputs={"sales": str(tmp_path)}))
     assert checked == b"shop,cents\nnorth,5\nnorth,7\n"
 
     (tmp_path / "1.csv").write_bytes(checked)
-    assert report(chunk(checked=tmp_path)) == b"shop,cents\nnorth,12\n"
+    made = report(Chunk.sample("1", inputs={"checked": str(tmp_path)}))
+    assert made == b"shop,cents\nnorth,12\n"
 
 
 def test_a_day_without_an_amount_is_refused(tmp_path: Path) -> None:
     (tmp_path / "1.csv").write_text("shop,cents\nsouth,\n")
     with pytest.raises(ValueError, match="no line with an amount"):
-        check(chunk(sales=tmp_path))
+        check(Chunk.sample("1", inputs={"sales": str(tmp_path)}))
