@@ -1,5 +1,6 @@
 """What launches runs: a sensor for the chunks that jobs may claim, schedules for `today`."""
 
+import logging
 import os
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -19,6 +20,8 @@ from .pipeline_assets import Projects
 from .resources import DataflowResource
 from .step import BATCH_TAG, CATCH_UP_TAG
 from .translator import DataflowTranslator
+
+_log = logging.getLogger("opendataflow_dagster")
 
 Target = dg.AssetsDefinition | dg.AssetSelection
 
@@ -401,7 +404,12 @@ def today_schedules(
     ]
     if not daily:
         return []
-    zone = zone_name(dataflow.settings.timezone)
+    try:
+        timezone = dataflow.settings.timezone
+    except DataflowError as error:  # in CI there may be no properties file: the sensors will tell
+        _log.warning("The time zone of `today` isn't known: %s", first_line(error))
+        timezone = None
+    zone = zone_name(timezone)
     return [
         _schedule(
             dataflow,

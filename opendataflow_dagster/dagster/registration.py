@@ -91,29 +91,31 @@ class Registration(NamedTuple):
 
 def refuse_unapplied(dataflow: DataflowResource, catalog: Catalog, jobid: str) -> None:
     """Refuse the run of a job that the tables don't have as its flow says."""
-    if not catalog.registered_by or dataflow.register_in_test(catalog, jobid):
+    if not catalog.registered_by:
         return
-    wanted, command = catalog.jobs[jobid], catalog.registered_by
-    if _has_no_tables(dataflow):
-        where = dataflow.store.db.where
-        raise dg.Failure(
-            f"Job {jobid!r} isn't registered: {where} has no tables yet. Run: {command}",
-            allow_retries=False,
-        )
     try:
-        store = dataflow.store
-        plan = store.db.insist(lambda: store.read_plan(jobid))[0]
-    except NoDatabase as error:
-        then = f" Then run: {command}" if "odf init" in str(error) else ""
-        raise dg.Failure(f"{error}{then}", allow_retries=False) from None
+        lacking = _lacking(dataflow, catalog.jobs[jobid])
+    except DataflowError as error:
+        lacking = str(error)
+        if not (isinstance(error, NoDatabase) and "odf init" in lacking):
+            raise dg.Failure(lacking, allow_retries=False) from None
+    if lacking:
+        raise dg.Failure(f"{lacking} Run: {catalog.registered_by}", allow_retries=False)
+
+
+def _lacking(dataflow: DataflowResource, wanted: Plan) -> str:
+    """What the tables lack of a job, as a sentence; more inputs than the flow says are no lack."""
+    store, job = dataflow.store, f"Job {wanted.jobid!r}"
+    if _has_no_tables(dataflow):
+        return f"{job} isn't registered: {store.db.where} has no tables yet."
+    plan = store.db.insist(lambda: store.read_plan(wanted.jobid))[0]
     if {*wanted.inputs} <= {*plan.inputs} and plan.outputs == wanted.outputs:
-        return
-    known = plan.inputs or plan.outputs
-    lacking = f"is registered with {_links(plan)}" if known else "isn't registered"
-    flow = f", and its flow says {_links(wanted)}" if known else ""
-    raise dg.Failure(
-        f"Job {jobid!r} {lacking} in {store.db.where}{flow}. Run: {command}",
-        allow_retries=False,
+        return ""
+    if not (plan.inputs or plan.outputs):
+        return f"{job} isn't registered in {store.db.where}."
+    return (
+        f"{job} is registered with {_links(plan)} in {store.db.where}, and its flow says "
+        f"{_links(wanted)}."
     )
 
 

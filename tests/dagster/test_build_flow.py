@@ -165,6 +165,18 @@ def test_a_flow_is_assets_without_a_database(folder: Path, no_network: None) -> 
     assert defs.resolve_schedule_def("opendataflow_today_daily").cron_schedule == "1 */1 * * *"
 
 
+def test_without_its_properties_file_it_loads_and_the_sensor_tells(
+    folder: Path, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DATAFLOW_PROPERTIES", "/nowhere/dataflow.properties")
+    defs = build_definitions(flow="flow.yml")
+    dg.Definitions.validate_loadable(defs)
+    assert "/nowhere/dataflow.properties" in tick(defs, instance)
+    succeeded, why = run(defs, instance, "checked", "1")
+    assert not succeeded
+    assert "/nowhere/dataflow.properties" in why
+
+
 def test_flow_in_python_and_jobs_of_decorators_share_their_domain(no_network: None) -> None:
     @dataflow_assets(inputs=["checked"], outputs=[Dataset("sums", hostname="/data/sums")])
     def total(chunk: Chunk) -> None:
