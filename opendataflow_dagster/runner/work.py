@@ -230,6 +230,7 @@ class Workshop:
             jobs = {jobid: job for jobid, job in self.jobs.items() if not job.is_gone}
         db = self.store.db
         try:
+            self._leave_replaced_file()
             clock = self._read_clock(now)
             today = self.store.today(clock)
             asked = {jobid: today if job.job.reads_today else None for jobid, job in jobs.items()}
@@ -251,6 +252,11 @@ class Workshop:
             if offered and self._idle:
                 self._changed.notify(min(offered, self._idle))
         self._ask_to_recover(found)
+
+    def _leave_replaced_file(self) -> None:
+        """Open the database anew if its file was replaced: one that stays would never see it."""
+        if self.store.db.is_replaced():
+            self.store.db.drop()
 
     def _read_clock(self, now: float) -> float:
         """The database's clock, which is asked now and then."""
@@ -321,6 +327,7 @@ class Workshop:
         while self._recovery.wait() and not self._over:
             self._recovery.clear()
             try:
+                self._leave_replaced_file()
                 self._begin_runs()
                 for chunk in self.store.recover(who=f"odf work on {os.uname().nodename}"):
                     self.listener.event(
@@ -477,6 +484,7 @@ class Workshop:
         return min(ready, key=lambda job: (job.busy, job.served_at), default=None)
 
     def _take_step(self, job: JobState, owner: str) -> bool:
+        self._leave_replaced_file()
         if job.job.reads_today:
             job.today, job.today_at = self.store.today(), time.monotonic()
         step = job.step

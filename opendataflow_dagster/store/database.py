@@ -367,6 +367,10 @@ class Database:
         """This thread's connection, opened on first use."""
         raise NotImplementedError
 
+    def is_replaced(self) -> bool:
+        """Whether this thread's connection leads to a file that isn't there any more."""
+        return False
+
     def listen(self) -> Any:
         """A new connection that hears when chunks can be claimed; None where there is none."""
         return None

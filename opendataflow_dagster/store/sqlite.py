@@ -84,8 +84,21 @@ class SqliteDatabase(Database):
                     raise self.explained(error) from error
                 raise
         self.keep(connection)
+        self._mine.file = self._file()
         self._met = True
         return connection
+
+    def is_replaced(self) -> bool:
+        is_open = getattr(self._mine, "connection", None) is not None
+        return is_open and self._mine.file != self._file()
+
+    def _file(self) -> tuple[int, int] | None:
+        """Which file has the name now."""
+        try:
+            found = os.stat(self.path)
+        except OSError:
+            return None
+        return found.st_dev, found.st_ino
 
     def _make_file(self) -> None:
         path = os.path.abspath(self.path)

@@ -15,9 +15,10 @@ import pytest
 
 from opendataflow_dagster.flow.apply import apply_flow
 from opendataflow_dagster.flow.flow import Flow
+from opendataflow_dagster.store.opening import open_store
 from opendataflow_dagster.store.operations import resubmit
 from opendataflow_dagster.store.store import Store
-from tests.support.store_fixtures import check, policy, put, sql, status, take
+from tests.support.store_fixtures import check, close, policy, put, sql, status, take
 from tests.support.work_host import WorkHost, wait_until
 
 FLOW = """
@@ -328,3 +329,33 @@ def test_two_hosts_share_the_chunks(url: str, store: Store) -> None:
     assert min(shares) > 0
     assert sorted(log()) == sorted(set(log()))
     check(store)
+
+
+def test_a_file_that_is_replaced_is_opened_anew(sqlite_url: str) -> None:
+    def make(path: Path) -> Store:
+        made = open_store(f"sqlite:///{path}")
+        made.init()
+        apply_flow(made, Flow.load())
+        made.fill()
+        return made
+
+    Path("log.sh").write_text(SCRIPT)
+    Path("log.sh").chmod(0o755)
+    Path("flow.yml").write_text(FLOW)
+    path = Path(sqlite_url.removeprefix("sqlite:///"))
+    store = make(path)
+    put(store, "raw", "1")
+    with WorkHost(sqlite_url, "--workers", "1") as host:
+        host.wait_for("ended", job="third")
+        close(store)
+        for file in path.parent.glob(path.name + "*"):
+            file.unlink()
+        host.wait_for("away")
+        store = make(Path("new.db"))
+        close(store)
+        Path("new.db").rename(path)
+        store = open_store(sqlite_url)
+        put(store, "raw", "2")
+        host.wait_for("ended", job="third", dataid="2")
+        assert len(host.events("back")) == 1
+    close(store)
