@@ -49,6 +49,8 @@ class Dial(NamedTuple):
     least: int = 1
     unit: str = ""
     """`seconds` can also be given as 30m or 2h; a `time` is a moment, and has no least value."""
+    words: tuple[str, ...] = ()
+    """What it can be set to, if it is no number."""
 
 
 DIALS = {
@@ -78,6 +80,11 @@ DIALS = {
         f"{FOLD_AFTER_SECONDS} (7 days)",
         least=60,
         unit="seconds",
+    ),
+    "on_stale": Dial(
+        "what a run in Dagster does with a READY chunk whose inputs have been replaced",
+        "auto: made again for a person who asks for it alone, and for automations",
+        words=("auto", "skip", "remake"),
     ),
 }
 """The dials of a job: the columns of the table `jobpolicy`, in the table's order.

@@ -1,9 +1,9 @@
 """The materialization that Dagster gets of a READY chunk: its generation, and the evidence."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, NamedTuple
 
 import dagster as dg
 
@@ -17,8 +17,21 @@ from ..util.text import typed
 from .translator import DataflowTranslator
 
 VERSION_TAG = "dagster/data_version"
-"""The tag that tells one production of a chunk from another: its generation, or 0 for a row that
-somebody wrote by hand."""
+"""The tag by which Dagster tells whether data is the same: see `data_version`."""
+
+GENERATION_ENTRY = "opendataflow/generation"
+"""The metadata that tells one production of a chunk from another; 0 for a row that somebody wrote
+by hand. Dagster has no index of tags but that of the data version."""
+
+CODE_TAG = "dagster/code_version"
+"""The tag without which Dagster heeds none of those about inputs."""
+
+INPUT_TAG, EVENT_TAG = "dagster/input_data_version", "dagster/input_event_pointer"
+"""What tags begin with that tell of an input, before its key: the version, and which event."""
+
+UNKNOWN, NO_POINTER = "UNKNOWN", "NULL"
+"""The version of an input of which nobody knows what was consumed, and the event: Dagster calls
+none other newer."""
 
 RESUBMIT_TAG = "opendataflow/resubmit"
 """The tag of a run that produces again what is READY or has failed."""
@@ -61,32 +74,69 @@ METADATA_TYPES = {
 Log = dg.UrlMetadataValue
 
 
+class Source(NamedTuple):
+    """An input of a chunk: the data version that was consumed, and the number of its event."""
+
+    key: dg.AssetKey
+    version: str = UNKNOWN
+    event: int | None = None
+
+    def tags(self) -> dict[str, str]:
+        name = self.key.to_user_string()
+        event = NO_POINTER if self.event is None else str(self.event)
+        return {f"{INPUT_TAG}/{name}": self.version, f"{EVENT_TAG}/{name}": event}
+
+
+def data_version(fingerprint: str | None, generation: int | None) -> str:
+    """What tells the data of a chunk from other data: the fingerprint, else the generation.
+
+    A version that is a number is a generation.
+    """
+    if fingerprint and fingerprint.isdecimal():
+        return f"fingerprint {fingerprint}"
+    return fingerprint or str(generation or 0)
+
+
 def run_log(runid: str) -> Log:
     """A link to the log of a run."""
     return dg.MetadataValue.url(f"/runs/{runid}")
 
 
 def produced_event(
-    produced: Produced, fact: Fact, partition: str, translator: DataflowTranslator, log: Log
+    produced: Produced,
+    fact: Fact,
+    partition: str,
+    translator: DataflowTranslator,
+    log: Log,
+    sources: Sequence[Source] | None = None,
+    code_version: str | None = None,
 ) -> dg.AssetMaterialization:
     """The event of a dataset's chunk that this run has just produced."""
     evidence = evidence_of(produced, fact.datasetid)
     entries = evidence.metadata() | {"seconds": round(produced.seconds, 3), "log": log}
     of_function = produced.results.get(fact.datasetid, Result()).metadata
-    return _materialization(evidence, partition, translator, entries, of_function)
+    tags = _tags(evidence, sources, code_version)
+    return _materialization(evidence, partition, translator, entries, tags, of_function)
 
 
 def skipped_event(
-    row: tuple, dataid: str, partition: str, translator: DataflowTranslator, log: Log
+    row: tuple,
+    dataid: str,
+    partition: str,
+    translator: DataflowTranslator,
+    log: Log,
+    sources: Sequence[Source] | None = None,
+    code_version: str | None = None,
+    stale: str = "",
 ) -> dg.AssetMaterialization:
     """The event of a dataset's chunk that was READY already, by its row of `produce.outputs`.
 
     A skipped chunk is logged as materialized too: Dagster planned a materialization for it when the
     run started. Without the event the partition turns red at the end of the run, and a backfill
-    doesn't launch what is downstream of it.
+    doesn't launch what is downstream of it. It has the versions of when the chunk was made, so a
+    stale chunk stays stale in Dagster; `stale` says why.
     """
-    datasetid, jobid, _, generation, *recorded = row
-    record: dict[str, Any] = dict(zip(RECORDED, recorded, strict=True))
+    datasetid, jobid, _, generation, record = read_output(row)
     evidence = recorded_evidence(datasetid, jobid, generation, record)
     entries = {
         "skipped": True,
@@ -96,7 +146,17 @@ def skipped_event(
         "log": log,
     }
     entries |= evidence.metadata()
-    return _materialization(evidence, partition, translator, entries, _recorded_metadata(record))
+    if stale:
+        entries |= {"stale": True, "right": stale}
+    tags = _tags(evidence, sources, code_version)
+    told = _recorded_metadata(record)
+    return _materialization(evidence, partition, translator, entries, tags, told)
+
+
+def read_output(row: tuple) -> tuple[str, str, str, int | None, dict[str, Any]]:
+    """Dataset, job, status, generation and record of a row of `produce.outputs`."""
+    datasetid, jobid, word, generation, *recorded = row
+    return datasetid, jobid, word, generation, dict(zip(RECORDED, recorded, strict=True))
 
 
 def recorded_event(
@@ -105,6 +165,8 @@ def recorded_event(
     truth: Truth,
     record: Mapping[str, Any] | None,
     translator: DataflowTranslator,
+    sources: Sequence[Source] | None = None,
+    code_version: str | None = None,
 ) -> dg.AssetMaterialization:
     """The event of a READY chunk that no run in Dagster produced, by its record in the tables."""
     record = record or {}
@@ -115,8 +177,23 @@ def recorded_event(
         translator.partition_key(dataid),
         translator,
         entries,
+        _tags(evidence, sources, code_version),
         _recorded_metadata(record),
     )
+
+
+def _tags(
+    evidence: ChunkEvidence, sources: Sequence[Source] | None, code_version: str | None
+) -> dict[str, str]:
+    """The versions of a chunk and of what it was made from; without `sources`, of itself alone."""
+    generation = evidence.generation
+    tags = {VERSION_TAG: data_version(evidence.fingerprint, generation)}
+    if sources is None:
+        return tags
+    tags[CODE_TAG] = code_version or evidence.code or UNKNOWN
+    for source in sources:
+        tags |= source.tags()
+    return tags
 
 
 def _recorded_metadata(record: Mapping[str, Any]) -> dict[str, Any]:
@@ -146,6 +223,7 @@ def _materialization(
     partition: str,
     translator: DataflowTranslator,
     entries: Mapping[str, Any],
+    tags: Mapping[str, str],
     of_function: Mapping[str, Any] | None = None,
 ) -> dg.AssetMaterialization:
     asset = translator.asset_key(evidence.datasetid)
@@ -163,7 +241,6 @@ def _materialization(
             columns = [dg.TableColumn(name, kind) for name, kind in columns_of(evidence.schema)]
             ours["dagster/column_schema"] = dg.TableSchema(columns)
     theirs = {name: _dagster_value(value) for name, value in (of_function or {}).items()}
-    tags = {VERSION_TAG: str(evidence.generation)}
     try:
         return dg.AssetMaterialization(
             asset, metadata={**theirs, **ours}, partition=partition, tags=tags

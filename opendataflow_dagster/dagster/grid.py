@@ -11,9 +11,10 @@ without events of their own: by such an event, a run status sensor, an alert or 
 them for real runs.
 """
 
+import re
 import time
 import uuid
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
@@ -21,6 +22,7 @@ import dagster as dg
 import sqlalchemy as sql
 from dagster._core.events import (
     AssetMaterializationPlannedData,
+    AssetObservationData,
     DagsterEvent,
     StepMaterializationData,
 )
@@ -43,11 +45,15 @@ from sqlalchemy.dialects import postgresql, sqlite
 
 from ..errors import WrongUse
 from ..model import FAILED, PENDING, READY, RUNNING, Status
-from .events import VERSION_TAG
+from .events import GENERATION_ENTRY, VERSION_TAG
+from .versions import observation
 
 SHADOW_TAG = "opendataflow/stands-for"
 STEP_KEY = "opendataflow"
 """The step key of events that the mirror writes, by which it skips its own when it reads news."""
+
+LONGEST_ENTRY = 40
+"""Characters of a stored event that hold the value of a number in its metadata."""
 
 PARTITIONS_PER_STATEMENT = 1000
 """Partitions to a statement: SQLite takes 32,766 parameters, an event has seven."""
@@ -57,6 +63,7 @@ VISIBLE_AFTER_SECONDS = 10.0
 
 _EVENTS, _KEYS, _TAGS = SqlEventLogStorageTable.c, AssetKeyTable.c, AssetEventTagsTable.c
 _MATERIALIZED = dg.DagsterEventType.ASSET_MATERIALIZATION.value
+_OBSERVED = dg.DagsterEventType.ASSET_OBSERVATION.value
 _PLANNED = dg.DagsterEventType.ASSET_MATERIALIZATION_PLANNED.value
 _ENDS = [
     dg.DagsterEventType.RUN_SUCCESS.value,
@@ -74,9 +81,9 @@ _STAND_IN_STATUSES = {run_id: word for word, run_id in _STAND_IN_RUNS.items()}
 class Square(NamedTuple):
     """What the grid shows of one partition, and why.
 
-    `state` is READY, RUNNING, FAILED or nothing; `version` the data version of the newest
-    materialization. `run_id` is of the run that is in progress or has failed: a real one, or one
-    that stands for the status `word`.
+    `state` is READY, RUNNING, FAILED or nothing; `version` the generation of the newest
+    materialization, or else its data version. `run_id` is of the run that is in progress or has
+    failed: a real one, or one that stands for the status `word`.
     """
 
     state: str = ""
@@ -129,20 +136,48 @@ class Mirror:
 
     # --- how the grid is changed ---
 
-    def make(self, materializations: Sequence[dg.AssetMaterialization]) -> None:
-        """Show partitions as materialized: events without a run, all of one asset."""
+    def make(
+        self, materializations: Sequence[dg.AssetMaterialization], *, observed: bool = True
+    ) -> None:
+        """Show partitions as materialized: events without a run, all of one asset.
+
+        Args:
+            observed: Log them as observed first, for what Dagster makes of an asset that it
+                doesn't make: it looks at nothing else there to tell what is stale.
+        """
         for some in _batches(materializations):
-            self._write(
-                [
-                    _entry(
-                        RUNLESS_RUN_ID,
-                        RUNLESS_JOB_NAME,
-                        _MATERIALIZED,
-                        StepMaterializationData(event),
+            if observed:
+                seen = [AssetObservationData(observation(event)) for event in some]
+                self._write([_runless(_OBSERVED, data) for data in seen])
+            self._write([_runless(_MATERIALIZED, StepMaterializationData(each)) for each in some])
+
+    def report(self, materializations: Sequence[dg.AssetMaterialization]) -> None:
+        """The same, of an asset that may be Dagster's or not."""
+        self.make(materializations)
+
+    def numbers(self, key: dg.AssetKey, versions: Mapping[str, str]) -> dict[str, int]:
+        """The newest materialization of each partition that has the data version given."""
+        found: dict[str, int] = {}
+        for some in _batches(list(versions)):
+            query = (
+                sql.select(_EVENTS.partition, _TAGS.value, sql.func.max(_EVENTS.id))
+                .select_from(
+                    SqlEventLogStorageTable.join(
+                        AssetEventTagsTable,
+                        sql.and_(_TAGS.event_id == _EVENTS.id, _TAGS.key == VERSION_TAG),
                     )
-                    for event in some
-                ]
+                )
+                .where(
+                    _EVENTS.asset_key == key.to_string(),
+                    _EVENTS.partition.in_(some),
+                    _EVENTS.dagster_event_type == _MATERIALIZED,
+                )
+                .group_by(_EVENTS.partition, _TAGS.value)
             )
+            with self.events.index_connection() as db:
+                rows = db.execute(query).fetchall()
+            found |= {part: number for part, version, number in rows if versions[part] == version}
+        return found
 
     def plan(
         self, key: dg.AssetKey, partitions: Sequence[str], word: str, run_id: str = ""
@@ -173,7 +208,7 @@ class Mirror:
                 theirs = sql.and_(
                     _EVENTS.asset_key == key.to_string(),
                     _EVENTS.partition.in_(some),
-                    _EVENTS.dagster_event_type.in_([_MATERIALIZED, _PLANNED]),
+                    _EVENTS.dagster_event_type.in_([_MATERIALIZED, _PLANNED, _OBSERVED]),
                 )
                 # The tags first: the subselect finds the events by the key that goes next.
                 ids = sql.select(_EVENTS.id).where(theirs)
@@ -356,6 +391,7 @@ class Mirror:
     def _squares(self, key: dg.AssetKey, partitions: Sequence[str] | None) -> dict[str, Square]:
         events = self._newest_events(key.to_string(), partitions)
         materialized = {row[0]: (row[2], row[4]) for row in events if row[1] == _MATERIALIZED}
+        materialized = self._with_generations(materialized)
         planned = {row[0]: (row[2], row[3]) for row in events if row[1] == _PLANNED}
         # A plan counts as long as no materialization followed it.
         open_plans = {
@@ -414,6 +450,30 @@ class Mirror:
                 )
             )
             return db.execute(query).fetchall()
+
+    def _with_generations(
+        self, materialized: dict[str, tuple[int, str | None]]
+    ) -> dict[str, tuple[int, str | None]]:
+        """Materializations by partition, with generations in the place of fingerprints."""
+        printed = {
+            number: part
+            for part, (number, version) in materialized.items()
+            if version and not version.isdecimal()
+        }
+        label = f'}}, "label": "{GENERATION_ENTRY}"'
+        found = dict(materialized)
+        for some in _batches(sorted(printed)):
+            with self.events.index_connection() as db:
+                is_postgres = db.dialect.name == "postgresql"
+                position = sql.func.strpos if is_postgres else sql.func.instr
+                at = position(_EVENTS.event, label)
+                before = sql.func.substr(_EVENTS.event, at - LONGEST_ENTRY, LONGEST_ENTRY)
+                query = sql.select(_EVENTS.id, before)
+                query = query.where(_EVENTS.id.in_(some), at > LONGEST_ENTRY)
+                for number, text in db.execute(query):
+                    if told := re.search(r'"value": (\d+)$', text):
+                        found[printed[number]] = number, told[1]
+        return found
 
     def _statuses(self, run_ids: set[str]) -> dict[str, dg.DagsterRunStatus]:
         found = {}
@@ -487,6 +547,10 @@ def _entry(run_id: str, job_name: str, kind: str, data: Any) -> EventLogEntry:
         job_name=job_name,
         dagster_event=event,
     )
+
+
+def _runless(kind: str, data: Any) -> EventLogEntry:
+    return _entry(RUNLESS_RUN_ID, RUNLESS_JOB_NAME, kind, data)
 
 
 def _title(word: str) -> str:

@@ -24,7 +24,7 @@ from ..storage.publish import publish, read
 from ..storage.read import Reading, ask, producers, read_chunk, refusal, with_code
 from ..store.store import Store, new_owner
 from ..util.text import first_line, first_of, printable, typed
-from .events import RESUBMIT_TAG, prefixed, produced_event, run_log
+from .events import RESUBMIT_TAG, data_version, prefixed, produced_event, run_log
 from .resources import DataflowResource
 from .step import interrupted, send_back
 from .translator import DataflowTranslator, unescaped_word
@@ -279,7 +279,7 @@ class _Output:
         asset = self.context.asset_key
         self.execution.add_asset_metadata(event.metadata, asset_key=asset, partition_key=key)
         if len(self.context.asset_partition_keys) == 1:  # one version is all that a step can tell
-            version = dg.DataVersion(str(produced.claim.generation))
+            version = dg.DataVersion(data_version(fact.fingerprint, produced.claim.generation))
             self.execution.set_data_version(asset, version)
 
     def _say(self, message: str) -> None:

@@ -41,7 +41,6 @@ from ..store.items import live_generations, next_runs, offer_run
 from ..store.step_log import excerpt
 from ..store.store import Store
 from ..util.text import printable, typed
-from .events import produced_event, run_log
 from .resources import PYSPARK_KEY, RESOURCE_KEY
 from .step import (
     DIAL_POLL_SECONDS,
@@ -52,6 +51,7 @@ from .step import (
     requested_partitions,
 )
 from .translator import DataflowTranslator
+from .versions import ChunkEvents
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -346,11 +346,16 @@ def _claim_requested(claimer: Claimer, key: str, root: bool) -> tuple[Claim, str
     while True:
         if claims := claimer.claim(dataid):
             return claims[0], key
-        if events := claimer.ready_already(dataid, key):
-            for event in events:
-                claimer.context.log_event(event)
-            claimer.context.log.info(f"{printable(dataid)} is READY already: it isn't made again")
-            return None
+        if rows := claimer.ready_already(dataid):
+            stale = claimer.staleness(dataid)
+            if not claimer.is_made_again(stale):
+                for event in claimer.events.skipped(rows, claimer.jobid, dataid, key, stale.line):
+                    claimer.context.log_event(event)
+                say = claimer.context.log.info
+                say(f"{printable(dataid)} is READY already: it isn't made again")
+                return None
+            if claims := claimer.make_again(dataid, stale):
+                return claims[0], key
         refused = claimer.refuse(dataid)
         if refused:
             return refused[0], key
@@ -457,11 +462,9 @@ def publish(context: Context, flow: StepFlow, handed: Handed) -> None:
         produced = produced._replace(seconds=store.now() - handed["began"])
         if produced.status != READY:
             raise _settled_failure(context, produced)
-        log = run_log(context.run.run_id)
+        events = ChunkEvents(context, store, flow.translator)
         for fact in produced.facts:
-            context.log_event(
-                produced_event(produced, fact, handed["partition"], flow.translator, log)
-            )
+            context.log_event(events.produced(produced, fact, handed["partition"]))
 
 
 def _destination(store: Store, flow: StepFlow) -> Destination:

@@ -18,20 +18,23 @@ import dagster as dg
 
 from ..ids import natural_key
 from ..model import FAILED, PENDING, READY, RUNNING
-from ..store.catalog import Catalog, read_catalog
+from ..store.catalog import Catalog, depths, read_catalog
 from ..store.history import LostCursor, end_of_log, events_after
 from ..store.item_folding import fold_marks
-from ..store.overview import Truth, facts, holders, known, truths
+from ..store.overview import Truth, holders, known, truths
 from ..store.store import Store
-from .events import recorded_event
 from .grid import Mirror, Square
 from .translator import DataflowTranslator
+from .versions import Lineage
 
 PAGE_CHANGES = 5000
 """Changes that are taken in at once: a page is always finished, whatever the time."""
 
 PIECE_PARTITIONS = 1000
 """Partitions that are written between two looks at the clock."""
+
+MadeHere = Mapping[dg.AssetKey, str | None]
+"""The code version of each asset that a code location makes, where it has one."""
 
 NO_ROW = Truth(PENDING, "", None)
 """What the tables say of a chunk that they don't know."""
@@ -86,9 +89,14 @@ def reconcile(
     *,
     seconds: float = 15.0,
     full: bool = False,
+    made_here: MadeHere | None = None,
 ) -> Reconciled:
-    """Make the grid tell what the tables say, from a cursor on; `full` looks at everything."""
-    return _Pass(store, mirror, translator, cursor, seconds, full).run()
+    """Make the grid tell what the tables say, from a cursor on; `full` looks at everything.
+
+    Args:
+        made_here: The assets that the code location makes; None: that isn't known.
+    """
+    return _Pass(store, mirror, translator, cursor, seconds, full, made_here).run()
 
 
 class _Pass:
@@ -102,10 +110,19 @@ class _Pass:
         cursor: str | None,
         seconds: float,
         full: bool,
+        made_here: MadeHere | None,
     ) -> None:
         self.store, self.mirror, self.translator = store, mirror, translator
         self.until = time.monotonic() + seconds
         self.catalog: Catalog = read_catalog(store)
+        self.lineage = Lineage(store, translator, mirror, self.catalog)
+        self.made_here = made_here
+        self.depths = depths(
+            (source, output)
+            for plan in self.catalog.jobs.values()
+            for source in plan.reads
+            for output in plan.outputs
+        )
         self.datasets = {
             translator.asset_key(datasetid).to_string(): datasetid
             for datasetid in sorted(self.catalog.domains)
@@ -218,9 +235,9 @@ class _Pass:
                 self._add(touched, self.mirror.planned_by_backfill(backfill_id))
                 cursor.backfills.remove(backfill_id)
         self._sync_keys(touched)
-        for datasetid, dataids in touched.items():
+        for datasetid in self._from_above(touched):
             if datasetid in self.catalog.domains:
-                self._sync(datasetid, dataids, blamed)
+                self._sync(datasetid, touched[datasetid], blamed)
         cursor.log, cursor.events = log, news.cursor
         return len(changes) == PAGE_CHANGES or news.more
 
@@ -230,7 +247,7 @@ class _Pass:
         for domain in list(cursor.domains):
             self._sync_domain(domain)
             cursor.domains.remove(domain)
-        for datasetid in list(cursor.datasets):
+        for datasetid in self._from_above(cursor.datasets):
             if datasetid in self.catalog.domains and not self._sync(datasetid, None, {}):
                 return False
             cursor.datasets.remove(datasetid)
@@ -266,19 +283,10 @@ class _Pass:
         for some in _pieces([square for square in found if square.repair == "make"]):
             if whole and self._is_late():
                 return False
-            records = facts(self.store, datasetid, {square.dataid: square.truth for square in some})
-            self.mirror.make(
-                [
-                    recorded_event(
-                        datasetid,
-                        square.dataid,
-                        square.truth,
-                        records.get(square.dataid),
-                        self.translator,
-                    )
-                    for square in some
-                ]
-            )
+            chunks = {square.dataid: square.truth for square in some}
+            key, here = self.translator.asset_key(datasetid), self.made_here
+            events = self.lineage.events(datasetid, chunks, (here or {}).get(key))
+            self.mirror.make(events, observed=here is None or key not in here)
             self.wrote["made"] += len(some)
         return True
 
@@ -297,6 +305,10 @@ class _Pass:
                 self.mirror.plan(key, some, word, run_id)
                 self.wrote["planned"] += len(some)
         return True
+
+    def _from_above(self, datasets: Iterable[str]) -> list[str]:
+        """Datasets in an order in which an input's event comes before those that point to it."""
+        return sorted(datasets, key=lambda datasetid: self.depths.get(datasetid, 0))
 
     def _is_late(self) -> bool:
         """Whether the time is up; a pass that wrote nothing yet goes on, else it'd get nowhere."""

@@ -79,7 +79,12 @@ def reconcile_sensor(
             lacking = registration.bring_up(dataflow, store) if registration else ""
             settled = settle(store, context.instance)
             done = reconcile(
-                store, Mirror(context.instance), translator, context.cursor, seconds=seconds
+                store,
+                Mirror(context.instance),
+                translator,
+                context.cursor,
+                seconds=seconds,
+                made_here=_made_here(context.repository_def),
             )
         except Exception as error:
             return dg.SkipReason(_unreadable(store, error))
@@ -92,6 +97,16 @@ def reconcile_sensor(
         return dg.SkipReason(" ".join(filter(None, lines)))
 
     return sensor
+
+
+def _made_here(
+    repository: dg.RepositoryDefinition | None,
+) -> dict[dg.AssetKey, str | None] | None:
+    """The assets that a code location makes, each with its code version; None: no location."""
+    if repository is None:
+        return None
+    graph = repository.asset_graph
+    return {key: graph.get(key).code_version for key in graph.materializable_asset_keys}
 
 
 def settle(store: Store, instance: dg.DagsterInstance) -> list[Recovered]:

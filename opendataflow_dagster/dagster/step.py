@@ -5,26 +5,29 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from functools import cached_property
+from typing import Any
 
 import dagster as dg
 
-from ..errors import DataflowError
-from ..explain.explain import explain
+from ..errors import DataflowError, Refused
+from ..explain.explain import Staleness, explain, staleness
 from ..model import FAILED, PENDING, READY, RESUBMIT, Claim, Stop, read_status
 from ..runner.environment import EnvironmentCache, JobEnvironment
 from ..runner.heartbeat import Pulse, WaitingClaims
 from ..runner.produce import Maker, Produced, make
 from ..runner.run import LOST, nothing_to_do
-from ..store.claimable import batch_size
+from ..store.claimable import batch_size, dial
 from ..store.claims import interrupt_soon
 from ..store.database import briefly
 from ..store.operations import resubmit
 from ..store.store import PLAN_AGE_SECONDS, Store, new_owner
 from ..util.text import first_line, first_of, printable
 from .checks import ChunkCheck, evaluation
-from .events import RESUBMIT_TAG, produced_event, run_log, skipped_event
+from .events import RESUBMIT_TAG
 from .resources import DataflowResource
 from .translator import DataflowTranslator
+from .versions import ChunkEvents, Context
 
 CATCH_UP_TAG = "opendataflow/catch-up"
 """The tag of a run that claims whatever the tables offer."""
@@ -46,10 +49,21 @@ LEASE_RENEWAL_SECONDS = 60.0
 LOCK_WAIT_SECONDS = 10.0
 """Seconds for which a run keeps trying to claim a chunk that another worker holds."""
 
+AUTOMATION_TAGS = frozenset(
+    {
+        "dagster/from_automation_condition",
+        "dagster/auto_materialize",
+        "dagster/sensor_name",
+        "dagster/schedule_name",
+    }
+)
+"""The tags of runs, and of the runs of backfills, that no person has asked for."""
+
+BACKFILL_TAG = "dagster/backfill"
+
 TERMINATED_STATUSES = dg.DagsterRunStatus.CANCELING, dg.DagsterRunStatus.CANCELED
 """The statuses of a run that a person terminated. One whose process died becomes FAILURE."""
 
-Context = dg.AssetExecutionContext | dg.OpExecutionContext
 Event = dg.AssetMaterialization | dg.AssetCheckEvaluation
 Body = Callable[[dg.AssetExecutionContext], Iterator[Event]]
 
@@ -72,7 +86,7 @@ class Claimer:
         self.translator = translator
         self.runid = context.run.run_id
         self.owner = f"{new_owner()} of run {self.runid}"  # history tells which run it was
-        self.log = run_log(self.runid)
+        self.events = ChunkEvents(context, store, translator)
         self.resubmits = is_on(context, RESUBMIT_TAG)
         self.claims: dict[int, tuple[Claim, str]] = {}
         """By generation: the claims that are still to be settled, each with its partition key."""
@@ -108,17 +122,41 @@ class Claimer:
         # all that this owner has.
         return [claim for claim in found if claim.generation not in self.claims]
 
-    def ready_already(self, dataid: str, key: str) -> list[dg.AssetMaterialization]:
-        """The events of a chunk that is READY already; none if it has to be produced."""
+    def ready_already(self, dataid: str) -> list[tuple]:
+        """The rows of a chunk that is READY already; none if it has to be produced."""
         db = self.store.db
         rows, _ = db.insist(lambda: db.run("produce.outputs", jobid=self.jobid, dataid=dataid))
         ready = {row[0]: row for row in rows if row[2] == READY}
         busy = any(row[2] != READY for row in rows)
         if busy or self.resubmits or set(ready) != set(self.store.plan(self.jobid).outputs):
             return []
-        return [
-            skipped_event(row, dataid, key, self.translator, self.log) for row in ready.values()
-        ]
+        return list(ready.values())
+
+    def staleness(self, dataid: str) -> Staleness:
+        """Whether a chunk is stale that is READY."""
+        return self.store.db.insist(lambda: staleness(self.store, self.jobid, dataid))[0]
+
+    def is_made_again(self, stale: Staleness) -> bool:
+        """Whether this run makes a READY chunk again, as the job's dial `on_stale` says."""
+        if not (stale.line and stale.may_be_made):
+            return False
+        word = dial(self.store, self.jobid, "on_stale") or "auto"
+        return self._is_wanted if word == "auto" else word == "remake"
+
+    @cached_property
+    def _is_wanted(self) -> bool:
+        """Whether an automation asked for the chunks, or a person for one of them alone."""
+        return is_by_automation(self.context) or is_for_one_chunk(self.context)
+
+    def make_again(self, dataid: str, stale: Staleness) -> list[Claim]:
+        """Claim a stale chunk; none if the tables refuse that it is made again."""
+        self.context.log.info(f"{printable(dataid)} is stale, so it is made again: {stale.line}")
+        why = f"it is stale, and run {self.runid} was asked for it"
+        try:
+            resubmit(self.store, self.jobid, [dataid], who=f"dagster run {self.runid}", why=why)
+        except Refused as refusal:
+            self.say(f"{printable(dataid)} can't be made again: {refusal}")
+        return self.claim(dataid)
 
     def refuse(self, dataid: str) -> list[Claim] | None:
         """Count a chunk as refused, with the reason; or return the claim if it is free now.
@@ -214,6 +252,28 @@ def requested_partitions(context: Context) -> list[str] | None:
 def is_on(context: Context, tag: str) -> bool:
     """Whether a run has a tag that says true."""
     return context.run.tags.get(tag, "").lower() == "true"
+
+
+def is_by_automation(context: Context) -> bool:
+    """Whether no person asked for a run: a condition, a sensor or a schedule did."""
+    return not AUTOMATION_TAGS.isdisjoint(context.run.tags)
+
+
+def is_for_one_chunk(context: Context) -> bool:
+    """Whether a run was asked for one partition, and isn't a part of a larger backfill."""
+    if len(requested_partitions(context) or ()) != 1:
+        return False
+    backfill_id = context.run.tags.get(BACKFILL_TAG)
+    return backfill_id is None or _partitions_of_backfill(context, backfill_id) == 1
+
+
+def _partitions_of_backfill(context: Context, backfill_id: str) -> int | None:
+    """Of how many partitions of this step's assets a backfill is; None: that can't be told."""
+    with suppress(Exception):  # how a backfill is kept isn't public
+        backfill: Any = context.instance.get_backfill(backfill_id)
+        subsets = backfill.asset_backfill_data.target_subset.partitions_subsets_by_asset_key
+        return max(len(subsets[key]) for key in context.selected_asset_keys if key in subsets)
+    return None
 
 
 class ScriptStopped(BaseException):
@@ -328,11 +388,14 @@ class _Run(Claimer):
         self.environment()
         claims = self.claim(dataid)
         if not claims:
-            if events := self.ready_already(dataid, key):
-                self.skipped += 1
-                yield from events
-                return
-            refused = self.refuse(dataid)
+            if rows := self.ready_already(dataid):
+                stale = self.staleness(dataid)
+                if not self.is_made_again(stale):
+                    self.skipped += 1
+                    yield from self.events.skipped(rows, self.jobid, dataid, key, stale.line)
+                    return
+                claims = self.make_again(dataid, stale)
+            refused = claims or self.refuse(dataid)
             if refused is None:
                 held_back.append(key)
                 return
@@ -421,7 +484,7 @@ class _Run(Claimer):
         if produced.status == READY:
             self.produced += 1
             for fact in produced.facts:
-                yield produced_event(produced, fact, key, self.translator, self.log)
+                yield self.events.produced(produced, fact, key)
         else:
             self._log_failure(produced)
         for checked in produced.checks:

@@ -78,7 +78,7 @@ def recorded_evidence(
     datasetid: str, jobid: str, generation: int | None, record: Mapping[str, Any]
 ) -> ChunkEvidence:
     """The evidence in a READY chunk's record; a row that no claim wrote is of generation 0."""
-    inputs: dict[str, int | None] = json.loads(record["inputs"]) if record.get("inputs") else {}
+    inputs = recorded_inputs(record) or {}
     validated = record.get("validated")
     return ChunkEvidence(
         datasetid,
@@ -94,6 +94,22 @@ def recorded_evidence(
         schema=record.get("schema"),
         code=record.get("code"),
     )
+
+
+def recorded_inputs(record: Mapping[str, Any]) -> dict[str, int | None] | None:
+    """The generation of each input that a chunk was made from; None: nobody knows."""
+    return json.loads(record["inputs"]) if record.get("inputs") else None
+
+
+def stale_line(state: State) -> str:
+    """Which inputs were replaced since a chunk was made from them; nothing if none was."""
+    answer = _right_data(state)
+    return answer.text if answer.ok is False else ""
+
+
+def has_inputs(state: State) -> bool:
+    """Whether all inputs of a chunk are there."""
+    return bool(_ready(state).ok)
 
 
 def five_answers(state: State) -> list[Answer]:

@@ -15,7 +15,7 @@ from ..store.item_folding import fold_of
 from ..store.store import Store, flaw_of
 from ..util.text import typed
 from ..util.times import from_table, shown, to_table
-from .answers import five_answers
+from .answers import five_answers, has_inputs, stale_line
 from .reasons import IN_A_CIRCLE, advice, hindrances
 from .state import Answer, Look, Reason, State, read_state
 
@@ -86,6 +86,20 @@ def explain(
         if dataid is None:
             return explain_job(store, jobid, at, everything, look=None if at else look)
         return explain_chunk(store, jobid, dataid, at, look=None if at else look)
+
+
+class Staleness(NamedTuple):
+    """Which inputs were replaced since a chunk was made, if any; and whether it can be made now."""
+
+    line: str
+    may_be_made: bool
+
+
+def staleness(store: Store, jobid: str, dataid: str) -> Staleness:
+    """Whether a chunk is stale, as `explain` tells it."""
+    with store.db.reading():
+        state = read_state(store, Registration(store, None).plan(jobid), dataid)
+    return Staleness(stale_line(state), has_inputs(state))
 
 
 def explain_chunk(

@@ -17,7 +17,7 @@ from ..store.registry import (
     check_columns,
     check_links,
     circle_of_jobs,
-    dial_number,
+    dial_value,
     has_password,
     job_items,
 )
@@ -365,7 +365,7 @@ def check_policy(whose: str, policy: Mapping[str, str]) -> None:
             like = did_you_mean(dial, DIALS) or f". Choose from {', '.join(DIALS)}."
             raise FlowError(f"There is no dial {dial!r} for {whose}{like}", key="policy")
         if DIALS[dial].unit != "time":
-            dial_number(dial, value.strip())
+            dial_value(dial, value.strip())
         elif value.strip().startswith("+"):
             raise FlowError(
                 f"{dial} of {whose} is {value!r}: each apply would move it. Write a time such as "

@@ -6,7 +6,7 @@ from datetime import UTC
 from typing import Any, NamedTuple
 
 from ..model import DATASET_COLUMNS, DIALS
-from ..store.registry import FOREVER, dial_number
+from ..store.registry import FOREVER, dial_value
 from ..store.store import Store
 from ..util.times import parse_time
 from .flow import Job
@@ -104,7 +104,7 @@ def dials_of(store: Store, job: Job) -> dict[str, Any]:
     found = {}
     for name, text in job.policy.items():
         if DIALS[name].unit != "time":
-            found[name] = dial_number(name, text.strip())
+            found[name] = dial_value(name, text.strip())
         else:
             found[name] = _moment(store, text.strip())
     return found

@@ -99,6 +99,8 @@ def _dial(name: str) -> dict[str, Any]:
     dial = DIALS[name]
     if dial.unit == "time":
         return {"type": "string"}
+    if dial.words:
+        return {"enum": [*dial.words, "none"]}
     pattern = SECONDS_PATTERN if dial.unit == "seconds" else r"^[0-9]+$"
     return {
         "anyOf": [

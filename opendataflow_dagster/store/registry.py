@@ -459,14 +459,20 @@ def read_dial(store: Store, key: str, text: str) -> Any:
         return None
     if dial.unit == "time":
         return _time_of_dial(store, key, text)
-    return dial_number(key, text)
+    return dial_value(key, text)
 
 
-def dial_number(key: str, text: str) -> int | None:
-    """The value of a dial that is a number, from what a person wrote."""
+def dial_value(key: str, text: str) -> int | str | None:
+    """The value of a dial that is no moment, from what a person wrote."""
     dial = DIALS[key]
     if text.lower() in ("", "none"):
         return None
+    if dial.words:
+        if text.lower() not in dial.words:
+            raise WrongUse(
+                f"{key}={text[:40]!r}: it is one of {', '.join(dial.words)}; `none` resets it."
+            )
+        return text.lower()
     is_seconds = dial.unit == "seconds"
     try:
         number = round(parse_duration(text)) if is_seconds else int(text)

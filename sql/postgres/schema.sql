@@ -34,7 +34,8 @@ create table if not exists jobpolicy (
     every_minutes integer check (every_minutes >= 1),
     modified timestamptz not null default now(),
     max_losses integer check (max_losses >= 1),
-    fold_after integer check (fold_after >= 60)
+    fold_after integer check (fold_after >= 60),
+    on_stale text check (on_stale in ('auto', 'skip', 'remake'))
 );
 
 create sequence if not exists generation;

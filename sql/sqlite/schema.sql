@@ -30,7 +30,8 @@ create table if not exists jobpolicy (
     every_minutes integer check (every_minutes >= 1),
     modified text default (strftime('%Y-%m-%d %H:%M:%f', 'now')),
     max_losses integer check (max_losses >= 1),
-    fold_after integer check (fold_after >= 60)
+    fold_after integer check (fold_after >= 60),
+    on_stale text check (on_stale in ('auto', 'skip', 'remake'))
 );
 
 create table if not exists generation (last integer not null);

@@ -23,7 +23,7 @@ from opendataflow_dagster.store.item_folding import fold_items
 from opendataflow_dagster.store.items import Post, accept, begin_due_runs
 from opendataflow_dagster.store.store import Store
 from opendataflow_dagster.util.times import to_table
-from tests.support.store_fixtures import expire, put, register, sql, take
+from tests.support.store_fixtures import close, expire, put, register, sql, take
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "opendataflow_dagster"
@@ -88,6 +88,26 @@ def items_that_are_folded(store: Store) -> int:
     return fold_items(store)
 
 
+def fate_of_a_stale_chunk(store: Store) -> str:
+    """What a run in Dagster does that a person launches for it."""
+    import dagster as dg
+
+    from opendataflow_dagster import DataflowResource, dataflow_assets
+
+    store.finish(take(store, "loadbob"))
+    put(store, "bobin", "0", "RESUBMIT")
+    put(store, "bobin", "0")
+    made: list[str] = []
+    dataflow = DataflowResource()
+    with dg.DagsterInstance.ephemeral() as instance:
+        instance.add_dynamic_partitions("dataflow/bobin", ["0"])
+        assets = dataflow_assets(job="loadbob", dataflow=dataflow)(lambda chunk: made.append("it"))
+        given = {"dataflow": dataflow}
+        dg.materialize([assets], instance=instance, resources=given, partition_key="0")
+    close(dataflow.store)
+    return "made again" if made else "left"
+
+
 def script(body: str) -> list[str]:
     Path("loadbob.sh").write_text(f"#!/bin/sh\n{body}\n")
     Path("loadbob.sh").chmod(0o755)
@@ -107,12 +127,14 @@ TURNS: dict[str, Turn] = {
     "paused_until": ("forever", claims_at_once, 5, 0),
     "every_minutes": ("5", runs_that_are_due, 0, 1),
     "fold_after": ("30m", items_that_are_folded, 0, 1),
+    "on_stale": ("skip", fate_of_a_stale_chunk, "made again", "left"),
 }
 
 
 @pytest.fixture
-def turned(store: Store) -> Store:
+def turned(store: Store, url: str, monkeypatch: pytest.MonkeyPatch) -> Store:
     """A store with five chunks for `loadbob`, and a pipeline `daily` that waits for nothing."""
+    monkeypatch.setenv("DATAFLOW_URL", url)
     register(store, "loadbob", ["bobin"], ["bobout"])
     register(store, "daily", [], ["sums"])
     for number in range(5):

@@ -147,7 +147,10 @@ def metadata(event: dg.AssetMaterialization) -> dict[str, Any]:
 
 
 def test_a_chunk_is_claimed_made_and_told(
-    dataflow: DataflowResource, store: Store, run: Callable[..., Ran]
+    dataflow: DataflowResource,
+    store: Store,
+    run: Callable[..., Ran],
+    instance: dg.DagsterInstance,
 ) -> None:
     add_dataset(store, "bobout", hostname="there", tablename="sums")
     put(store, "bobin", "1")
@@ -164,8 +167,13 @@ def test_a_chunk_is_claimed_made_and_told(
     event = ran.made["bobout", "1"]
     [(generation,)] = sql(store, "select generation from datastatus where datasetid = 'bobout'")
     told = metadata(event)
-    assert event.tags["dagster/data_version"] == str(generation)
-    assert event.tags == {"dagster/data_version": str(generation)}
+    [came] = instance.fetch_materializations(dg.AssetKey("bobin"), limit=5).records
+    assert event.tags == {
+        "dagster/data_version": "abc",
+        "dagster/code_version": told["code"],
+        "dagster/input_data_version/bobin": "1",
+        "dagster/input_event_pointer/bobin": str(came.storage_id),
+    }
     assert told["generation"] == generation
     assert (told["rows"], told["bytes"], told["fingerprint"]) == (5, 10, "abc")
     assert told["dagster/row_count"] == 5

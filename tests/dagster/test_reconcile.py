@@ -101,7 +101,13 @@ def test_a_materialization_tells_what_is_known_of_the_chunk(grid: Grid) -> None:
     assert told["opendataflow/location"] == "/data/copies/1"
     assert told["opendataflow/generation"] == claim.generation
     assert told["opendataflow/job"] == "copy"
-    assert event.tags == {"dagster/data_version": str(claim.generation)}
+    [came] = grid.instance.fetch_materializations(NAMES.asset_key("orders"), limit=5).records
+    assert event.tags == {
+        "dagster/data_version": str(claim.generation),
+        "dagster/code_version": "UNKNOWN",
+        "dagster/input_data_version/orders": str(told["opendataflow/inputs"]["orders"]),
+        "dagster/input_event_pointer/orders": str(came.storage_id),
+    }
 
 
 def test_chunks_can_be_deleted_and_renamed(grid: Grid) -> None:
@@ -257,9 +263,9 @@ def test_killed_anywhere_the_next_tick_repairs(
         operations.resubmit(store, "copy", [WEEK[number]])
         operations.delete_run(store, "copy", WEEK[2 + number])
 
-        def dies(self: Mirror, *details: object, when: str = when) -> None:
+        def dies(self: Mirror, *details: object, when: str = when, **more: object) -> None:
             if when == "after":
-                real(self, *details)
+                real(self, *details, **more)
             raise Killed
 
         with monkeypatch.context() as patched:

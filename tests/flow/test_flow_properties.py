@@ -34,6 +34,7 @@ DIALS = st.fixed_dictionaries(
         "retry_delay": st.sampled_from([0, "10m", "none"]),
         "paused_until": st.sampled_from(["forever", "2030-01-01T00:00Z", "none"]),
         "fold_after": st.just("7d"),
+        "on_stale": st.sampled_from(["skip", "remake", "none"]),
     },
 )
 VARIABLES = st.dictionaries(

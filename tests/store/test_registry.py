@@ -370,6 +370,7 @@ def test_dials_are_turned_and_reset(store: Store) -> None:
             "time_limit": "1h",
             "every_minutes": "15",
             "fold_after": "1h",
+            "on_stale": "Skip",
         },
     )
     assert row == {
@@ -384,6 +385,7 @@ def test_dials_are_turned_and_reset(store: Store) -> None:
         "paused_until": None,
         "every_minutes": 15,
         "fold_after": 3600,
+        "on_stale": "skip",
     }
     row = registry.set_policy(store, "j", {"concurrency": "none", "max_attempts": ""})
     assert (row["concurrency"], row["max_attempts"], row["batch_size"]) == (None, None, 10)

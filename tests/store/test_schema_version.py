@@ -79,6 +79,7 @@ LATER = (
     "options",
     "replaces",
     "fold_after",
+    "on_stale",
     "metadata",
     "code",
     "execution",

@@ -306,6 +306,7 @@ def without_later_columns(store: Store) -> None:
         sql(store, f"alter table chunkfact drop column {column}")
     sql(store, "alter table dataset drop column options")
     sql(store, "alter table jobpolicy drop column fold_after")
+    sql(store, "alter table jobpolicy drop column on_stale")
     sql(store, "drop index if exists streamitem_by_age")
     for table in ("streamfold", "csvfile", "csvpart"):
         sql(store, f"drop table {table}")

@@ -190,6 +190,16 @@ class Client:
         )
         return [event(each) for each in node["assetMaterializations"]]
 
+    def stale_status(self, asset: str, partition: str) -> str:
+        """What lineage says of a partition: FRESH, STALE or MISSING."""
+        node = self.ask(
+            "query($key: AssetKeyInput!, $partition: String!) { assetNodeOrError(assetKey: $key) { "
+            "__typename ... on AssetNode { staleStatus(partition: $partition) } } }",
+            key=key(asset),
+            partition=partition,
+        )
+        return node["staleStatus"]
+
     def told_by(self, run: str, asset: str, partition: str) -> Event:
         """What a run has told of a partition; a tick that took long may have told it since, too."""
         [told] = [each for each in self.materializations(asset, partition) if each.run == run]

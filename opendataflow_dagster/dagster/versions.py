@@ -1,0 +1,256 @@
+"""What chunks were made from, by the data versions with which Dagster tells what is stale.
+
+Dagster compares the data version of an input's newest event with that of the event to which a
+materialization points. So each of ours points to the event of what was consumed.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cached_property, partial
+from typing import Any, Protocol
+
+import dagster as dg
+
+from ..explain.answers import recorded_inputs
+from ..model import READY, Fact
+from ..runner.produce import Produced
+from ..store.catalog import Catalog, read_catalog
+from ..store.overview import Truth, facts, truths
+from ..store.store import Store
+from .events import (
+    CODE_TAG,
+    GENERATION_ENTRY,
+    VERSION_TAG,
+    Source,
+    data_version,
+    produced_event,
+    read_output,
+    recorded_event,
+    run_log,
+    skipped_event,
+)
+from .translator import DataflowTranslator
+
+NO_SUCH_EVENT = -1
+"""Points before all events: whatever version Dagster finds after it is another one."""
+
+RECENT_EVENTS = 20
+"""Events of an input's chunk among which a run looks for the version that was consumed."""
+
+Context = dg.AssetExecutionContext | dg.OpExecutionContext
+
+Generations = Mapping[str, int | None]
+"""The generation of each input that a chunk was made from."""
+
+
+class EventLog(Protocol):
+    """Where Dagster keeps the materializations of chunks."""
+
+    def numbers(self, key: dg.AssetKey, versions: Mapping[str, str]) -> dict[str, int]:
+        """The newest materialization of each partition that has the data version given."""
+        ...
+
+    def report(self, materializations: Sequence[dg.AssetMaterialization]) -> None:
+        """Store materializations of one asset that no run logs."""
+        ...
+
+
+class RunLog:
+    """The events of a Dagster instance, as a run may read and write them."""
+
+    def __init__(self, instance: dg.DagsterInstance) -> None:
+        self.instance = instance
+
+    def numbers(self, key: dg.AssetKey, versions: Mapping[str, str]) -> dict[str, int]:
+        found: dict[str, int] = {}
+        for partition, version in versions.items():
+            wanted = dg.AssetRecordsFilter(key, asset_partitions=[partition])
+            for record in self.instance.fetch_materializations(wanted, RECENT_EVENTS).records:
+                event = record.asset_materialization
+                if event and (event.tags or {}).get(VERSION_TAG) == version:
+                    found[partition] = record.storage_id
+                    break
+        return found
+
+    def report(self, materializations: Sequence[dg.AssetMaterialization]) -> None:
+        for event in materializations:
+            self.instance.report_runless_asset_event(observation(event))
+            self.instance.report_runless_asset_event(event)
+
+
+class Lineage:
+    """Which of Dagster's events tell of what chunks were made from."""
+
+    def __init__(
+        self,
+        store: Store,
+        translator: DataflowTranslator,
+        log: EventLog,
+        catalog: Catalog | None = None,
+    ) -> None:
+        self.store, self.translator, self.log = store, translator, log
+        self._given = catalog
+
+    @cached_property
+    def catalog(self) -> Catalog:
+        return self._given or read_catalog(self.store)
+
+    def sources(
+        self, reads: Iterable[str], chunks: Mapping[str, Generations | None]
+    ) -> dict[str, list[Source]]:
+        """The inputs of chunks, by dataid; None: nobody knows what such a chunk was made from.
+
+        An input that the job reads only since then is left out, so that Dagster calls it new.
+        """
+        found: dict[str, list[Source]] = {dataid: [] for dataid in chunks}
+        for datasetid in reads:
+            key = self.translator.asset_key(datasetid)
+            consumed: dict[str, int] = {}
+            for dataid, generations in chunks.items():
+                if generations is None:
+                    found[dataid].append(Source(key))
+                elif datasetid in generations:
+                    consumed[dataid] = generations[datasetid] or 0
+            for dataid, source in self._of_input(datasetid, key, consumed):
+                found[dataid].append(source)
+        return found
+
+    def events(
+        self, datasetid: str, chunks: Mapping[str, Truth], code_version: str | None = None
+    ) -> list[dg.AssetMaterialization]:
+        """The events of READY chunks of a dataset, by their records in the tables."""
+        records = facts(self.store, datasetid, chunks)
+        maker, reads = self._flow(datasetid)
+        sources = self.sources(
+            reads,
+            {
+                dataid: recorded_inputs(records.get(dataid, {})) if truth.jobid == maker else None
+                for dataid, truth in chunks.items()
+            },
+        )
+        return [
+            recorded_event(
+                datasetid,
+                dataid,
+                truth,
+                records.get(dataid),
+                self.translator,
+                sources[dataid],
+                code_version,
+            )
+            for dataid, truth in chunks.items()
+        ]
+
+    def _flow(self, datasetid: str) -> tuple[str, list[str]]:
+        """The job that a dataset's asset is, and the inputs that Dagster draws of it."""
+        for jobid in sorted(self.catalog.producers(datasetid)):
+            plan = self.catalog.jobs[jobid]
+            if not plan.flaw:
+                return jobid, [
+                    source for source in plan.reads if not self.catalog.in_circle(jobid, source)
+                ]
+        return "", []
+
+    def _of_input(
+        self, datasetid: str, key: dg.AssetKey, consumed: Mapping[str, int]
+    ) -> Iterator[tuple[str, Source]]:
+        """Where one input of chunks is among the events, by dataid."""
+        if not consumed:
+            return
+        were = {dataid: Truth(READY, "", number) for dataid, number in consumed.items()}
+        records = facts(self.store, datasetid, were)
+        parts = {dataid: self.translator.partition_key(dataid) for dataid in consumed}
+        versions = {
+            parts[dataid]: data_version(records.get(dataid, {}).get("fingerprint"), number)
+            for dataid, number in consumed.items()
+        }
+        numbers = self.log.numbers(key, versions)
+        unknown = {
+            dataid: consumed[dataid] for dataid, part in parts.items() if part not in numbers
+        }
+        if unknown and self._tell(datasetid, unknown):
+            numbers = self.log.numbers(key, versions)
+        for dataid, part in parts.items():
+            yield dataid, Source(key, versions[part], numbers.get(part, NO_SUCH_EVENT))
+
+    def _tell(self, datasetid: str, consumed: Mapping[str, int]) -> bool:
+        """Report those chunks that are still what was consumed; whether there are any.
+
+        They became READY a moment ago, and Dagster knows no event yet. One that came after that of
+        what was made from them would make it stale.
+        """
+        current = {
+            dataid: truth
+            for dataid, truth in truths(self.store, datasetid, consumed).items()
+            if truth.status == READY and (truth.generation or 0) == consumed[dataid]
+        }
+        if current:
+            self.log.report(self.events(datasetid, current))
+        return bool(current)
+
+
+class ChunkEvents:
+    """The events that a step logs of its chunks, with the versions of what they were made from."""
+
+    def __init__(self, context: Context, store: Store, translator: DataflowTranslator) -> None:
+        self.context, self.store, self.translator = context, store, translator
+        self.log = run_log(context.run.run_id)
+        self.lineage = Lineage(store, translator, RunLog(context.instance))
+
+    def produced(self, produced: Produced, fact: Fact, key: str) -> dg.AssetMaterialization:
+        """The event of a dataset's chunk that this run has just produced."""
+        inputs = produced.chunk.inputs.values() if produced.chunk else None
+        consumed = None if inputs is None else {each.datasetid: each.generation for each in inputs}
+        node = self._node(fact.datasetid)
+        sources = self._sources(produced.claim.jobid, fact.dataid, consumed, node.parent_keys)
+        return produced_event(
+            produced, fact, key, self.translator, self.log, sources, node.code_version
+        )
+
+    def skipped(
+        self, rows: Iterable[tuple], jobid: str, dataid: str, key: str, stale: str
+    ) -> Iterator[dg.AssetMaterialization]:
+        """The events of a chunk that is READY already, by its rows of `produce.outputs`."""
+        for row in rows:
+            datasetid, maker, _, generation, record = read_output(row)
+            consumed = recorded_inputs(record) if maker == jobid else None
+            node = self._node(datasetid)
+            sources = self._sources(jobid, dataid, consumed, node.parent_keys)
+            code = node.code_version and self._code(node.key, key, generation, node.code_version)
+            yield skipped_event(row, dataid, key, self.translator, self.log, sources, code, stale)
+
+    def _sources(
+        self, jobid: str, dataid: str, consumed: Generations | None, drawn: Iterable[dg.AssetKey]
+    ) -> list[Source]:
+        """The inputs that Dagster draws, as a chunk has consumed them."""
+        drawn = set(drawn)
+        reads = [
+            datasetid
+            for datasetid in self.store.plan(jobid).reads
+            if self.translator.asset_key(datasetid) in drawn
+        ]
+        find = partial(self.lineage.sources, reads, {dataid: consumed})
+        return self.store.db.insist(find)[0][dataid]
+
+    def _code(self, asset: dg.AssetKey, key: str, generation: int | None, version: str) -> str:
+        """The code version that an earlier run told of a generation; else the asset's."""
+        wanted = dg.AssetRecordsFilter(asset, asset_partitions=[key])
+        for record in self.context.instance.fetch_materializations(wanted, 1).records:
+            event = record.asset_materialization
+            told = event.metadata.get(GENERATION_ENTRY) if event else None
+            if event and told and told.value == (generation or 0):
+                return (event.tags or {}).get(CODE_TAG, version)
+        return version
+
+    def _node(self, datasetid: str) -> Any:
+        """The asset of a dataset in the run's job, as Dagster's own steps look it up."""
+        return self.context.job_def.asset_layer.get(self.translator.asset_key(datasetid))
+
+
+def observation(event: dg.AssetMaterialization) -> dg.AssetObservation:
+    """The same of an asset that nothing here makes: of such, Dagster compares observations."""
+    return dg.AssetObservation(
+        event.asset_key,
+        description="For the staleness of what is made from it.",
+        partition=event.partition,
+        tags={VERSION_TAG: (event.tags or {})[VERSION_TAG]},
+    )

@@ -1,0 +1,159 @@
+"""Automation conditions in a real daemon: what is stale is made again, and what isn't is skipped.
+
+The tests share one running Dagster, and follow one another.
+"""
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from opendataflow_dagster.explain.explain import staleness
+from opendataflow_dagster.store import operations, registry
+from opendataflow_dagster.store.opening import open_store
+from opendataflow_dagster.store.store import Store
+from tests.support.dagster_servers import Dagster
+from tests.support.graphql_client import Client, wait_for
+from tests.support.store_fixtures import close, statuses
+
+pytestmark = pytest.mark.timeout(300)  # runs of their own processes, and a minute's cron
+
+READERS = {"report": "reports", "changes": "changed", "first": "firsts", "minutely": "minutes"}
+
+
+class Automatic:
+    """`orders` come from outside; `clean` reads them, and four jobs read what it makes."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.url = folder, f"sqlite:///{folder / 'dataflow.db'}"
+        self.store: Store = open_store(self.url)
+        self.store.init()
+        registry.add_job(self.store, "clean", ["orders"], ["cleaned"])
+        for jobid, datasetid in READERS.items():
+            registry.add_job(self.store, jobid, ["cleaned"], [datasetid])
+        self.has("one")
+
+    dagster: Dagster
+
+    @property
+    def client(self) -> Client:
+        return self.dagster.client
+
+    def has(self, content: str) -> None:
+        """What `clean` finds in the orders."""
+        (self.folder / "content").write_text(content)
+
+    def arrive(self, day: str) -> None:
+        """Orders come, or come again."""
+        if ("orders", operations.EXTERNAL, day) in statuses(self.store, day):
+            operations.resubmit(self.store, operations.EXTERNAL, [day])
+        operations.ready(self.store, "orders", [day])
+
+    def made(self) -> Counter[str]:
+        path = self.folder / "produced"
+        lines = path.read_text().splitlines() if path.exists() else []
+        return Counter(line.split()[0] for line in lines)
+
+    def becomes(self, **made: int) -> None:
+        """Wait until jobs have made so many chunks in all."""
+        wait_for(
+            lambda: {jobid: self.made()[jobid] for jobid in made},
+            made.__eq__,
+            60,
+            f"made are {made}",
+        )
+
+    def told(self, dataset: str, day: str) -> list[bool]:
+        """Of each materialization of a chunk, the first one first: whether it was skipped."""
+        events = self.client.materializations(dataset, day)
+        return [bool(each.metadata.get("opendataflow/skipped")) for each in reversed(events)]
+
+    def calms_down(self) -> Counter[str]:
+        """Wait until nothing has been launched for three seconds; what was made by then."""
+        quiet, before = time.monotonic(), -1
+        while time.monotonic() - quiet < 3:
+            runs = self.client.runs()
+            if len(runs) != before or any(run["status"] != "SUCCESS" for run in runs):
+                quiet, before = time.monotonic(), len(runs)
+            time.sleep(0.2)
+        return self.made()
+
+    def agrees(self, day: str) -> None:
+        """Dagster calls stale what the tables call stale."""
+        for jobid, dataset in ({"clean": "cleaned"} | READERS).items():
+            if statuses(self.store, day).get((dataset, jobid, day), (None, ""))[1] == "READY":
+                stale = bool(staleness(self.store, jobid, day).line)
+                shown = self.client.stale_status(dataset, day)
+                assert (dataset, shown) == (dataset, "STALE" if stale else "FRESH")
+
+
+@pytest.fixture(scope="module")
+def automatic(
+    start_dagster: Callable[..., Dagster], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Automatic]:
+    made = Automatic(tmp_path_factory.mktemp("automatic"))
+    made.dagster = start_dagster(
+        "tests.support.code_locations.automatic",
+        name="automatic",
+        env={"DATAFLOW_URL": made.url, "FLOW_FOLDER": str(made.folder)},
+    )
+    yield made
+    made.dagster.close()
+    close(made.store)
+
+
+@pytest.fixture(scope="module", params=["sqlite"])
+def storage(request: pytest.FixtureRequest) -> str:
+    """One Dagster: conditions are evaluated the same on the other storage."""
+    return request.param
+
+
+DAY = "2026-11-01"
+
+
+def test_new_orders_run_through_all_that_is_eager(automatic: Automatic) -> None:
+    automatic.arrive(DAY)
+    automatic.becomes(clean=1, report=1, changes=1, first=1)
+    automatic.calms_down()
+    assert automatic.made() - Counter({"minutely": 9}) == dict(
+        clean=1, report=1, changes=1, first=1
+    )
+    automatic.agrees(DAY)
+
+
+def test_a_remake_with_the_same_data_ends_in_skips(automatic: Automatic) -> None:
+    before = automatic.told("reports", DAY)
+    automatic.arrive(DAY)
+    automatic.becomes(clean=2)
+    made = automatic.calms_down()
+    assert (made["report"], made["changes"], made["first"]) == (1, 1, 1)
+    assert automatic.told("reports", DAY) == [*before, True], "eager looked, and had nothing to do"
+    assert automatic.told("changed", DAY) == [False], "nothing was launched for the same data"
+    assert automatic.told("firsts", DAY) == [False]
+    automatic.agrees(DAY)
+
+
+def test_a_remake_with_other_data_is_made_on(automatic: Automatic) -> None:
+    automatic.has("two")
+    automatic.arrive(DAY)
+    automatic.becomes(clean=3, report=2, changes=2)
+    made = automatic.calms_down()
+    assert (made["clean"], made["report"], made["changes"]) == (3, 2, 2)
+    assert made["first"] == 1, "it isn't missing"
+    assert automatic.client.stale_status("firsts", DAY) == "STALE"
+    automatic.agrees(DAY)
+
+
+def test_what_a_cron_asks_for_is_made_once_a_minute_at_most(automatic: Automatic) -> None:
+    before = automatic.made()["minutely"]
+    minute = time.time() // 60
+    wait_for(lambda: time.time() // 60, lambda now: now > minute, 61, "a minute begins", 0.5)
+    time.sleep(2)  # an evaluation sees it before the input comes
+    automatic.has("three")
+    automatic.arrive(DAY)
+    automatic.becomes(minutely=before + 1)
+    automatic.calms_down()
+    assert automatic.made()["minutely"] == before + 1
+    automatic.agrees(DAY)
