@@ -17,6 +17,7 @@ from ..util.text import did_you_mean, typed
 from .checks import ChunkCheck, bind_checks
 from .registration import refuse_unapplied
 from .resources import RESOURCE_KEY, DataflowResource
+from .stale_check import stale_check
 from .step import Body, Event, run_chunks
 from .translator import DataflowTranslator
 
@@ -140,7 +141,7 @@ def assets_of_job(
         return no_assets(jobid, flaw)
     translator = translator or DataflowTranslator()
     promised, checks = (bind_checks(some, catalog.jobs[jobid]) for some in (promised, checks))
-    all_checks = [*promised, *checks]
+    all_checks = [*promised, *checks, *_stale_checks(catalog.jobs[jobid])]
     _refuse_doubled_names(all_checks, jobid)
     specs = [
         _with_options(spec, options)
@@ -159,6 +160,11 @@ def assets_of_job(
         resource_defs=options.get("resource_defs"),
         hook_defs=options.get("hooks"),
     )
+
+
+def _stale_checks(plan: Plan) -> list[ChunkCheck]:
+    """A check of each dataset of a job that reads something which can be replaced."""
+    return [stale_check(datasetid) for datasetid in plan.outputs if plan.reads]
 
 
 def no_assets(jobid: str, flaw: str) -> dg.AssetsDefinition:

@@ -24,6 +24,7 @@ from ..store.item_folding import fold_marks
 from ..store.overview import Truth, holders, known, truths
 from ..store.store import Store
 from .grid import Mirror, Square
+from .stale_check import stale_evaluations
 from .translator import DataflowTranslator
 from .versions import Lineage
 
@@ -79,6 +80,7 @@ class Cursor:
     domains: list[str] = field(default_factory=list)
     backfills: list[str] = field(default_factory=list)
     caches: list[str] = field(default_factory=list)
+    stale: dict[str, str] = field(default_factory=dict)
 
 
 def reconcile(
@@ -132,6 +134,7 @@ class _Pass:
             self.members.setdefault(domain, []).append(datasetid)
         self.cursor = _read_cursor(cursor)
         self.full = full
+        self.compared: set[str] = set()
         self.wrote = {"made": 0, "planned": 0, "cleared": 0, "keys": 0}
 
     def run(self) -> Reconciled:
@@ -143,6 +146,8 @@ class _Pass:
         cursor.caches = []
         self._find_whole(before)
         finished = self._follow() and self._verify()
+        if self.made_here:
+            self._tell_stale()
         # What was written moved the marks itself: with the old ones the next tick would look again.
         cursor.marks = self._marks() if any(self.wrote.values()) else before
         return Reconciled(json.dumps(asdict(cursor)), **self.wrote, more=not finished)
@@ -257,6 +262,7 @@ class _Pass:
         self, datasetid: str, dataids: set[str] | None, blamed: Mapping[tuple[str, str], str]
     ) -> bool:
         """Make the squares of a dataset right (all: None); whether there was time for all."""
+        self.compared.add(datasetid)
         found = differences(self.store, self.mirror, self.translator, datasetid, dataids, blamed)
         key, whole = self.translator.asset_key(datasetid), dataids is None
         if not (self._make(datasetid, found, whole) and self._plan(key, found, whole)):
@@ -309,6 +315,22 @@ class _Pass:
     def _from_above(self, datasets: Iterable[str]) -> list[str]:
         """Datasets in an order in which an input's event comes before those that point to it."""
         return sorted(datasets, key=lambda datasetid: self.depths.get(datasetid, 0))
+
+    def _tell_stale(self) -> None:
+        """Answer the checks of jobs here that read or write what was compared, if they changed."""
+        here, told = self.made_here or {}, self.cursor.stale
+        for jobid, plan in self.catalog.jobs.items():
+            mine = [each for each in plan.outputs if self.lineage.flow(each)[0] == jobid]
+            if not (plan.reads and any(self.translator.asset_key(each) in here for each in mine)):
+                continue
+            if jobid in told and self.compared.isdisjoint((*plan.reads, *plan.outputs)):
+                continue
+            found = list(stale_evaluations(self.store, jobid, self.translator))
+            line = " ".join(each.description or "" for each in found)
+            if told.get(jobid) != line:
+                for evaluation in found:
+                    self.mirror.instance.report_runless_asset_event(evaluation)
+                told[jobid] = line
 
     def _is_late(self) -> bool:
         """Whether the time is up; a pass that wrote nothing yet goes on, else it'd get nowhere."""

@@ -5,7 +5,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import dagster as dg
@@ -26,6 +26,7 @@ from ..util.text import first_line, first_of, printable
 from .checks import ChunkCheck, evaluation
 from .events import RESUBMIT_TAG
 from .resources import DataflowResource
+from .stale_check import stale_evaluations
 from .translator import DataflowTranslator
 from .versions import ChunkEvents, Context
 
@@ -311,6 +312,7 @@ def run_chunks(
         ) as run.pulse:
             keys = requested_partitions(context)
             yield from run.produce_offered() if keys is None else run.produce_requested(keys)
+        yield from run.stale_evaluations()
         run.conclude()
     except (dg.Failure, GeneratorExit):
         raise
@@ -501,6 +503,14 @@ class _Run(Claimer):
         if produced.error:  # in the text: Dagster doesn't keep `exc_info`
             line += "\n" + "".join(traceback.format_exception(produced.error))
         self.context.log.error(line)
+
+    def stale_evaluations(self) -> Iterator[dg.AssetCheckEvaluation]:
+        """How many chunks of the job are stale now, for those checks that the step has."""
+        wanted = self.context.selected_asset_check_keys
+        tell = partial(stale_evaluations, self.store, self.jobid, self.translator)
+        for found in self.store.db.insist(lambda: list(tell()))[0]:
+            if found.asset_check_key in wanted:
+                yield found
 
     def conclude(self) -> None:
         """Log the counts, and fail the run if any chunk wasn't produced."""

@@ -119,7 +119,7 @@ class Lineage:
     ) -> list[dg.AssetMaterialization]:
         """The events of READY chunks of a dataset, by their records in the tables."""
         records = facts(self.store, datasetid, chunks)
-        maker, reads = self._flow(datasetid)
+        maker, reads = self.flow(datasetid)
         sources = self.sources(
             reads,
             {
@@ -140,7 +140,7 @@ class Lineage:
             for dataid, truth in chunks.items()
         ]
 
-    def _flow(self, datasetid: str) -> tuple[str, list[str]]:
+    def flow(self, datasetid: str) -> tuple[str, list[str]]:
         """The job that a dataset's asset is, and the inputs that Dagster draws of it."""
         for jobid in sorted(self.catalog.producers(datasetid)):
             plan = self.catalog.jobs[jobid]

@@ -8,7 +8,7 @@ from ..errors import FlowError
 from ..model import DIALS
 from ..store.catalog import SECRET, Catalog
 from ..store.catalog import Dataset as CatalogDataset
-from ..store.registry import dial_number
+from ..store.registry import dial_value
 from .flow import Dataset, Flow, Job
 
 
@@ -57,9 +57,9 @@ def _columns(dataset: Dataset, environ: Mapping[str, str]) -> dict[str, str | No
 
 
 def _dials(job: Job) -> dict[str, Any]:
-    """The dials that are set to numbers, as the tables would have them."""
+    """The dials that are no moments, as the tables would have them."""
     numbers = {
-        name: dial_number(name, text.strip())
+        name: dial_value(name, text.strip())
         for name, text in job.policy.items()
         if DIALS[name].unit != "time"
     }

@@ -27,6 +27,7 @@ from opendataflow_dagster import (
     script_assets,
 )
 from opendataflow_dagster.dagster.events import recorded_event
+from opendataflow_dagster.dagster.stale_check import STALE_CHECK
 from opendataflow_dagster.dagster.translator import DataflowTranslator
 from opendataflow_dagster.errors import WrongUse
 from opendataflow_dagster.store.operations import release
@@ -361,7 +362,8 @@ def test_the_jobs_below_go_on_in_the_same_run(
     ]
     assert sorted(made) == [(name, day) for name in ("bobout", "total") for day in keys(days)]
     assert status(store, "total", keys(days)[-1], "sum") == "READY"
-    assert len(result.get_asset_check_evaluations()) == 2 * days
+    told = [each.check_name for each in result.get_asset_check_evaluations()]
+    assert (told.count("FINE"), told.count(STALE_CHECK)) == (2 * days, 2)
     assert not [
         each.user_message
         for each in instance.all_logs(result.run_id)
@@ -614,7 +616,7 @@ def test_a_script_answers_by_dagster_pipes(
     assert entries["opendataflow/validated"].value == "sum passed"
     assert str(entries["opendataflow/code"].value).startswith(("git:", "file:"))
     checks = {each.partition: each.passed for each in ran.result.get_asset_check_evaluations()}
-    assert checks == {"1": True, "2": False}
+    assert checks == {"1": True, "2": False, None: True}, "None: whether any chunk is stale"
 
     # The same from its record, as it is mirrored when it was made outside.
     truth = truths(store, "bobout", ["1"])["1"]

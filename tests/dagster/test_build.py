@@ -18,6 +18,7 @@ from opendataflow_dagster import (
     dataflow_assets,
     dataflow_check,
 )
+from opendataflow_dagster.dagster.stale_check import STALE_CHECK
 from opendataflow_dagster.errors import DataflowError, NoDatabase, WrongUse
 from tests.support.dagster_instances import shown_assets as shown
 from tests.support.dagster_instances import tick_of_reconcile as ticked
@@ -244,7 +245,9 @@ def test_checks_go_to_the_job_that_writes_their_dataset(dataflow: DataflowResour
     defs = build_definitions(dataflow, scripts=given, functions={"report": make}, checks=[has_rows])
     keys = defs.resolve_asset_graph().asset_check_keys
     assert {(each.asset_key.to_user_string(), each.name) for each in keys} == {
-        ("bobout", "has_rows")
+        ("bobout", "has_rows"),
+        ("bobout", STALE_CHECK),
+        ("reported", STALE_CHECK),
     }
     with pytest.raises(WrongUse, match="Check 'has_rows' is for dataset 'bobout', which"):
         build_definitions(dataflow, functions={"report": make}, checks=[has_rows])

@@ -28,6 +28,7 @@ from opendataflow_dagster import (
     spark_job,
 )
 from opendataflow_dagster.dagster.events import recorded_event
+from opendataflow_dagster.dagster.stale_check import STALE_CHECK, stale_check
 from opendataflow_dagster.dagster.translator import DataflowTranslator
 from opendataflow_dagster.errors import WrongUse
 from opendataflow_dagster.spark import progress
@@ -342,7 +343,7 @@ def test_what_is_expected_are_checks_of_the_asset(line: Line, run: Run) -> None:
         "READY",
     ]
     found = checks(ran)
-    assert len(found) == 12
+    assert len(found) == 12 + 1, "and whether any chunk is stale"
     assert {key for (name, key), each in found.items() if not each.passed and name == "rows"} == {
         "3",
         "4",
@@ -377,6 +378,7 @@ def test_the_checks_page_says_what_is_expected(dataflow: DataflowResource) -> No
         "range_n": (True, "Rows that are outside 0≤n≤9 fail it."),
         "unique_n": (False, "n: no two rows have the same."),
         "tidy": (False, "The rows are tidy."),
+        STALE_CHECK: (False, stale_check("doubled").description),
     }
 
 

@@ -11,6 +11,7 @@ from dagster._core.loader import LoadingContextForTest
 
 from opendataflow_dagster import Chunk, DataflowResource, Result, build_definitions
 from opendataflow_dagster.dagster.reconcile import reconcile
+from opendataflow_dagster.dagster.stale_check import STALE_CHECK
 from opendataflow_dagster.explain.explain import staleness
 from opendataflow_dagster.model import READY, Fact
 from opendataflow_dagster.store import operations, registry
@@ -110,10 +111,24 @@ class Flow:
         assert record.asset_materialization
         return record.asset_materialization
 
+    def check(self, datasetid: str) -> dg.AssetCheckEvaluation:
+        """The last answer of the check that says how many chunks are stale."""
+        key = dg.AssetCheckKey(NAMES.asset_key(datasetid), STALE_CHECK)
+        storage = self.instance.event_log_storage
+        kept = storage.get_asset_check_execution_history(key, limit=5)
+        found = [each.event.get_dagster_event().event_specific_data for each in kept if each.event]
+        return next(each for each in found if isinstance(each, dg.AssetCheckEvaluation))
+
     def agrees(self) -> dict[tuple[str, str], bool]:
+        """What is stale, if Dagster and its checks say so, too."""
         self.tick()
-        assert self.in_dagster() == self.in_tables()
-        return self.in_tables()
+        stale = self.in_tables()
+        assert self.in_dagster() == stale
+        for datasetid in {name for name, _ in stale}:
+            count = sum(is_stale for (name, _), is_stale in stale.items() if name == datasetid)
+            told = self.check(datasetid)
+            assert (told.passed, told.metadata["opendataflow/stale"].value) == (not count, count)
+        return stale
 
 
 @pytest.fixture
