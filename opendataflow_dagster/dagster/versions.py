@@ -61,15 +61,17 @@ class RunLog:
         self.instance = instance
 
     def numbers(self, key: dg.AssetKey, versions: Mapping[str, str]) -> dict[str, int]:
-        found: dict[str, int] = {}
-        for partition, version in versions.items():
-            wanted = dg.AssetRecordsFilter(key, asset_partitions=[partition])
-            for record in self.instance.fetch_materializations(wanted, RECENT_EVENTS).records:
+        found = {part: self._number(key, part, version) for part, version in versions.items()}
+        return {part: number for part, number in found.items() if number is not None}
+
+    def _number(self, key: dg.AssetKey, partition: str, version: str) -> int | None:
+        wanted = dg.AssetRecordsFilter(key, asset_partitions=[partition])
+        for limit in (1, RECENT_EVENTS):  # it is the newest one nearly always
+            for record in self.instance.fetch_materializations(wanted, limit).records:
                 event = record.asset_materialization
                 if event and (event.tags or {}).get(VERSION_TAG) == version:
-                    found[partition] = record.storage_id
-                    break
-        return found
+                    return record.storage_id
+        return None
 
     def report(self, materializations: Sequence[dg.AssetMaterialization]) -> None:
         for event in materializations:

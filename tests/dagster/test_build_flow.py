@@ -24,6 +24,7 @@ from opendataflow_dagster import (
     dataflow_check,
 )
 from opendataflow_dagster.cli.app import app
+from opendataflow_dagster.dagster.stale_check import STALE_CHECK
 from opendataflow_dagster.errors import FlowError, WrongUse
 from opendataflow_dagster.flow.apply import apply_flow
 from opendataflow_dagster.flow.plan import plan_flow
@@ -331,11 +332,9 @@ def test_what_the_flow_expects_are_checks_that_gate_each_chunk(
     )
 
     graph = defs.resolve_asset_graph()
-    assert {(key.asset_key.to_user_string(), key.name) for key in graph.asset_check_keys} == {
-        ("checked", "exists"),
-        ("sums", "exists"),
-        ("more", "rows"),
-    }
+    checks = {(key.asset_key.to_user_string(), key.name) for key in graph.asset_check_keys}
+    expected = {("checked", "exists"), ("sums", "exists"), ("more", "rows")}
+    assert checks == expected | {(datasetid, STALE_CHECK) for datasetid, _ in expected}
     ok, why = run(defs, instance, "checked", "1")
     assert (ok, status(tables, "checked", "1", "check")) == (False, "FAILED")
     assert f"NOT_VALIDATED: exists: there is no folder {folder}/checked" in why
