@@ -101,15 +101,9 @@ def build_definitions(
         pyspark=pyspark is not None,
         command=code.command if code else "",
     )
-    if code is not None:
-        runners.expect(code.flow)
+    source.expect_in(runners)
     runners.add_given(given, functions or {}, scripts, chosen)
-    if code is not None:
-        runners.add_flow(code.flow, chosen)
-    if source.pipelines is not None:
-        runners.add_pipelines(source.pipelines)
-        executor = executor or dg.in_process_executor
-    runners.check()
+    source.add_to(runners, chosen)
     launch = _Launch(source, runners, apply, automatic, runs_per_job, batch)
     definitions = dg.Definitions(
         assets=[*runners.assets, *runners.external(chosen)],
@@ -117,7 +111,7 @@ def build_definitions(
         schedules=launch.schedules() if schedules else [],
         jobs=operator_jobs(translator) if operators else [],
         resources=_resources(source.dataflow, translator, io_manager, pyspark),
-        executor=executor,
+        executor=executor or (dg.in_process_executor if source.pipelines else None),
     )
     if code is not None:
         setattr(definitions, CARRIED, code.flow)  # for `odf apply --file`
@@ -138,6 +132,19 @@ class _Source(NamedTuple):
     catalog: Catalog
     code: _Code | None
     pipelines: Projects | None
+
+    def expect_in(self, runners: JobRunners) -> None:
+        """Tell what the flow expects of its datasets, before anything is added."""
+        if self.code is not None:
+            runners.expect(self.code.flow)
+
+    def add_to(self, runners: JobRunners, chosen: set[str] | None) -> None:
+        """Add what runs the jobs of the flow and of the projects, and check all that runs jobs."""
+        if self.code is not None:
+            runners.add_flow(self.code.flow, chosen)
+        if self.pipelines is not None:
+            runners.add_pipelines(self.pipelines)
+        runners.check()
 
 
 def _code(flow: Flow | Path | None, assets: Iterable[Any], *, caller: str) -> _Code | None:
