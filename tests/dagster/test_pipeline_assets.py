@@ -1,6 +1,7 @@
 """The pipelines of a project in Dagster: an asset each, with a step for each transformation."""
 
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ from pyspark.sql import SparkSession
 from opendataflow_dagster import DataflowResource, build_definitions, pipeline_assets
 from opendataflow_dagster.dagster import resources
 from opendataflow_dagster.dagster.pipeline_assets import tables_of
+from opendataflow_dagster.pipelines.local_process import processes
 from opendataflow_dagster.store.items import Post, accept, new_run
 from opendataflow_dagster.store.step_log import steps
 from opendataflow_dagster.store.store import Store
@@ -125,6 +127,27 @@ def test_a_partition_that_is_added_is_made_step_by_step(line: Line, capfd: Any) 
     assert line.output("daily").splitlines()[1:] == ["A,2,10,20", "B,0,5,0"]
     assert line.left() == []
     assert sql(line.store, "select * from worker") == []
+
+
+@one_store
+def test_without_spark_it_makes_the_same(
+    line: Line, monkeypatch: pytest.MonkeyPatch, instance: dg.DagsterInstance
+) -> None:
+    assert line.materialize("sales", "report").success
+    expected = line.output("daily"), line.output("report")
+    file = line.root / "project.yml"
+    line.write("project.yml", "engine: local\n" + file.read_text())
+    line.define(line.url, instance)
+    monkeypatch.setattr("opendataflow_dagster.spark.session.spark_session", None)
+    shutil.rmtree(line.root / "output")
+    monkeypatch.setenv("MASTER", "spark://far:1")
+    assert "the engine local" in line.materialize("sales", "report", key="local").reason
+    monkeypatch.delenv("MASTER")
+    ran = line.materialize("sales", "report", key="local")
+    assert ran.success, ran.reason
+    assert (line.output("daily"), line.output("report")) == expected
+    assert line.left() == []
+    processes.end()
 
 
 def test_what_reads_it_is_below_it_and_made_in_the_same_run(line: Line) -> None:
