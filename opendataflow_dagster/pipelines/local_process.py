@@ -102,6 +102,8 @@ class LocalProcess:
 
     def _has_ended(self) -> bool:
         """Whether it is over: a process that it has forked may keep its connection open."""
+        if not hasattr(os, "waitid"):  # macOS, before Python 3.13
+            return self._process.poll() is not None
         with suppress(ChildProcessError):
             options = os.WEXITED | os.WNOHANG | os.WNOWAIT
             return os.waitid(os.P_PID, self._process.pid, options) is not None

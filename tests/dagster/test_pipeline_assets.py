@@ -12,7 +12,13 @@ import dagster as dg
 import pytest
 from pyspark.sql import SparkSession
 
-from opendataflow_dagster import DataflowResource, build_definitions, pipeline_assets
+from opendataflow_dagster import (
+    DataflowResource,
+    Flow,
+    Job,
+    build_definitions,
+    pipeline_assets,
+)
 from opendataflow_dagster.dagster import resources
 from opendataflow_dagster.dagster.pipeline_assets import tables_of
 from opendataflow_dagster.pipelines.local_process import processes
@@ -42,6 +48,15 @@ class Line(Shop):
             each.key.to_user_string(): each
             for each in self.definitions.assets or ()
             if isinstance(each, dg.AssetsDefinition)
+        }
+
+    def define_by_flow(self, flow: Flow) -> None:
+        """The same by a flow, whose jobs the pipelines are."""
+        self.definitions = build_definitions(self.dataflow, flow=flow, sensors=False)
+        self.assets = {
+            asset.key.to_user_string(): asset
+            for asset in self.definitions.assets or ()
+            if isinstance(asset, dg.AssetsDefinition)
         }
 
     def materialize(self, *names: str, key: str | None = ONE, domain: str = "sales", **tags: str):
@@ -147,7 +162,20 @@ def test_without_spark_it_makes_the_same(
     assert ran.success, ran.reason
     assert (line.output("daily"), line.output("report")) == expected
     assert line.left() == []
+
+    file.write_text(file.read_text().removeprefix("engine: local\n"))
+    job = Job("daily", outputs=["sales"], pipeline=str(line.root), engine="local")
+    line.define_by_flow(Flow("shop", jobs=[job]))
+    ran = line.materialize("sales", key="by flow", domain=domain_of(line.assets["sales"]))
+    assert ran.success, ran.reason
+    assert line.output("daily") == expected[0]
     processes.end()
+
+
+def domain_of(asset: dg.AssetsDefinition) -> str:
+    partitions = asset.partitions_def
+    assert isinstance(partitions, dg.DynamicPartitionsDefinition)
+    return str(partitions.name).removeprefix("dataflow/")
 
 
 def test_what_reads_it_is_below_it_and_made_in_the_same_run(line: Line) -> None:
