@@ -307,6 +307,14 @@ def without_later_columns(store: Store) -> None:
     sql(store, "alter table dataset drop column options")
     sql(store, "alter table jobpolicy drop column fold_after")
     sql(store, "alter table jobpolicy drop column on_stale")
+    sql(store, "drop index dataevent_by_execution")
+    if store.db.dialect == "sqlite":
+        for kind in ("trigger", "view"):
+            found = "select name from sqlite_master where type = :kind and sql like '%execution%'"
+            for (name,) in sql(store, found, kind=kind):
+                sql(store, f"drop {kind} {name}")
+        sql(store, "alter table dataflow_context drop column execution")
+    sql(store, "alter table dataevent drop column execution")
     sql(store, "drop index if exists streamitem_by_age")
     for table in ("streamfold", "csvfile", "csvpart"):
         sql(store, f"drop table {table}")
