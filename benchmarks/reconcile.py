@@ -38,6 +38,7 @@ from tests.support.postgres import Server  # noqa: E402
 
 NAMES = DataflowTranslator()
 PORTION = 10_000
+EXECUTIONS = 100
 SCALES = {FULL: 1, QUICK: 10, SLICE: 10, TINY: 1000}
 """By how much everything is smaller."""
 
@@ -106,10 +107,15 @@ def measure(url: str, instance: dg.DagsterInstance, scale: int, report: Report) 
 
     new = PORTION // scale
     progress(f"{new} new READY chunks")
-    ready(store, "orders", [str(number) for number in range(new)])
+    chunks, each = [str(number) for number in range(new)], max(1, new // EXECUTIONS)
+    for start in range(0, new, each):  # each by a transaction, and so a run, of its own
+        ready(store, "orders", chunks[start : start + each])
     ticks = ticker.until_done()
     report.require(
-        f"{new:,} new READY chunks mirrored, all ticks", [sum(ticks)], most=10.0 / scale, unit=" s"
+        f"{new:,} new READY chunks of {EXECUTIONS} runs mirrored, all ticks",
+        [sum(ticks)],
+        most=12.0 / scale,
+        unit=" s",
     )
     report.require("the longest of these ticks", [max(ticks)], most=20.0, unit=" s")
     disagree(store, mirror)

@@ -17,6 +17,7 @@ _HOMES = {
     "Flow": "flow.flow",
     "Job": "flow.flow",
     "OpenDataFlowComponent": "dagster.component",
+    "OutsideOptions": "dagster.sensors",
     "Place": "runner.produce",
     "Result": "runner.produce",
     "SparkJob": "spark.job",
@@ -52,6 +53,7 @@ if TYPE_CHECKING:
     from .dagster.launch import today_schedules as today_schedules
     from .dagster.pipeline_assets import pipeline_assets as pipeline_assets
     from .dagster.resources import DataflowResource as DataflowResource
+    from .dagster.sensors import OutsideOptions as OutsideOptions
     from .dagster.sensors import reconcile_sensor as reconcile_sensor
     from .dagster.spark_resource import SparkResource as SparkResource
     from .dagster.translator import DataflowTranslator as DataflowTranslator

@@ -504,7 +504,7 @@ def _repair(store: Store, instance: Any, names: "DataflowTranslator | None") -> 
     click.echo(
         f"{count_of(done.writes, 'correction')}: {done.made} shown as READY, "
         f"{done.planned} as running or failed, {done.cleared} as missing, "
-        f"{done.keys} partition keys.",
+        f"{done.keys} partition keys, {done.runs} runs outside Dagster.",
         err=True,
     )
 

@@ -23,7 +23,7 @@ from .pipeline_assets import ProjectFolder, Projects, tables_of
 from .registration import Registration
 from .resources import PYSPARK_KEY, RESOURCE_KEY, DataflowResource
 from .runners import JobRunners, Path, Script
-from .sensors import reconcile_sensor, settlement_sensors
+from .sensors import OutsideOptions, reconcile_sensor, settlement_sensors
 from .translator import DataflowTranslator
 
 IO_MANAGER_KEY = "dataflow_io_manager"
@@ -53,6 +53,7 @@ def build_definitions(
     operators: bool = True,
     automatic: bool = False,
     apply: bool | None = None,
+    outside: OutsideOptions | None = None,
     runs_per_job: int = 1,
     batch: int = 500,
 ) -> dg.Definitions:
@@ -83,6 +84,7 @@ def build_definitions(
             schedules of `today`. Otherwise you do so in the UI.
         apply: Whether the reconcile sensor adds to the tables what they lack of the flow; it
             changes and removes nothing. By default, it adds to the embedded SQLite alone.
+        outside: What becomes of the runs that show what was executed outside Dagster.
         runs_per_job: How many runs of a job the catch-up sensor has at a time.
         batch: How many chunks such a run claims.
 
@@ -104,7 +106,7 @@ def build_definitions(
     source.expect_in(runners)
     runners.add_given(given, functions or {}, scripts, chosen)
     source.add_to(runners, chosen)
-    launch = _Launch(source, runners, apply, automatic, runs_per_job, batch)
+    launch = _Launch(source, runners, apply, automatic, outside, runs_per_job, batch)
     definitions = dg.Definitions(
         assets=[*runners.assets, *runners.external(chosen)],
         sensors=launch.sensors() if sensors else [],
@@ -281,6 +283,7 @@ class _Launch(NamedTuple):
     runners: JobRunners
     apply: bool | None
     automatic: bool
+    outside: OutsideOptions | None
     runs_per_job: int
     batch: int
 
@@ -307,6 +310,7 @@ class _Launch(NamedTuple):
             self.source.dataflow,
             translator=self.runners.translator,
             registration=Registration(flow, command, self.apply, self.runners.left_out),
+            outside=self.outside,
         )
         setattr(sensor, CARRIED, flow)  # merged definitions have it, too
         return sensor

@@ -1,5 +1,6 @@
 """Checks of what a job has made: they gate READY, chunk by chunk."""
 
+import re
 import traceback
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
@@ -110,6 +111,28 @@ def evaluation(
         blocking=False,
         partition=partition,
     )
+
+
+_RECORDED = re.compile(r"(?:^|; )(\w+) (passed|failed)(?:: (.*?))?(?=; \w+ (?:passed|failed)\b|$)")
+
+
+def recorded_evaluations(
+    line: str | None, validated: bool | None, asset: dg.AssetKey, partition: str
+) -> list[dg.AssetCheckEvaluation]:
+    """The answers of checks that ran outside Dagster, by the line that the tables have of them."""
+    return [
+        dg.AssetCheckEvaluation(
+            asset_key=asset,
+            check_name=name,
+            passed=answer == "passed",
+            # A chunk that is valid with a check that failed has got a warning.
+            severity=dg.AssetCheckSeverity.WARN if validated else dg.AssetCheckSeverity.ERROR,
+            description=message or None,
+            blocking=False,
+            partition=partition,
+        )
+        for name, answer, message in _RECORDED.findall(line or "")
+    ]
 
 
 def _answer(returned: Any, name: str, datasetid: str, severity: str) -> Checked:

@@ -64,6 +64,7 @@ def repair(
             total.planned + done.planned,
             total.cleared + done.cleared,
             total.keys + done.keys,
+            total.runs + done.runs,
         )
     for datasetid in read_catalog(store).domains:
         mirror.forget_cache(translator.asset_key(datasetid))

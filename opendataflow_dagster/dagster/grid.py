@@ -1,14 +1,11 @@
 """The partition grid of a Dagster instance, read and written as Dagster itself stores it.
 
 Dagster has no public way to show a partition as in progress, failed or missing for work that it
-didn't do. This module alone uses what isn't public; `tests/dagster/test_grid.py` fails loudly on a
-version of Dagster that it wasn't tried with.
+didn't do. This module and `outside.py` alone use what isn't public; `tests/dagster/test_grid.py`
+fails loudly on a version of Dagster that it wasn't tried with.
 
 A partition is in progress or failed when its newest planned materialization belongs to a run that
-is unfinished or failed. For work outside Dagster four runs stand in that never run, one for each
-status: an unfinished one for RUNNING, failed ones for FAILED, RESUBMIT and HOLD. They are written
-without events of their own: by such an event, a run status sensor, an alert or a retry would take
-them for real runs.
+is unfinished or failed. For work outside Dagster these are runs of ours: see `outside.py`.
 """
 
 import re
@@ -37,18 +34,19 @@ from dagster._core.storage.event_log.schema import (
     SqlEventLogStorageTable,
 )
 from dagster._core.storage.event_log.sql_event_log import SqlEventLogStorage
+from dagster._core.storage.event_log.sqlite.sqlite_event_log import SqliteEventLogStorage
 from dagster._core.storage.partition_status_cache import get_and_update_asset_status_cache_value
 from dagster._core.storage.runs.schema import RunsTable
 from dagster._core.storage.runs.sql_run_storage import SqlRunStorage
 from dagster._core.storage.tags import BACKFILL_ID_TAG
+from dagster._serdes import deserialize_value, serialize_value
 from sqlalchemy.dialects import postgresql, sqlite
 
 from ..errors import WrongUse
-from ..model import FAILED, PENDING, READY, RUNNING, Status
+from ..model import FAILED, READY, RUNNING
 from .events import GENERATION_ENTRY, VERSION_TAG
 from .versions import observation
 
-SHADOW_TAG = "opendataflow/stands-for"
 STEP_KEY = "opendataflow"
 """The step key of events that the mirror writes, by which it skips its own when it reads news."""
 
@@ -70,12 +68,23 @@ _ENDS = [
     dg.DagsterEventType.RUN_FAILURE.value,
     dg.DagsterEventType.RUN_CANCELED.value,
 ]
-_STAND_IN_RUNS: dict[str, str] = {
-    word: str(uuid.uuid5(uuid.NAMESPACE_DNS, f"{word.lower()}.opendataflow"))
-    for word in Status
-    if word not in (READY, PENDING)  # a materialization and nothing at all show these
-}
-_STAND_IN_STATUSES = {run_id: word for word, run_id in _STAND_IN_RUNS.items()}
+_FIRST_RUNS = [
+    str(uuid.uuid5(uuid.NAMESPACE_DNS, f"{word.lower()}.opendataflow"))
+    for word in ("RUNNING", "FAILED", "RESUBMIT", "HOLD")
+]
+"""Runs of the first versions, one for each status, by which all chunks were shown."""
+
+_OURS = uuid.uuid5(uuid.NAMESPACE_DNS, "opendataflow")
+
+
+def our_run(*names: str) -> str:
+    """The number of a run that is ours, always the same for the same names."""
+    return str(uuid.uuid5(_OURS, "\n".join(names)))
+
+
+def is_ours(run_id: str) -> bool:
+    """Whether a run is one of those that only show something; Dagster's have random numbers."""
+    return run_id[14:15] == "5"
 
 
 class Square(NamedTuple):
@@ -83,13 +92,13 @@ class Square(NamedTuple):
 
     `state` is READY, RUNNING, FAILED or nothing; `version` the generation of the newest
     materialization, or else its data version. `run_id` is of the run that is in progress or has
-    failed: a real one, or one that stands for the status `word`.
+    failed: one of Dagster, or one of ours that shows what was executed outside. It is `live` if
+    Dagster itself is at work.
     """
 
     state: str = ""
     version: str | None = None
     run_id: str = ""
-    word: str = ""
     live: bool = False
 
 
@@ -110,7 +119,6 @@ class Mirror:
             instance.event_log_storage, "event_log_storage", SqlEventLogStorage
         )
         self.runs: SqlRunStorage = _unwrapped(instance.run_storage, "run_storage", SqlRunStorage)
-        self._stand: set[str] = set()
 
     # --- what the grid shows ---
 
@@ -137,11 +145,19 @@ class Mirror:
     # --- how the grid is changed ---
 
     def make(
-        self, materializations: Sequence[dg.AssetMaterialization], *, observed: bool = True
+        self,
+        materializations: Sequence[dg.AssetMaterialization],
+        run_id: str = "",
+        job_name: str = "",
+        *,
+        observed: bool = True,
     ) -> None:
-        """Show partitions as materialized: events without a run, all of one asset.
+        """Show partitions of one asset as materialized: by a run of ours, or by none.
 
         Args:
+            materializations: What is logged.
+            run_id: The run of ours.
+            job_name: Its job.
             observed: Log them as observed first, for what Dagster makes of an asset that it
                 doesn't make: it looks at nothing else there to tell what is stale.
         """
@@ -149,7 +165,9 @@ class Mirror:
             if observed:
                 seen = [AssetObservationData(observation(event)) for event in some]
                 self._write([_runless(_OBSERVED, data) for data in seen])
-            self._write([_runless(_MATERIALIZED, StepMaterializationData(each)) for each in some])
+            run = run_id or RUNLESS_RUN_ID, job_name or RUNLESS_JOB_NAME
+            made = [StepMaterializationData(each) for each in some]
+            self._write([_entry(*run, _MATERIALIZED, data) for data in made])
 
     def report(self, materializations: Sequence[dg.AssetMaterialization]) -> None:
         """The same, of an asset that may be Dagster's or not."""
@@ -179,23 +197,40 @@ class Mirror:
             found |= {part: number for part, version, number in rows if versions[part] == version}
         return found
 
-    def plan(
-        self, key: dg.AssetKey, partitions: Sequence[str], word: str, run_id: str = ""
-    ) -> None:
-        """Show partitions as a status says, through its stand-in or a real run that is at work."""
-        run_id = run_id or self._stand_in(word)
+    def plan(self, key: dg.AssetKey, partitions: Sequence[str], run_id: str, job_name: str) -> None:
+        """Show partitions as the status of a run says."""
         for some in _batches(partitions):
             self._write(
                 [
                     _entry(
-                        run_id,
-                        _title(word),
-                        _PLANNED,
-                        AssetMaterializationPlannedData(key, partition),
+                        run_id, job_name, _PLANNED, AssetMaterializationPlannedData(key, partition)
                     )
                     for partition in some
                 ]
             )
+
+    def disown(self, run_id: str) -> None:
+        """Keep the materializations of a run that is to be deleted, as those of no run."""
+        theirs = sql.and_(_EVENTS.run_id == run_id, _EVENTS.dagster_event_type == _MATERIALIZED)
+        with self.events.index_transaction() as db:
+            rows = db.execute(sql.select(_EVENTS.id, _EVENTS.event).where(theirs)).fetchall()
+            for number, text in rows:
+                entry = deserialize_value(text, EventLogEntry)._replace(
+                    run_id=RUNLESS_RUN_ID, job_name=RUNLESS_JOB_NAME
+                )
+                db.execute(
+                    SqlEventLogStorageTable.update()
+                    .where(_EVENTS.id == number)
+                    .values(run_id=RUNLESS_RUN_ID, event=serialize_value(entry))
+                )
+
+    def remove_first_runs(self) -> None:
+        """Remove the runs of the first versions, once nothing is shown by them."""
+        for run_id in self.statuses(set(_FIRST_RUNS)):
+            self.instance.delete_run(run_id)
+
+    def has_first_runs(self) -> bool:
+        return bool(self.statuses(set(_FIRST_RUNS)))
 
     def clear(self, key: dg.AssetKey, partitions: Sequence[str]) -> None:
         """Show partitions as missing: their materializations and plans count no more.
@@ -291,7 +326,7 @@ class Mirror:
         # A run's end turns what it had planned and not materialized red or missing, without any
         # event of those partitions.
         for run_id in ended:
-            for key, partition in self._planned_by(run_id):
+            for key, partition in self.planned_by(run_id):
                 if key in ours:
                     touched.setdefault(key, set()).add(partition)
         return News(touched, _settled_cursor(settled, rows), len(rows) == limit)
@@ -358,7 +393,7 @@ class Mirror:
         """Those of some runs that haven't ended."""
         return {
             run_id
-            for run_id, status in self._statuses(run_ids).items()
+            for run_id, status in self.statuses(run_ids).items()
             if status not in FINISHED_STATUSES
         }
 
@@ -375,11 +410,12 @@ class Mirror:
         found: dict[str, set[str]] = {}
         filters = dg.RunsFilter(tags={BACKFILL_ID_TAG: backfill_id})
         for record in self.instance.get_run_records(filters):
-            for key, partition in self._planned_by(record.dagster_run.run_id):
+            for key, partition in self.planned_by(record.dagster_run.run_id):
                 found.setdefault(key, set()).add(partition)
         return found
 
-    def _planned_by(self, run_id: str) -> list[tuple[str, str]]:
+    def planned_by(self, run_id: str) -> list[tuple[str, str]]:
+        """The partitions that a run had planned, with the asset key as stored."""
         query = sql.select(_EVENTS.asset_key, _EVENTS.partition).where(
             _EVENTS.run_id == run_id,
             _EVENTS.dagster_event_type == _PLANNED,
@@ -399,16 +435,15 @@ class Mirror:
             for part, (number, run_id) in planned.items()
             if part not in materialized or number > materialized[part][0]
         }
-        statuses = self._statuses(set(open_plans.values()))
+        statuses = self.statuses(set(open_plans.values()))
         squares = {part: Square(READY, version) for part, (_, version) in materialized.items()}
         for part, run_id in open_plans.items():
             status = statuses.get(run_id)
             version = materialized[part][1] if part in materialized else None
-            word = _STAND_IN_STATUSES.get(run_id, "")
             if status is not None and status not in FINISHED_STATUSES:
-                squares[part] = Square(RUNNING, version, run_id, word, live=not word)
+                squares[part] = Square(RUNNING, version, run_id, live=not is_ours(run_id))
             elif status == dg.DagsterRunStatus.FAILURE:
-                squares[part] = Square(FAILED, version, run_id, word)
+                squares[part] = Square(FAILED, version, run_id)
             elif part not in materialized:
                 squares[part] = Square()
         return squares
@@ -475,7 +510,7 @@ class Mirror:
                         found[printed[number]] = number, told[1]
         return found
 
-    def _statuses(self, run_ids: set[str]) -> dict[str, dg.DagsterRunStatus]:
+    def statuses(self, run_ids: set[str]) -> dict[str, dg.DagsterRunStatus]:
         found = {}
         for some in _batches(sorted(run_ids)):
             query = sql.select(RunsTable.c.run_id, RunsTable.c.status).where(
@@ -484,31 +519,6 @@ class Mirror:
             with self.runs.connect() as db:
                 found |= {row[0]: dg.DagsterRunStatus(row[1]) for row in db.execute(query)}
         return found
-
-    def _stand_in(self, word: str) -> str:
-        """The run that stands for a status; made when it isn't there (any more)."""
-        run_id = _STAND_IN_RUNS[word]
-        if word not in self._stand:
-            if not self.instance.has_run(run_id):
-                # MANAGED is the one unfinished status that Dagster leaves alone: it fails a STARTED
-                # run that has no process, and it launches a QUEUED one. The failed ones aren't
-                # retried: no code location has their job.
-                status = (
-                    dg.DagsterRunStatus.MANAGED if word == RUNNING else dg.DagsterRunStatus.FAILURE
-                )
-                run = dg.DagsterRun(
-                    _title(word),
-                    run_id,
-                    status=status,
-                    tags={SHADOW_TAG: str(word), "dagster/max_retries": "0"},
-                )
-                try:
-                    self.runs.add_run(run)
-                except dg.DagsterError:  # another process was faster
-                    if not self.instance.has_run(run_id):
-                        raise
-            self._stand.add(word)
-        return run_id
 
     def _write(self, entries: Sequence[EventLogEntry]) -> None:
         """Store events of one asset and kind in one transaction.
@@ -522,6 +532,10 @@ class Mirror:
             ids = [row[0] for row in db.execute(insert)]
             storage._store_asset_event_tags(db, entries, ids)
             storage._store_asset_event(db, entries[-1], ids[-1])
+        # On SQLite a run's page reads a file of its own.
+        if entries[0].run_id and isinstance(storage, SqliteEventLogStorage):
+            with storage.run_connection(entries[0].run_id) as db:
+                db.execute(storage.prepare_insert_event_batch(entries))
 
 
 def _settled_cursor(after: int, rows: Sequence[Any]) -> int:
@@ -551,11 +565,6 @@ def _entry(run_id: str, job_name: str, kind: str, data: Any) -> EventLogEntry:
 
 def _runless(kind: str, data: Any) -> EventLogEntry:
     return _entry(RUNLESS_RUN_ID, RUNLESS_JOB_NAME, kind, data)
-
-
-def _title(word: str) -> str:
-    """The name of a run that stands for a status, as it's listed among the runs."""
-    return f"opendataflow_{word.lower()}_elsewhere"
 
 
 def _batches(items: Sequence[Any] | None) -> Iterator[Any]:

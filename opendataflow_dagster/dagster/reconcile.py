@@ -11,7 +11,7 @@ import json
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
-from itertools import chain
+from itertools import chain, starmap
 from typing import Any, NamedTuple
 
 import dagster as dg
@@ -19,11 +19,14 @@ import dagster as dg
 from ..ids import natural_key
 from ..model import FAILED, PENDING, READY, RUNNING
 from ..store.catalog import Catalog, depths, read_catalog
+from ..store.executions import EARLIER, Execution, origins
 from ..store.history import LostCursor, end_of_log, events_after
 from ..store.item_folding import fold_marks
-from ..store.overview import Truth, holders, known, truths
+from ..store.overview import Truth, facts, holders, known, truths
 from ..store.store import Store
-from .grid import Mirror, Square
+from .checks import recorded_evaluations
+from .grid import Mirror, Square, is_ours
+from .outside import OutsideRuns
 from .stale_check import stale_evaluations
 from .translator import DataflowTranslator
 from .versions import Lineage
@@ -37,6 +40,12 @@ PIECE_PARTITIONS = 1000
 MadeHere = Mapping[dg.AssetKey, str | None]
 """The code version of each asset that a code location makes, where it has one."""
 
+CLEANING_SECONDS = 3600.0
+"""Seconds between two removals of runs that are kept no longer."""
+
+PIECE_RUNS = 20
+"""Runs that are written between two looks at the clock."""
+
 NO_ROW = Truth(PENDING, "", None)
 """What the tables say of a chunk that they don't know."""
 
@@ -49,11 +58,12 @@ class Reconciled(NamedTuple):
     planned: int = 0
     cleared: int = 0
     keys: int = 0
+    runs: int = 0
     more: bool = False
 
     @property
     def writes(self) -> int:
-        return self.made + self.planned + self.cleared + self.keys
+        return self.made + self.planned + self.cleared + self.keys + self.runs
 
 
 class WrongSquare(NamedTuple):
@@ -65,6 +75,7 @@ class WrongSquare(NamedTuple):
     shown: Square
     repair: str  # "make", "plan", "clear" or "wait"
     run_id: str = ""
+    execution: Execution | None = None
 
 
 @dataclass
@@ -81,6 +92,12 @@ class Cursor:
     backfills: list[str] = field(default_factory=list)
     caches: list[str] = field(default_factory=list)
     stale: dict[str, str] = field(default_factory=dict)
+    open: list[list[str]] = field(default_factory=list)
+    """Executions whose runs are unfinished."""
+    cleaned: float = 0.0
+    """When old runs were removed last, in seconds since 1970."""
+    lost_runs: bool = True
+    """Whether runs may be missing that no square asks for."""
 
 
 def reconcile(
@@ -92,13 +109,15 @@ def reconcile(
     seconds: float = 15.0,
     full: bool = False,
     made_here: MadeHere | None = None,
+    runs: OutsideRuns | None = None,
 ) -> Reconciled:
     """Make the grid tell what the tables say, from a cursor on; `full` looks at everything.
 
     Args:
         made_here: The assets that the code location makes; None: that isn't known.
     """
-    return _Pass(store, mirror, translator, cursor, seconds, full, made_here).run()
+    runs = runs or OutsideRuns(store, mirror)
+    return _Pass(store, mirror, translator, cursor, seconds, full, made_here, runs).run()
 
 
 class _Pass:
@@ -113,6 +132,7 @@ class _Pass:
         seconds: float,
         full: bool,
         made_here: MadeHere | None,
+        runs: OutsideRuns,
     ) -> None:
         self.store, self.mirror, self.translator = store, mirror, translator
         self.until = time.monotonic() + seconds
@@ -133,9 +153,10 @@ class _Pass:
         for datasetid, domain in sorted(self.catalog.domains.items()):
             self.members.setdefault(domain, []).append(datasetid)
         self.cursor = _read_cursor(cursor)
-        self.full = full
+        self.full, self.runs = full, runs
         self.compared: set[str] = set()
-        self.wrote = {"made": 0, "planned": 0, "cleared": 0, "keys": 0}
+        self.left: set[str] = set()
+        self.wrote = {"made": 0, "planned": 0, "cleared": 0, "keys": 0, "runs": 0}
 
     def run(self) -> Reconciled:
         # The marks are read before the work: what vanishes meanwhile differs from them next time.
@@ -145,9 +166,14 @@ class _Pass:
             self.mirror.forget_cache(self.translator.asset_key(datasetid))
         cursor.caches = []
         self._find_whole(before)
-        finished = self._follow() and self._verify()
+        self._look_after_open()
+        finished = self._follow() and self._verify() and self._restore_runs()
         if self.made_here:
             self._tell_stale()
+        if finished and time.time() > cursor.cleaned + CLEANING_SECONDS:
+            self.runs.remove_old(self.until)
+            cursor.cleaned = time.time()
+        self.wrote["runs"] = self.runs.written
         # What was written moved the marks itself: with the old ones the next tick would look again.
         cursor.marks = self._marks() if any(self.wrote.values()) else before
         return Reconciled(json.dumps(asdict(cursor)), **self.wrote, more=not finished)
@@ -162,7 +188,9 @@ class _Pass:
         if self.full or cursor.log is None or cursor.layout != layout:
             if cursor.log is None:
                 cursor.log, cursor.events = end_of_log(self.store), self.mirror.newest()
-            cursor.datasets, cursor.domains = list(self.datasets.values()), list(self.members)
+            self._doubt_all()
+        elif self.mirror.has_first_runs():
+            self._doubt_all()
         else:
             self._add_lost(marks)
         self._add_folded()
@@ -176,16 +204,79 @@ class _Pass:
         cursor.domains = _without_repeats(cursor.domains, changed)
         cursor.layout = layout
 
+    def _doubt_all(self) -> None:
+        """Have all datasets and runs compared, and all partition keys."""
+        cursor = self.cursor
+        cursor.datasets, cursor.domains = list(self.datasets.values()), list(self.members)
+        cursor.lost_runs = True
+
+    def _look_after_open(self) -> None:
+        """Put unfinished runs right that somebody has cancelled, and their squares."""
+        cursor = self.cursor
+        open_runs = {self.runs.run_id(each): each for each in starmap(Execution, cursor.open)}
+        if not open_runs:
+            return
+        there = self.mirror.statuses(set(open_runs))
+        wrong = [
+            execution
+            for run_id, execution in open_runs.items()
+            if there.get(run_id) != dg.DagsterRunStatus.MANAGED
+        ]
+        self._show_runs(wrong)
+        for execution in wrong:
+            self._sync_chunks(self._planned_by(self.runs.run_id(execution)))
+
+    def _show_runs(self, executions: Iterable[Execution]) -> dict[str, set[str]]:
+        """Write the runs of executions; the chunks of those that ended, shown by others so far."""
+        executions, touched = list(executions), {}
+        self.runs.show(executions)
+        still = {Execution(*each) for each in self.cursor.open}
+        for execution in executions:
+            if self.runs.wanted(execution).status == dg.DagsterRunStatus.MANAGED:
+                still.add(execution)
+            else:
+                still.discard(execution)
+                for datasetid, dataids in self._planned_by(
+                    self.runs.run_id(execution, "so far")
+                ).items():
+                    touched.setdefault(datasetid, set()).update(dataids)
+        self.cursor.open = [list(each) for each in sorted(still)]
+        return touched
+
+    def _planned_by(self, run_id: str) -> dict[str, set[str]]:
+        """The chunks that a run had planned, by dataset."""
+        found: dict[str, set[str]] = {}
+        for key, part in self.mirror.planned_by(run_id):
+            self._add(found, {key: [part]})
+        return found
+
+    def _sync_chunks(self, touched: Mapping[str, set[str]]) -> None:
+        for datasetid, dataids in touched.items():
+            if datasetid in self.catalog.domains:
+                self._sync(datasetid, dataids, {})
+
+    def _restore_runs(self) -> bool:
+        """Write the runs that are missing, newest first; whether there was time for all."""
+        if not self.cursor.lost_runs:
+            return True
+        self.mirror.remove_first_runs()
+        for some in _pieces(self.runs.missing(), PIECE_RUNS):
+            if self._is_late() or (self.runs.written and time.monotonic() > self.until):
+                return False
+            self._show_runs(some)
+        self.cursor.lost_runs = False
+        return True
+
     def _add_lost(self, marks: dict[str, Any]) -> None:
         """Add datasets of which events vanished from Dagster: wiped, or deleted with their runs."""
         cursor = self.cursor
         if marks["events"] < cursor.events:  # SQLite gives the numbers of deleted events again
             cursor.events = self.mirror.newest()
-            cursor.datasets = list(self.datasets.values())
+            self._doubt_all()
         elif marks["runs"] != cursor.marks["runs"] and self.mirror.runs_were_deleted(
             *cursor.marks["runs"]
         ):
-            cursor.datasets = list(self.datasets.values())
+            self._doubt_all()
         else:
             before, now = cursor.marks.get("assets", {}), marks["assets"]
             wiped = [
@@ -225,10 +316,13 @@ class _Pass:
             changes, log = events_after(self.store, cursor.log, PAGE_CHANGES)
         except LostCursor:
             changes, log = [], end_of_log(self.store)
-            cursor.datasets, cursor.domains = list(self.datasets.values()), list(self.members)
+            self._doubt_all()
+        executions: dict[Execution, None] = {}
         for change in changes:
             if change.locktype == "OUT":
                 touched.setdefault(change.datasetid, set()).add(change.dataid)
+                if change.jobid and change.execution:
+                    executions[Execution(change.execution, change.jobid)] = None
                 if change.status_after == FAILED and change.who:
                     blamed[change.datasetid, change.dataid] = change.who
         news = self.mirror.news(
@@ -239,10 +333,15 @@ class _Pass:
             if not self.mirror.is_open(backfill_id):
                 self._add(touched, self.mirror.planned_by_backfill(backfill_id))
                 cursor.backfills.remove(backfill_id)
+        self.runs.forget(executions)
+        for datasetid, dataids in self._show_runs(executions).items():
+            touched.setdefault(datasetid, set()).update(dataids)
         self._sync_keys(touched)
         for datasetid in self._from_above(touched):
             if datasetid in self.catalog.domains:
                 self._sync(datasetid, touched[datasetid], blamed)
+        self.runs.remove_so_far(executions, self.left)
+        self.left.clear()
         cursor.log, cursor.events = log, news.cursor
         return len(changes) == PAGE_CHANGES or news.more
 
@@ -263,10 +362,21 @@ class _Pass:
     ) -> bool:
         """Make the squares of a dataset right (all: None); whether there was time for all."""
         self.compared.add(datasetid)
-        found = differences(self.store, self.mirror, self.translator, datasetid, dataids, blamed)
+        self.runs.forget(())
+        found = differences(
+            self.store, self.mirror, self.translator, datasetid, dataids, blamed, self.runs
+        )
         key, whole = self.translator.asset_key(datasetid), dataids is None
         if not (self._make(datasetid, found, whole) and self._plan(key, found, whole)):
             return False
+        failed = {
+            square.dataid: square.truth
+            for square in found
+            if square.repair == "plan" and square.truth.status == FAILED
+            if square.execution and not self.runs.is_dagsters(square.execution)
+        }
+        if failed:
+            self._tell_checks(datasetid, facts(self.store, datasetid, failed))
         stale = any(square.repair == "plan" and square.shown.state == FAILED for square in found)
         cleared = [square for square in found if square.repair == "clear"]
         for some in _pieces(cleared):
@@ -291,24 +401,59 @@ class _Pass:
                 return False
             chunks = {square.dataid: square.truth for square in some}
             key, here = self.translator.asset_key(datasetid), self.made_here
-            events = self.lineage.events(datasetid, chunks, (here or {}).get(key))
-            self.mirror.make(events, observed=here is None or key not in here)
+            by = self._runs_of(datasetid, some, whole)
+            by_run: dict[tuple[str, str], list[dg.AssetMaterialization]] = {}
+            for event in self.lineage.events(datasetid, chunks, (here or {}).get(key)):
+                dataid = self.translator.dataid(event.partition or "")
+                by_run.setdefault(by.get(dataid, ("", "")), []).append(event)
+            for (run_id, jobid), events in by_run.items():
+                self.mirror.make(events, run_id, jobid, observed=here is None or key not in here)
+            self._tell_checks(datasetid, facts(self.store, datasetid, chunks))
             self.wrote["made"] += len(some)
         return True
 
+    def _tell_checks(self, datasetid: str, records: Mapping[str, Mapping[str, Any]]) -> None:
+        """Show what the tables know of checks that ran outside Dagster."""
+        key = self.translator.asset_key(datasetid)
+        for dataid, record in records.items():
+            part = self.translator.partition_key(dataid)
+            for event in recorded_evaluations(
+                record.get("checks"), record.get("validated"), key, part
+            ):
+                self.mirror.instance.report_runless_asset_event(event)
+
+    def _runs_of(
+        self, datasetid: str, squares: list[WrongSquare], whole: bool
+    ) -> dict[str, tuple[str, str]]:
+        """By which run of ours, and of which job, READY chunks are shown; others by none."""
+        found = origins(self.store, datasetid, {each.dataid: each.truth for each in squares})
+        by: dict[str, tuple[str, str]] = {}
+        for square in squares:
+            origin = found.get(square.dataid)
+            execution = origin.execution if origin and origin.execution.name != EARLIER else None
+            if execution is None or (whole and execution not in self.runs.kept()):
+                continue
+            if not self.runs.is_dagsters(execution):
+                run_id = self.runs.run_id(execution)
+                self.runs.show_for(execution, run_id)
+                by[square.dataid] = run_id, execution.jobid
+        return by
+
     def _plan(self, key: dg.AssetKey, found: list[WrongSquare], whole: bool) -> bool:
         """Show chunks as in progress or failed, by run; whether there was time for all."""
-        plans: dict[tuple[str, str], list[str]] = {}
+        self.left |= {each.shown.run_id for each in found if is_ours(each.shown.run_id)}
+        plans: dict[tuple[str, Execution], list[str]] = {}
         for square in found:
-            if square.repair == "plan":
-                plans.setdefault((square.truth.status, square.run_id), []).append(
+            if square.repair == "plan" and square.execution:
+                plans.setdefault((square.run_id, square.execution), []).append(
                     self.translator.partition_key(square.dataid)
                 )
-        for (word, run_id), parts in plans.items():
+        for (run_id, execution), parts in plans.items():
+            self.runs.show_for(execution, run_id)
             for some in _pieces(parts):
                 if whole and self._is_late():
                     return False
-                self.mirror.plan(key, some, word, run_id)
+                self.mirror.plan(key, some, run_id, execution.jobid)
                 self.wrote["planned"] += len(some)
         return True
 
@@ -422,6 +567,7 @@ def differences(
     datasetid: str,
     dataids: Iterable[str] | None = None,
     blamed: Mapping[tuple[str, str], str] | None = None,
+    runs: OutsideRuns | None = None,
 ) -> list[WrongSquare]:
     """The chunks of a dataset (or some of them) whose squares aren't what the tables say.
 
@@ -429,7 +575,11 @@ def differences(
     there, the run is through with the chunk.
     """
     wanted = None if dataids is None else sorted(set(dataids))
-    there = truths(store, datasetid, wanted)
+    there, runs = truths(store, datasetid, wanted), runs or OutsideRuns(store, mirror)
+    undone = {
+        dataid: truth for dataid, truth in there.items() if truth.status not in (READY, PENDING)
+    }
+    found_origins = origins(store, datasetid, undone) if undone else {}
     parts = {translator.partition_key(dataid): dataid for dataid in wanted or there}
     shown = mirror.shown(translator.asset_key(datasetid), None if wanted is None else list(parts))
     found, waiting = [], {}
@@ -437,32 +587,36 @@ def differences(
         dataid = parts.get(part) or translator.dataid(part)
         truth, square = there.get(dataid, NO_ROW), shown.get(part, Square())
         blame = (blamed or {}).get((datasetid, dataid), "")
-        repair, run_id = _repair(truth, square, blame), ""
-        if repair == "clear" and square.state == FAILED and square.run_id and not square.word:
+        run_id, execution = "", None
+        if dataid in undone:
+            origin = found_origins.get(dataid)
+            execution = origin.execution if origin else Execution(EARLIER, truth.jobid)
+            run_id = runs.of_chunk(execution, truth.status)
+        repair = _repair(truth, square, blame, run_id)
+        if repair == "clear" and square.state == FAILED and not is_ours(square.run_id):
             # An open backfill still counts this failure: with the square cleared, it would take the
             # partition for one that never ran. The square is cleared when the backfill ends.
             if square.run_id not in waiting:
                 waiting[square.run_id] = mirror.backfill_of(square.run_id)
             if waiting[square.run_id]:
-                repair, run_id = "wait", waiting[square.run_id]
+                repair, run_id = "wait", waiting[square.run_id] or ""
         if repair:
-            found.append(WrongSquare(datasetid, dataid, truth, square, repair, run_id or ""))
+            found.append(WrongSquare(datasetid, dataid, truth, square, repair, run_id, execution))
     found.sort(key=lambda square: (natural_key(square.dataid), square.dataid))
     return _with_holders(store, mirror, found)
 
 
-def _repair(truth: Truth, shown: Square, blame: str) -> str:
-    """What has to be done about one square, or nothing."""
+def _repair(truth: Truth, shown: Square, blame: str, run_id: str) -> str:
+    """What has to be done about one square, which `run_id` is to show, or nothing."""
     if shown.live:  # it will tell itself how it ended, unless it's through with this chunk already
         return "plan" if truth.status == FAILED and shown.run_id in blame else ""
     if truth.status == READY:
         same = shown.state == READY and shown.version == truth.version
         return "" if same else "make"
-    if truth.status == RUNNING:
-        return "" if shown.state == RUNNING else "plan"
     if truth.status == PENDING:
         return "clear" if shown.state else ""
-    same = shown.state == FAILED and shown.word in (truth.status, "")
+    state = RUNNING if truth.status == RUNNING else FAILED
+    same = shown.state == state and (shown.run_id == run_id or not is_ours(shown.run_id))
     return "" if same else "plan"
 
 
@@ -497,7 +651,5 @@ def _without_repeats(*lists: Iterable[str]) -> list[str]:
     return list(dict.fromkeys(chain(*lists)))
 
 
-def _pieces(items: list) -> Iterable[list]:
-    return (
-        items[start : start + PIECE_PARTITIONS] for start in range(0, len(items), PIECE_PARTITIONS)
-    )
+def _pieces(items: list, size: int = PIECE_PARTITIONS) -> Iterable[list]:
+    return (items[start : start + size] for start in range(0, len(items), size))

@@ -4,7 +4,7 @@ import threading
 import time
 from collections.abc import Iterable
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import dagster as dg
 
@@ -42,6 +42,17 @@ _renewal_ends: dict[str, float] = {}
 _lock = threading.Lock()
 
 
+class OutsideOptions(NamedTuple):
+    """What becomes of the runs that show what was executed outside Dagster."""
+
+    alerts: bool = False
+    """Whether run failure sensors hear of chunks that failed outside."""
+    keep_days: float = 30
+    """For how long these runs are kept."""
+    keep_runs: int = 10_000
+    """How many of them are kept."""
+
+
 def reconcile_sensor(
     dataflow: DataflowResource | None = None,
     *,
@@ -51,12 +62,22 @@ def reconcile_sensor(
     seconds: float = 15.0,
     default_status: dg.DefaultSensorStatus = dg.DefaultSensorStatus.RUNNING,
     registration: Registration | None = None,
+    outside: OutsideOptions | None = None,
 ) -> dg.SensorDefinition:
     """Mirror what changed in the tables, settle what dead runs left, recover lost claims.
 
     A tick takes about `seconds` at most, and the next one continues there. To have everything
-    compared again, reset the sensor's cursor in the UI, or run `odf drift --repair`. `registration`
-    is what the code location needs in the tables: what they lack is added, or told.
+    compared again, reset the sensor's cursor in the UI, or run `odf drift --repair`.
+
+    Args:
+        dataflow: The tables.
+        translator: The names and looks of the assets.
+        name: What the sensor is called.
+        minimum_interval_seconds: How often it looks.
+        seconds: How long a tick may take, about.
+        default_status: Whether it is on from the start.
+        registration: What the code location needs in the tables: what they lack is added, or told.
+        outside: What becomes of the runs that show what was executed outside Dagster.
     """
     dataflow = dataflow or DataflowResource()
     translator = translator or DataflowTranslator()
@@ -71,6 +92,7 @@ def reconcile_sensor(
     def sensor(context: dg.SensorEvaluationContext) -> dg.SkipReason:
         # Here, since runs load the location too, and have no use for Dagster's storage in SQL.
         from .grid import Mirror
+        from .outside import OutsideRuns
         from .reconcile import reconcile
 
         store = None
@@ -78,13 +100,15 @@ def reconcile_sensor(
             store = dataflow.patient_store(DATABASE_WAIT_SECONDS)
             lacking = registration.bring_up(dataflow, store) if registration else ""
             settled = settle(store, context.instance)
+            mirror = Mirror(context.instance)
             done = reconcile(
                 store,
-                Mirror(context.instance),
+                mirror,
                 translator,
                 context.cursor,
                 seconds=seconds,
                 made_here=_made_here(context.repository_def),
+                runs=OutsideRuns(store, mirror, options=outside),
             )
         except Exception as error:
             return dg.SkipReason(_unreadable(store, error))
@@ -131,6 +155,8 @@ def _summary(done: "Reconciled", settled: Iterable[Recovered]) -> str:
         "chunks settled": len(list(settled)),
     }
     parts = [f"{count} {what}" for what, count in counts.items() if count]
+    if not parts and done.runs:
+        parts = [f"{done.runs} runs of what was executed outside put right"]
     line = ", ".join(parts) if parts else "The grid agrees with the tables"
     return f"{line}; there is more, which the next tick does." if done.more else f"{line}."
 

@@ -10,9 +10,9 @@ import pytest
 from dagster import __version__ as dagster_version
 
 from opendataflow_dagster.dagster.events import VERSION_TAG
-from opendataflow_dagster.dagster.grid import SHADOW_TAG, Mirror
+from opendataflow_dagster.dagster.grid import Mirror, our_run
 from opendataflow_dagster.errors import WrongUse
-from opendataflow_dagster.model import FAILED, HOLD, READY, RESUBMIT, RUNNING
+from opendataflow_dagster.model import FAILED, READY, RUNNING
 
 KEY = dg.AssetKey(["orders"])
 PARTS = dg.DynamicPartitionsDefinition(name="d")
@@ -27,6 +27,17 @@ def made(*partitions: str, version: str = "1") -> list[dg.AssetMaterialization]:
         dg.AssetMaterialization(KEY, partition=each, tags={VERSION_TAG: version})
         for each in partitions
     ]
+
+
+def show(mirror: Mirror, status: str, *partitions: str) -> str:
+    """Show partitions by a run of ours; its number."""
+    run_id = our_run(status)
+    if not mirror.instance.has_run(run_id):
+        unfinished = status == RUNNING
+        state = dg.DagsterRunStatus.MANAGED if unfinished else dg.DagsterRunStatus.FAILURE
+        mirror.instance.add_run(dg.DagsterRun("job", run_id, status=state))
+    mirror.plan(KEY, partitions, run_id, "job")
+    return run_id
 
 
 @pytest.fixture
@@ -45,60 +56,41 @@ def test_this_is_the_dagster_that_the_mirror_was_tried_with() -> None:
 def test_only_the_mirror_uses_what_is_not_public() -> None:
     private = re.compile(r"^\s*(from|import) dagster(?!_pyspark)(_\w+)?\.?_", re.MULTILINE)
     users = [path.name for path in PACKAGE.rglob("*.py") if private.search(path.read_text())]
-    assert users == ["grid.py"]
+    assert sorted(users) == ["grid.py", "outside.py"]
 
 
 def test_each_status_has_its_square(mirror: Mirror) -> None:
     mirror.make(made("1"))
     assert mirror.grid(KEY, PARTS) == {"1": READY}
-    mirror.plan(KEY, ["2"], RUNNING)
-    mirror.plan(KEY, ["3"], FAILED)
+    show(mirror, RUNNING, "2")
+    show(mirror, FAILED, "3")
     assert mirror.grid(KEY, PARTS) == {"1": READY, "2": RUNNING, "3": FAILED}
-    mirror.plan(KEY, ["1"], RESUBMIT)
-    mirror.plan(KEY, ["2"], HOLD)
+    show(mirror, FAILED, "1", "2")
     mirror.forget_cache(KEY)
     assert mirror.grid(KEY, PARTS) == {"1": FAILED, "2": FAILED, "3": FAILED}
     mirror.make(made("1", "3", version="2"))
     assert mirror.grid(KEY, PARTS) == {"1": READY, "2": FAILED, "3": READY}
 
 
-def test_what_is_stored_tells_version_and_word(mirror: Mirror) -> None:
+def test_what_is_stored_tells_version_and_run(mirror: Mirror) -> None:
     mirror.make(made("1", "2", version="17"))
-    mirror.plan(KEY, ["2"], RESUBMIT)
-    mirror.plan(KEY, ["3"], RUNNING)
+    red, blue = show(mirror, FAILED, "2"), show(mirror, RUNNING, "3")
     shown = mirror.shown(KEY, ["1", "2", "3", "never"])
-    assert [(each.state, each.version, each.word, each.live) for each in shown.values()] == [
+    assert [(each.state, each.version, each.run_id, each.live) for each in shown.values()] == [
         (READY, "17", "", False),
-        (FAILED, "17", RESUBMIT, False),
-        (RUNNING, None, RUNNING, False),
+        (FAILED, "17", red, False),
+        (RUNNING, None, blue, False),
     ]
     assert mirror.shown(KEY) == shown
 
 
 def test_a_square_can_be_made_missing_again(mirror: Mirror) -> None:
     mirror.make(made("1", "2"))
-    mirror.plan(KEY, ["3"], FAILED)
+    show(mirror, FAILED, "3")
     assert len(mirror.grid(KEY, PARTS)) == 3
     mirror.clear(KEY, ["1", "3"])
     assert mirror.grid(KEY, PARTS) == {"2": READY}
     assert mirror.shown(KEY).keys() == {"2"}
-
-
-def test_four_runs_stand_in_whatever_happens(mirror: Mirror, instance: dg.DagsterInstance) -> None:
-    for word in (RUNNING, FAILED, RESUBMIT, HOLD):
-        for _ in range(2):
-            mirror.plan(KEY, ["1"], word)
-            Mirror(instance).plan(KEY, ["2"], word)
-    runs = instance.get_runs(dg.RunsFilter())
-    assert {run.tags[SHADOW_TAG]: run.status for run in runs} == {
-        RUNNING: dg.DagsterRunStatus.MANAGED,
-        FAILED: dg.DagsterRunStatus.FAILURE,
-        RESUBMIT: dg.DagsterRunStatus.FAILURE,
-        HOLD: dg.DagsterRunStatus.FAILURE,
-    }
-    assert len(runs) == 4
-    changes = instance.fetch_run_status_changes(dg.DagsterEventType.RUN_FAILURE, limit=10)
-    assert not changes.records, "no sensor on failed runs takes them for real ones"
 
 
 def test_a_real_run_is_live_until_it_ends(mirror: Mirror, instance: dg.DagsterInstance) -> None:
@@ -110,7 +102,7 @@ def test_a_real_run_is_live_until_it_ends(mirror: Mirror, instance: dg.DagsterIn
 
     done = dg.materialize([orders], instance=instance, partition_key="1", raise_on_error=False)
     shown = mirror.shown(KEY, ["1"])["1"]
-    assert (shown.state, shown.run_id, shown.word) == (FAILED, done.run_id, "")
+    assert (shown.state, shown.run_id) == (FAILED, done.run_id)
     assert mirror.unfinished({done.run_id}) == set()
 
 
@@ -155,7 +147,7 @@ def test_marks_tell_of_what_vanished(mirror: Mirror, instance: dg.DagsterInstanc
         return mirror.marks([KEY], ["d"])
 
     mirror.make(made("1"))
-    mirror.plan(KEY, ["2"], FAILED)
+    show(mirror, FAILED, "2")
     seen = marks()
     assert marks() == seen
     instance.wipe_assets([KEY])
@@ -165,7 +157,7 @@ def test_marks_tell_of_what_vanished(mirror: Mirror, instance: dg.DagsterInstanc
     instance.add_dynamic_partitions("d", ["4"])
     assert marks()["partitions"] != seen["partitions"]
     assert not mirror.runs_were_deleted(*seen["runs"])
-    mirror.plan(KEY, ["2"], RUNNING)
+    show(mirror, RUNNING, "2")
     assert not mirror.runs_were_deleted(*seen["runs"])
     instance.delete_run(instance.get_runs()[-1].run_id)
     assert mirror.runs_were_deleted(*seen["runs"])
@@ -173,7 +165,7 @@ def test_marks_tell_of_what_vanished(mirror: Mirror, instance: dg.DagsterInstanc
 
 def test_a_wiped_asset_shows_nothing(mirror: Mirror, instance: dg.DagsterInstance) -> None:
     mirror.make(made("1"))
-    mirror.plan(KEY, ["2"], FAILED)
+    show(mirror, FAILED, "2")
     instance.wipe_assets([KEY])
     assert mirror.shown(KEY) == {}
     assert mirror.grid(KEY, PARTS) == {}
@@ -211,7 +203,7 @@ def test_what_comes_after_a_clearing_is_seen(mirror: Mirror) -> None:
     assert mirror.grid(KEY, PARTS) == {}
     mirror.make(made("3", version="2"))
     assert mirror.grid(KEY, PARTS) == {"3": READY}
-    mirror.plan(KEY, ["1"], RUNNING)
+    show(mirror, RUNNING, "1")
     assert mirror.grid(KEY, PARTS) == {"1": RUNNING, "3": READY}
 
 

@@ -9,9 +9,12 @@ import pytest
 
 from opendataflow_dagster.dagster.drift import drift
 from opendataflow_dagster.dagster.grid import Mirror
+from opendataflow_dagster.dagster.outside import BESIDE_TAG, OUTSIDE_TAG
 from opendataflow_dagster.dagster.reconcile import Reconciled, reconcile
 from opendataflow_dagster.dagster.translator import DataflowTranslator
+from opendataflow_dagster.model import RUNNING
 from opendataflow_dagster.store import registry
+from opendataflow_dagster.store.history import Event, events_after
 from opendataflow_dagster.store.opening import open_store
 from opendataflow_dagster.store.store import Store
 from tests.support.postgres import Server
@@ -91,11 +94,62 @@ class Grid:
         keys = self.instance.get_dynamic_partitions(NAMES.partitions_name(domain))
         return [NAMES.dataid(key) for key in keys]
 
-    def agrees(self) -> None:
-        """Nothing differs, and another tick has nothing to write."""
+    def outside(self) -> list[dg.DagsterRun]:
+        """The runs that show what was executed outside, without those of failures so far."""
+        runs = self.instance.get_runs(dg.RunsFilter())
+        return [run for run in runs if OUTSIDE_TAG in run.tags and BESIDE_TAG not in run.tags]
+
+    def runs_agree(self) -> None:
+        """Every execution that the change log tells has one run, with its end and its reasons."""
+        expected: dict[tuple[str, str], dict[tuple[str, str], Event]] = {}
+        acted: set[tuple[str, str]] = set()
+        for event in sorted(
+            events_after(self.store, None, 1_000_000)[0], key=lambda each: each.seq
+        ):
+            if event.locktype != "OUT" or not event.execution:
+                continue
+            execution = event.execution, event.jobid
+            expected.setdefault(execution, {})[event.datasetid, event.dataid] = event
+            if event.status_before == RUNNING or event.status_after not in (None, "PENDING"):
+                acted.add(execution)
+        ends = {
+            execution: end
+            for execution, chunks in expected.items()
+            if (end := _end({each.status_after for each in chunks.values()}, execution in acted))
+        }
+        runs = self.outside()
+        found = {(run.tags["opendataflow/execution"], run.job_name): run for run in runs}
+        assert len(found) == len(runs), "no execution has two runs"
+        assert {execution: run.status for execution, run in found.items()} == ends
+        for execution, run in found.items():
+            if run.status == dg.DagsterRunStatus.FAILURE:
+                log = "\n".join(each.user_message for each in self.instance.all_logs(run.run_id))
+                for event in expected[execution].values():
+                    if event.status_after == "FAILED":
+                        assert f"{event.dataid}: FAILED, {event.why}" in log
+        left = {run.run_id for run in self.instance.get_runs(dg.RunsFilter())}
+        for run in self.instance.get_runs(dg.RunsFilter()):
+            if beside := run.tags.get(BESIDE_TAG):
+                assert beside in left
+
+    def agrees(self, folded: bool = False) -> None:
+        """Nothing differs, and another tick has nothing to write; folding takes history along."""
         assert drift(self.store, self.mirror) == []
+        if not folded:
+            self.runs_agree()
         again = self.tick()
         assert (again.writes, again.more) == (0, False)
+
+
+def _end(words: set[str | None], acted: bool) -> dg.DagsterRunStatus | None:
+    """How a run ends whose execution left chunks so."""
+    if "RUNNING" in words:
+        return dg.DagsterRunStatus.MANAGED
+    if words - {"READY", "PENDING", None}:
+        return dg.DagsterRunStatus.FAILURE
+    if "READY" in words:
+        return dg.DagsterRunStatus.SUCCESS
+    return dg.DagsterRunStatus.CANCELED if acted else None
 
 
 @pytest.fixture

@@ -1,0 +1,462 @@
+"""The runs by which Dagster shows what was executed outside: one for each execution of a job.
+
+They are stored as Dagster stores runs, without launching anything. While an execution is at work,
+its run is MANAGED: the one unfinished status that takes no slot and that Dagster leaves alone; it
+fails a STARTED run that has no process, and launches a QUEUED one. As squares take their colour
+from runs, what has failed in a run that is still at work is shown by a second one beside it, which
+goes when the first has ended.
+"""
+
+import logging
+import re
+import time
+from collections.abc import Iterable
+from functools import cache
+from typing import Any, NamedTuple
+
+import dagster as dg
+import sqlalchemy as sql
+from dagster._core.events import DagsterEvent, DagsterEventType, JobFailureData, RunFailureReason
+from dagster._core.events.log import EventLogEntry
+from dagster._core.execution.api import create_execution_plan
+from dagster._core.execution.plan.objects import StepFailureData, StepSuccessData
+from dagster._core.snap.execution_plan_snapshot import snapshot_from_execution_plan
+from dagster._core.storage.dagster_run import FINISHED_STATUSES
+from dagster._core.storage.event_log.schema import SqlEventLogStorageTable
+from dagster._core.storage.runs.schema import RunsTable, RunTagsTable
+from dagster._serdes import serialize_value
+from dagster_shared.error import SerializableErrorInfo
+
+from ..model import FAILED, PENDING, READY, RUNNING
+from ..store.executions import EARLIER, Execution, Outcome, outcomes, recent
+from ..store.store import DAGSTER_RUN, Store
+from .grid import STEP_KEY, Mirror, is_ours, our_run
+from .sensors import OutsideOptions
+
+OUTSIDE_TAG = "opendataflow/outside"
+"""The tag of all runs that show what was executed outside, by which a list is filtered."""
+
+BESIDE_TAG = "opendataflow/failures_so_far_of"
+"""The tag of a run for what has failed in another that is still at work."""
+
+TOLD_CHUNKS = 200
+"""Chunks that aren't READY of which a run's log has a line each."""
+
+TOLD_LINES = 20
+"""Lines that are told of the end of a chunk's log."""
+
+_WORKER = re.compile(r"(?:start:)?(?P<user>.+?)@(?P<host>.+):(?P<pid>\d+):[0-9a-f]{8}")
+_STATUS = dg.DagsterRunStatus
+
+
+class Wanted(NamedTuple):
+    """What the run of an execution is to be; no status: there is none."""
+
+    run_id: str
+    status: dg.DagsterRunStatus | None
+    outcomes: list[Outcome]
+
+
+class OutsideRuns:
+    """The runs of one store's executions in one Dagster instance."""
+
+    def __init__(
+        self,
+        store: Store,
+        mirror: Mirror,
+        *,
+        options: OutsideOptions | None = None,
+    ) -> None:
+        self.store, self.mirror = store, mirror
+        self.options = options or OutsideOptions()
+        self._wanted: dict[Execution, Wanted] = {}
+        self._shown: set[str] = set()
+        self._real: dict[str, dg.DagsterRunStatus | None] = {}
+        self._kept: set[Execution] | None = None
+        self.written = 0
+
+    # --- what is to be ---
+
+    def run_id(self, execution: Execution, part: str = "") -> str:
+        return our_run(self.store.id, *execution, part)
+
+    def wanted(self, execution: Execution) -> Wanted:
+        """What the tables say of an execution's run, as of this pass."""
+        if execution not in self._wanted:
+            found = outcomes(self.store, execution)
+            self._wanted[execution] = Wanted(self.run_id(execution), _end(found), found)
+        return self._wanted[execution]
+
+    def of_chunk(self, execution: Execution, status: str) -> str:
+        """The run by which a chunk that isn't READY is shown with a status."""
+        if self.is_dagsters(execution):
+            real = execution.name.removeprefix(DAGSTER_RUN)
+            state = self._state_of_real(execution)
+            is_live = state is not None and state not in FINISHED_STATUSES
+            if is_live if status == RUNNING else state == _STATUS.FAILURE:
+                return real
+            if status != RUNNING:
+                return self.run_id(execution, "so far")
+        wanted = self.wanted(execution)
+        fits = _STATUS.MANAGED if status == RUNNING else _STATUS.FAILURE
+        return wanted.run_id if wanted.status == fits else self.run_id(execution, "so far")
+
+    def kept(self) -> set[Execution]:
+        """The executions whose runs are kept."""
+        if self._kept is None:
+            self._kept = set(recent(self.store, self.options.keep_days, self.options.keep_runs))
+        return self._kept
+
+    def is_dagsters(self, execution: Execution) -> bool:
+        """Whether a run that Dagster itself has here did it."""
+        return _is_dagsters(execution.name) and self._state_of_real(execution) is not None
+
+    def _state_of_real(self, execution: Execution) -> dg.DagsterRunStatus | None:
+        real = execution.name.removeprefix(DAGSTER_RUN)
+        if real not in self._real:
+            self._real[real] = self.mirror.statuses({real}).get(real)
+        return self._real[real]
+
+    def forget(self, executions: Iterable[Execution]) -> None:
+        """Ask the tables again: these executions went on. And Dagster's own runs, too."""
+        self._real = {}
+        for execution in executions:
+            self._wanted.pop(execution, None)
+            self._shown.discard(self.run_id(execution))
+            self._shown.discard(self.run_id(execution, "so far"))
+
+    # --- what is written ---
+
+    def show(self, executions: Iterable[Execution]) -> set[str]:
+        """Write the runs of executions as they are to be; those that have ended by that."""
+        wanted = {each: self.wanted(each) for each in executions}
+        ids = {each.run_id for each in wanted.values()}
+        reals = {name.removeprefix(DAGSTER_RUN) for name, _ in wanted if _is_dagsters(name)}
+        there, ended = self.mirror.statuses(ids | reals), set()
+        for execution, each in wanted.items():
+            state = there.get(each.run_id)
+            is_dagsters_own = execution.name.removeprefix(DAGSTER_RUN) in there
+            if each.status is None or (is_dagsters_own and state is None):
+                continue
+            self._write(execution, each, state)
+            if each.status in FINISHED_STATUSES and state == _STATUS.MANAGED:
+                ended.add(each.run_id)
+        return ended
+
+    def show_for(self, execution: Execution, run_id: str) -> None:
+        """Make sure that a run is there, and right, by which squares are to be shown."""
+        if run_id in self._shown or not is_ours(run_id):
+            return
+        wanted = self.wanted(execution)
+        if run_id != wanted.run_id:
+            failed = [each for each in wanted.outcomes if each.status not in (READY, RUNNING, None)]
+            wanted = Wanted(run_id, _STATUS.FAILURE, failed)
+        state = self.mirror.statuses({run_id}).get(run_id)
+        if state != wanted.status:
+            self._write(execution, wanted, state)
+        self._shown.add(run_id)
+
+    def remove_so_far(self, executions: Iterable[Execution], left: Iterable[str]) -> None:
+        """Remove the runs of failures so far by which nothing is shown any more.
+
+        Args:
+            executions: Those that went on: once they have ended, their run shows it.
+            left: Runs that squares were shown by, and are not.
+        """
+        candidates = {
+            self.run_id(each, "so far")
+            for each in executions
+            if self.wanted(each).status in FINISHED_STATUSES
+        }
+        candidates = self.mirror.statuses(candidates | set(left)).keys()
+        for run_id in candidates:
+            run = self.mirror.instance.get_run_by_id(run_id)
+            if run and BESIDE_TAG in run.tags and not self._shows_something(run_id):
+                self.mirror.instance.delete_run(run_id)
+                self.written += 1
+
+    def missing(self) -> list[Execution]:
+        """The kept executions that have no run."""
+        by_run = {
+            self.run_id(each): each
+            for each in sorted(self.kept())
+            if not _is_dagsters(each.name) and each.name != EARLIER
+        }
+        there = self.mirror.statuses(set(by_run))
+        return [each for run_id, each in by_run.items() if run_id not in there]
+
+    def remove_old(self, until: float) -> None:
+        """Remove runs that are kept no longer, but for those that a square leads to now."""
+        for run_id in self._old_runs():
+            if time.monotonic() > until:
+                return
+            if not self._shows_something(run_id):
+                self.mirror.disown(run_id)
+                self.mirror.instance.delete_run(run_id)
+                self.written += 1
+
+    def _old_runs(self) -> list[str]:
+        runs, tags = RunsTable.c, RunTagsTable.c
+        ours = (
+            sql.select(runs.run_id, runs.end_time)
+            .join(RunTagsTable, sql.and_(tags.run_id == runs.run_id, tags.key == OUTSIDE_TAG))
+            .where(runs.status.in_([status.value for status in FINISHED_STATUSES]))
+            .order_by(runs.end_time.desc())
+        )
+        cutoff = time.time() - self.options.keep_days * 86400
+        with self.mirror.runs.connect() as db:
+            found = db.execute(ours).fetchall()
+        old = [
+            row[0]
+            for place, row in enumerate(found)
+            if place >= self.options.keep_runs or (row[1] or 0) < cutoff
+        ]
+        return old[::-1]
+
+    def _shows_something(self, run_id: str) -> bool:
+        """Whether the square of any chunk is red or in progress by this run."""
+        by_key: dict[str, list[str]] = {}
+        for key, part in self.mirror.planned_by(run_id):
+            by_key.setdefault(key, []).append(part)
+        for key, parts in by_key.items():
+            asset = dg.AssetKey.from_db_string(key)
+            if asset and any(
+                square.run_id == run_id for square in self.mirror.shown(asset, parts).values()
+            ):
+                return True
+        return False
+
+    def _write(
+        self, execution: Execution, wanted: Wanted, state: dg.DagsterRunStatus | None
+    ) -> None:
+        run_id, status, found = wanted
+        assert status is not None
+        times = [each.at for each in found] or [time.time()]
+        run = self._run(execution, wanted)
+        if state is None:
+            try:
+                self.mirror.runs.add_run(run)
+            except dg.DagsterError:  # another process was faster
+                if not self.mirror.instance.has_run(run_id):
+                    raise
+        # A run that has failed and took no time would be told as one that failed to start.
+        ended = max(*times, min(times) + 0.001) if status in FINISHED_STATUSES else None
+        body = serialize_value(run)
+        with self.mirror.runs.connect() as db:
+            db.execute(
+                RunsTable.update()
+                .where(RunsTable.c.run_id == run_id)
+                .values(
+                    status=status.value,
+                    run_body=body,
+                    start_time=min(times),
+                    end_time=ended,
+                )
+            )
+        self._tell(execution, wanted, run.job_name, min(times), ended)
+        if state != status:
+            self.written += 1
+            has_failed = any(each.status == FAILED for each in found)
+            if self.options.alerts and status == _STATUS.FAILURE and has_failed:
+                self._alert(run, found)
+        self._shown.add(run_id)
+
+    def _run(self, execution: Execution, wanted: Wanted) -> dg.DagsterRun:
+        job, plan = self._snapshots()
+        who = next((each.who for each in wanted.outcomes if each.who), "")
+        worker = _WORKER.fullmatch(execution.name)
+        kind = "process" if worker else execution.name.partition(":")[0]
+        tags = {
+            OUTSIDE_TAG: kind if kind in ("process", "items", EARLIER) else "transaction",
+            "opendataflow/job": execution.jobid,
+            "opendataflow/execution": execution.name,
+            # This tag is shown as who launched the run.
+            "user": f"{worker['user']}@{worker['host']}" if worker else who,
+            "dagster/max_retries": "0",
+        }
+        if worker:
+            tags |= {"opendataflow/host": worker["host"], "opendataflow/process": worker["pid"]}
+        if wanted.run_id != self.run_id(execution):
+            tags |= {BESIDE_TAG: self.run_id(execution)}
+        return dg.DagsterRun(
+            execution.jobid,
+            wanted.run_id,
+            status=wanted.status,
+            tags={key: value for key, value in tags.items() if value},
+            job_snapshot_id=job,
+            execution_plan_snapshot_id=plan,
+        )
+
+    def _snapshots(self) -> tuple[str, str]:
+        """The plan of one step that the pages of all these runs show."""
+        runs, (job, plan) = self.mirror.runs, _snapshots()
+        if not runs.has_job_snapshot(job.snapshot_id):
+            runs.add_job_snapshot(job)
+        from dagster._core.snap.execution_plan_snapshot import create_execution_plan_snapshot_id
+
+        plan_id = create_execution_plan_snapshot_id(plan)
+        if not runs.has_execution_plan_snapshot(plan_id):
+            runs.add_execution_plan_snapshot(plan)
+        return job.snapshot_id, plan_id
+
+    # --- what its page tells ---
+
+    def _tell(
+        self, execution: Execution, wanted: Wanted, job_name: str, began: float, ended: float | None
+    ) -> None:
+        """Write the log of a run anew, in one transaction: it is the same however often."""
+        events, table = self.mirror.events, SqlEventLogStorageTable
+        entries = [
+            _line(wanted.run_id, job_name, *line) for line in self._lines(execution, wanted, began)
+        ]
+        entries.append(_step(wanted, job_name, "STEP_START", began, None))
+        if ended is not None:
+            entries.append(_end_of_step(wanted, job_name, began, ended))
+        old = sql.and_(
+            table.c.run_id == wanted.run_id,
+            table.c.step_key == STEP_KEY,
+            sql.or_(
+                table.c.dagster_event_type.is_(None), table.c.dagster_event_type.like("STEP_%")
+            ),
+        )
+        entries.sort(key=lambda entry: entry.timestamp)
+        with events.run_connection(wanted.run_id) as db:
+            db.execute(table.delete().where(old))
+            db.execute(events.prepare_insert_event_batch(entries))
+
+    def _lines(
+        self, execution: Execution, wanted: Wanted, began: float
+    ) -> Iterable[tuple[float, int, str]]:
+        found = wanted.outcomes
+        who = next((each.who for each in found if each.who), "somebody")
+        worker = _WORKER.fullmatch(execution.name)
+        if worker:
+            who = f"process {worker['pid']} of {worker['user']} on {worker['host']}"
+        yield began, logging.INFO, f"{execution.jobid}: executed outside Dagster by {who}"
+        others = [each for each in found if each.status not in (READY, PENDING)]
+        for each in others[:TOLD_CHUNKS]:
+            level = logging.INFO if each.status in (RUNNING, None) else logging.ERROR
+            yield each.at, level, self._outcome_line(execution, each)
+        last = max((each.at for each in found), default=began)
+        if len(others) > TOLD_CHUNKS:
+            more = f"{len(others) - TOLD_CHUNKS:,} more chunks that aren't READY"
+            yield last, logging.WARNING, f"{more}: `odf history {execution.jobid}` tells them"
+        yield last, logging.INFO, _counts(found)
+
+    def _outcome_line(self, execution: Execution, outcome: Outcome) -> str:
+        word = outcome.status or "gone"
+        line = f"{outcome.datasetid} {outcome.dataid}: {word}"
+        if outcome.why:
+            line += f", {outcome.why}"
+        if outcome.who and not _WORKER.match(outcome.who):
+            line += f" (by {outcome.who})"
+        if outcome.status != FAILED or outcome.generation is None:
+            return line
+        steps = self.store.db.records(
+            "steps.of_run",
+            jobid=execution.jobid,
+            dataid=outcome.dataid,
+            generation=outcome.generation,
+        )
+        texts = [step[key] for step in steps for key in ("stdout", "traceback") if step[key]]
+        return "\n".join([line, *"\n".join(texts).splitlines()[-TOLD_LINES:]])
+
+    def _alert(self, run: dg.DagsterRun, found: list[Outcome]) -> None:
+        """Tell Dagster's run failure sensors."""
+        data = JobFailureData(_error(found), RunFailureReason.UNKNOWN)
+        kind = DagsterEventType.RUN_FAILURE.value
+        event = DagsterEvent(
+            kind, run.job_name, step_key=STEP_KEY, event_specific_data=data, message=_counts(found)
+        )
+        self.mirror.events.store_event(_entry(run.run_id, run.job_name, event, time.time()))
+
+
+def _end(found: list[Outcome]) -> dg.DagsterRunStatus | None:
+    """How a run stands or has ended that left chunks so."""
+    words = {each.status for each in found}
+    if RUNNING in words:
+        return _STATUS.MANAGED
+    if words - {READY, PENDING, None}:
+        return _STATUS.FAILURE
+    if READY in words:
+        return _STATUS.SUCCESS
+    return _STATUS.CANCELED if any(each.acted for each in found) else None
+
+
+def _counts(found: list[Outcome]) -> str:
+    """How many chunks were left with which status."""
+    counts: dict[str, int] = {}
+    for each in found:
+        word = each.status or "gone"
+        counts[word] = counts.get(word, 0) + 1
+    told = ", ".join(f"{count:,} {word}" for word, count in sorted(counts.items()))
+    return f"{len(found):,} chunk{'s' * (len(found) != 1)}: {told}"
+
+
+def _is_dagsters(name: str) -> bool:
+    return name.startswith(DAGSTER_RUN)
+
+
+def _line(run_id: str, job_name: str, at: float, level: int, text: str) -> EventLogEntry:
+    return EventLogEntry(
+        error_info=None,
+        level=level,
+        user_message=text,
+        run_id=run_id,
+        timestamp=at,
+        step_key=STEP_KEY,
+        job_name=job_name,
+        dagster_event=None,
+    )
+
+
+def _step(wanted: Wanted, job_name: str, kind: str, at: float, data: Any) -> EventLogEntry:
+    event = DagsterEvent(kind, job_name, step_key=STEP_KEY, event_specific_data=data)
+    return _entry(wanted.run_id, job_name, event, at)
+
+
+def _end_of_step(wanted: Wanted, job_name: str, began: float, ended: float) -> EventLogEntry:
+    if wanted.status == _STATUS.SUCCESS:
+        data: Any = StepSuccessData(duration_ms=(ended - began) * 1000)
+        return _step(wanted, job_name, "STEP_SUCCESS", ended, data)
+    data = StepFailureData(error=_error(wanted.outcomes), user_failure_data=None)
+    return _step(wanted, job_name, "STEP_FAILURE", ended, data)
+
+
+def _error(found: list[Outcome]) -> SerializableErrorInfo:
+    """What is said of the chunks that aren't READY, the failed ones first."""
+    bad = [each for each in found if each.status not in (READY, PENDING, RUNNING)]
+    bad.sort(key=lambda each: each.status != FAILED)
+    lines = [_counts(found)] + [
+        f"{each.datasetid} {each.dataid}: {each.status or 'gone'}"
+        + (f", {each.why}" if each.why else "")
+        for each in bad[:TOLD_LINES]
+    ]
+    return SerializableErrorInfo("\n".join(lines) + "\n", [], "Outside")
+
+
+def _entry(run_id: str, job_name: str, event: DagsterEvent, at: float) -> EventLogEntry:
+    failed = event.event_type_value.endswith("FAILURE")
+    return EventLogEntry(
+        error_info=None,
+        level=logging.ERROR if failed else logging.DEBUG,
+        user_message="",
+        run_id=run_id,
+        timestamp=at,
+        step_key=STEP_KEY,
+        job_name=job_name,
+        dagster_event=event,
+    )
+
+
+@cache
+def _snapshots() -> tuple[Any, Any]:
+    @dg.op(name=STEP_KEY, description="Executed outside Dagster, which only shows it.")
+    def work() -> None: ...
+
+    @dg.job(name="outside")
+    def outside() -> None:
+        work()
+
+    job = outside.get_job_snapshot()
+    return job, snapshot_from_execution_plan(create_execution_plan(outside), job.snapshot_id)
