@@ -260,6 +260,8 @@ class OutsideRuns:
             if self.options.alerts and status == _STATUS.FAILURE and has_failed:
                 self._alert(run, found)
         self._shown.add(run_id)
+        if status == _STATUS.SUCCESS:  # nothing more is asked of its chunks, which may be many
+            self._wanted[execution] = wanted._replace(outcomes=[])
 
     def _run(self, execution: Execution, wanted: Wanted) -> dg.DagsterRun:
         job, plan = self._snapshots()

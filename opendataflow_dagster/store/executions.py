@@ -12,6 +12,10 @@ EARLIER = "earlier"
 """The execution of a job's changes from before the log told executions."""
 
 
+MAX_CHANGES = 50_000
+"""Changes of an execution that are looked at, the newest: a person may write millions at once."""
+
+
 class Execution(NamedTuple):
     """What one process, transaction or other origin did to the chunks of one job."""
 
@@ -57,7 +61,8 @@ def outcomes(store: Store, execution: Execution) -> list[Outcome]:
     if name == EARLIER:
         rows = store.db.run("executions.earlier", jobid=jobid)
     else:
-        rows = store.db.run("executions.changes", execution=name, jobid=jobid)
+        rows = store.db.run("executions.changes", execution=name, jobid=jobid, most=MAX_CHANGES)
+        rows.reverse()
     found: dict[tuple[str, str], Outcome] = {}
     for datasetid, dataid, before, after, generation, at, who, why in rows:
         earlier = found.pop((datasetid, dataid), None)

@@ -8,9 +8,10 @@ from json_to_recordset(cast(:chunks as json)) as k(dataid text, jobid text)
         order by d.xid desc, d.seq desc limit 1) as e;
 
 -- name: changes
--- What an execution did to the outputs of a job, in its order.
+-- What an execution did last to the outputs of a job, the newest first.
 select datasetid, dataid, status_before, status_after, generation, cast(extract(epoch from at) as double precision), who, why
-from dataevent where execution = :execution and jobid = :jobid and locktype = 'OUT' order by xid, seq;
+from dataevent where execution = :execution and jobid = :jobid and locktype = 'OUT'
+order by xid desc, seq desc limit :most;
 
 -- name: earlier
 -- Outputs of a job that aren't READY since before changes told their execution.

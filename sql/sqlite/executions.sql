@@ -7,9 +7,10 @@ from json_each(:chunks) k join dataevent e on e.seq = (
       and d.locktype = 'OUT' order by d.seq desc limit 1);
 
 -- name: changes
--- What an execution did to the outputs of a job, in its order.
+-- What an execution did last to the outputs of a job, the newest first.
 select datasetid, dataid, status_before, status_after, generation, (julianday(at) - 2440587.5) * 86400, who, why
-from dataevent where execution = :execution and jobid = :jobid and locktype = 'OUT' order by seq;
+from dataevent where execution = :execution and jobid = :jobid and locktype = 'OUT'
+order by seq desc limit :most;
 
 -- name: earlier
 -- Outputs of a job that aren't READY since before changes told their execution.
