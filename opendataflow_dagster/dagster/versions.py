@@ -55,14 +55,36 @@ class EventLog(Protocol):
 
 
 class RunLog:
-    """The events of a Dagster instance, as a run may read and write them."""
+    """The events of a Dagster instance, as a run may read and write them.
 
-    def __init__(self, instance: dg.DagsterInstance) -> None:
-        self.instance = instance
+    Of the run's own partitions, the newest events are read at once.
+    """
+
+    def __init__(self, instance: dg.DagsterInstance, partitions: Sequence[str] = ()) -> None:
+        self.instance, self.partitions = instance, partitions
+        self._read: dict[dg.AssetKey, dict[tuple[str, str], int]] = {}
 
     def numbers(self, key: dg.AssetKey, versions: Mapping[str, str]) -> dict[str, int]:
-        found = {part: self._number(key, part, version) for part, version in versions.items()}
-        return {part: number for part, number in found.items() if number is not None}
+        if key not in self._read:
+            self._read[key] = self._newest(key)
+        known, found = self._read[key], {}
+        for part, version in versions.items():
+            number = known.get((part, version)) or self._number(key, part, version)
+            if number is not None:
+                found[part] = number
+        return found
+
+    def _newest(self, key: dg.AssetKey) -> dict[tuple[str, str], int]:
+        """By partition and version, the newest events of the run's partitions."""
+        found: dict[tuple[str, str], int] = {}
+        if len(self.partitions) > 1:
+            wanted = dg.AssetRecordsFilter(key, asset_partitions=list(self.partitions))
+            limit = 2 * len(self.partitions)
+            for record in self.instance.fetch_materializations(wanted, limit).records:
+                event = record.asset_materialization
+                if event and event.partition and (version := (event.tags or {}).get(VERSION_TAG)):
+                    found.setdefault((event.partition, version), record.storage_id)
+        return found
 
     def _number(self, key: dg.AssetKey, partition: str, version: str) -> int | None:
         wanted = dg.AssetRecordsFilter(key, asset_partitions=[partition])
@@ -196,7 +218,8 @@ class ChunkEvents:
     def __init__(self, context: Context, store: Store, translator: DataflowTranslator) -> None:
         self.context, self.store, self.translator = context, store, translator
         self.log = run_log(context.run.run_id)
-        self.lineage = Lineage(store, translator, RunLog(context.instance))
+        partitions = context.partition_keys if context.has_partition_key_range else ()
+        self.lineage = Lineage(store, translator, RunLog(context.instance, partitions))
 
     def produced(self, produced: Produced, fact: Fact, key: str) -> dg.AssetMaterialization:
         """The event of a dataset's chunk that this run has just produced."""
