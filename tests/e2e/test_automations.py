@@ -7,13 +7,16 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from playwright.sync_api import expect
 
 from opendataflow_dagster.explain.explain import staleness
 from opendataflow_dagster.store import operations, registry
 from opendataflow_dagster.store.opening import open_store
 from opendataflow_dagster.store.store import Store
+from tests.support.browser import UI
 from tests.support.dagster_servers import Dagster
 from tests.support.graphql_client import Client, wait_for
 from tests.support.store_fixtures import close, statuses
@@ -144,6 +147,17 @@ def test_a_remake_with_other_data_is_made_on(automatic: Automatic) -> None:
     assert made["first"] == 1, "it isn't missing"
     assert automatic.client.stale_status("firsts", DAY) == "STALE"
     automatic.agrees(DAY)
+
+
+def test_the_page_of_a_stale_partition_says_so(automatic: Automatic, page: Any) -> None:
+    ui = UI(page, automatic.dagster.url)
+    ui.open(f"/assets/firsts?view=partitions&partition={DAY}")
+    expect(page.get_by_text("Unsynced")).to_be_visible()
+    ui.shoot("stale")
+    ui.open("/assets/firsts?view=checks")
+    expect(
+        page.get_by_text(f"1 chunk is stale: {DAY}. Run: odf resubmit first --stale")
+    ).to_be_visible()
 
 
 def test_what_a_cron_asks_for_is_made_once_a_minute_at_most(automatic: Automatic) -> None:
