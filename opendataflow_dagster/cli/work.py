@@ -212,9 +212,11 @@ def _program(words: list[str]) -> Step:
                 stdin_null=True,
             )
         if scripts.why_no_more() is None and result.code not in (0, HELD_BACK_CODE):
-            told = f"`{typed('odf', *words[3:])}` ended with {result.reason or result.code}"
-            kind = ChunksFailed if result.code == 1 else DataflowError
-            raise kind(f"{told}: see what it printed.")
+            program = f"`{typed('odf', *words[3:])}`"
+            told = f"{program} ended with {result.reason or result.code}: see what it printed."
+            if result.code == 1:
+                raise ChunksFailed(told)
+            raise DataflowError(told)
         return True
 
     return step

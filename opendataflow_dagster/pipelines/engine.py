@@ -28,12 +28,13 @@ if TYPE_CHECKING:
 class WorkerDied(TransformationError):
     """The process that ran a transformation ended before it."""
 
-    @classmethod
-    def of(cls, which: str) -> "WorkerDied":
-        return cls(
-            f"The process that ran {which} ended in the middle of it: it took more memory than "
-            "there is, or ended itself."
-        )
+
+def worker_died(which: str) -> WorkerDied:
+    """What is raised when the process of a transformation has ended."""
+    return WorkerDied(
+        f"The process that ran {which} ended in the middle of it: it took more memory than "
+        "there is, or ended itself."
+    )
 
 
 class Stopped(DataflowError):
@@ -292,7 +293,7 @@ class Engine:
             if self._ended(due):
                 raise TransformationError(TIME_LIMIT_REASON) from None
             if _died(error):
-                raise WorkerDied.of(which) from error
+                raise worker_died(which) from error
             if (reason := self._reason(error)) is None:
                 raise
             raise DataflowError(reason) from error

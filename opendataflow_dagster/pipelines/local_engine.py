@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from .engine import Engine, Stopped, WorkerDied
+from .engine import Engine, Stopped, worker_died
 from .local_process import ProcessDied, processes
 from .project import LOCAL, Project
 from .sandbox import TIME_LIMIT_REASON
@@ -58,7 +58,7 @@ class LocalEngine(Engine):
                 raise Stopped(why) from None
             if self._ended(due):
                 raise TransformationError(TIME_LIMIT_REASON) from None
-            raise WorkerDied.of(which) from error
+            raise worker_died(which) from error
         finally:
             with self._lock:
                 self._blocks -= 1

@@ -193,6 +193,7 @@ OTHER_VARIABLES = {
     "DATAFLOW_TARGET": "flow/test_plan.py",
     "DATAFLOW_RESULT": "runner/test_answer.py",
     "DATAFLOW_FENCE": "runner/test_answer.py",
+    "DATAFLOW_WORK": "store/test_executions.py",
 }
 """Variables that are no key of the properties, and the tests of what they do."""
 

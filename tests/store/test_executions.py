@@ -1,8 +1,10 @@
 """Which execution a change of a chunk belongs to, in the change log."""
 
+import pytest
+
 from opendataflow_dagster.store import operations
 from opendataflow_dagster.store.history import events_after
-from opendataflow_dagster.store.store import ITEM_WORKER, Store, new_owner
+from opendataflow_dagster.store.store import ITEM_WORKER, WORK_OWNER, Store, new_owner
 from tests.support.store_fixtures import register, sql
 
 
@@ -53,3 +55,9 @@ def test_by_hand_a_transaction_is_an_execution(store: Store) -> None:
     by_hand = executions(store, "java")
     assert by_hand == [by_hand[0]] * 3, "the end belongs to what was RUNNING"
     assert by_hand[0] not in (None, *executions(store, "external"))
+
+
+def test_what_odf_work_starts_claims_for_odf_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not new_owner().endswith(WORK_OWNER)
+    monkeypatch.setenv("DATAFLOW_WORK", "1")
+    assert new_owner().endswith(WORK_OWNER)
