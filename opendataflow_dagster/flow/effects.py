@@ -48,9 +48,9 @@ class _Counter:
         is_moved = change.action == REMOVE or change.keys & {*PARTS, "format"}
         [(ready,)] = self._db.run("flow.ready", datasetid=change.name)
         if is_moved and ready:
-            stay = "stay, with data and history"
-            where = "are where it was before"
-            yield f"{_chunks(ready, 'READY')} {stay if change.action == REMOVE else where}"
+            stay = "stays" if ready == 1 else "stay"
+            where = "with data and history" if change.action == REMOVE else "at the old place"
+            yield f"{_chunks(ready, 'READY')} {stay} {where}"
 
     def _of_job(self, change: Change, job: Job) -> Iterator[str]:
         if change.action != ADD and not change.keys & {"in", "out"}:
@@ -82,7 +82,7 @@ class _Counter:
         made = dict(self._db.run("flow.made", jobid=jobid, outputs=json.dumps(outputs)))
         if ready := made.pop("READY", 0):
             lose = "loses its" if ready == 1 else "lose their"
-            yield f"{_chunks(ready, 'READY')} {lose} producer, and stay"
+            yield f"{_chunks(ready, 'READY')} {lose} producer, and stay{'s' if ready == 1 else ''}"
         for status, count in made.items():
             yield f"{_chunks(count, status)} stay{'s' if count == 1 else ''} as {_it(count)}"
 

@@ -198,7 +198,7 @@ def test_what_the_flow_no_longer_declares_goes_and_its_chunks_stay(store: Store)
         "nobody claims its 3 claimable chunks any more",
         "2 READY chunks lose their producer, and stay",
     ]
-    assert found["checked"] == ["2 READY chunks stay, with data and history"]
+    assert found["checked"] == ["2 READY chunks stay with data and history"]
     apply_flow(store, less)
     assert registrations(store)["origin"] == [("dataset", "sales", "flow:shop", None)]
     assert sql(store, "select count(*) from datastatus where datasetid = 'checked'") == [(2,)]
