@@ -16,7 +16,8 @@ from ..runner.script import Scripts
 from ..runner.work import Workshop
 from ..storage.expectations import Expectation
 from ..store.opening import open_configured
-from ..store.store import WORK_VARIABLE, Store
+from ..store.store import Store
+from ..store.workers import WORK_VARIABLE
 from ..util.text import first_line, typed
 from .run_flow import OWN, expectations, in_order, script_of, without_script
 from .work_report import Board, JsonLines, Report

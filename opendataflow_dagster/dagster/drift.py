@@ -11,8 +11,9 @@ from ..store.catalog import Catalog, read_catalog
 from ..store.operations import unknown_dataset
 from ..store.overview import truths
 from ..store.store import Store
+from .differences import NO_ROW, differences
 from .grid import Mirror
-from .reconcile import NO_ROW, Reconciled, differences, reconcile
+from .reconcile import Reconciled, reconcile
 from .translator import DataflowTranslator
 
 REPAIR_COMMAND = "odf drift --repair"

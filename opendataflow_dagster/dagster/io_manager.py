@@ -22,7 +22,8 @@ from ..spark.session import is_spark_frame
 from ..spark.write import publish_frame
 from ..storage.publish import publish, read
 from ..storage.read import Reading, ask, producers, read_chunk, refusal, with_code
-from ..store.store import Store, new_owner
+from ..store.store import Store
+from ..store.workers import new_owner
 from ..util.text import first_line, first_of, printable, typed
 from .events import RESUBMIT_TAG, data_version, prefixed, produced_event, run_log
 from .resources import DataflowResource

@@ -29,7 +29,8 @@ from dagster_shared.error import SerializableErrorInfo
 
 from ..model import FAILED, PENDING, READY, RUNNING
 from ..store.executions import EARLIER, Execution, Outcome, outcomes, recent
-from ..store.store import DAGSTER_RUN, Store
+from ..store.store import Store
+from ..store.workers import DAGSTER_RUN
 from .grid import STEP_KEY, Mirror, is_ours, our_run
 from .sensors import OutsideOptions
 

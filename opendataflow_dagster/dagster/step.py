@@ -21,7 +21,8 @@ from ..store.claimable import batch_size, dial
 from ..store.claims import interrupt_soon
 from ..store.database import briefly
 from ..store.operations import resubmit
-from ..store.store import PLAN_AGE_SECONDS, Store, new_owner
+from ..store.store import PLAN_AGE_SECONDS, Store
+from ..store.workers import new_owner
 from ..util.text import first_line, first_of, printable
 from .checks import ChunkCheck, evaluation
 from .events import RESUBMIT_TAG

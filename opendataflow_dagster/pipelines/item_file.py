@@ -25,7 +25,8 @@ from ..storage.read import failing
 from ..store.claimable import NOTHING_CLAIMABLE, offer
 from ..store.database import briefly
 from ..store.moves import Move, add_rows, generations
-from ..store.store import Store, new_owner
+from ..store.store import Store
+from ..store.workers import new_owner
 from ..util.text import first_line, printable, typed
 from .destinations import publish_result
 from .endpoints import Source, Verdict

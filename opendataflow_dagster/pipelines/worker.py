@@ -21,7 +21,8 @@ from ..runner.heartbeat import Pulse
 from ..store.item_folding import fold_age, fold_items, tidy
 from ..store.items import has_token
 from ..store.runs import settle_run
-from ..store.store import ITEM_WORKER, Store, new_owner
+from ..store.store import Store
+from ..store.workers import ITEM_WORKER, new_owner
 from ..util.system import try_lock
 from ..util.text import first_line, printable, typed
 from .deployment import Current

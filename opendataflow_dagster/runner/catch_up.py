@@ -9,7 +9,8 @@ from typing import Protocol
 from ..model import GIVEN_BACK, LOST, READY, ChunkOutcome, Claim, Outcome, Stop, Tell
 from ..store.claimable import chunks_left, dial_at_zero
 from ..store.claims import interrupt_soon
-from ..store.store import Store, new_owner
+from ..store.store import Store
+from ..store.workers import new_owner
 from ..util.text import typed
 from .environment import JobEnvironment
 from .script import NO_START, Scripts, stop_code

@@ -10,7 +10,8 @@ from ..model import LEASE_SECONDS, Claim, Say, Stop
 from ..store.claimable import held_back
 from ..store.claims import GiveBack, give_back_soon, interrupt_soon, try_to_give_back
 from ..store.database import BRIEF_WAIT_SECONDS, briefly
-from ..store.store import Store, new_owner
+from ..store.store import Store
+from ..store.workers import new_owner
 from ..util.text import first_line
 
 T = TypeVar("T")

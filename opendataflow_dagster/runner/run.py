@@ -20,7 +20,8 @@ from ..model import (
     Stop,
     Tell,
 )
-from ..store.store import Store, new_owner
+from ..store.store import Store
+from ..store.workers import new_owner
 from ..util.text import first_line, printable
 from .answer import AnswerFiles, ScriptAnswer
 from .code_version import CodeVersion

@@ -16,7 +16,8 @@ from ..errors import NoDatabase
 from ..ids import natural_key
 from ..model import Claim, Fact, Failure
 from .database import SQL_FOLDER, Database, created_names, no_tables
-from .store import ClaimRequest, InputChanges, OutputCounts, Store, execution_of
+from .store import ClaimRequest, InputChanges, OutputCounts, Store
+from .workers import execution_of
 
 _PARAMETER = re.compile(r"(?<![:\w]):([a-z_]+)")
 

@@ -13,7 +13,8 @@ from ..ids import natural_key
 from ..model import FAILED, RESUBMIT, Claim, Fact, Failure, Plan, effect
 from ..util.system import try_lock
 from .database import Database, no_tables
-from .store import ClaimRequest, InputChanges, OutputCounts, Store, execution_of
+from .store import ClaimRequest, InputChanges, OutputCounts, Store
+from .workers import execution_of
 
 BUSY_TIMEOUT_SECONDS = 60.0
 """Seconds to wait for another writer's turn to end."""

@@ -1,11 +1,7 @@
 """The store: who may produce which chunk, and how it went. The tables are the only truth."""
 
-import os
-import re
-import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
-from itertools import count
 from typing import Any, NamedTuple
 
 from ..errors import DataflowError, InputsChanged, LostRace, Refused, StaleClaim
@@ -49,9 +45,6 @@ OutputCounts = dict[str, int]
 
 InputChanges = dict[str, list[str]]
 """Of chunks whose inputs changed, what happened to which input."""
-
-DAGSTER_RUN = "dagster:"
-"""What the name of an execution begins with that is a run of Dagster."""
 
 PLAN_AGE_SECONDS = 1.0
 """Seconds for which a worker believes what it read of a job's registration and dial."""
@@ -528,60 +521,6 @@ class Store:
 
     def _beat(self, claims: Sequence[Claim]) -> set[str]:
         raise NotImplementedError
-
-
-WORK_VARIABLE = "DATAFLOW_WORK"
-"""Set in programs that `odf work` starts: what they claim is in its hands."""
-
-WORK_OWNER = " of odf work"
-"""What the names of workers end in who work for `odf work`."""
-
-ITEM_WORKER = " of items"
-"""What the name of a worker ends with that works on items as they come."""
-
-ITEMS_SECONDS = 600
-"""Seconds for which the items of a job count as one execution."""
-
-_WORKER = re.compile(
-    r"(?P<process>.+@.+:\d+:[0-9a-f]{8})\.\d+(?: of odf work)?(?: of (?:run (?P<run>.+)|items))?"
-)
-
-_processes: dict[int, str] = {}
-"""What this process, and those that it was forked from, are called."""
-
-_naming = threading.Lock()
-
-_workers = count(1)
-
-
-def new_owner() -> str:
-    """A name for one worker that no other has had: its process, a random part, and a number."""
-    suffix = WORK_OWNER if WORK_VARIABLE in os.environ else ""
-    return f"{_process(os.getpid())}.{next(_workers)}{suffix}"  # a fork is another process
-
-
-def _process(pid: int) -> str:
-    with _naming:
-        if pid not in _processes:
-            user = os.environ.get("USER") or os.getuid()
-            _processes[pid] = f"{user}@{os.uname().nodename}:{pid}:{os.urandom(4).hex()}"
-        return _processes[pid]
-
-
-def execution_of(who: str, act: str = "") -> str:
-    """Which execution a worker's changes belong to: its process, a Dagster run, or some items.
-
-    Empty if it is no worker, or settles items: then the triggers tell, by what is RUNNING, or by
-    the transaction.
-    """
-    found = _WORKER.fullmatch(who)
-    if found is None:
-        return ""
-    if found["run"]:
-        return DAGSTER_RUN + found["run"]
-    if who.endswith(ITEM_WORKER):
-        return f"items:{int(time.time()) // ITEMS_SECONDS}" if act == "claim" else ""
-    return found["process"]
 
 
 def refuse_flawed(store: Store, plan: Plan) -> None:

@@ -17,7 +17,8 @@ from opendataflow_dagster.storage.audit import Drift, drift_of_data
 from opendataflow_dagster.store import operations, overview, registry
 from opendataflow_dagster.store.catalog import read_catalog
 from opendataflow_dagster.store.database import Database
-from opendataflow_dagster.store.store import Store, new_owner
+from opendataflow_dagster.store.store import Store
+from opendataflow_dagster.store.workers import new_owner
 from tests.support.dagster_instances import NAMES, Grid
 from tests.support.store_fixtures import sql
 

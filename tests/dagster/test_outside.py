@@ -11,7 +11,7 @@ from opendataflow_dagster.dagster.outside import OUTSIDE_TAG, OutsideRuns
 from opendataflow_dagster.dagster.sensors import OutsideOptions, settle
 from opendataflow_dagster.model import FAILED, READY, RUNNING, Fact
 from opendataflow_dagster.store import operations
-from opendataflow_dagster.store.store import new_owner
+from opendataflow_dagster.store.workers import new_owner
 from tests.support.dagster_instances import NAMES, Grid
 from tests.support.store_fixtures import sql
 

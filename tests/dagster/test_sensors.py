@@ -15,7 +15,7 @@ from opendataflow_dagster.model import READY, RESUBMIT, RUNNING
 from opendataflow_dagster.store import operations
 from opendataflow_dagster.store.history import unread
 from opendataflow_dagster.store.overview import truths
-from opendataflow_dagster.store.store import new_owner
+from opendataflow_dagster.store.workers import new_owner
 from tests.support.dagster_instances import NAMES, Grid
 from tests.support.postgres import Server
 

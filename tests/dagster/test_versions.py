@@ -16,7 +16,7 @@ from opendataflow_dagster.explain.explain import staleness
 from opendataflow_dagster.model import READY, Fact
 from opendataflow_dagster.store import operations, registry
 from opendataflow_dagster.store.overview import truths
-from opendataflow_dagster.store.store import new_owner
+from opendataflow_dagster.store.workers import new_owner
 from tests.support.dagster_instances import NAMES, Grid
 from tests.support.store_fixtures import sql
 

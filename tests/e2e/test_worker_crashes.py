@@ -19,7 +19,8 @@ import pytest
 
 from opendataflow_dagster.errors import LostRace, StaleClaim
 from opendataflow_dagster.store.opening import open_store
-from opendataflow_dagster.store.store import Store, new_owner
+from opendataflow_dagster.store.store import Store
+from opendataflow_dagster.store.workers import new_owner
 from tests.support.crash_worker import POINTS
 from tests.support.postgres import Server
 from tests.support.store_fixtures import (

@@ -10,7 +10,8 @@ import pytest
 
 from opendataflow_dagster.errors import StaleClaim
 from opendataflow_dagster.store.opening import open_store
-from opendataflow_dagster.store.store import Store, new_owner
+from opendataflow_dagster.store.store import Store
+from opendataflow_dagster.store.workers import new_owner
 from tests.support.original_program import DDL, Java
 from tests.support.store_fixtures import (
     check,

@@ -13,7 +13,8 @@ from opendataflow_dagster.model import Fact
 from opendataflow_dagster.store import postgres
 from opendataflow_dagster.store.items import new_run
 from opendataflow_dagster.store.opening import open_store
-from opendataflow_dagster.store.store import Store, new_owner
+from opendataflow_dagster.store.store import Store
+from opendataflow_dagster.store.workers import new_owner
 from tests.support.original_program import DDL, Java
 from tests.support.store_fixtures import (
     check,
