@@ -17,7 +17,7 @@ _HOMES = {
     "Flow": "flow.flow",
     "Job": "flow.flow",
     "OpenDataFlowComponent": "dagster.component",
-    "OutsideOptions": "dagster.sensors",
+    "OutsideOptions": "dagster.events",
     "Place": "runner.produce",
     "Result": "runner.produce",
     "SparkJob": "spark.job",
@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from .dagster.build import build_definitions as build_definitions
     from .dagster.checks import dataflow_check as dataflow_check
     from .dagster.component import OpenDataFlowComponent as OpenDataFlowComponent
+    from .dagster.events import OutsideOptions as OutsideOptions
     from .dagster.io_manager import DataflowIOManager as DataflowIOManager
     from .dagster.job_assets import dataflow_specs as dataflow_specs
     from .dagster.job_assets import external_assets as external_assets
@@ -53,7 +54,6 @@ if TYPE_CHECKING:
     from .dagster.launch import today_schedules as today_schedules
     from .dagster.pipeline_assets import pipeline_assets as pipeline_assets
     from .dagster.resources import DataflowResource as DataflowResource
-    from .dagster.sensors import OutsideOptions as OutsideOptions
     from .dagster.sensors import reconcile_sensor as reconcile_sensor
     from .dagster.spark_resource import SparkResource as SparkResource
     from .dagster.translator import DataflowTranslator as DataflowTranslator

@@ -55,7 +55,7 @@ defs = build_definitions(flow=Path(__file__).resolve().parents[{depth}] / "flow.
 '''
 
 
-class Added(NamedTuple):
+class AddedFiles(NamedTuple):
     """What has been written into a folder, what was there already, and what is left to do."""
 
     written: list[Path]
@@ -108,7 +108,7 @@ def new(project: str, kind: str | None) -> None:
     )
 
 
-def _tell_added(folder: Path, added: Added, next_command: str) -> None:
+def _tell_added(folder: Path, added: AddedFiles, next_command: str) -> None:
     for path in added.written:
         click.echo(f"+ {printable(str(path.relative_to(folder)))}")
     left = f"; {count_of(len(added.there), 'file')} left as they were" if added.there else ""
@@ -119,13 +119,13 @@ def _tell_added(folder: Path, added: Added, next_command: str) -> None:
         click.echo(f"Nothing to add{left}.", err=True)
 
 
-def new_pipelines(folder: Path) -> Added:
+def new_pipelines(folder: Path) -> AddedFiles:
     """Make a folder a project of pipelines."""
     from ..pipelines.project import new_project
 
     files = new_project(folder)
     files += [folder / path for path in _write(folder, template(PIPELINE, folder.resolve().name))]
-    return Added(files, [], [])
+    return AddedFiles(files, [], [])
 
 
 def refuse_filled(folder: Path, kind: str) -> None:
@@ -139,7 +139,7 @@ def refuse_filled(folder: Path, kind: str) -> None:
         )
 
 
-def add_files(folder: Path, kind: str) -> Added:
+def add_files(folder: Path, kind: str) -> AddedFiles:
     """Write the files of a kind that a folder lacks; no file that is there is changed."""
     name = folder.resolve().name
     Flow(name)  # refuses what can't be the name of a flow
@@ -156,7 +156,7 @@ def add_files(folder: Path, kind: str) -> Added:
     ignored = folder / ".gitignore"
     if Path(".gitignore") in there and IGNORED not in ignored.read_text(errors="replace"):
         todo.append(f"Add to .gitignore: {IGNORED}")
-    return Added([folder / path for path in written], there, todo)
+    return AddedFiles([folder / path for path in written], there, todo)
 
 
 def template(kind: str, name: str) -> dict[Path, str]:

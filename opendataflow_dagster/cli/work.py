@@ -10,7 +10,7 @@ import click
 from ..errors import DataflowError
 from ..flow.flow import FILE, Flow, Job
 from ..runner.catch_up import HELD_BACK_CODE
-from ..runner.host_jobs import ChunksFailed, HostJob, Step, TellClaimed, TellEnded
+from ..runner.host_jobs import ChunksFailed, HostJob, JobStep, TellClaimed, TellEnded
 from ..runner.run import Runner
 from ..runner.script import Scripts
 from ..runner.work import Workshop
@@ -161,7 +161,7 @@ class FlowJobs:
             self._known[job.jobid] = (job, rules, known)
         return known
 
-    def _step_of(self, job: Job, rules: list[Expectation]) -> Step:
+    def _step_of(self, job: Job, rules: list[Expectation]) -> JobStep:
         say = self.report.say_of(job.jobid)
         if job.run is None:
             config = [] if self.config is None else ["--config", self.config]
@@ -179,7 +179,7 @@ class ScriptRunner(Runner):
         self._say(message)
 
 
-def _claimer(runner: Runner) -> Step:
+def _claimer(runner: Runner) -> JobStep:
     """Claims chunks of a job and runs its script, as a worker of `odf run --all` does."""
 
     def step(owner: str, scripts: Scripts, claimed: TellClaimed, ended: TellEnded) -> bool:
@@ -195,7 +195,7 @@ def _claimer(runner: Runner) -> Step:
     return step
 
 
-def _program(words: list[str]) -> Step:
+def _program(words: list[str]) -> JobStep:
     """Runs a program that claims by itself until nothing is left.
 
     Functions run apart from the scripts' supervisor: they may end their process, or fill it with

@@ -16,14 +16,15 @@ from ..store.catalog import Catalog
 from ..util.text import first_line, typed
 from .assets import DECLARED
 from .checks import ChunkCheck
+from .events import OutsideOptions
 from .io_manager import DataflowIOManager
 from .launch import catch_up_sensor, today_schedules
 from .operator_jobs import operator_jobs
 from .pipeline_assets import ProjectFolder, Projects, tables_of
-from .registration import Registration
+from .registration import LocationRegistration
 from .resources import PYSPARK_KEY, RESOURCE_KEY, DataflowResource
 from .runners import JobRunners, Path, Script
-from .sensors import OutsideOptions, reconcile_sensor, settlement_sensors
+from .sensors import reconcile_sensor, settlement_sensors
 from .translator import DataflowTranslator
 
 IO_MANAGER_KEY = "dataflow_io_manager"
@@ -309,7 +310,7 @@ class _Launch(NamedTuple):
         sensor = reconcile_sensor(
             self.source.dataflow,
             translator=self.runners.translator,
-            registration=Registration(flow, command, self.apply, self.runners.left_out),
+            registration=LocationRegistration(flow, command, self.apply, self.runners.left_out),
             outside=self.outside,
         )
         setattr(sensor, CARRIED, flow)  # merged definitions have it, too

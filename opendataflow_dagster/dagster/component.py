@@ -12,7 +12,7 @@ from dagster.components import DefsStateConfig, DefsStateConfigArgs, ResolvedDef
 
 from ..config.settings import redact
 from ..errors import NoDatabase, WrongUse
-from ..store.catalog import Catalog, Dataset
+from ..store.catalog import Catalog, CatalogDataset
 from ..util.system import module_of_file
 from ..util.text import first_line
 from .build import build_definitions
@@ -99,7 +99,7 @@ class Translation(dg.Model, dg.Resolvable):
     metadata: dict[str, Any] | None = None
 
 
-Translate = Callable[[dg.AssetSpec, Dataset, frozenset[str]], dict[str, Any]]
+Translate = Callable[[dg.AssetSpec, CatalogDataset, frozenset[str]], dict[str, Any]]
 """The values of a translation, for a dataset: of some of its fields."""
 
 KEYS = frozenset({"key", "key_prefix"})
@@ -112,7 +112,9 @@ def _translation(context: dg.ResolutionContext, model: Any) -> Translate | None:
         return None
     fields = model.model_dump(exclude_unset=True)
 
-    def translate(spec: dg.AssetSpec, dataset: Dataset, wanted: frozenset[str]) -> dict[str, Any]:
+    def translate(
+        spec: dg.AssetSpec, dataset: CatalogDataset, wanted: frozenset[str]
+    ) -> dict[str, Any]:
         raw = {name: value for name, value in fields.items() if name in wanted}
         scope = context.at_path("translation").with_scope(data=dataset, spec=spec)
         values = dict(scope.resolve_value(raw))
@@ -191,7 +193,7 @@ class YamlTranslator(DataflowTranslator):
         if datasetid not in self._keys:
             key = super().asset_key(datasetid)
             # The mirror asks for keys of datasets of which it knows the id only.
-            values = self._translate(dg.AssetSpec(key), Dataset(datasetid, {}), KEYS)
+            values = self._translate(dg.AssetSpec(key), CatalogDataset(datasetid, {}), KEYS)
             if values.get("key"):
                 key = dg.AssetKey.from_user_string(values["key"])
             if values.get("key_prefix"):

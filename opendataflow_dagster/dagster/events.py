@@ -74,7 +74,7 @@ METADATA_TYPES = {
 Log = dg.UrlMetadataValue
 
 
-class Source(NamedTuple):
+class EventSource(NamedTuple):
     """An input of a chunk: the data version that was consumed, and the number of its event."""
 
     key: dg.AssetKey
@@ -97,6 +97,17 @@ def data_version(fingerprint: str | None, generation: int | None) -> str:
     return fingerprint or str(generation or 0)
 
 
+class OutsideOptions(NamedTuple):
+    """What becomes of the runs that show what was executed outside Dagster."""
+
+    alerts: bool = False
+    """Whether run failure sensors hear of chunks that failed outside."""
+    keep_days: float = 30
+    """For how long these runs are kept."""
+    keep_runs: int = 10_000
+    """How many of them are kept."""
+
+
 def run_log(runid: str) -> Log:
     """A link to the log of a run."""
     return dg.MetadataValue.url(f"/runs/{runid}")
@@ -108,7 +119,7 @@ def produced_event(
     partition: str,
     translator: DataflowTranslator,
     log: Log,
-    sources: Sequence[Source] | None = None,
+    sources: Sequence[EventSource] | None = None,
     code_version: str | None = None,
 ) -> dg.AssetMaterialization:
     """The event of a dataset's chunk that this run has just produced."""
@@ -125,7 +136,7 @@ def skipped_event(
     partition: str,
     translator: DataflowTranslator,
     log: Log,
-    sources: Sequence[Source] | None = None,
+    sources: Sequence[EventSource] | None = None,
     code_version: str | None = None,
     stale: str = "",
 ) -> dg.AssetMaterialization:
@@ -165,7 +176,7 @@ def recorded_event(
     truth: Truth,
     record: Mapping[str, Any] | None,
     translator: DataflowTranslator,
-    sources: Sequence[Source] | None = None,
+    sources: Sequence[EventSource] | None = None,
     code_version: str | None = None,
 ) -> dg.AssetMaterialization:
     """The event of a READY chunk that no run in Dagster produced, by its record in the tables."""
@@ -183,7 +194,7 @@ def recorded_event(
 
 
 def _tags(
-    evidence: ChunkEvidence, sources: Sequence[Source] | None, code_version: str | None
+    evidence: ChunkEvidence, sources: Sequence[EventSource] | None, code_version: str | None
 ) -> dict[str, str]:
     """The versions of a chunk and of what it was made from; without `sources`, of itself alone."""
     generation = evidence.generation

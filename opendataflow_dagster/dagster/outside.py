@@ -28,11 +28,11 @@ from dagster._serdes import serialize_value
 from dagster_shared.error import SerializableErrorInfo
 
 from ..model import FAILED, PENDING, READY, RUNNING
-from ..store.executions import EARLIER, Execution, Outcome, outcomes, recent
+from ..store.executions import EARLIER, Execution, ExecutionOutcome, outcomes, recent
 from ..store.store import Store
 from ..store.workers import DAGSTER_RUN
+from .events import OutsideOptions
 from .grid import STEP_KEY, Mirror, is_ours, our_run
-from .sensors import OutsideOptions
 
 OUTSIDE_TAG = "opendataflow/outside"
 """The tag of all runs that show what was executed outside, by which a list is filtered."""
@@ -55,7 +55,7 @@ class Wanted(NamedTuple):
 
     run_id: str
     status: dg.DagsterRunStatus | None
-    outcomes: list[Outcome]
+    outcomes: list[ExecutionOutcome]
 
 
 class OutsideRuns:
@@ -346,7 +346,7 @@ class OutsideRuns:
             yield last, logging.WARNING, f"{more}: `odf history {execution.jobid}` tells them"
         yield last, logging.INFO, _counts(found)
 
-    def _outcome_line(self, execution: Execution, outcome: Outcome) -> str:
+    def _outcome_line(self, execution: Execution, outcome: ExecutionOutcome) -> str:
         word = outcome.status or "gone"
         line = f"{outcome.datasetid} {outcome.dataid}: {word}"
         if outcome.why:
@@ -364,7 +364,7 @@ class OutsideRuns:
         texts = [step[key] for step in steps for key in ("stdout", "traceback") if step[key]]
         return "\n".join([line, *"\n".join(texts).splitlines()[-TOLD_LINES:]])
 
-    def _alert(self, run: dg.DagsterRun, found: list[Outcome]) -> None:
+    def _alert(self, run: dg.DagsterRun, found: list[ExecutionOutcome]) -> None:
         """Tell Dagster's run failure sensors."""
         data = JobFailureData(_error(found), RunFailureReason.UNKNOWN)
         kind = DagsterEventType.RUN_FAILURE.value
@@ -374,7 +374,7 @@ class OutsideRuns:
         self.mirror.events.store_event(_entry(run.run_id, run.job_name, event, time.time()))
 
 
-def _end(found: list[Outcome]) -> dg.DagsterRunStatus | None:
+def _end(found: list[ExecutionOutcome]) -> dg.DagsterRunStatus | None:
     """How a run stands or has ended that left chunks so."""
     words = {each.status for each in found}
     if RUNNING in words:
@@ -386,7 +386,7 @@ def _end(found: list[Outcome]) -> dg.DagsterRunStatus | None:
     return _STATUS.CANCELED if any(each.acted for each in found) else None
 
 
-def _counts(found: list[Outcome]) -> str:
+def _counts(found: list[ExecutionOutcome]) -> str:
     """How many chunks were left with which status."""
     counts: dict[str, int] = {}
     for each in found:
@@ -426,7 +426,7 @@ def _end_of_step(wanted: Wanted, job_name: str, began: float, ended: float) -> E
     return _step(wanted, job_name, "STEP_FAILURE", ended, data)
 
 
-def _error(found: list[Outcome]) -> SerializableErrorInfo:
+def _error(found: list[ExecutionOutcome]) -> SerializableErrorInfo:
     """What is said of the chunks that aren't READY, the failed ones first."""
     bad = [each for each in found if each.status not in (READY, PENDING, RUNNING)]
     bad.sort(key=lambda each: each.status != FAILED)

@@ -26,7 +26,7 @@ FILL_SECONDS = 20.0
 MAX_NAMED_JOBS = 5
 
 
-class Registration(NamedTuple):
+class LocationRegistration(NamedTuple):
     """What a code location needs in the tables, as far as its code knows."""
 
     flow: Flow | None = None

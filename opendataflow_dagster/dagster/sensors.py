@@ -4,7 +4,7 @@ import threading
 import time
 from collections.abc import Iterable
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import dagster as dg
 
@@ -13,8 +13,9 @@ from ..model import Recovered
 from ..store.history import unread
 from ..store.runs import lost_runs, runs_at_work, settle_run
 from ..store.store import Store
+from .events import OutsideOptions
 from .launch import DATABASE_WAIT_SECONDS, unreadable
-from .registration import Registration
+from .registration import LocationRegistration
 from .resources import DataflowResource
 from .step import CATCH_UP_TAG, LEASE_RENEWAL_SECONDS, terminated
 from .translator import DataflowTranslator
@@ -42,17 +43,6 @@ _renewal_ends: dict[str, float] = {}
 _lock = threading.Lock()
 
 
-class OutsideOptions(NamedTuple):
-    """What becomes of the runs that show what was executed outside Dagster."""
-
-    alerts: bool = False
-    """Whether run failure sensors hear of chunks that failed outside."""
-    keep_days: float = 30
-    """For how long these runs are kept."""
-    keep_runs: int = 10_000
-    """How many of them are kept."""
-
-
 def reconcile_sensor(
     dataflow: DataflowResource | None = None,
     *,
@@ -61,7 +51,7 @@ def reconcile_sensor(
     minimum_interval_seconds: int = 10,
     seconds: float = 15.0,
     default_status: dg.DefaultSensorStatus = dg.DefaultSensorStatus.RUNNING,
-    registration: Registration | None = None,
+    registration: LocationRegistration | None = None,
     outside: OutsideOptions | None = None,
 ) -> dg.SensorDefinition:
     """Mirror what changed in the tables, settle what dead runs left, recover lost claims.

@@ -9,7 +9,7 @@ from typing import Any
 import dagster as dg
 
 from ..location import place_of
-from ..store.catalog import Catalog, Dataset
+from ..store.catalog import Catalog, CatalogDataset
 from ..util.text import first_line
 
 _log = logging.getLogger("opendataflow_dagster")
@@ -86,28 +86,28 @@ class DataflowTranslator:
         """The group that a dataset is shown in: its domain."""
         return re.sub("[^A-Za-z0-9_]", "_", catalog.domains[datasetid])
 
-    def description(self, dataset: Dataset, jobid: str | None) -> str | None:
+    def description(self, dataset: CatalogDataset, jobid: str | None) -> str | None:
         """What a dataset's page says."""
         if dataset.description:
             return dataset.description
         made = f"made by job `{jobid}`" if jobid else "made elsewhere"
         return f"Dataset `{dataset.datasetid}` of OpenDataFlow, {made}."
 
-    def tags(self, dataset: Dataset, jobid: str | None) -> Mapping[str, str]:
+    def tags(self, dataset: CatalogDataset, jobid: str | None) -> Mapping[str, str]:
         """The tags of a dataset's asset."""
         own = {name: value for name, value in dataset.tags.items() if _is_taken("tag", name, value)}
         return own | ({"opendataflow/job": jobid} if jobid and _TAG_VALUE.fullmatch(jobid) else {})
 
-    def kinds(self, dataset: Dataset) -> set[str]:
+    def kinds(self, dataset: CatalogDataset) -> set[str]:
         """What sort of data it is: the dataset's format."""
         kind = dataset.columns.get("format") or ""
         return {kind} if _TAG_VALUE.fullmatch(kind) else set()
 
-    def owners(self, dataset: Dataset) -> Sequence[str]:
+    def owners(self, dataset: CatalogDataset) -> Sequence[str]:
         """Who is responsible for a dataset: e-mail addresses, or `team:NAME`."""
         return [owner for owner in dataset.owners if _is_taken("owner", owner)]
 
-    def metadata(self, dataset: Dataset, jobid: str | None) -> Mapping[str, Any]:
+    def metadata(self, dataset: CatalogDataset, jobid: str | None) -> Mapping[str, Any]:
         """What is known of a dataset without looking at its chunks."""
         known = {
             "opendataflow/dataset": dataset.datasetid,

@@ -20,7 +20,7 @@ from .events import (
     CODE_TAG,
     GENERATION_ENTRY,
     VERSION_TAG,
-    Source,
+    EventSource,
     data_version,
     produced_event,
     read_output,
@@ -120,18 +120,18 @@ class Lineage:
 
     def sources(
         self, reads: Iterable[str], chunks: Mapping[str, Generations | None]
-    ) -> dict[str, list[Source]]:
+    ) -> dict[str, list[EventSource]]:
         """The inputs of chunks, by dataid; None: nobody knows what such a chunk was made from.
 
         An input that the job reads only since then is left out, so that Dagster calls it new.
         """
-        found: dict[str, list[Source]] = {dataid: [] for dataid in chunks}
+        found: dict[str, list[EventSource]] = {dataid: [] for dataid in chunks}
         for datasetid in reads:
             key = self.translator.asset_key(datasetid)
             consumed: dict[str, int] = {}
             for dataid, generations in chunks.items():
                 if generations is None:
-                    found[dataid].append(Source(key))
+                    found[dataid].append(EventSource(key))
                 elif datasetid in generations:
                     consumed[dataid] = generations[datasetid] or 0
             for dataid, source in self._of_input(datasetid, key, consumed):
@@ -176,7 +176,7 @@ class Lineage:
 
     def _of_input(
         self, datasetid: str, key: dg.AssetKey, consumed: Mapping[str, int]
-    ) -> Iterator[tuple[str, Source]]:
+    ) -> Iterator[tuple[str, EventSource]]:
         """Where one input of chunks is among the events, by dataid."""
         if not consumed:
             return
@@ -194,7 +194,7 @@ class Lineage:
         if unknown and self._tell(datasetid, unknown):
             numbers = self.log.numbers(key, versions)
         for dataid, part in parts.items():
-            yield dataid, Source(key, versions[part], numbers.get(part, NO_SUCH_EVENT))
+            yield dataid, EventSource(key, versions[part], numbers.get(part, NO_SUCH_EVENT))
 
     def _tell(self, datasetid: str, consumed: Mapping[str, int]) -> bool:
         """Report those chunks that are still what was consumed; whether there are any.
@@ -245,7 +245,7 @@ class ChunkEvents:
 
     def _sources(
         self, jobid: str, dataid: str, consumed: Generations | None, drawn: Iterable[dg.AssetKey]
-    ) -> list[Source]:
+    ) -> list[EventSource]:
         """The inputs that Dagster draws, as a chunk has consumed them."""
         drawn = set(drawn)
         reads = [

@@ -6,8 +6,7 @@ from typing import Any
 
 from ..errors import FlowError
 from ..model import DIALS
-from ..store.catalog import SECRET, Catalog
-from ..store.catalog import Dataset as CatalogDataset
+from ..store.catalog import SECRET, Catalog, CatalogDataset
 from ..store.registry import dial_value
 from .flow import Dataset, Flow, Job
 

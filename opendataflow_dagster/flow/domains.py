@@ -7,8 +7,7 @@ tables. A domain that has chunks keeps the name that it has.
 from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
-from ..store.catalog import Catalog
-from ..store.catalog import Dataset as CatalogDataset
+from ..store.catalog import Catalog, CatalogDataset
 from ..util.text import typed
 from .catalog import catalog_of
 from .flow import Flow

@@ -37,7 +37,7 @@ class ChunksFailed(DataflowError):
     """Chunks of a program that runs all of a job have failed, and others may have been made."""
 
 
-class Step(Protocol):
+class JobStep(Protocol):
     """What a worker does for a job: claim something and run it; whether there was anything."""
 
     def __call__(
@@ -63,7 +63,7 @@ class HostJob:
     """
 
     jobid: str
-    step: Callable[[], Step]
+    step: Callable[[], JobStep]
     reads_today: bool = False
     is_shared: bool = False
     is_alone: bool = False
@@ -94,7 +94,7 @@ class JobState:
     """The period of `every_minutes` in which all has been done."""
     opens_in: float | None = None
     """Seconds until the next one, if that is waited for."""
-    step: Step | None = None
+    step: JobStep | None = None
     is_gone: bool = False
     running: dict[str, float] = field(default_factory=dict)
 

@@ -14,7 +14,7 @@ TODAY = "today"
 """A date, not data: it links no datasets."""
 
 
-class Dataset(NamedTuple):
+class CatalogDataset(NamedTuple):
     """A dataset with the columns of its registration, except the password."""
 
     datasetid: str
@@ -28,7 +28,7 @@ class Dataset(NamedTuple):
 class Catalog(NamedTuple):
     """Everything that is registered, or is there without having been."""
 
-    datasets: Mapping[str, Dataset]
+    datasets: Mapping[str, CatalogDataset]
     jobs: Mapping[str, Plan]
     policies: Mapping[str, Mapping[str, Any]]
     domains: Mapping[str, str]
@@ -39,7 +39,7 @@ class Catalog(NamedTuple):
     @classmethod
     def of(
         cls,
-        datasets: Mapping[str, Dataset],
+        datasets: Mapping[str, CatalogDataset],
         items: Iterable[tuple],
         policies: Mapping[str, Mapping[str, Any]],
     ) -> "Catalog":
@@ -139,7 +139,7 @@ class Catalog(NamedTuple):
         ]
         return cls(
             {
-                datasetid: Dataset(datasetid, columns)
+                datasetid: CatalogDataset(datasetid, columns)
                 for datasetid, columns in read["datasets"].items()
             },
             {plan.jobid: plan for plan in plans},
@@ -176,7 +176,7 @@ def read_catalog(store: Store) -> Catalog:
     linked = {datasetid for _, kind, datasetid, _ in items if kind in ("IN", "OUT") and datasetid}
     unknown = dict.fromkeys(name for name in names if name != SECRET)
     datasets = {
-        datasetid: Dataset(datasetid, registered.get(datasetid, unknown))
+        datasetid: CatalogDataset(datasetid, registered.get(datasetid, unknown))
         for datasetid in {*registered, *produced, *linked} - {TODAY}
     }
     return Catalog.of(datasets, items, policies)
@@ -204,13 +204,15 @@ def depths(pairs: Iterable[tuple[str, str]]) -> dict[str, int]:
     return depth
 
 
-def _with_named(datasets: Mapping[str, Dataset], plans: Iterable[Plan]) -> dict[str, Dataset]:
+def _with_named(
+    datasets: Mapping[str, CatalogDataset], plans: Iterable[Plan]
+) -> dict[str, CatalogDataset]:
     """Some datasets and those that jobs read or write, in the order of their names."""
     unknown = dict.fromkeys(
         sorted({name for dataset in datasets.values() for name in dataset.columns})
     )
     named = {datasetid for plan in plans for datasetid in (*plan.reads, *plan.outputs)}
-    new = {datasetid: Dataset(datasetid, unknown) for datasetid in named - set(datasets)}
+    new = {datasetid: CatalogDataset(datasetid, unknown) for datasetid in named - set(datasets)}
     return dict(sorted({**datasets, **new}.items()))
 
 
@@ -231,7 +233,7 @@ def _plans(items: Iterable[tuple], policies: Mapping[str, Mapping[str, Any]]) ->
     return plans
 
 
-def _domains(datasets: Mapping[str, Dataset], jobs: Mapping[str, Plan]) -> dict[str, str]:
+def _domains(datasets: Mapping[str, CatalogDataset], jobs: Mapping[str, Plan]) -> dict[str, str]:
     """Name each connected component: as it is told, or after its smallest root.
 
     Roots are what nobody writes, or else what is made of nothing.

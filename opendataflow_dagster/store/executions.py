@@ -31,7 +31,7 @@ class Origin(NamedTuple):
     why: str
 
 
-class Outcome(NamedTuple):
+class ExecutionOutcome(NamedTuple):
     """How an execution left one chunk of a dataset; no status: the chunk is gone."""
 
     datasetid: str
@@ -55,7 +55,7 @@ def origins(store: Store, datasetid: str, chunks: Mapping[str, Truth]) -> dict[s
     }
 
 
-def outcomes(store: Store, execution: Execution) -> list[Outcome]:
+def outcomes(store: Store, execution: Execution) -> list[ExecutionOutcome]:
     """How an execution left each chunk that it changed, in the order of the last changes."""
     name, jobid = execution
     if name == EARLIER:
@@ -63,14 +63,14 @@ def outcomes(store: Store, execution: Execution) -> list[Outcome]:
     else:
         rows = store.db.run("executions.changes", execution=name, jobid=jobid, most=MAX_CHANGES)
         rows.reverse()
-    found: dict[tuple[str, str], Outcome] = {}
+    found: dict[tuple[str, str], ExecutionOutcome] = {}
     for datasetid, dataid, before, after, generation, at, who, why in rows:
         earlier = found.pop((datasetid, dataid), None)
         status = None if after is None else read_status(after)
         acted = (
             status not in (None, PENDING) or before == RUNNING or bool(earlier and earlier.acted)
         )
-        found[datasetid, dataid] = Outcome(
+        found[datasetid, dataid] = ExecutionOutcome(
             datasetid, dataid, status, generation, float(at), who or "", why or "", acted
         )
     return list(found.values())

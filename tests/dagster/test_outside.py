@@ -6,9 +6,10 @@ import dagster as dg
 import pytest
 from dagster._core.storage.dagster_run import DagsterRunStatus
 
+from opendataflow_dagster.dagster.events import OutsideOptions
 from opendataflow_dagster.dagster.grid import _FIRST_RUNS
 from opendataflow_dagster.dagster.outside import OUTSIDE_TAG, OutsideRuns
-from opendataflow_dagster.dagster.sensors import OutsideOptions, settle
+from opendataflow_dagster.dagster.sensors import settle
 from opendataflow_dagster.model import FAILED, READY, RUNNING, Fact
 from opendataflow_dagster.store import operations
 from opendataflow_dagster.store.workers import new_owner

@@ -11,7 +11,7 @@ from opendataflow_dagster.runner.host_jobs import (
     ChunksFailed,
     HostJob,
     JobState,
-    Step,
+    JobStep,
     TellClaimed,
     TellEnded,
 )
@@ -34,7 +34,7 @@ class Diary:
         pass
 
 
-def claimer(store: Store, jobid: str, made: list[str]) -> Step:
+def claimer(store: Store, jobid: str, made: list[str]) -> JobStep:
     """What claims a chunk and has made it."""
 
     def step(owner: str, scripts: Scripts, claimed: TellClaimed, ended: TellEnded) -> bool:
