@@ -395,6 +395,7 @@ def test_runs_and_history(line: Store) -> None:
         "who",
         "why",
         "code",
+        "execution",
     ]
     assert len(objects("history", "load", "9")) == 1
     assert len(objects("history", "--dataset", "a", "--limit", "2")) == 2
