@@ -53,6 +53,9 @@ STEP_KEY = "opendataflow"
 LONGEST_ENTRY = 40
 """Characters of a stored event that hold the value of a number in its metadata."""
 
+_REMOVED = "opendataflow_removed"
+"""The step key of the event that keeps the number of removed ones from being given again."""
+
 PARTITIONS_PER_STATEMENT = 1000
 """Partitions to a statement: SQLite takes 32,766 parameters, an event has seven."""
 
@@ -227,7 +230,33 @@ class Mirror:
     def remove_first_runs(self) -> None:
         """Remove the runs of the first versions, once nothing is shown by them."""
         for run_id in self.statuses(set(_FIRST_RUNS)):
-            self.instance.delete_run(run_id)
+            self.remove_run(run_id)
+
+    def remove_run(self, run_id: str) -> None:
+        """Remove a run of ours, with its events."""
+        if isinstance(self.events, SqliteEventLogStorage):
+            # SQLite gives the number of the newest event, if that is deleted, to the next one.
+            # Dagster's cache would take that for known, and never show its partition. So an event
+            # of no asset becomes the newest, in place of the one of the removal before.
+            newest = EventLogEntry(
+                error_info=None,
+                level="debug",
+                user_message=f"run {run_id} was removed",
+                run_id=RUNLESS_RUN_ID,
+                timestamp=time.time(),
+                step_key=_REMOVED,
+                job_name=RUNLESS_JOB_NAME,
+            )
+            with self.events.index_transaction() as db:
+                [number] = [
+                    row[0]
+                    for row in db.execute(
+                        self.events.prepare_insert_event_batch([newest]).returning(_EVENTS.id)
+                    )
+                ]
+                before = sql.and_(_EVENTS.step_key == _REMOVED, _EVENTS.id < number)
+                db.execute(SqlEventLogStorageTable.delete().where(before))
+        self.instance.delete_run(run_id)
 
     def has_first_runs(self) -> bool:
         return bool(self.statuses(set(_FIRST_RUNS)))

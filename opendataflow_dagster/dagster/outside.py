@@ -173,7 +173,7 @@ class OutsideRuns:
         for run_id in candidates:
             run = self.mirror.instance.get_run_by_id(run_id)
             if run and BESIDE_TAG in run.tags and not self._shows_something(run_id):
-                self.mirror.instance.delete_run(run_id)
+                self.mirror.remove_run(run_id)
                 self.written += 1
 
     def missing(self) -> list[Execution]:
@@ -193,7 +193,7 @@ class OutsideRuns:
                 return
             if not self._shows_something(run_id):
                 self.mirror.disown(run_id)
-                self.mirror.instance.delete_run(run_id)
+                self.mirror.remove_run(run_id)
                 self.written += 1
 
     def _old_runs(self) -> list[str]:

@@ -218,3 +218,15 @@ def test_a_cleared_event_stays_in_the_log_of_its_run(
     mirror.clear(KEY, ["1"])
     assert mirror.grid(KEY, PARTS) == {}
     assert [each.dagster_event_type for each in instance.all_logs(done.run_id)] == kinds
+
+
+def test_what_comes_after_a_removed_run_is_shown(mirror: Mirror) -> None:
+    """SQLite would give the numbers of its events again, and the cache would take them for old."""
+    mirror.make(made("1"))
+    for part in ("2", "3"):
+        run_id = show(mirror, FAILED, part)
+        assert mirror.grid(KEY, PARTS)[part] == FAILED
+        mirror.remove_run(run_id)
+        assert not mirror.instance.has_run(run_id)
+        mirror.make(made(part), observed=False)
+        assert mirror.grid(KEY, PARTS)[part] == READY
