@@ -230,6 +230,7 @@ class Scripts:
         self._untold: set[int] = set()  # who hasn't been told yet that we stop
         self._handlers = {}
         self._wakeup = self._alarm = -1
+        self._is_over = False
 
     def __enter__(self) -> "Scripts":
         self._wakeup, self._alarm = os.pipe()
@@ -260,6 +261,7 @@ class Scripts:
         process_tree.adopting.end()
         os.close(self._wakeup)
         os.close(self._alarm)
+        self._is_over = True
 
     def why_stopping(self) -> str | None:
         """What ends the work, if something does."""
@@ -397,6 +399,10 @@ class Scripts:
 
     def _stop(self, number: int, _frame: object = None) -> None:
         """Take a stop signal: the first is passed on to the scripts, a second kills them."""
+        if self._is_over:  # another one of us, which began later, has ended later, too
+            signal.signal(number, self._handlers.get(number) or signal.SIG_DFL)
+            signal.raise_signal(number)
+            return
         now = time.monotonic()
         if self._drains and self.draining is None:
             self.draining, self._stopped_at = number, now

@@ -418,6 +418,9 @@ def test_orphans_are_adopted_until_the_last_of_several_runs_is_over():
     assert adopt_orphans()
     second.__exit__()
     assert not adopt_orphans(False)
+    with pytest.raises(KeyboardInterrupt):  # not by the first, which the second has found
+        signal.raise_signal(signal.SIGINT)
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 @linux
