@@ -71,12 +71,6 @@ _ENDS = [
     dg.DagsterEventType.RUN_FAILURE.value,
     dg.DagsterEventType.RUN_CANCELED.value,
 ]
-_FIRST_RUNS = [
-    str(uuid.uuid5(uuid.NAMESPACE_DNS, f"{word.lower()}.opendataflow"))
-    for word in ("RUNNING", "FAILED", "RESUBMIT", "HOLD")
-]
-"""Runs of the first versions, one for each status, by which all chunks were shown."""
-
 _OURS = uuid.uuid5(uuid.NAMESPACE_DNS, "opendataflow")
 
 
@@ -227,11 +221,6 @@ class Mirror:
                     .values(run_id=RUNLESS_RUN_ID, event=serialize_value(entry))
                 )
 
-    def remove_first_runs(self) -> None:
-        """Remove the runs of the first versions, once nothing is shown by them."""
-        for run_id in self.statuses(set(_FIRST_RUNS)):
-            self.remove_run(run_id)
-
     def remove_run(self, run_id: str) -> None:
         """Remove a run of ours, with its events."""
         if isinstance(self.events, SqliteEventLogStorage):
@@ -248,18 +237,11 @@ class Mirror:
                 job_name=RUNLESS_JOB_NAME,
             )
             with self.events.index_transaction() as db:
-                [number] = [
-                    row[0]
-                    for row in db.execute(
-                        self.events.prepare_insert_event_batch([newest]).returning(_EVENTS.id)
-                    )
-                ]
+                added = self.events.prepare_insert_event_batch([newest]).returning(_EVENTS.id)
+                number = db.execute(added).scalar_one()
                 before = sql.and_(_EVENTS.step_key == _REMOVED, _EVENTS.id < number)
                 db.execute(SqlEventLogStorageTable.delete().where(before))
         self.instance.delete_run(run_id)
-
-    def has_first_runs(self) -> bool:
-        return bool(self.statuses(set(_FIRST_RUNS)))
 
     def clear(self, key: dg.AssetKey, partitions: Sequence[str]) -> None:
         """Show partitions as missing: their materializations and plans count no more.

@@ -10,6 +10,7 @@ goes when the first has ended.
 import logging
 import re
 import time
+import uuid
 from collections.abc import Iterable
 from functools import cache
 from typing import Any, NamedTuple
@@ -45,6 +46,12 @@ TOLD_CHUNKS = 200
 
 TOLD_LINES = 20
 """Lines that are told of the end of a chunk's log."""
+
+FIRST_RUNS = [
+    str(uuid.uuid5(uuid.NAMESPACE_DNS, f"{word.lower()}.opendataflow"))
+    for word in ("RUNNING", "FAILED", "RESUBMIT", "HOLD")
+]
+"""Runs of the first versions, one for each status, by which all chunks were shown."""
 
 _WORKER = re.compile(r"(?:start:)?(?P<user>.+?)@(?P<host>.+):(?P<pid>\d+):[0-9a-f]{8}")
 _STATUS = dg.DagsterRunStatus
@@ -185,6 +192,15 @@ class OutsideRuns:
         }
         there = self.mirror.statuses(set(by_run))
         return [each for run_id, each in by_run.items() if run_id not in there]
+
+    def has_first(self) -> bool:
+        """Whether runs of the first versions are there."""
+        return bool(self.mirror.statuses(set(FIRST_RUNS)))
+
+    def remove_first(self) -> None:
+        """Remove them, once nothing is shown by them."""
+        for run_id in self.mirror.statuses(set(FIRST_RUNS)):
+            self.mirror.remove_run(run_id)
 
     def remove_old(self, until: float) -> None:
         """Remove runs that are kept no longer, but for those that a square leads to now."""

@@ -40,6 +40,7 @@ from ..store.claims import give_back, interrupt, interrupt_soon
 from ..store.items import live_generations, next_runs, offer_run
 from ..store.step_log import excerpt
 from ..store.store import Store
+from ..store.workers import RUN_SIGNATURE
 from ..util.text import printable, typed
 from .resources import PYSPARK_KEY, RESOURCE_KEY
 from .step import (
@@ -340,7 +341,7 @@ def _claim_requested(claimer: Claimer, key: str, root: bool) -> tuple[Claim, str
     """The chunk of a partition; None if it is READY already, which is logged."""
     dataid = claimer.translator.dataid(key)
     if root:
-        offer_run(claimer.store, claimer.jobid, dataid, who=f"dagster run {claimer.runid}")
+        offer_run(claimer.store, claimer.jobid, dataid, who=RUN_SIGNATURE + claimer.runid)
     if claimer.resubmits:
         claimer.send_back(dataid)
     while True:

@@ -175,7 +175,7 @@ class _Pass:
             if cursor.log is None:
                 cursor.log, cursor.events = end_of_log(self.store), self.mirror.newest()
             self._doubt_all()
-        elif self.mirror.has_first_runs():
+        elif self.runs.has_first():
             self._doubt_all()
         else:
             self._add_lost(marks)
@@ -245,7 +245,7 @@ class _Pass:
         """Write the runs that are missing, newest first; whether there was time for all."""
         if not self.cursor.lost_runs:
             return True
-        self.mirror.remove_first_runs()
+        self.runs.remove_first()
         for some in _pieces(self.runs.missing(), PIECE_RUNS):
             if self._is_late() or (self.runs.written and time.monotonic() > self.until):
                 return False
@@ -389,12 +389,13 @@ class _Pass:
             key, here = self.translator.asset_key(datasetid), self.made_here
             by = self._runs_of(datasetid, some, whole)
             by_run: dict[tuple[str, str], list[dg.AssetMaterialization]] = {}
-            for event in self.lineage.events(datasetid, chunks, (here or {}).get(key)):
+            records = facts(self.store, datasetid, chunks)
+            for event in self.lineage.events(datasetid, chunks, (here or {}).get(key), records):
                 dataid = self.translator.dataid(event.partition or "")
                 by_run.setdefault(by.get(dataid, ("", "")), []).append(event)
             for (run_id, jobid), events in by_run.items():
                 self.mirror.make(events, run_id, jobid, observed=here is None or key not in here)
-            self._tell_checks(datasetid, facts(self.store, datasetid, chunks))
+            self._tell_checks(datasetid, records)
             self.wrote["made"] += len(some)
         return True
 

@@ -22,7 +22,7 @@ from ..store.claims import interrupt_soon
 from ..store.database import briefly
 from ..store.operations import resubmit
 from ..store.store import PLAN_AGE_SECONDS, Store
-from ..store.workers import new_owner
+from ..store.workers import RUN_SIGNATURE, new_owner
 from ..util.text import first_line, first_of, printable
 from .checks import ChunkCheck, evaluation
 from .events import RESUBMIT_TAG
@@ -155,7 +155,7 @@ class Claimer:
         self.context.log.info(f"{printable(dataid)} is stale, so it is made again: {stale.line}")
         why = f"it is stale, and run {self.runid} was asked for it"
         try:
-            resubmit(self.store, self.jobid, [dataid], who=f"dagster run {self.runid}", why=why)
+            resubmit(self.store, self.jobid, [dataid], who=RUN_SIGNATURE + self.runid, why=why)
         except Refused as refusal:
             self.say(f"{printable(dataid)} can't be made again: {refusal}")
         return self.claim(dataid)
@@ -224,7 +224,7 @@ def send_back(store: Store, jobid: str, dataid: str, runid: str) -> None:
     statuses = {read_status(row[2]) for row in rows if row[1] == jobid}
     if statuses & {READY, FAILED} and statuses <= {READY, FAILED, RESUBMIT, PENDING}:
         why = f"run {runid} has the tag {RESUBMIT_TAG}"
-        resubmit(store, jobid, [dataid], who=f"dagster run {runid}", why=why)
+        resubmit(store, jobid, [dataid], who=RUN_SIGNATURE + runid, why=why)
 
 
 def terminated(runid: str) -> str:

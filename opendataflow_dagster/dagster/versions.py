@@ -139,10 +139,15 @@ class Lineage:
         return found
 
     def events(
-        self, datasetid: str, chunks: Mapping[str, Truth], code_version: str | None = None
+        self,
+        datasetid: str,
+        chunks: Mapping[str, Truth],
+        code_version: str | None = None,
+        records: Mapping[str, Mapping[str, Any]] | None = None,
     ) -> list[dg.AssetMaterialization]:
         """The events of READY chunks of a dataset, by their records in the tables."""
-        records = facts(self.store, datasetid, chunks)
+        if records is None:
+            records = facts(self.store, datasetid, chunks)
         maker, reads = self.flow(datasetid)
         sources = self.sources(
             reads,

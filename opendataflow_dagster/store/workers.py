@@ -15,6 +15,9 @@ WORK_VARIABLE = "DATAFLOW_WORK"
 WORK_OWNER = " of odf work"
 """What the names of workers end in who work for `odf work`."""
 
+RUN_SIGNATURE = "dagster run "
+"""How a run of Dagster signs what it does to chunks before it claims them; its number follows."""
+
 ITEM_WORKER = " of items"
 """What the name of a worker ends with that works on items as they come."""
 
@@ -55,7 +58,9 @@ def execution_of(who: str, act: str = "") -> str:
     """
     found = _WORKER.fullmatch(who)
     if found is None:
-        return ""
+        # A run of Dagster also sends chunks back that it is asked to make again, as no worker.
+        run = who.removeprefix(RUN_SIGNATURE)
+        return DAGSTER_RUN + run if run != who else ""
     if found["run"]:
         return DAGSTER_RUN + found["run"]
     if who.endswith(ITEM_WORKER):

@@ -7,8 +7,7 @@ import pytest
 from dagster._core.storage.dagster_run import DagsterRunStatus
 
 from opendataflow_dagster.dagster.events import OutsideOptions
-from opendataflow_dagster.dagster.grid import _FIRST_RUNS
-from opendataflow_dagster.dagster.outside import OUTSIDE_TAG, OutsideRuns
+from opendataflow_dagster.dagster.outside import FIRST_RUNS, OUTSIDE_TAG, OutsideRuns
 from opendataflow_dagster.dagster.sensors import settle
 from opendataflow_dagster.model import FAILED, READY, RUNNING, Fact
 from opendataflow_dagster.store import operations
@@ -104,13 +103,13 @@ def test_nothing_hangs_on_the_runs_of_the_first_versions(grid: Grid) -> None:
     statuses = [DagsterRunStatus.MANAGED] + [DagsterRunStatus.FAILURE] * 3
     for run in grid.outside():
         grid.instance.delete_run(run.run_id)
-    for run_id, status in zip(_FIRST_RUNS, statuses, strict=True):
+    for run_id, status in zip(FIRST_RUNS, statuses, strict=True):
         grid.instance.add_run(dg.DagsterRun("elsewhere", run_id, status=status))
-    grid.mirror.plan(COPIES, ["1"], _FIRST_RUNS[1], "elsewhere")
-    grid.mirror.plan(COPIES, ["2"], _FIRST_RUNS[0], "elsewhere")
+    grid.mirror.plan(COPIES, ["1"], FIRST_RUNS[1], "elsewhere")
+    grid.mirror.plan(COPIES, ["2"], FIRST_RUNS[0], "elsewhere")
     grid.tick()
     assert grid.squares("copies") == {"1": FAILED, "2": RUNNING}
-    assert not any(map(grid.instance.has_run, _FIRST_RUNS))
+    assert not any(map(grid.instance.has_run, FIRST_RUNS))
     assert {run.job_name for run in grid.outside()} == {"copy"}
     assert grid.tick().writes == 0
 

@@ -62,3 +62,12 @@ def test_what_odf_work_starts_claims_for_odf_work(monkeypatch: pytest.MonkeyPatc
     assert not new_owner().endswith(WORK_OWNER)
     monkeypatch.setenv("DATAFLOW_WORK", "1")
     assert new_owner().endswith(WORK_OWNER)
+
+
+def test_what_a_run_of_dagster_sends_back_belongs_to_the_run(store: Store) -> None:
+    register(store, "copy", ["orders"], ["copies"])
+    operations.ready(store, "orders", ["1"])
+    [claim] = store.claim("copy", owner=new_owner())
+    store.finish(claim)
+    operations.resubmit(store, "copy", ["1"], who="dagster run 7")
+    assert executions(store, "copy")[-1] == "dagster:7"
