@@ -245,6 +245,33 @@ def test_a_worker_applies_a_flow_that_a_reader_may_only_plan(
     check(store)
 
 
+def test_a_worker_of_odf_work_hears_of_chunks_and_a_reader_claims_none(
+    store: Store, postgres_server: Server, postgres_url: str
+) -> None:
+    psql(postgres_server, postgres_url, *NAMES)
+    Path("flow.yml").write_text(
+        "flow: shop\ndatasets: {x: {}, y: {}}\njobs: {next: {in: x, out: y, run: 'true'}}\n"
+    )
+    url = as_user(store, WORKER).db.url  # type: ignore[attr-defined]
+    reads = as_user(store, READER).db.url  # type: ignore[attr-defined]
+    for who, words in ((url, ["apply"]), (url, ["ready", "x", "1"])):
+        done = CliRunner().invoke(app, words, env={"DATAFLOW_URL": who})
+        assert done.exit_code == 0, done.output
+    line = [sys.executable, "-m", "opendataflow_dagster.cli", "work", "--until-idle"]
+
+    def work(who: str) -> subprocess.CompletedProcess[str]:
+        env = {**os.environ, "DATAFLOW_URL": who}
+        return subprocess.run(line, env=env, capture_output=True, text=True, timeout=60)
+
+    refused = work(reads)
+    assert refused.returncode == 1
+    assert "grant" in refused.stdout + refused.stderr
+    assert "Traceback" not in refused.stderr
+    done = work(url)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert status(store, "y", "1", "next") == "READY"
+
+
 def test_an_owner_makes_and_upgrades_the_tables(
     store: Store, postgres_server: Server, postgres_url: str
 ) -> None:
