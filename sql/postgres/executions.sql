@@ -1,3 +1,6 @@
+-- Our sessions sort only where no index has the order. `nulls last`, which the index of the log's order hasn't, keeps them
+-- from reading that index backwards, through the changes of all others, to the few of a chunk or of an execution.
+
 -- name: latest
 -- The newest change of some outputs: what made it, who and why.
 select k.dataid, k.jobid, e.execution, e.who, e.why
@@ -5,13 +8,13 @@ from json_to_recordset(cast(:chunks as json)) as k(dataid text, jobid text)
     cross join lateral (
         select d.execution, d.who, d.why from dataevent d
         where d.dataid = k.dataid and d.datasetid = :datasetid and d.jobid = k.jobid and d.locktype = 'OUT'
-        order by d.xid desc, d.seq desc limit 1) as e;
+        order by d.xid desc nulls last, d.seq desc limit 1) as e;
 
 -- name: changes
 -- What an execution did last to the outputs of a job, the newest first.
 select datasetid, dataid, status_before, status_after, generation, cast(extract(epoch from at) as double precision), who, why
 from dataevent where execution = :execution and jobid = :jobid and locktype = 'OUT'
-order by xid desc, seq desc limit :most;
+order by xid desc nulls last, seq desc limit :most;
 
 -- name: earlier
 -- Outputs of a job that aren't READY since before changes told their execution.
@@ -19,7 +22,7 @@ select s.datasetid, s.dataid, null, s.status, s.generation, cast(extract(epoch f
 from datastatus s cross join lateral (
     select d.execution, d.at, d.who, d.why from dataevent d
     where d.dataid = s.dataid and d.datasetid = s.datasetid and d.jobid = s.jobid and d.locktype = 'OUT'
-    order by d.xid desc, d.seq desc limit 1) as e
+    order by d.xid desc nulls last, d.seq desc limit 1) as e
 where s.jobid = :jobid and s.locktype = 'OUT' and s.status not in ('READY', 'PENDING') and e.execution is null;
 
 -- name: recent

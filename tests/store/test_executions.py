@@ -71,3 +71,21 @@ def test_what_a_run_of_dagster_sends_back_belongs_to_the_run(store: Store) -> No
     store.finish(claim)
     operations.resubmit(store, "copy", ["1"], who="dagster run 7")
     assert executions(store, "copy")[-1] == "dagster:7"
+
+
+@pytest.mark.parametrize(
+    ("name", "index", "details"),
+    [
+        ("latest", "dataevent_by_chunk", {"datasetid": "orders", "chunks": '[{"dataid": "1"}]'}),
+        ("changes", "dataevent_by_execution", {"execution": "x", "jobid": "copy", "most": 9}),
+    ],
+)
+def test_what_an_execution_did_is_found_without_reading_the_whole_log(
+    store: Store, name: str, index: str, details: dict
+) -> None:
+    operations.ready(store, "orders", [str(number) for number in range(300)])
+    explain = "explain" if store.db.dialect == "postgres" else "explain query plan"
+    rows, _ = store.db.execute(f"{explain} {store.db.statement(f'executions.{name}')}", details)
+    plan = str(rows)
+    assert index in plan
+    assert "dataevent_in_order" not in plan
