@@ -599,18 +599,29 @@ begin
         return null;
     end if;
     if act() = '' then
+        -- Materialized, and a full join: the planner takes each of these tables for a single row, and would otherwise
+        -- compare every row with every other one.
+        with changed as materialized (
+            select datasetid, jobid, dataid, o.status as status_before, n.status as status_after,
+                   o.modified as modified_before, n.modified as modified_after, n.generation as generation_after
+            from oldrows o full join newrows n using (datasetid, jobid, dataid)
+        )
         update datastatus s
-        set modified = case when n.modified is distinct from o.modified then n.modified else now() end,
-            generation = case when n.status in ('RESUBMIT', 'RERUN', 'PENDING') then null
-                              else n.generation end
-        from newrows n join oldrows o using (datasetid, jobid, dataid)
-        where s.datasetid = n.datasetid and s.jobid = n.jobid and s.dataid = n.dataid
-          and o.status is distinct from n.status;
+        set modified = case when c.modified_after is distinct from c.modified_before then c.modified_after else now() end,
+            generation = case when c.status_after in ('RESUBMIT', 'RERUN', 'PENDING') then null
+                              else c.generation_after end
+        from changed c
+        where s.datasetid = c.datasetid and s.jobid = c.jobid and s.dataid = c.dataid
+          and c.status_before is distinct from c.status_after;
+        with changed as materialized (
+            select datasetid, dataid, jobid, locktype, o.status as status_before, n.status as status_after,
+                   n.generation as generation_after
+            from oldrows o full join newrows n using (datasetid, jobid, dataid, locktype)
+        )
         insert into chunkfact (datasetid, dataid, generation, jobid)
-        select n.datasetid, n.dataid, n.generation, n.jobid
-        from newrows n left join oldrows o using (datasetid, jobid, dataid, locktype)
-        where n.locktype = 'OUT' and n.status = 'READY' and o.status is distinct from 'READY'
-          and n.generation is not null
+        select datasetid, dataid, generation_after, jobid from changed
+        where locktype = 'OUT' and status_after = 'READY' and status_before is distinct from 'READY'
+          and generation_after is not null
         on conflict (datasetid, dataid, generation) do nothing;
     end if;
     if act() not in ('claim', 'finish') or exists (
