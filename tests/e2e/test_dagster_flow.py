@@ -286,7 +286,8 @@ def test_a_sensor_is_off_and_on(flow: Flow) -> None:
     flow.agrees()
 
     client.stop_sensor(RECONCILE)
-    client.next_tick("opendataflow_settle_failed_runs")  # a tick that had begun has ended
+    for _ in range(2):  # the first may belong to a round of the daemon that began before the stop
+        client.next_tick("opendataflow_settle_failed_runs")
     before = client.ticks(RECONCILE, 1)[0]["tickId"]
     (flow.folder / "cleaned" / f"{hand}.csv").touch()
     put(flow.store, "cleaned", hand, jobid="clean")

@@ -409,8 +409,16 @@ def test_a_signal_while_the_script_is_being_started_is_not_lost(env, monkeypatch
     assert ended[:2] == (143, "stopped by SIGTERM")
 
 
+@pytest.fixture
+def interruptible():
+    """Python's own handler of SIGINT: a Spark that another test started has one of its own."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 @linux
-def test_orphans_are_adopted_until_the_last_of_several_runs_is_over():
+def test_orphans_are_adopted_until_the_last_of_several_runs_is_over(interruptible):
     first, second = Scripts(), Scripts()
     first.__enter__()
     second.__enter__()
