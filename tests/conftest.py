@@ -17,7 +17,7 @@ import psycopg
 import pytest
 
 from opendataflow_dagster.config import credentials
-from opendataflow_dagster.store.opening import open_store
+from opendataflow_dagster.store import open_store
 from tests.support import spark_archive
 from tests.support.postgres import Server
 

@@ -39,7 +39,7 @@ def _run(line: "RunLine") -> int:
 
 
 def _alive() -> int:
-    from ..store.opening import open_configured
+    from ..store import open_configured
     from .fast_run import choose_target, told_alive
 
     choose_target(None)

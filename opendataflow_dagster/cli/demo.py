@@ -193,7 +193,7 @@ def demo(folder: str, scripts: bool) -> None:
 
 def _missing() -> str:
     """What the tour with Spark and Dagster would need and isn't here."""
-    from ..spark.java import find_java
+    from ..spark.settings import find_java
 
     for package in ("pyspark", "pyarrow", "dagster", "dagster_graphql"):
         if find_spec(package) is None:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, TextIO
 from ..errors import DataflowError, Refused, WrongUse, what_installs
 from ..model import Say
 from ..runner.run import Outcome, run_job
-from ..store.opening import open_configured
+from ..store import open_configured
 from ..store.store import Store
 from ..util.text import first_line, printable, typed
 

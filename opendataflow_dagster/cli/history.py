@@ -20,10 +20,10 @@ from ..store.history import (
     whole_history,
     words_of,
 )
+from ..store.history import clean as clean_steps
 from ..store.history import history as past
+from ..store.history import steps as steps_of
 from ..store.operations import refuse_unknown_job, refuse_unknown_name
-from ..store.step_log import clean as clean_steps
-from ..store.step_log import steps as steps_of
 from ..store.store import Store
 from ..util.text import printable
 from ..util.times import parse_time

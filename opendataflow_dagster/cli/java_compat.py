@@ -215,7 +215,7 @@ def _go_where_it_lies(words: list[str]) -> None:
 
 def _with_store(words: list[str], work: "Callable[[Store], int]") -> int:
     """Work with the tables that are configured here, beside the script, or where we lie."""
-    from ..store.opening import open_from
+    from ..store import open_from
 
     beside = [os.path.dirname(os.path.abspath(word)) for word in words if "/" in word]
     folders = list(dict.fromkeys([os.getcwd(), *beside, _own_folder()]))

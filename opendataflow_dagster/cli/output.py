@@ -14,7 +14,7 @@ import click
 from ..config.settings import BUILT_IN, load_settings
 from ..errors import DataflowError, NoDatabase, Refused, WrongUse
 from ..model import WORDS, Status
-from ..store.opening import open_from
+from ..store import open_from
 from ..store.store import Store, job_names
 from ..util.text import did_you_mean, printable, typed
 
@@ -138,7 +138,7 @@ def most_of(
 
 def some_of(store: Store, datasetids: Iterable[str], everything: bool) -> dict[str, list[str]]:
     """The large ones of some datasets, with those of their chunks that a quick look takes in."""
-    from ..storage.audit import NEWEST, newest_of_large
+    from ..storage.presence import NEWEST, newest_of_large
 
     if everything:
         return {}

@@ -218,7 +218,7 @@ def list_(ctx: click.Context, folder: str | None, as_json: bool) -> None:
 def _known(settings: "Settings", project: "Project") -> "Known":
     """What the tables know of the project's datasets; nothing if there are no tables."""
     from ..pipelines.jobs import Known, known_of
-    from ..store.opening import open_from
+    from ..store import open_from
 
     store = open_from(settings)
     try:

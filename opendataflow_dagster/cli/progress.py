@@ -10,7 +10,7 @@ import threading
 import time
 from typing import TextIO
 
-from ..store.claimable import chunks_left
+from ..store.claims import chunks_left
 from ..store.store import Store
 from ..util.text import printable
 

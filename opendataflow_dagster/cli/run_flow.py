@@ -13,7 +13,7 @@ from ..errors import Refused, WrongUse
 from ..flow.flow import FILE, Flow, Job
 from ..runner.run import Outcome, run_chunks
 from ..spark.job import function_in
-from ..store.opening import open_configured, open_from
+from ..store import open_configured, open_from
 from ..store.store import Store
 from ..util.text import printable, typed
 from .fast_run import (
@@ -28,7 +28,7 @@ from .fast_run import (
 )
 
 if TYPE_CHECKING:
-    from ..storage.expectations import Expectation
+    from ..storage.presence import Expectation
 
 OWN = (None, "work")
 """The values of `runs_in` of jobs that `--all-jobs` starts."""
@@ -134,7 +134,7 @@ def expectations(flow: Flow, job: Job) -> "list[Expectation]":
     expected = flow.expected(job.jobid)
     if not expected:
         return []
-    from ..storage.expectations import expectations_of
+    from ..storage.presence import expectations_of
 
     return [rule for name, expect in expected.items() for rule in expectations_of(name, expect)]
 

@@ -9,7 +9,7 @@ import click
 from ..config.settings import Settings, load_settings, private_folder, redact
 from ..errors import CredentialError, DataflowError
 from ..explain.self_check import Check, examine_database
-from ..store.opening import open_from
+from ..store import open_from
 from ..util.text import printable, typed
 from ..util.times import zone_called
 from .output import as_json, count_of, show, store_of
@@ -107,7 +107,7 @@ def doctor(ctx: click.Context, deep: bool, as_json: bool) -> None:
 
 def _examine(config: str | None, deep: bool) -> Iterator[Check]:
     """The machine first, then what is configured on it."""
-    from ..spark.java import examine_spark
+    from ..spark.settings import examine_spark
     from .flow import examine_flow
 
     checks = examine(config, deep=deep)

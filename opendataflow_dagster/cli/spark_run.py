@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from ..config.settings import Settings, load_settings
 from ..runner.produce import Check
 from ..runner.run import Outcome
-from ..store.opening import open_from
+from ..store import open_from
 from ..store.store import refuse_flawed
 from .fast_run import RunLine, narration
 

@@ -16,8 +16,7 @@ from ..errors import Refused, WrongUse
 from ..explain.explain import ADVICE, Explanation, explain
 from ..explain.state import Reason
 from ..model import ABSENT, FAILED, HOLD, PENDING, READY, RESUBMIT, RUNNING, Status
-from ..storage.audit import Drift, drift_of_data, shown_word
-from ..storage.presence import look_at
+from ..storage.presence import Drift, drift_of_data, look_at, shown_word
 from ..store.catalog import Catalog, read_catalog
 from ..store.history import LISTED_ROWS, whole_runs
 from ..store.item_folding import folds

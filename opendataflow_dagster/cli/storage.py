@@ -118,17 +118,16 @@ def compact(
     Example: odf compact bobout 2026-03-01 --target-size 256MB
     Example: odf compact bobout --unpack
     """
-    from ..storage import compact as merging
-    from ..storage import pack
+    from ..storage import compact as rewrites
 
     store, target = store_of(ctx), _bytes(size)
     whole = everything or not plan or bool(dataids)
     some = some_of(store, [dataset], whole).get(dataset)
     done = left = 0
     if unpack:
-        found = pack.unpack(store, dataset, dataids, plan=plan, some=some)
+        found = rewrites.unpack(store, dataset, dataids, plan=plan, some=some)
     else:
-        found = merging.compact(store, dataset, dataids, target=target, plan=plan, some=some)
+        found = rewrites.compact(store, dataset, dataids, target=target, plan=plan, some=some)
 
     def rows() -> Iterator[dict[str, Any]]:
         nonlocal done, left

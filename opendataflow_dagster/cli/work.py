@@ -9,13 +9,12 @@ import click
 
 from ..errors import DataflowError
 from ..flow.flow import FILE, Flow, Job
-from ..runner.catch_up import HELD_BACK_CODE
-from ..runner.host_jobs import ChunksFailed, HostJob, JobStep, TellClaimed, TellEnded
+from ..runner.catch_up import HELD_BACK_CODE, ChunksFailed, HostJob, JobStep, TellClaimed, TellEnded
 from ..runner.run import Runner
 from ..runner.script import Scripts
 from ..runner.work import Workshop
-from ..storage.expectations import Expectation
-from ..store.opening import open_configured
+from ..storage.presence import Expectation
+from ..store import open_configured
 from ..store.store import Store
 from ..store.workers import WORK_VARIABLE
 from ..util.text import first_line, typed

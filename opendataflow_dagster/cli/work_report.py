@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from typing import Any, Protocol, Self, TextIO
 
 from ..model import Say
-from ..runner.host_jobs import JobState
+from ..runner.catch_up import JobState
 from ..util.text import printable
 
 REDRAW_SECONDS = 0.25

@@ -5,8 +5,7 @@ from typing import NamedTuple
 
 from ..ids import natural_key
 from ..model import FAILED, PENDING, READY, RUNNING
-from ..store.executions import EARLIER, Execution, origins
-from ..store.overview import Truth, holders, truths
+from ..store.overview import EARLIER, Execution, Truth, holders, origins, truths
 from ..store.store import Store
 from .grid import Mirror, Square, is_ours
 from .outside import OutsideRuns

@@ -6,7 +6,7 @@ import dagster as dg
 
 from ..ids import natural_key
 from ..model import FAILED, PENDING, READY, RUNNING
-from ..storage.audit import Drift, drift_of_data, shown_word
+from ..storage.presence import Drift, drift_of_data, shown_word
 from ..store.catalog import Catalog, read_catalog
 from ..store.operations import unknown_dataset
 from ..store.overview import truths

@@ -10,10 +10,16 @@ import dagster as dg
 
 from ..errors import DataflowError, WrongUse
 from ..store.catalog import Catalog
-from ..store.claimable import MAX_COUNTED_CHUNKS, NOTHING_CLAIMABLE, Offer, offer, offer_line
-from ..store.runs import runs_at_work
+from ..store.claims import (
+    MAX_COUNTED_CHUNKS,
+    NOTHING_CLAIMABLE,
+    Offer,
+    look,
+    offer,
+    offer_line,
+    runs_at_work,
+)
 from ..store.store import Store
-from ..store.watch import look
 from ..util.text import first_line
 from ..util.times import zone_called
 from .pipeline_assets import Projects

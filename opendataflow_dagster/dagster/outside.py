@@ -29,7 +29,7 @@ from dagster._serdes import serialize_value
 from dagster_shared.error import SerializableErrorInfo
 
 from ..model import FAILED, PENDING, READY, RUNNING
-from ..store.executions import EARLIER, Execution, ExecutionOutcome, outcomes, recent
+from ..store.overview import EARLIER, Execution, ExecutionOutcome, outcomes, recent
 from ..store.store import Store
 from ..store.workers import DAGSTER_RUN
 from .events import OutsideOptions

@@ -23,7 +23,7 @@ from ..pipelines.project import (
 )
 from ..pipelines.transformation import engine_of
 from ..store.catalog import Catalog
-from ..store.claimable import Offer
+from ..store.claims import Offer
 from ..store.items import begin_due_runs, without_items
 from ..store.store import Store
 from ..util.text import first_line, printable

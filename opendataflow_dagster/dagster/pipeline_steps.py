@@ -22,8 +22,8 @@ from ..pipelines.destinations import (
     refuse_older,
 )
 from ..pipelines.endpoints import Destination
+from ..pipelines.engine import engine_for
 from ..pipelines.jobs import is_read, register, takes_items
-from ..pipelines.local_engine import engine_for
 from ..pipelines.project import LOCAL, Pipeline, Project
 from ..pipelines.run import check, refuse_master
 from ..pipelines.runner import CLEANED, StepRunner, code_of_pipeline, open_sources
@@ -37,8 +37,8 @@ from ..runner.run import LOST, nothing_to_do
 from ..spark.progress import label_jobs, working_on
 from ..storage.read import failing
 from ..store.claims import give_back, interrupt, interrupt_soon
+from ..store.history import excerpt
 from ..store.items import live_generations, next_runs, offer_run
-from ..store.step_log import excerpt
 from ..store.store import Store
 from ..store.workers import RUN_SIGNATURE
 from ..util.text import printable, typed

@@ -19,10 +19,9 @@ import dagster as dg
 from ..ids import natural_key
 from ..model import FAILED
 from ..store.catalog import Catalog, depths, read_catalog
-from ..store.executions import EARLIER, Execution, origins
 from ..store.history import LostCursor, end_of_log, events_after
 from ..store.item_folding import fold_marks
-from ..store.overview import facts, known, truths
+from ..store.overview import EARLIER, Execution, facts, known, origins, truths
 from ..store.store import Store
 from .checks import recorded_evaluations
 from .differences import WrongSquare, differences

@@ -19,9 +19,8 @@ from ..config.settings import FOLDER, Settings, load_settings, make_folder
 from ..errors import NoDatabase
 from ..flow.catalog import catalog_of
 from ..flow.flow import Flow
-from ..store import operations, registry
+from ..store import open_from, operations, registry
 from ..store.catalog import Catalog, read_catalog
-from ..store.opening import open_from
 from ..store.store import Store
 from ..util.text import first_line
 

@@ -11,7 +11,7 @@ from ..errors import FlowError, WrongUse
 from ..flow.flow import Flow, Job
 from ..runner.script import CannotStart, check
 from ..spark.job import as_spark_job, function_in, is_spark_function
-from ..storage.expectations import expectations_of
+from ..storage.presence import expectations_of
 from ..store.catalog import Catalog
 from ..util.text import did_you_mean, printable
 from .assets import DECLARED, DeclaredAssets, dataflow_assets, script_assets

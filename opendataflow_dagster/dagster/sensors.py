@@ -10,8 +10,8 @@ import dagster as dg
 
 from ..errors import LostRace
 from ..model import Recovered
+from ..store.claims import lost_runs, runs_at_work, settle_run
 from ..store.history import unread
-from ..store.runs import lost_runs, runs_at_work, settle_run
 from ..store.store import Store
 from .events import OutsideOptions
 from .launch import DATABASE_WAIT_SECONDS, unreadable

@@ -17,8 +17,7 @@ from ..runner.environment import EnvironmentCache, JobEnvironment
 from ..runner.heartbeat import Pulse, WaitingClaims
 from ..runner.produce import Maker, Produced, make
 from ..runner.run import LOST, nothing_to_do
-from ..store.claimable import batch_size, dial
-from ..store.claims import interrupt_soon
+from ..store.claims import batch_size, dial, interrupt_soon
 from ..store.database import briefly
 from ..store.operations import resubmit
 from ..store.store import PLAN_AGE_SECONDS, Store

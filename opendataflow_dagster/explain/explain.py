@@ -9,7 +9,7 @@ from ..errors import WrongUse
 from ..ids import check_id
 from ..location import keeps_versions
 from ..model import BLOCKING, Effect, Plan
-from ..store.claimable import NOTHING_CLAIMABLE, offer, offer_line
+from ..store.claims import NOTHING_CLAIMABLE, offer, offer_line
 from ..store.history import Registration
 from ..store.item_folding import fold_of
 from ..store.store import Store, flaw_of

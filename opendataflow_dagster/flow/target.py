@@ -5,7 +5,7 @@ from collections.abc import Mapping, MutableMapping
 
 from ..config.settings import KEYS, Settings, load_settings
 from ..errors import FlowError, WrongUse
-from ..store.opening import open_from
+from ..store import open_from
 from ..store.store import Store
 from ..util.text import did_you_mean
 from .flow import Flow, expand

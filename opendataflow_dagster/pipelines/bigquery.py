@@ -13,7 +13,7 @@ from ..chunk import Chunk, Result
 from ..errors import CredentialError, DataflowError, Refused, Unreachable, WrongUse
 from ..location import BigQueryTable, is_select
 from ..model import Claim
-from ..storage.files import as_table, need
+from ..storage.folder import as_table, need
 from ..util.text import first_line, printable, typed
 from .endpoints import REPLACE, Confirm, Destination, Parts, Source, Verdict, as_pandas, fault, one
 

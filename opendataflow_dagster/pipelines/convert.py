@@ -7,9 +7,9 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 from ..errors import DataflowError
-from ..spark.text_formats import retyped
-from ..storage import files
-from ..storage.files import data_files, need
+from ..spark.chunk_files import retyped
+from ..storage import folder as folders
+from ..storage.folder import data_files, need
 from .transformation import PANDAS, SPARK, TransformationError
 
 if TYPE_CHECKING:
@@ -251,7 +251,7 @@ class Spill:
         return pyarrow.parquet.ParquetFile(path, coerce_int96_timestamp_unit="us")
 
     def _frame(self, table: Any) -> Any:
-        return as_frame(files.conform(table, self._schema).rename_columns(self.columns))
+        return as_frame(folders.conform(table, self._schema).rename_columns(self.columns))
 
 
 def as_frame(table: Any) -> Any:
@@ -298,7 +298,7 @@ def spilled(frame: "DataFrame", folder: str, moments: Container[str] = ()) -> It
     plain = by_the_clock(frame, moments).toDF(*(f"c{at}" for at in range(len(names))))
     try:
         plain.write.mode("overwrite").parquet(f"file://{folder}")
-        found = Spill(folder, names, files.arrow_schema(plain.schema.jsonValue()))
+        found = Spill(folder, names, folders.arrow_schema(plain.schema.jsonValue()))
         if len(found) != (rows := frame.count()):
             raise DataflowError(
                 f"Spark has written {rows:,} rows into {folder}, and {len(found):,} are there: its "

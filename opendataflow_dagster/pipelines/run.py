@@ -12,11 +12,11 @@ from ..formats import format_of
 from ..location import JDBC, Folder, ObjectStore, Table, resolve
 from ..model import Plan, Say
 from ..runner.run import Outcome, run_chunks
-from ..storage.files import need
+from ..storage.folder import need
 from ..store.store import Store
 from ..util.text import first_line, printable
 from .endpoints import registered
-from .item_file import run_file
+from .items import run_file
 from .jobs import in_order, makers_of, register, takes_items
 from .local_process import processes
 from .project import LOCAL, Pipeline, Project

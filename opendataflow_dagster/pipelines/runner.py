@@ -14,16 +14,15 @@ from ..runner.environment import JobEnvironment
 from ..runner.produce import Maker, MakerRunner
 from ..spark.progress import working_on
 from ..storage.read import failing, with_code
-from ..store.claimable import NOTHING_CLAIMABLE, offer
+from ..store.claims import NOTHING_CLAIMABLE, offer
+from ..store.history import Step, record
 from ..store.items import cleaned_away, live_generations, new_run, payloads
-from ..store.step_log import Step, record
 from ..store.store import Store
 from ..util.text import first_line, printable, typed
 from .destinations import destination_of, publish_result, refuse_loss, refuse_older
 from .endpoints import Source, registered
-from .engine import Engine, ItemRan, Ran
+from .engine import Engine, ItemRan, Ran, engine_for
 from .jobs import is_read, output_of
-from .local_engine import engine_for
 from .project import Pipeline, Project
 from .sources import InMemory, Once, source_of
 from .step_frames import Buffer

@@ -23,11 +23,9 @@ from ..location import (
     is_select,
     resolve,
 )
-from ..spark.chunk_files import escaped_path, read_files
-from ..spark.foreign_files import csv_reader_options
+from ..spark.chunk_files import WHOLE_FILE_BYTES, csv_reader_options, escaped_path, read_files
 from ..spark.read import read_chunk_frame
-from ..spark.text_formats import WHOLE_FILE_BYTES
-from ..storage import files
+from ..storage import folder
 from ..storage.publish import read
 from ..storage.read import Reading, bounds_of
 from ..storage.table import Rows
@@ -116,7 +114,7 @@ class CsvSource(Source):
         self._options = options or CsvOptions(slug)
 
     def pandas(self) -> "PandasFrame":
-        pandas = files.need("pandas")
+        pandas = folder.need("pandas")
         try:
             with held_for_reading(self.location):
                 return read_pandas(self.location, self._options)
@@ -204,7 +202,7 @@ class ChunkSource(Source):
 
 def _as_csv(frame: "PandasFrame") -> "PandasFrame":
     """The frame with NaN where a text is missing, as `read_csv` has it; a chunk has None there."""
-    pandas = files.need("pandas")
+    pandas = folder.need("pandas")
     for at in range(len(frame.columns)):
         column = frame.iloc[:, at]
         if column.dtype == object and (gone := column.isna()).any():
@@ -236,9 +234,9 @@ class FolderSource(Source):
     def pandas(self) -> "PandasFrame":
         chunks = self._chunks()
         if chunks is None:
-            return files.read_frame(self._there(), self._where.format, None, self._options())
+            return folder.read_frame(self._there(), self._where.format, None, self._options())
         frames = [read(self._reading(*chunk), self._where) for chunk in chunks]
-        return files.need("pandas").concat(frames, ignore_index=True)
+        return folder.need("pandas").concat(frames, ignore_index=True)
 
     def spark(self, spark: "SparkSession") -> "DataFrame":
         chunks = self._chunks()

@@ -16,7 +16,7 @@ from ..errors import DataflowError, Refused
 from ..location import JDBC, POSTGRES, SQLITE, Table, is_select
 from ..model import Claim
 from ..spark.session import is_spark_frame
-from ..storage.files import need
+from ..storage.folder import need
 from ..storage.table import Rows, is_outage
 from ..store.database import named_statements
 from ..util.text import first_line, typed

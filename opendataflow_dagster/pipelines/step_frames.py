@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..config.settings import make_folder
 from ..errors import DataflowError
-from ..storage.files import is_frame
+from ..storage.folder import is_frame
 from .project import Project
 from .task import dumped, loaded
 from .transformation import PANDAS

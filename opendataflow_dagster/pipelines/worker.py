@@ -18,18 +18,17 @@ from typing import TYPE_CHECKING, Any
 from ..config.settings import Settings
 from ..model import HOLD, Say
 from ..runner.heartbeat import Pulse
+from ..store.claims import settle_run
 from ..store.item_folding import fold_age, fold_items, tidy
 from ..store.items import has_token
-from ..store.runs import settle_run
 from ..store.store import Store
 from ..store.workers import ITEM_WORKER, new_owner
 from ..util.system import try_lock
 from ..util.text import first_line, printable, typed
 from .deployment import Current
-from .engine import Stopped
+from .engine import Stopped, engine_for
 from .item_queue import LEASE_SECONDS, Consumer
 from .items import EngineGone
-from .local_engine import engine_for
 from .project import Project, open_project
 
 if TYPE_CHECKING:

@@ -28,8 +28,14 @@ from ..errors import DataflowError, Overtaken, SessionError, StaleClaim
 from ..explain.answers import ChunkEvidence, Consumed, place_line
 from ..model import READY, Claim, Fact, Say, Stop
 from ..storage.publish import publishing
-from ..store.claimable import batch_size
-from ..store.claims import GiveBack, give_back, give_back_soon, interrupt, interrupt_soon
+from ..store.claims import (
+    GiveBack,
+    batch_size,
+    give_back,
+    give_back_soon,
+    interrupt,
+    interrupt_soon,
+)
 from ..store.store import Store, stale_claim
 from ..util.text import first_line, printable, tidy
 from .code_version import code_of_function

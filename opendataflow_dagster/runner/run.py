@@ -83,7 +83,7 @@ class Runner:
 
     def at_once(self) -> int:
         """How many chunks a worker claims at once: what the job's dial says now."""
-        from ..store.claimable import batch_size
+        from ..store.claims import batch_size
 
         return batch_size(self.store, self.jobid) or 1
 

@@ -15,16 +15,17 @@ from typing import Any, Protocol
 
 from ..errors import DataflowError
 from ..model import GIVEN_BACK, LEASE_SECONDS, LOST, READY, ChunkOutcome, Outcome
+from ..store.claims import Outlook, Watcher, look
 from ..store.database import BRIEF_WAIT_SECONDS
 from ..store.store import Store
-from ..store.watch import Outlook, Watcher, look
 from ..store.workers import new_owner
 from ..util.text import first_line
-from .catch_up import HELD_BACK_CODE, SIGNAL_CHECK_SECONDS
-from .host_jobs import (
+from .catch_up import (
     ALONE_SECONDS,
+    HELD_BACK_CODE,
     NOTICE_SECONDS,
     REST_SECONDS,
+    SIGNAL_CHECK_SECONDS,
     ChunksFailed,
     HostJob,
     JobState,

@@ -15,7 +15,7 @@ from ..storage.folder import BATCH, DATAID_COLUMN, STAGING, directory
 from ..storage.read import located
 from ..storage.table import Bounds
 from ..store.store import Store
-from . import text_formats
+from . import chunk_files
 from .chunk_files import escaped_path, noted_schema, write_files
 from .evidence import ROWS, evidence_by_group, observed
 from .job import SparkJob
@@ -244,13 +244,13 @@ class FormatCheck:
 
     def __init__(self, df: "DataFrame", format: str) -> None:
         self.frame, self._taken = df, None
-        if aggregates := text_formats.loss_aggregates(df.schema, format):
+        if aggregates := chunk_files.loss_aggregates(df.schema, format):
             self.frame, self._taken = observed(df, aggregates)
 
     def check(self, rows: int) -> None:
         """Raise if there is such a value, or if Spark can't tell of so many rows."""
         values = self._taken.aggregates() if self._taken else {}
-        if self._taken and (values.get(ROWS) != rows or values.get(text_formats.BROKEN)):
+        if self._taken and (values.get(ROWS) != rows or values.get(chunk_files.BROKEN)):
             raise ChunkFailed("a value may be one that its format can't hold")
 
 

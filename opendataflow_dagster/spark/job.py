@@ -23,7 +23,7 @@ from ..chunk import ChunkFailed, reason_of
 from ..errors import DataflowError, WrongUse, what_installs
 from ..model import Plan
 from ..storage.folder import DATAID_COLUMN
-from ..store.claimable import MAX_BATCH_CHUNKS
+from ..store.claims import MAX_BATCH_CHUNKS
 from ..util.system import import_beside, module_of_file
 from ..util.text import did_you_mean, printable
 from .evidence import Observed

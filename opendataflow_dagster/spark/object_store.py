@@ -32,10 +32,16 @@ from ..storage.cleanup import (
 from ..storage.compact import Standing, all_standing, standing
 from ..storage.folder import NOTE, directory, is_foreign, unescaped
 from ..store.store import Store
-from . import jdbc, postgres_write, text_formats
-from .chunk_files import noted_schema, read_files, spark_format, write_files
+from . import chunk_files, jdbc, postgres_write
+from .chunk_files import (
+    line_aggregates,
+    line_note,
+    noted_schema,
+    read_files,
+    spark_format,
+    write_files,
+)
 from .evidence import Evidence, observed
-from .text_formats import line_aggregates, line_note
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -291,13 +297,13 @@ class StagedRemote:
         """Write a frame as a version of a chunk, and verify it."""
         staged = cls(spark, target, chunk.dataid, chunk.generation, store=store)
         try:
-            texts = text_formats.loss_aggregates(df.schema, target.format)
+            texts = chunk_files.loss_aggregates(df.schema, target.format)
             frame, taken = observed(
                 df, [*extra, *line_aggregates(df.schema, target.format), *texts]
             )
             write_files(frame, staged.path, target.format)
             staged.evidence = taken()
-            text_formats.refuse_lossy(staged.evidence, df, target.format)
+            chunk_files.refuse_lossy(staged.evidence, df, target.format)
             staged.tell(
                 {
                     "jobid": chunk.jobid,

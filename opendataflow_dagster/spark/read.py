@@ -20,13 +20,12 @@ from ..location import (
     chunk_place,
     is_packed,
 )
-from ..storage.pack import packed_source
+from ..storage.compact import packed_source
 from ..storage.read import located
 from ..storage.table import Bounds, Rows
 from ..util.text import printable
 from . import jdbc, postgres
-from .chunk_files import escaped_path, read_files
-from .foreign_files import KnownSchema
+from .chunk_files import KnownSchema, escaped_path, read_files
 from .object_store import read_version
 from .schema import quoted
 from .types import arrow_of

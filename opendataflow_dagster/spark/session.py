@@ -15,17 +15,20 @@ from typing import TYPE_CHECKING, Any
 from ..config.settings import Settings
 from ..errors import DataflowError, SessionError, WrongUse
 from ..util.text import one_line
-from .java import driver_options, java_environment, needed_java, warehouse
 from .settings import (
     JAVA_OPTIONS,
     LOG_LEVEL,
     MASTER,
     REMOTE,
     WAREHOUSE,
+    driver_options,
     given_conf,
+    java_environment,
     listens,
+    needed_java,
     public,
     spark_conf,
+    warehouse,
 )
 
 if TYPE_CHECKING:

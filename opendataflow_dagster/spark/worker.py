@@ -21,9 +21,9 @@ from ..storage.publish import publish
 from ..storage.read import bounds_of, failing, with_code
 from ..store.store import Store
 from .batch import ChunkBatch, sweep_folders, with_dataid
+from .chunk_files import KnownSchema
 from .evidence import Evidence, LastChunks, confirm, fit
 from .expectations import rules_of
-from .foreign_files import KnownSchema
 from .job import (
     CHUNK,
     CONTEXT,

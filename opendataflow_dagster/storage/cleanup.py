@@ -12,7 +12,7 @@ from ..store.store import Store
 from ..util.system import locked, publish_lock
 from ..util.times import from_table
 from . import folder
-from .pack import packs_in, packs_of
+from .compact import packs_in, packs_of
 
 GRACE = 3600.0
 """Seconds for which nothing is touched that changed, unless told otherwise."""

@@ -19,9 +19,9 @@ from ..location import (
 )
 from ..model import Claim
 from ..store.store import Store
-from . import files
+from . import folder as folders
+from .compact import packed_source, read_packed
 from .folder import put
-from .pack import packed_source, read_packed
 from .read import Reading, bounds_of, failing
 from .table import Rows
 
@@ -50,7 +50,7 @@ def publish(
             raise _spark_only(target, "written")
         bounds = bounds_of(store, place.datasetid, chunk.dataid)
         rows = Rows(target, chunk.dataid, bounds, lambda: chunk.password(place.datasetid))
-        frame = obj if files.is_frame(obj) else files.as_table(obj).to_pandas()
+        frame = obj if folders.is_frame(obj) else folders.as_table(obj).to_pandas()
         return Result(rows.replace(frame, confirm), location=target.location)
 
 
@@ -62,14 +62,14 @@ def publish_to_folder(
     Args:
         folder: The place; its format is one that needs no Spark.
         claim: Which chunk, and for which generation.
-        obj: What `files.write` takes: a frame, an Arrow table, bytes, or a Path.
+        obj: What `folders.write` takes: a frame, an Arrow table, bytes, or a Path.
         confirm: Raises if the claim isn't ours any more; called right before the chunk appears.
         store: The id of the store whose generation it is.
     """
     note: dict[str, Any] = {}
 
     def write(path: str) -> dict[str, Any]:
-        note.update(files.write(obj, path, folder.format))
+        note.update(folders.write(obj, path, folder.format))
         return {"jobid": claim.jobid, **note}
 
     path = put(folder.root, claim.dataid, claim.generation, write, confirm=confirm, store=store)
@@ -136,20 +136,20 @@ def read(found: Reading, target: Any, kind: str = "pandas") -> Any:
                 code="INVALID_LOCATION",
             )
         frame = Rows(target, found.dataid, found.bounds, found.password).read()
-        return files.as_table(frame) if kind == "arrow" else frame
+        return folders.as_table(frame) if kind == "arrow" else frame
     path, note = found.located(target)
     if is_packed(path):
         return _packed(path, note, kind)
     if kind == "path":
         return path
     if kind == "bytes":
-        return files.read_bytes(path)
+        return folders.read_bytes(path)
     format = note.get("format") or target.format
     if format_of(format).needs_spark:
         raise _spark_only(target._replace(format=format), "read")
     if isinstance(schema := note.get("schema"), dict):  # Spark wrote it
-        return _as(kind, files.read_with_schema(path, format, schema))
-    way = files.read_table if kind == "arrow" else files.read_frame
+        return _as(kind, folders.read_with_schema(path, format, schema))
+    way = folders.read_table if kind == "arrow" else folders.read_frame
     options = csv_options(found.datasetid, target.options)
     return way(path, format, note.get("columns"), options)
 
@@ -164,15 +164,15 @@ def _packed(location: str, note: Mapping[str, Any], kind: str) -> Any:
         )
     if isinstance(schema := note.get("schema"), dict):
         rows = read_packed(location, coerce_int96_timestamp_unit="us")
-        return _as(kind, files.conform(rows, files.arrow_schema(schema)))
+        return _as(kind, folders.conform(rows, folders.arrow_schema(schema)))
     rows = read_packed(location)
     if kind == "arrow":
         return rows
-    return files.typed_as(rows.to_pandas(), note.get("columns") or {})
+    return folders.typed_as(rows.to_pandas(), note.get("columns") or {})
 
 
 def _as(kind: str, rows: Any) -> Any:
-    return rows if kind == "arrow" else files.nullable_frame(rows)
+    return rows if kind == "arrow" else folders.nullable_frame(rows)
 
 
 def _spark_only(target: Folder | ObjectStore | Table, how: str) -> Refused:

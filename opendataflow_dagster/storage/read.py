@@ -16,10 +16,9 @@ from ..location import Folder, ObjectStore, Table, chunk_place, is_packed, path_
 from ..model import Plan
 from ..store.store import Store
 from ..util.text import typed
-from .files import data_files
-from .folder import alike, find, is_foreign, read_note
-from .pack import is_there
-from .pack import read_note as packs_note
+from .compact import is_there
+from .compact import read_note as packs_note
+from .folder import alike, data_files, find, is_foreign, read_note
 
 T = TypeVar("T")
 

@@ -11,7 +11,7 @@ from ..errors import DataflowError, Refused, Unreachable
 from ..location import POSTGRES, Table
 from ..store.database import named_statements
 from ..util.text import first_line, typed
-from .files import flat, need
+from .folder import flat, need
 
 Bounds = tuple[str, str | None, int | None]
 """Lower and upper bound, and modulus, as `odf split` keeps them."""

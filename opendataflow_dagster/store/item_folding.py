@@ -10,8 +10,8 @@ from ..errors import DataflowError, LostRace
 from ..location import is_packed
 from ..model import FOLD_AFTER_SECONDS
 from ..util.times import from_table, shown, to_table
-from .claimable import dial
-from .step_log import KEY_LIFETIME
+from .claims import dial
+from .history import KEY_LIFETIME
 from .store import Store
 
 FOLD_PAGE_ITEMS = 1000

@@ -13,7 +13,7 @@ from ..ids import check_id
 from ..model import PENDING
 from ..util.text import typed
 from ..util.times import from_table
-from .claimable import MAX_COUNTED_CHUNKS, Offer, last_event
+from .claims import MAX_COUNTED_CHUNKS, Offer, last_event
 from .moves import Move, add_rows, generations
 from .store import Store
 

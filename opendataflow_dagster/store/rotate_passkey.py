@@ -22,7 +22,7 @@ from ..config.credentials import (
 )
 from ..config.settings import Settings, read_properties, replace_property
 from ..errors import CredentialError, DataflowError
-from .opening import open_from
+from . import open_from
 from .store import Store
 
 MAX_ROUNDS = 20

@@ -16,7 +16,7 @@ from opendataflow_dagster.cli.app import app
 from opendataflow_dagster.cli.fast_run import RunLine, execute, parse
 from opendataflow_dagster.config.credentials import encrypt, for_dataset
 from opendataflow_dagster.errors import WrongUse
-from opendataflow_dagster.store.opening import open_store
+from opendataflow_dagster.store import open_store
 from opendataflow_dagster.store.store import Store
 from tests.support.store_fixtures import check, close, expire, policy, put, register, sql, status
 

@@ -16,7 +16,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from opendataflow_dagster.cli.app import app
-from opendataflow_dagster.store.opening import open_store
+from opendataflow_dagster.store import open_store
 from tests.support.spark_line import Line
 from tests.support.store_fixtures import close, connect, put, register, sql, statuses
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from opendataflow_dagster.config.credentials import encrypt, for_dataset
-from opendataflow_dagster.store.opening import open_store
+from opendataflow_dagster.store import open_store
 from opendataflow_dagster.store.store import Store
 from tests.support.store_fixtures import close, put, register, sql
 

@@ -18,7 +18,7 @@ from opendataflow_dagster.config.settings import (
     replace_property,
 )
 from opendataflow_dagster.errors import DataflowError, WrongUse
-from opendataflow_dagster.store.opening import open_store
+from opendataflow_dagster.store import open_store
 
 
 @pytest.fixture(autouse=True)

@@ -960,7 +960,7 @@ def test_what_a_function_returns_is_published_as_the_chunk(
 def test_a_run_that_others_have_ended_makes_no_more_chunks(
     dataflow: DataflowResource, store: Store, run: Callable[..., Ran]
 ) -> None:
-    from opendataflow_dagster.store.runs import runs_at_work, settle_run
+    from opendataflow_dagster.store.claims import runs_at_work, settle_run
 
     for key in keys(3):
         put(store, "bobin", key)

@@ -28,7 +28,7 @@ from opendataflow_dagster.dagster.stale_check import STALE_CHECK
 from opendataflow_dagster.errors import FlowError, WrongUse
 from opendataflow_dagster.flow.apply import apply_flow
 from opendataflow_dagster.flow.plan import plan_flow
-from opendataflow_dagster.store.opening import open_store
+from opendataflow_dagster.store import open_store
 from opendataflow_dagster.store.store import Store
 from tests.support.dagster_instances import shown_assets as assets
 from tests.support.dagster_instances import tick_of_reconcile as tick

@@ -14,8 +14,8 @@ from opendataflow_dagster.dagster import resources
 from opendataflow_dagster.dagster.assets import dataflow_assets
 from opendataflow_dagster.dagster.launch import catch_up_sensor
 from opendataflow_dagster.dagster.resources import DataflowResource
+from opendataflow_dagster.store import open_store
 from opendataflow_dagster.store.catalog import read_catalog
-from opendataflow_dagster.store.opening import open_store
 from opendataflow_dagster.store.store import Store
 from tests.support.dagster_servers import Dagster, Ticker
 from tests.support.graphql_client import wait_for
@@ -421,8 +421,8 @@ def test_a_run_that_died_before_it_began_holds_up_none_for_long(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     from opendataflow_dagster.dagster import launch as launching
-    from opendataflow_dagster.store.opening import open_store
-    from opendataflow_dagster.store.runs import begin_work
+    from opendataflow_dagster.store import open_store
+    from opendataflow_dagster.store.claims import begin_work
 
     store = open_store(f"sqlite:///{tmp_path}/flow.db")
     store.init()

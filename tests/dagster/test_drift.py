@@ -12,8 +12,8 @@ from click.testing import CliRunner, Result
 from opendataflow_dagster.cli.app import app
 from opendataflow_dagster.dagster.drift import drift, repair
 from opendataflow_dagster.model import FAILED, READY, Fact
-from opendataflow_dagster.storage import audit
-from opendataflow_dagster.storage.audit import Drift, drift_of_data
+from opendataflow_dagster.storage import presence
+from opendataflow_dagster.storage.presence import Drift, drift_of_data
 from opendataflow_dagster.store import operations, overview, registry
 from opendataflow_dagster.store.catalog import read_catalog
 from opendataflow_dagster.store.database import Database
@@ -123,8 +123,8 @@ def test_a_chunk_that_recorded_its_own_place_is_looked_for_there(
 def test_of_a_large_dataset_the_chunks_that_changed_last_are_compared(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(audit, "MANY", 2)
-    monkeypatch.setattr(audit, "NEWEST", 1)
+    monkeypatch.setattr(presence, "MANY", 2)
+    monkeypatch.setattr(presence, "NEWEST", 1)
     folder = tmp_path / "data"
     folder.mkdir()
     registry.add_dataset(store, "bobin", hostname=str(folder))
@@ -135,7 +135,7 @@ def test_of_a_large_dataset_the_chunks_that_changed_last_are_compared(
         store.finish([claim], [Fact("bobin", dataid, location=str(folder / dataid))])
         time.sleep(0.01)
 
-    some = audit.newest_of_large(store, ["bobin", "raw"])
+    some = presence.newest_of_large(store, ["bobin", "raw"])
     assert list(some) == ["bobin", "raw"]
     newest = list(drift_of_data(store, read_catalog(store), "bobin", some))
     assert [(each.dataid, each.data.split(":")[0]) for each in newest] == [("3", "data is gone")]
@@ -146,15 +146,15 @@ def test_all_chunks_are_compared_some_at_a_time(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(overview, "PAGE_CHUNKS", 2)
-    monkeypatch.setattr(audit, "_PIECE", 2)
+    monkeypatch.setattr(presence, "_PIECE", 2)
     sizes = []
-    whole = audit.truths
+    whole = presence.truths
 
     def some(store: Store, datasetid: str, dataids: list[str] | None = None) -> dict:
         sizes.append(9 if dataids is None else len(dataids))
         return whole(store, datasetid, dataids)
 
-    monkeypatch.setattr(audit, "truths", some)
+    monkeypatch.setattr(presence, "truths", some)
     names = ["a", "b", "c%2Fd", "e", "odd 1", "odd 2", "odd 3"]
     for name in names:
         (tmp_path / "data" / f"day={name}").mkdir(parents=True)

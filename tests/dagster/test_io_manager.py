@@ -15,7 +15,8 @@ import pyarrow as pa
 import pytest
 
 from opendataflow_dagster import DataflowIOManager, DataflowResource, DataflowTranslator
-from opendataflow_dagster.storage import files, folder
+from opendataflow_dagster.storage import folder
+from opendataflow_dagster.storage import folder as folders
 from opendataflow_dagster.store.registry import add_dataset
 from opendataflow_dagster.store.store import Store
 from tests.support.store_fixtures import check, expire, policy, put, register, sql, status, take
@@ -281,7 +282,7 @@ def test_a_plain_asset_publishes_and_commits_its_chunk(
     assert ran.success
     assert status(store, "bobout", "1", "loadbob") == "READY"
     path = tmp_path / "bobout" / "dataid=1"
-    assert files.read_frame(str(path), "parquet").to_dict("list") == {
+    assert folders.read_frame(str(path), "parquet").to_dict("list") == {
         "name": ["x"],
         "amount": [1],
         "more": [1],
@@ -311,7 +312,7 @@ def test_two_plain_assets_in_a_run_hand_on_the_generation(
     ran = run([maker(), asset(total)], "1")
 
     assert ran.success
-    [path] = files.data_files(str(tmp_path / "total" / "dataid=1"))
+    [path] = folders.data_files(str(tmp_path / "total" / "dataid=1"))
     assert Path(path).read_text() == '{"sum": 1.5}\n'
     made, seen = ran.metadata("bobout"), ran.metadata("total")
     assert seen["inputs"] == {"bobout": made["generation"]}
@@ -335,7 +336,7 @@ def test_what_is_ready_isnt_written_twice_unless_forced(
     assert forced.success
     assert forced.metadata()["generation"] > first
     assert forced.metadata()["rows"] == 0
-    assert len(files.read_frame(str(tmp_path / "bobout" / "dataid=1"), "parquet")) == 0
+    assert len(folders.read_frame(str(tmp_path / "bobout" / "dataid=1"), "parquet")) == 0
     check(store)
 
 
@@ -445,7 +446,7 @@ def test_a_zombie_publishes_nothing(
     ran = run(maker(), "1")
 
     assert ran.reason.startswith("LOST: Chunk '1' of 'loadbob' was taken over")
-    assert len(files.read_frame(str(tmp_path / "bobout" / "dataid=1"), "parquet")) == 1
+    assert len(folders.read_frame(str(tmp_path / "bobout" / "dataid=1"), "parquet")) == 1
     assert status(store, "bobout", "1", "loadbob") == "READY"
     assert list((tmp_path / "bobout").iterdir()) == [tmp_path / "bobout" / "dataid=1"]
 
@@ -599,7 +600,7 @@ DOOMED = """
 import os, signal, sys
 import dagster as dg, pandas as pd
 from opendataflow_dagster import DataflowIOManager, DataflowResource
-from opendataflow_dagster.storage import files, folder as folders
+from opendataflow_dagster.storage import folder as folders
 
 plain = folders._show
 def show(*args):

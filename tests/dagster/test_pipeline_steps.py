@@ -18,7 +18,7 @@ from opendataflow_dagster.pipelines.jobs import plans_of
 from opendataflow_dagster.pipelines.project import open_project, project_settings, read_project
 from opendataflow_dagster.pipelines.run import run_pipeline
 from opendataflow_dagster.pipelines.transformation import TransformationError
-from opendataflow_dagster.store.step_log import steps
+from opendataflow_dagster.store.history import steps
 from tests.dagster.test_assets import Ran
 
 PROJECTS = Path(__file__).parents[1] / "projects"

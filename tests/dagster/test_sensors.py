@@ -87,8 +87,7 @@ def test_tables_that_are_not_there_are_one_line(
 def test_an_outage_settles_nothing_and_gives_workers_time(
     postgres_instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from opendataflow_dagster.store import registry
-    from opendataflow_dagster.store.opening import open_store
+    from opendataflow_dagster.store import open_store, registry
 
     monkeypatch.setattr("opendataflow_dagster.dagster.sensors.DATABASE_WAIT_SECONDS", 0.3)
     with Server() as server, dg.DagsterInstance.ephemeral() as instance:

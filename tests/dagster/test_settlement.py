@@ -16,7 +16,7 @@ from opendataflow_dagster.dagster.sensors import (
     settlement_sensors,
 )
 from opendataflow_dagster.model import Recovered
-from opendataflow_dagster.store.runs import begin_work
+from opendataflow_dagster.store.claims import begin_work
 from opendataflow_dagster.store.store import Store
 from tests.support.store_fixtures import check, everything, put, register, sql, status, take
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from opendataflow_dagster.store.opening import open_store
+from opendataflow_dagster.store import open_store
 from opendataflow_dagster.store.store import Store
 from tests.support import stress_worker
 from tests.support.pooler import Pooler, needs_pgbouncer

@@ -18,8 +18,8 @@ from opendataflow_dagster.dagster.grid import VERSION_TAG, Mirror
 from opendataflow_dagster.dagster.reconcile import reconcile
 from opendataflow_dagster.dagster.sensors import settle
 from opendataflow_dagster.dagster.translator import DataflowTranslator
-from opendataflow_dagster.store.opening import open_store
-from opendataflow_dagster.store.runs import begin_work
+from opendataflow_dagster.store import open_store
+from opendataflow_dagster.store.claims import begin_work
 from opendataflow_dagster.store.store import Store
 from tests.support.dagster_servers import Dagster
 from tests.support.graphql_client import wait_for

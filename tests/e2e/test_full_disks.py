@@ -9,8 +9,8 @@ from opendataflow_dagster.errors import DataflowError, Refused
 from opendataflow_dagster.pipelines.csv_file import CsvAppender
 from opendataflow_dagster.pipelines.destinations import CsvDestination
 from opendataflow_dagster.pipelines.endpoints import is_to_blame
+from opendataflow_dagster.store import open_store
 from opendataflow_dagster.store.item_folding import fold_items, folds, tidy
-from opendataflow_dagster.store.opening import open_store
 from tests.pipelines.test_places import claim, good, nothing, row
 from tests.store.test_item_folding import age, left, send, work
 from tests.support.disks import fill, small

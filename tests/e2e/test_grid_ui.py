@@ -9,8 +9,7 @@ import pytest
 from playwright.sync_api import expect
 
 from opendataflow_dagster.model import Fact
-from opendataflow_dagster.store import operations, registry
-from opendataflow_dagster.store.opening import open_store
+from opendataflow_dagster.store import open_store, operations, registry
 from opendataflow_dagster.store.store import Store
 from tests.support.browser import UI
 from tests.support.dagster_servers import Dagster

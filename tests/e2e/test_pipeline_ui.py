@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from opendataflow_dagster.store.opening import open_store
+from opendataflow_dagster.store import open_store
+from opendataflow_dagster.store.history import steps
 from opendataflow_dagster.store.sqlite import SqliteStore
-from opendataflow_dagster.store.step_log import steps
 from opendataflow_dagster.store.store import Store
 from tests.pipelines.test_pipeline_run import Shop
 from tests.support.browser import UI

@@ -16,7 +16,7 @@ import pytest
 from opendataflow_dagster.config.settings import load_settings
 from opendataflow_dagster.spark.job import load_job
 from opendataflow_dagster.spark.worker import run_spark_job
-from opendataflow_dagster.store.opening import open_store
+from opendataflow_dagster.store import open_store
 from opendataflow_dagster.store.store import Store
 from tests.e2e.test_examples import EXAMPLES
 from tests.e2e.test_worker_crashes import wait_until

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from opendataflow_dagster.store.opening import open_store
+from opendataflow_dagster.store import open_store
 from tests.support.store_fixtures import close, put, register, sql
 
 JOBS = """
@@ -56,7 +56,7 @@ def folder(tmp_path: Path) -> Path:
 RUN = """
 import sys
 from opendataflow_dagster.config.settings import load_settings
-from opendataflow_dagster.store.opening import open_from
+from opendataflow_dagster.store import open_from
 from opendataflow_dagster.spark.job import load_job
 from opendataflow_dagster.spark.worker import run_spark_job
 from opendataflow_dagster.spark.session import is_remote, spark_session

@@ -11,8 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from opendataflow_dagster.store import operations, registry
-from opendataflow_dagster.store.opening import open_store
+from opendataflow_dagster.store import open_store, operations, registry
 from opendataflow_dagster.store.store import Store
 from tests.support.dagster_project import ODF
 from tests.support.dagster_servers import ROOT, Dagster

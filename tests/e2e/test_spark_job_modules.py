@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from pyspark.find_spark_home import _find_spark_home
 
-from opendataflow_dagster.store.opening import open_store
+from opendataflow_dagster.store import open_store
 from tests.support.spark_cluster import Cluster
 from tests.support.store_fixtures import close, put, register, sql, status
 

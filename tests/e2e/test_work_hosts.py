@@ -10,7 +10,7 @@ import pytest
 
 from opendataflow_dagster.flow.apply import apply_flow
 from opendataflow_dagster.flow.flow import Flow
-from opendataflow_dagster.store.opening import open_store
+from opendataflow_dagster.store import open_store
 from opendataflow_dagster.store.operations import ready
 from opendataflow_dagster.store.store import Store
 from tests.support.postgres import Server

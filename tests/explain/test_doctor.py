@@ -17,8 +17,8 @@ from opendataflow_dagster.config import credentials
 from opendataflow_dagster.config.credentials import PROPERTIES, encrypt, for_dataset
 from opendataflow_dagster.explain import self_check
 from opendataflow_dagster.explain.explain import explain
-from opendataflow_dagster.spark.java import check_java
-from opendataflow_dagster.store.runs import begin_work
+from opendataflow_dagster.spark.settings import check_java
+from opendataflow_dagster.store.claims import begin_work
 from opendataflow_dagster.store.store import Store
 from opendataflow_dagster.util.times import to_table
 from tests.support.store_fixtures import policy, put, register, sql
@@ -357,7 +357,7 @@ def test_wrong_settings_end_the_list(tmp_path: Path) -> None:
 def test_a_transaction_that_holds_back_the_log(
     postgres_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from opendataflow_dagster.store.opening import open_store
+    from opendataflow_dagster.store import open_store
 
     store = open_store(postgres_url)
     store.init()
@@ -374,7 +374,7 @@ def test_a_transaction_that_holds_back_the_log(
 
 
 def test_a_user_who_may_only_read(postgres_url: str) -> None:
-    from opendataflow_dagster.store.opening import open_store
+    from opendataflow_dagster.store import open_store
 
     store = open_store(postgres_url)
     store.init()

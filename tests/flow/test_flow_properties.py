@@ -16,8 +16,8 @@ from opendataflow_dagster.flow.export import export_flow
 from opendataflow_dagster.flow.flow import escape
 from opendataflow_dagster.flow.plan import plan_flow
 from opendataflow_dagster.model import Plan
+from opendataflow_dagster.store import open_store
 from opendataflow_dagster.store.catalog import Catalog, read_catalog
-from opendataflow_dagster.store.opening import open_store
 from opendataflow_dagster.store.store import Store
 from tests.flow.test_plan import registrations, told
 from tests.support.store_fixtures import check, close, sql

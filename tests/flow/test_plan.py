@@ -25,9 +25,8 @@ from opendataflow_dagster.flow.effects import effects_of
 from opendataflow_dagster.flow.export import export_flow
 from opendataflow_dagster.flow.plan import FlowPlan, plan_flow
 from opendataflow_dagster.model import DIALS
-from opendataflow_dagster.store import registry
+from opendataflow_dagster.store import open_store, registry
 from opendataflow_dagster.store.catalog import read_catalog
-from opendataflow_dagster.store.opening import open_store
 from opendataflow_dagster.store.store import Store
 from tests.support import store_fixtures
 from tests.support.store_fixtures import check, close, put, register, sql, take
@@ -589,7 +588,7 @@ import os, signal, sys
 from opendataflow_dagster.flow.apply import apply_flow
 from opendataflow_dagster.flow.flow import Flow
 from opendataflow_dagster.store.catalog import read_catalog
-from opendataflow_dagster.store.opening import open_store
+from opendataflow_dagster.store import open_store
 
 store, deadly = open_store(sys.argv[1]), int(sys.argv[2])
 plain, count = store.db.execute, 0

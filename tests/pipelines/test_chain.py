@@ -16,10 +16,9 @@ from opendataflow_dagster.pipelines.project import read_project
 from opendataflow_dagster.pipelines.run import run_pipeline
 from opendataflow_dagster.runner.run import Outcome
 from opendataflow_dagster.spark.chunk_files import read_files
-from opendataflow_dagster.storage import files
 from opendataflow_dagster.storage import folder as folders
 from opendataflow_dagster.storage.compact import compact
-from opendataflow_dagster.store.opening import open_store
+from opendataflow_dagster.store import open_store
 from opendataflow_dagster.store.registry import add_dataset
 from opendataflow_dagster.store.store import Store
 from tests.support.store_fixtures import check, close, sql
@@ -272,8 +271,8 @@ def test_rows_without_a_value_are_rows(chain: Chain, first: str, second: str, co
 def test_compacted_it_is_the_same(chain: Chain) -> None:
     chain.both(ODD, SAME)
     path, note = chain.chunk()
-    [part] = files.data_files(path)
-    before = files.read_frame(path, "csv", note["columns"])
+    [part] = folders.data_files(path)
+    before = folders.read_frame(path, "csv", note["columns"])
     again = Path(path, "part-1.csv")
     again.write_bytes(Path(part).read_bytes())
 
@@ -286,7 +285,7 @@ def test_compacted_it_is_the_same(chain: Chain) -> None:
     [done] = compact(chain.store, "cleaned-events")
 
     assert (done.files_before, done.files_after, done.left) == (2, 1, "")
-    found = files.read_frame(path, "csv", note["columns"])
+    found = folders.read_frame(path, "csv", note["columns"])
     pd.testing.assert_frame_equal(found, pd.concat([before, before], ignore_index=True))
     assert read_files(chain.spark, path, note, "csv").where("won").count() == 2
 

@@ -12,7 +12,7 @@ from opendataflow_dagster.pipelines.project import read_project
 from opendataflow_dagster.pipelines.sandbox import surroundings
 from opendataflow_dagster.pipelines.task_data import listing
 from opendataflow_dagster.server.app import REFUSED
-from opendataflow_dagster.store.opening import open_store
+from opendataflow_dagster.store import open_store
 from opendataflow_dagster.store.registry import add_job
 from tests.e2e.test_serve import ROW, Served
 from tests.server.test_app import ADD, YML, Client, make_project, wait_until

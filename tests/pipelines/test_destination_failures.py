@@ -18,7 +18,7 @@ from opendataflow_dagster.formats import FILE_FORMATS
 from opendataflow_dagster.pipelines.csv_file import CsvAppender
 from opendataflow_dagster.pipelines.project import Project
 from opendataflow_dagster.pipelines.sources import source_of
-from opendataflow_dagster.storage.files import read_frame
+from opendataflow_dagster.storage.folder import read_frame
 from opendataflow_dagster.store.registry import add_dataset
 from opendataflow_dagster.store.store import Store
 from tests.pipelines.test_places import Shop, claim, frame, nothing, project, stale, to, url

@@ -21,8 +21,7 @@ from dateutil.tz import tzlocal
 from opendataflow_dagster.pipelines import sources as pipeline_sources
 from opendataflow_dagster.pipelines.convert import as_pandas, as_spark, from_pandas
 from opendataflow_dagster.pipelines.endpoints import from_spark
-from opendataflow_dagster.pipelines.engine import Engine, Stopped, WorkerDied
-from opendataflow_dagster.pipelines.local_engine import LocalEngine
+from opendataflow_dagster.pipelines.engine import Engine, LocalEngine, Stopped, WorkerDied
 from opendataflow_dagster.pipelines.local_process import processes
 from opendataflow_dagster.pipelines.project import ENGINES, LOCAL, Project, read_project
 from opendataflow_dagster.pipelines.sources import CsvSource

@@ -35,12 +35,12 @@ from opendataflow_dagster.pipelines.project import read_project
 from opendataflow_dagster.pipelines.transformation import TransformationError
 from opendataflow_dagster.pipelines.worker import settle_lost
 from opendataflow_dagster.runner.heartbeat import Pulse
+from opendataflow_dagster.store.claims import settle_run
+from opendataflow_dagster.store.history import clean, steps
 from opendataflow_dagster.store.item_folding import fold_items
 from opendataflow_dagster.store.items import Post, accept, backlog, new_run
 from opendataflow_dagster.store.operations import resubmit
 from opendataflow_dagster.store.registry import add_dataset
-from opendataflow_dagster.store.runs import settle_run
-from opendataflow_dagster.store.step_log import clean, steps
 from opendataflow_dagster.store.store import Store
 from tests.support.spark_line import labels_of_jobs
 from tests.support.store_fixtures import check, expire, policy, sql, statuses, take
@@ -165,7 +165,7 @@ def shop(store: Store, spark: "SparkSession", tmp_path: Path) -> Iterator[Shop]:
 @pytest.fixture
 def lite(sqlite_url: str, spark: "SparkSession", tmp_path: Path) -> Iterator[Shop]:
     """The same on SQLite alone."""
-    from opendataflow_dagster.store.opening import open_store
+    from opendataflow_dagster.store import open_store
     from tests.support.store_fixtures import close
 
     store = open_store(sqlite_url)

@@ -21,14 +21,14 @@ from click.testing import CliRunner
 from opendataflow_dagster.cli.app import app
 from opendataflow_dagster.config.settings import Settings
 from opendataflow_dagster.errors import DataflowError
+from opendataflow_dagster.pipelines.engine import LocalEngine
 from opendataflow_dagster.pipelines.jobs import in_order, takes_items
-from opendataflow_dagster.pipelines.local_engine import LocalEngine
 from opendataflow_dagster.pipelines.local_process import LocalProcesses, processes
 from opendataflow_dagster.pipelines.project import LOCAL, TEMPLATE, Project, read_project
 from opendataflow_dagster.pipelines.run import run_pipeline
 from opendataflow_dagster.pipelines.task_data import ProjectSnapshot
 from opendataflow_dagster.pipelines.transformation import PANDAS, engine_of
-from opendataflow_dagster.store.opening import open_store
+from opendataflow_dagster.store import open_store
 from opendataflow_dagster.store.registry import add_dataset
 from opendataflow_dagster.store.store import Store
 from tests.support.store_fixtures import statuses
@@ -340,7 +340,7 @@ def test_what_no_transformation_is_to_blame_for_is_told_in_a_line(tmp_path: Path
 KILLED = """
 import sys, time
 from pathlib import Path
-from opendataflow_dagster.pipelines.local_engine import LocalEngine
+from opendataflow_dagster.pipelines.engine import LocalEngine
 from opendataflow_dagster.pipelines.project import read_project
 LocalEngine(read_project(Path(sys.argv[1]))).run("p", "loop", [])
 """

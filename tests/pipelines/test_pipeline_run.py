@@ -28,17 +28,17 @@ from opendataflow_dagster.config.settings import Settings
 from opendataflow_dagster.errors import Refused, WrongUse
 from opendataflow_dagster.explain.explain import explain
 from opendataflow_dagster.model import Fact
-from opendataflow_dagster.pipelines.item_file import claim_new_items
+from opendataflow_dagster.pipelines.items import claim_new_items
 from opendataflow_dagster.pipelines.jobs import register as register_pipeline
 from opendataflow_dagster.pipelines.project import read_project
 from opendataflow_dagster.pipelines.run import run_pipeline, run_project
 from opendataflow_dagster.pipelines.transformation import TransformationError
 from opendataflow_dagster.runner.run import Outcome
+from opendataflow_dagster.store import open_store
+from opendataflow_dagster.store.history import clean, steps
 from opendataflow_dagster.store.items import Post, accept
-from opendataflow_dagster.store.opening import open_store
 from opendataflow_dagster.store.operations import hold, resubmit
 from opendataflow_dagster.store.registry import add_dataset
-from opendataflow_dagster.store.step_log import clean, steps
 from opendataflow_dagster.store.store import Store
 from tests.support.spark_line import labels_of_jobs
 from tests.support.store_fixtures import check, close, expire, policy, register, sql, statuses, take

@@ -40,7 +40,7 @@ from opendataflow_dagster.pipelines.project import Pipeline, Project, read_proje
 from opendataflow_dagster.pipelines.sources import CsvSource, source_of
 from opendataflow_dagster.pipelines.sql_table import columns_for
 from opendataflow_dagster.runner.environment import job_environment
-from opendataflow_dagster.store.opening import open_store
+from opendataflow_dagster.store import open_store
 from opendataflow_dagster.store.registry import add_dataset
 from opendataflow_dagster.store.store import Store
 from tests.support.store_fixtures import close, put, register, sql, take

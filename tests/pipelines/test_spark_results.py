@@ -15,7 +15,7 @@ from pyspark.sql import SparkSession
 
 from opendataflow_dagster.pipelines import convert
 from opendataflow_dagster.runner.run import Outcome
-from opendataflow_dagster.store.opening import open_store
+from opendataflow_dagster.store import open_store
 from opendataflow_dagster.store.registry import add_dataset
 from tests.pipelines.test_pipeline_run import Shop
 from tests.support.store_fixtures import close, sql

@@ -21,12 +21,10 @@ import pytest
 from click.testing import CliRunner, Result
 
 from opendataflow_dagster.cli.app import app
-from opendataflow_dagster.pipelines.compare import differences, equal, identical
 from opendataflow_dagster.pipelines.project import ProjectError, find_project, read_project
 from opendataflow_dagster.pipelines.transformation import load
-from opendataflow_dagster.pipelines.validate import Verdict, validate
-from opendataflow_dagster.store import registry
-from opendataflow_dagster.store.opening import open_store
+from opendataflow_dagster.pipelines.validate import Verdict, differences, equal, identical, validate
+from opendataflow_dagster.store import open_store, registry
 
 EXPECTS = 'expected_inputs = [{"a": 1}]\nexpected_output = [{"a": 1, "b": 2}]\n'
 GOOD = EXPECTS + "def run(df):\n    df['b'] = 2\n    return df\n"

@@ -2,8 +2,8 @@
 
 import time
 
-from opendataflow_dagster.runner.host_jobs import HostJob, JobState
-from opendataflow_dagster.store.watch import Outlook
+from opendataflow_dagster.runner.catch_up import HostJob, JobState
+from opendataflow_dagster.store.claims import Outlook
 
 NOON = 12 * 3600.0
 IDLE = Outlook("job", 0, False, 0, 0, 0, None, None, False, None, None)

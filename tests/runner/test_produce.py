@@ -353,7 +353,7 @@ def test_many_threads_share_a_pulse(store: Store) -> None:
 
 
 def test_an_outage_is_said_once_and_is_nobodys_fault(postgres_server: Server) -> None:
-    from opendataflow_dagster.store.opening import open_store
+    from opendataflow_dagster.store import open_store
 
     store = open_store(postgres_server.create_database("outage"))
     store.init()
@@ -391,7 +391,7 @@ def test_an_outage_is_said_once_and_is_nobodys_fault(postgres_server: Server) ->
 def test_a_database_that_stays_away_is_an_error_not_a_failed_chunk(
     postgres_server: Server,
 ) -> None:
-    from opendataflow_dagster.store.opening import open_store
+    from opendataflow_dagster.store import open_store
 
     store = open_store(postgres_server.create_database("away"))
     store.init()

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from opendataflow_dagster.runner.host_jobs import (
+from opendataflow_dagster.runner.catch_up import (
     ChunksFailed,
     HostJob,
     JobState,

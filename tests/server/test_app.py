@@ -19,11 +19,11 @@ from opendataflow_dagster.server import Limits, make_app
 from opendataflow_dagster.server.http_server import make_server
 from opendataflow_dagster.server.limits import Rates
 from opendataflow_dagster.server.metrics import CostlyQuery
+from opendataflow_dagster.store import open_store
 from opendataflow_dagster.store.claims import interrupt
+from opendataflow_dagster.store.history import Step, record
 from opendataflow_dagster.store.item_folding import fold_items
 from opendataflow_dagster.store.items import accept, drop_token, new_token, payloads
-from opendataflow_dagster.store.opening import open_store
-from opendataflow_dagster.store.step_log import Step, record
 from opendataflow_dagster.store.store import Store
 from tests.support.postgres import Server
 from tests.support.store_fixtures import check, close, sql, statuses

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from opendataflow_dagster.store.opening import open_store
+from opendataflow_dagster.store import open_store
 from tests.server.test_app import Client, make_project
 from tests.support.store_fixtures import check, close, sql
 

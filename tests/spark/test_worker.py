@@ -23,10 +23,10 @@ from opendataflow_dagster.chunk import Chunk, Place, Result
 from opendataflow_dagster.errors import WrongUse
 from opendataflow_dagster.formats import FORMATS
 from opendataflow_dagster.runner.run import Outcome
+from opendataflow_dagster.spark.chunk_files import is_read_whole
 from opendataflow_dagster.spark.evidence import HIGH, LOW, ROWS, Evidence, LastChunks, Observed
 from opendataflow_dagster.spark.job import spark_job
 from opendataflow_dagster.spark.read import lake_name
-from opendataflow_dagster.spark.text_formats import is_read_whole
 from opendataflow_dagster.storage import folder as folders
 from opendataflow_dagster.storage.folder import NOTE, read_note
 from tests.storage.test_publish import ODD
@@ -1254,7 +1254,7 @@ def copied_as(through: Line, format: str, df: DataFrame) -> None:
 def test_a_large_csv_with_line_breaks_has_as_many_rows_as_were_written(
     through: Line, spark: SparkSession, monkeypatch: pytest.MonkeyPatch, lines: bool, told: bool
 ) -> None:
-    monkeypatch.setattr("opendataflow_dagster.spark.text_formats.WHOLE_FILE_BYTES", 10_000)
+    monkeypatch.setattr("opendataflow_dagster.spark.chunk_files.WHOLE_FILE_BYTES", 10_000)
     breaks = "case id % 1000 when 0 then '\\nnew, ' when 1 then 'a\\rb' else ',' end"
     df = spark.range(0, 3000, 1, 2).selectExpr("id", f"repeat('x', 20) || {breaks} as t")
     if not lines:
@@ -1309,8 +1309,8 @@ def spied(parts: list) -> Any:
 def test_a_large_csv_is_read_in_parts_only_if_each_line_is_a_row(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, whole: bool
 ) -> None:
-    monkeypatch.setattr("opendataflow_dagster.spark.text_formats.WHOLE_FILE_BYTES", -1)
-    monkeypatch.setattr("opendataflow_dagster.spark.text_formats._BLOCK_BYTES", 1)
+    monkeypatch.setattr("opendataflow_dagster.spark.chunk_files.WHOLE_FILE_BYTES", -1)
+    monkeypatch.setattr("opendataflow_dagster.spark.chunk_files._BLOCK_BYTES", 1)
     (tmp_path / "1.csv").write_bytes(text.encode())
 
     assert is_read_whole(str(tmp_path / "1.csv"), {}) is whole

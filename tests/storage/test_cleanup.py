@@ -15,7 +15,7 @@ from click.testing import CliRunner, Result
 
 from opendataflow_dagster.cli.app import app
 from opendataflow_dagster.model import Claim, Fact
-from opendataflow_dagster.storage import cleanup, files
+from opendataflow_dagster.storage import cleanup
 from opendataflow_dagster.storage import folder as folders
 from opendataflow_dagster.store import operations
 from opendataflow_dagster.store.registry import add_dataset
@@ -94,7 +94,7 @@ def data(root: Path, dataid: str) -> list[int]:
     path = folders.find(str(root), dataid)
     assert path is not None
     before = os.stat(path).st_ino
-    frame = files.read_frame(path, "csv")
+    frame = folders.read_frame(path, "csv")
     if os.stat(path).st_ino != before:  # what was listed is being removed
         raise FileNotFoundError(path)
     return frame["v"].to_list()
@@ -252,11 +252,11 @@ def test_a_reader_sees_whole_chunks_while_clean_and_publish_go_on(
     code = f"""
 import sys
 from pathlib import Path
-from opendataflow_dagster.storage import files, folder as folders
+from opendataflow_dagster.storage import folder as folders
 for number in range(2, 200):
     def write(folder):
         for _ in "ab":
-            Path(files.new_file(folder, ".csv")).write_text(f"v\\n{{number}}\\n")
+            Path(folders.new_file(folder, ".csv")).write_text(f"v\\n{{number}}\\n")
         return {{"rows": 2, "format": "csv"}}
     while True:
         try:

@@ -23,13 +23,12 @@ from opendataflow_dagster.formats import CSV, FORMATS, format_of, parquet_format
 from opendataflow_dagster.formats.parquet_format import Parquet, same
 from opendataflow_dagster.location import is_packed
 from opendataflow_dagster.model import Claim, Fact
-from opendataflow_dagster.storage import audit, cleanup, files
+from opendataflow_dagster.storage import cleanup, presence
 from opendataflow_dagster.storage import compact as compacting
+from opendataflow_dagster.storage import compact as packs
 from opendataflow_dagster.storage import folder as folders
-from opendataflow_dagster.storage import pack as packs
 from opendataflow_dagster.storage.compact import compact
-from opendataflow_dagster.store import operations, overview
-from opendataflow_dagster.store.opening import open_store
+from opendataflow_dagster.store import open_store, operations, overview
 from opendataflow_dagster.store.registry import add_dataset
 from opendataflow_dagster.store.store import Store
 from tests.support.store_fixtures import register, sql, take
@@ -105,7 +104,7 @@ def content(store: Store, dataid: str) -> pa.Table:
     if is_packed(location):
         return packs.read_packed(location)
     before = os.stat(location).st_ino
-    tables = [pq.ParquetFile(each).read() for each in files.data_files(location)]
+    tables = [pq.ParquetFile(each).read() for each in folders.data_files(location)]
     if os.stat(location).st_ino != before or not tables:
         raise FileNotFoundError(location)
     return pa.concat_tables(tables)
@@ -116,7 +115,7 @@ def whole(tables: list[pa.Table]) -> pa.Table:
 
 
 def data_of(path: str) -> list[str]:
-    return files.data_files(path)
+    return folders.data_files(path)
 
 
 # --- many files of a chunk ---
@@ -199,8 +198,8 @@ def test_a_plan_changes_nothing(line: Store) -> None:
 def test_a_plan_looks_at_the_chunks_of_a_large_dataset_that_changed_last(
     line: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(audit, "MANY", 2)
-    monkeypatch.setattr(audit, "NEWEST", 2)
+    monkeypatch.setattr(presence, "MANY", 2)
+    monkeypatch.setattr(presence, "NEWEST", 2)
     for number, dataid in enumerate(["1", "2", "10"]):
         made(line, dataid, table(number), table(number))
         time.sleep(0.01)
@@ -322,7 +321,7 @@ def test_files_of_each_format_are_joined(store: Store, tmp_path: Path, format: s
     frame = pd.DataFrame({"a\nb": ["x", 'q"\n', ""], "n": [1, 2, 3]})
 
     def write(folder: str) -> dict[str, Any]:
-        told = [files.write(frame, folder, format) for _ in range(3)]
+        told = [folders.write(frame, folder, format) for _ in range(3)]
         if format_of(format).is_text:
             Path(folder, f"part-z.{format}").touch()
         return {**told[0], "rows": 9}
@@ -330,13 +329,13 @@ def test_files_of_each_format_are_joined(store: Store, tmp_path: Path, format: s
     path = folders.put(str(tmp_path / "out"), "1", claim.generation, write, confirm=lambda: None)
     store.finish(claim, [Fact("out", "1", path, 9)])
     columns = folders.read_note(path)["columns"]
-    before = files.read_frame(path, format, columns)
+    before = folders.read_frame(path, format, columns)
 
     [done] = compact(store, "out")
 
     empty = int(format_of(format).is_text)
     assert (done.files_before, done.files_after, done.left) == (3 + empty, 1, "")
-    pd.testing.assert_frame_equal(files.read_frame(path, format, columns), before)
+    pd.testing.assert_frame_equal(folders.read_frame(path, format, columns), before)
 
 
 @pytest.mark.parametrize(
@@ -391,7 +390,7 @@ import os, signal, sys
 from opendataflow_dagster.storage import compact as compacting
 from opendataflow_dagster.storage import folder as folders
 from opendataflow_dagster.formats.parquet_format import Parquet
-from opendataflow_dagster.store.opening import open_store
+from opendataflow_dagster.store import open_store
 
 def die(*more): os.kill(os.getpid(), signal.SIGKILL)
 

@@ -8,7 +8,7 @@ import pytest
 
 from opendataflow_dagster.chunk import Chunk, Place, Result, Unpublished
 from opendataflow_dagster.model import Claim
-from opendataflow_dagster.storage.expectations import Expectation, expectations_of
+from opendataflow_dagster.storage.presence import Expectation, expectations_of
 
 
 def chunk(dataid: str = "1", result: Result = Result(), **columns: str) -> Chunk:  # noqa: B008

@@ -25,14 +25,12 @@ from opendataflow_dagster.location import DEFAULT_FORMAT, ObjectStore, Table, ad
 from opendataflow_dagster.model import Claim, Fact
 from opendataflow_dagster.pipelines import csv_file
 from opendataflow_dagster.spark.object_store import StagedRemote, in_remote
-from opendataflow_dagster.storage import cleanup, files
+from opendataflow_dagster.storage import cleanup, folder
 from opendataflow_dagster.storage import folder as folders
-from opendataflow_dagster.storage.audit import misplaced
-from opendataflow_dagster.storage.presence import look_at
+from opendataflow_dagster.storage.presence import look_at, misplaced
 from opendataflow_dagster.storage.publish import publish_to_folder
 from opendataflow_dagster.storage.table import Rows
-from opendataflow_dagster.store import operations
-from opendataflow_dagster.store.opening import open_store
+from opendataflow_dagster.store import open_store, operations
 from opendataflow_dagster.store.registry import add_dataset
 from opendataflow_dagster.store.store import Store
 from tests.support.store_fixtures import close, register, take
@@ -66,7 +64,7 @@ class FolderPlace:
 
     def read(self, store: Store, dataid: str = "1") -> pd.DataFrame:
         path = folders.chunk_path(self.place.root, dataid)
-        return files.read_frame(path, self.format, folders.read_note(path).get("columns"))
+        return folder.read_frame(path, self.format, folders.read_note(path).get("columns"))
 
     def lose(self, store: Store) -> None:
         folders.remove(folders.chunk_path(self.place.root, "1"))
@@ -94,7 +92,7 @@ class VersionsPlace(FolderPlace):
         staged = StagedRemote(None, self.place, claim.dataid, claim.generation)
         path = staged.path.removeprefix("file://")
         os.makedirs(path)
-        staged.tell(files.write(frame, path, "parquet"))
+        staged.tell(folder.write(frame, path, "parquet"))
         location = staged.show(confirm)
         staged.discard()
         return location
@@ -102,7 +100,7 @@ class VersionsPlace(FolderPlace):
     def read(self, store: Store, dataid: str = "1") -> pd.DataFrame:
         chunk = Path(address(self.place.root).removeprefix("file://")) / folders.directory(dataid)
         pointer = json.loads((chunk / "_odf.json").read_text())
-        return files.read_frame(str(chunk / pointer["version"]), "parquet")
+        return folder.read_frame(str(chunk / pointer["version"]), "parquet")
 
     def clean(self, store: Store) -> list[str]:
         found = list(in_remote(store, self.place, lambda: None, 0))

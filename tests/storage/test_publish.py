@@ -28,12 +28,11 @@ from opendataflow_dagster.formats import FILE_FORMATS
 from opendataflow_dagster.location import Folder, Table, chunk_place
 from opendataflow_dagster.model import Fact
 from opendataflow_dagster.runner.environment import job_environment
-from opendataflow_dagster.storage import files
 from opendataflow_dagster.storage import folder as folders
 from opendataflow_dagster.storage.compact import compact
 from opendataflow_dagster.storage.publish import publish, read
 from opendataflow_dagster.storage.read import ask, read_chunk
-from opendataflow_dagster.store.opening import open_store
+from opendataflow_dagster.store import open_store
 from opendataflow_dagster.store.operations import ready
 from opendataflow_dagster.store.registry import add_dataset
 from opendataflow_dagster.store.split import by_number, by_shards, split
@@ -88,7 +87,7 @@ def filled(text: str) -> Callable[[str], dict[str, Any]]:
 
 
 def texts(path: str) -> list[str]:
-    return [Path(each).read_text() for each in files.data_files(path)]
+    return [Path(each).read_text() for each in folders.data_files(path)]
 
 
 # --- two stores, one folder ---
@@ -217,7 +216,7 @@ def test_a_root_reads_as_one_partitioned_dataset(tmp_path: Path) -> None:
             str(tmp_path),
             dataid,
             1,
-            lambda folder, frame=frame: files.write(frame, folder, "parquet"),
+            lambda folder, frame=frame: folders.write(frame, folder, "parquet"),
             confirm=nothing,
         )
     os.makedirs(tmp_path / "_staging" / "dataid=x" / "3-ab")
@@ -478,11 +477,11 @@ FRAME = pd.DataFrame(
 def test_a_frame_comes_back_as_it_was(format: str, rows: int, tmp_path: Path) -> None:
     frame = FRAME.head(rows)
 
-    told = files.write(frame, str(tmp_path), format)
+    told = folders.write(frame, str(tmp_path), format)
 
     assert told["rows"] == rows
     assert told["bytes"] == sum(each.stat().st_size for each in tmp_path.iterdir())
-    again = files.read_frame(str(tmp_path), format, json.loads(json.dumps(told["columns"])))
+    again = folders.read_frame(str(tmp_path), format, json.loads(json.dumps(told["columns"])))
     assert_frame_equal(again, frame)
 
 
@@ -490,18 +489,18 @@ def test_nanoseconds_stay_and_microseconds_are_what_spark_reads(tmp_path: Path) 
     for name, text in (("us", "2026-01-01 00:00:01.000001"), ("ns", "2026-01-01 00:00:01.1234567")):
         (tmp_path / name).mkdir()
         frame = pd.DataFrame({"t": pd.to_datetime([text])})
-        told = files.write(frame, str(tmp_path / name), "parquet")
-        [path] = files.data_files(str(tmp_path / name))
+        told = folders.write(frame, str(tmp_path / name), "parquet")
+        [path] = folders.data_files(str(tmp_path / name))
         assert pyarrow.parquet.read_schema(path).field("t").type == pa.timestamp(name)
-        assert_frame_equal(files.read_frame(path, "parquet", told["columns"]), frame)
+        assert_frame_equal(folders.read_frame(path, "parquet", told["columns"]), frame)
 
 
 def test_an_index_with_a_name_is_kept_and_another_is_left_out(tmp_path: Path) -> None:
     named = FRAME[["number", "text"]].set_index("number")
     filtered = FRAME[["number"]][1:]
 
-    assert files.as_table(named).column_names == ["number", "text"]
-    assert files.as_table(filtered).column_names == ["number"]
+    assert folders.as_table(named).column_names == ["number", "text"]
+    assert folders.as_table(filtered).column_names == ["number"]
 
 
 @pytest.mark.parametrize("format", [each.name for each in FILE_FORMATS])
@@ -509,16 +508,16 @@ def test_a_frame_without_columns_and_arrow_tables_are_fine(format: str, tmp_path
     (tmp_path / "none").mkdir()
     (tmp_path / "arrow").mkdir()
 
-    files.write(pd.DataFrame(), str(tmp_path / "none"), format)
-    told = files.write(pa.table({"a": [1, 2]}), str(tmp_path / "arrow"), format)
+    folders.write(pd.DataFrame(), str(tmp_path / "none"), format)
+    told = folders.write(pa.table({"a": [1, 2]}), str(tmp_path / "arrow"), format)
 
     (tmp_path / "spark").mkdir()
     spark = type("DataFrame", (), {"toArrow": lambda self: pa.table({"b": [3]})})()
-    assert files.write(spark, str(tmp_path / "spark"), format)["rows"] == 1
+    assert folders.write(spark, str(tmp_path / "spark"), format)["rows"] == 1
 
-    assert files.read_frame(str(tmp_path / "none"), format).empty
+    assert folders.read_frame(str(tmp_path / "none"), format).empty
     assert told["rows"] == 2
-    assert files.read_table(str(tmp_path / "arrow"), format).to_pydict() == {"a": [1, 2]}
+    assert folders.read_table(str(tmp_path / "arrow"), format).to_pydict() == {"a": [1, 2]}
 
 
 @pytest.mark.parametrize(
@@ -534,7 +533,7 @@ def test_a_frame_without_columns_and_arrow_tables_are_fine(format: str, tmp_path
 )
 def test_what_cant_be_written_says_why(obj: Any, format: str, told: str, tmp_path: Path) -> None:
     with pytest.raises((WrongUse, ValueError), match=told):
-        files.write(obj, str(tmp_path), format)
+        folders.write(obj, str(tmp_path), format)
 
 
 def test_bytes_and_files_that_are_there_are_published_as_they_are(tmp_path: Path) -> None:
@@ -544,13 +543,13 @@ def test_bytes_and_files_that_are_there_are_published_as_they_are(tmp_path: Path
     for name in ("bytes", "file", "folder"):
         (tmp_path / name).mkdir()
 
-    files.write(b"\x00\x01", str(tmp_path / "bytes"), "parquet")
-    files.write(tmp_path / "made" / "part-7.csv", str(tmp_path / "file"), "csv")
-    files.write(tmp_path / "made", str(tmp_path / "folder"), "csv")
+    folders.write(b"\x00\x01", str(tmp_path / "bytes"), "parquet")
+    folders.write(tmp_path / "made" / "part-7.csv", str(tmp_path / "file"), "csv")
+    folders.write(tmp_path / "made", str(tmp_path / "folder"), "csv")
 
-    assert files.read_bytes(str(tmp_path / "bytes")) == b"\x00\x01"
-    assert files.read_bytes(str(tmp_path / "file")) == b"a\n1\n"
-    assert files.read_frame(str(tmp_path / "folder"), "csv").to_dict("list") == {"a": [1]}
+    assert folders.read_bytes(str(tmp_path / "bytes")) == b"\x00\x01"
+    assert folders.read_bytes(str(tmp_path / "file")) == b"a\n1\n"
+    assert folders.read_frame(str(tmp_path / "folder"), "csv").to_dict("list") == {"a": [1]}
 
 
 # --- claims ---

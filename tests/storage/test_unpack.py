@@ -13,10 +13,10 @@ import pytest
 
 from opendataflow_dagster.formats.parquet_format import check_types, same
 from opendataflow_dagster.location import is_packed
-from opendataflow_dagster.storage import cleanup, files
+from opendataflow_dagster.storage import cleanup, folder
+from opendataflow_dagster.storage import compact as packs
 from opendataflow_dagster.storage import folder as folders
-from opendataflow_dagster.storage import pack as packs
-from opendataflow_dagster.storage.pack import unpack
+from opendataflow_dagster.storage.compact import unpack
 from opendataflow_dagster.store import operations
 from opendataflow_dagster.store.store import Store
 from tests.storage.test_compact import ODD, content, hurried, line, made, odf, table, url_of, whole
@@ -77,7 +77,7 @@ def test_unpacked_chunks_are_the_chunks_that_they_were(
         path = folders.chunk_path(str(Path.cwd() / "out"), dataid)
         assert location_of(line, dataid) == path
         assert is_whole(line, dataid)
-        [file] = files.data_files(path)
+        [file] = folder.data_files(path)
         metadata = pq.read_schema(file).metadata
         assert metadata is None or b"odf" not in metadata
         note = folders.read_note(path)
@@ -143,7 +143,7 @@ def test_a_chunk_that_is_claimed_while_it_is_unpacked_stays_in_its_pack(
         plain(*args, **more)  # type: ignore[arg-type]
         take(line, "use", only="1")
 
-    monkeypatch.setattr("opendataflow_dagster.storage.pack.check_types", slow)
+    monkeypatch.setattr("opendataflow_dagster.storage.compact.check_types", slow)
     [row] = unpack(line, "out", ["1"])
 
     assert "meanwhile" in row.left
@@ -192,8 +192,8 @@ def test_a_pack_that_is_gone_is_reported(line: Store, packed: dict[str, dict]) -
 KILLED = """
 import os, signal
 from opendataflow_dagster.storage import folder as folders
-from opendataflow_dagster.storage import pack as unpacking
-from opendataflow_dagster.store.opening import open_store
+from opendataflow_dagster.storage import compact as unpacking
+from opendataflow_dagster.store import open_store
 
 def die(*more, **also): os.kill(os.getpid(), signal.SIGKILL)
 

@@ -18,7 +18,7 @@ from psycopg.conninfo import conninfo_to_dict
 from opendataflow_dagster.errors import NoDatabase
 from opendataflow_dagster.runner import catch_up
 from opendataflow_dagster.runner.run import Outcome, run_job
-from opendataflow_dagster.store.opening import open_store
+from opendataflow_dagster.store import open_store
 from opendataflow_dagster.store.store import Store
 from tests.support.store_fixtures import close, connect, put, register, sql, statuses, take
 

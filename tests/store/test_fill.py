@@ -14,8 +14,8 @@ from click.testing import CliRunner
 
 from opendataflow_dagster.cli.app import app
 from opendataflow_dagster.errors import Refused
+from opendataflow_dagster.store import open_store
 from opendataflow_dagster.store import store as stores
-from opendataflow_dagster.store.opening import open_store
 from opendataflow_dagster.store.registry import add_job
 from opendataflow_dagster.store.store import Store
 from tests.support.store_fixtures import (
@@ -195,9 +195,9 @@ def test_a_filling_that_is_killed_goes_on_elsewhere(full: Store, url: str) -> No
     register(full, "job", ["a"], ["b"])
     program = (
         "import sys, time\n"
-        "from opendataflow_dagster.store import opening, sqlite, store as stores\n"
+        "from opendataflow_dagster.store import open_store, sqlite, store as stores\n"
         "stores.FILL_BATCH_ROWS, sqlite.TURN_SECONDS = 50, 0\n"
-        "store = opening.open_store(sys.argv[1])\n"
+        "store = open_store(sys.argv[1])\n"
         "store.fill(narrate=lambda line: (print('filled', flush=True), time.sleep(0.02)))\n"
     )
     process = subprocess.Popen(

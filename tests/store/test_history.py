@@ -11,6 +11,7 @@ import pytest
 
 from opendataflow_dagster.errors import WrongUse
 from opendataflow_dagster.explain import self_check
+from opendataflow_dagster.store import open_store
 from opendataflow_dagster.store.history import (
     Event,
     LostCursor,
@@ -20,7 +21,6 @@ from opendataflow_dagster.store.history import (
     runs,
     unread,
 )
-from opendataflow_dagster.store.opening import open_store
 from opendataflow_dagster.store.store import Store
 from tests.support.postgres import Server
 

@@ -15,11 +15,11 @@ from opendataflow_dagster.model import Fact
 from opendataflow_dagster.pipelines.sources import FolderSource
 from opendataflow_dagster.pipelines.worker import Bell, ItemWorker
 from opendataflow_dagster.store import item_folding
+from opendataflow_dagster.store.history import Step, record
 from opendataflow_dagster.store.item_folding import fold_items, fold_of, folds
 from opendataflow_dagster.store.items import Accepted, Post, accept
 from opendataflow_dagster.store.operations import delete_run, hold, ready, release, resubmit
 from opendataflow_dagster.store.registry import add_dataset
-from opendataflow_dagster.store.step_log import Step, record
 from opendataflow_dagster.store.store import Store
 from tests.support.store_fixtures import check, connect, pending, register, sql, take
 

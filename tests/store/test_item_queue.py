@@ -11,7 +11,8 @@ import pytest
 
 from opendataflow_dagster.errors import LostRace, Refused
 from opendataflow_dagster.model import Fact
-from opendataflow_dagster.store import items
+from opendataflow_dagster.store import items, open_store
+from opendataflow_dagster.store.history import Step, clean, record
 from opendataflow_dagster.store.items import (
     Accepted,
     Post,
@@ -23,9 +24,7 @@ from opendataflow_dagster.store.items import (
     new_run,
     payloads,
 )
-from opendataflow_dagster.store.opening import open_store
 from opendataflow_dagster.store.operations import resubmit
-from opendataflow_dagster.store.step_log import Step, clean, record
 from opendataflow_dagster.store.store import Store
 from tests.support.store_fixtures import check, close, pending, put, register, sql, take
 

@@ -7,8 +7,9 @@ from threading import Barrier
 import pytest
 
 from opendataflow_dagster.model import Plan
+from opendataflow_dagster.store import open_store
 from opendataflow_dagster.store.catalog import read_catalog
-from opendataflow_dagster.store.claimable import offer
+from opendataflow_dagster.store.claims import offer
 from opendataflow_dagster.store.items import (
     ITEMS_ONLY,
     RUN_NAME_FORMAT,
@@ -19,7 +20,6 @@ from opendataflow_dagster.store.items import (
     offer_run,
     without_items,
 )
-from opendataflow_dagster.store.opening import open_store
 from opendataflow_dagster.store.registry import add_dataset, set_policy
 from opendataflow_dagster.store.store import Store
 from tests.support.store_fixtures import (

@@ -22,8 +22,8 @@ from opendataflow_dagster.pipelines.sql_table import TableSource
 from opendataflow_dagster.spark.postgres import looking, read_rows
 from opendataflow_dagster.spark.postgres_write import StagedRows, leftovers
 from opendataflow_dagster.storage.table import Rows
+from opendataflow_dagster.store import open_store
 from opendataflow_dagster.store.database import SQL_FOLDER, named_statements
-from opendataflow_dagster.store.opening import open_store
 from opendataflow_dagster.store.operations import change_rows, select_rows
 from opendataflow_dagster.store.store import Store
 from tests.support.pooler import Pooler, needs_pgbouncer

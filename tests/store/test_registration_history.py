@@ -11,8 +11,8 @@ from click.testing import CliRunner, Result
 
 from opendataflow_dagster.cli.app import app
 from opendataflow_dagster.explain.explain import explain
+from opendataflow_dagster.store import open_store
 from opendataflow_dagster.store.history import Registration, registrations
-from opendataflow_dagster.store.opening import open_store
 from opendataflow_dagster.store.registry import (
     add_dataset,
     add_job,

@@ -17,8 +17,8 @@ from opendataflow_dagster.cli.app import app
 from opendataflow_dagster.errors import NoDatabase, Refused
 from opendataflow_dagster.model import Fact
 from opendataflow_dagster.pipelines.project import new_project
+from opendataflow_dagster.store import open_store
 from opendataflow_dagster.store.database import SQL_FOLDER
-from opendataflow_dagster.store.opening import open_store
 from opendataflow_dagster.store.registry import set_policy
 from opendataflow_dagster.store.store import Store
 from tests.support.postgres import Server

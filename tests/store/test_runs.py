@@ -10,8 +10,8 @@ import pytest
 
 from opendataflow_dagster.errors import StaleClaim
 from opendataflow_dagster.model import Recovered
+from opendataflow_dagster.store.claims import beat, begin_work, lost_runs, runs_at_work, settle_run
 from opendataflow_dagster.store.operations import release
-from opendataflow_dagster.store.runs import beat, begin_work, lost_runs, runs_at_work, settle_run
 from opendataflow_dagster.store.store import Store
 from tests.support.store_fixtures import (
     check,

@@ -23,9 +23,8 @@ from psycopg.sql import Identifier
 from opendataflow_dagster.cli.app import app
 from opendataflow_dagster.errors import NoDatabase
 from opendataflow_dagster.model import Claim
-from opendataflow_dagster.store import history, upgrade
-from opendataflow_dagster.store.claimable import offer
-from opendataflow_dagster.store.claims import force
+from opendataflow_dagster.store import history, open_store, upgrade
+from opendataflow_dagster.store.claims import force, offer
 from opendataflow_dagster.store.database import (
     SQL_FOLDER,
     TooOld,
@@ -35,7 +34,6 @@ from opendataflow_dagster.store.database import (
     trigger_script,
 )
 from opendataflow_dagster.store.items import backlog, has_token, new_run
-from opendataflow_dagster.store.opening import open_store
 from opendataflow_dagster.store.store import Store
 from tests.store.test_upgrade import ROWS
 from tests.support.original_program import DDL
@@ -215,7 +213,7 @@ def test_two_upgrades_at_once_take_turns(url: str) -> None:
 
 INIT = """
 import os, signal, sys
-from opendataflow_dagster.store.opening import open_store
+from opendataflow_dagster.store import open_store
 from opendataflow_dagster.store.upgrade import upgrade
 
 store, deadly = open_store(sys.argv[1]), int(sys.argv[2])
@@ -534,7 +532,7 @@ def test_history_is_listed_of_newer_tables(busy: Store) -> None:
 WORKER = """
 import json, sys
 from opendataflow_dagster.store.workers import new_owner
-from opendataflow_dagster.store.opening import open_store
+from opendataflow_dagster.store import open_store
 
 store, owner, held = open_store(sys.argv[1]), new_owner(), []
 for line in sys.stdin:

@@ -9,17 +9,10 @@ from click.testing import CliRunner, Result
 from opendataflow_dagster.cli.app import app
 from opendataflow_dagster.errors import WrongUse
 from opendataflow_dagster.model import Claim
-from opendataflow_dagster.store import step_log as stepping
+from opendataflow_dagster.store import history as stepping
+from opendataflow_dagster.store.history import MAX_OUTPUT_BYTES, Cleaned, Step, clean, record, steps
 from opendataflow_dagster.store.items import Accepted, Post, accept, payloads
 from opendataflow_dagster.store.operations import delete_run, hold, resubmit
-from opendataflow_dagster.store.step_log import (
-    MAX_OUTPUT_BYTES,
-    Cleaned,
-    Step,
-    clean,
-    record,
-    steps,
-)
 from opendataflow_dagster.store.store import Store
 from tests.support.store_fixtures import check, everything, expire, register, sql, take
 

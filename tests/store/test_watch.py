@@ -2,9 +2,9 @@
 
 import time
 
-from opendataflow_dagster.store.opening import open_store
+from opendataflow_dagster.store import open_store
+from opendataflow_dagster.store.claims import Watcher, look
 from opendataflow_dagster.store.store import Store
-from opendataflow_dagster.store.watch import Watcher, look
 from tests.support.pooler import Pooler, needs_pgbouncer
 from tests.support.postgres import Server
 from tests.support.store_fixtures import close, connect, policy, put, register, sql, take

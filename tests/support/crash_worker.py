@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from opendataflow_dagster.errors import StaleClaim
-from opendataflow_dagster.store.opening import open_store
+from opendataflow_dagster.store import open_store
 from opendataflow_dagster.store.store import Store
 from tests.support.store_fixtures import expire
 

@@ -13,9 +13,8 @@ from opendataflow_dagster.dagster.outside import BESIDE_TAG, OUTSIDE_TAG
 from opendataflow_dagster.dagster.reconcile import Reconciled, reconcile
 from opendataflow_dagster.dagster.translator import DataflowTranslator
 from opendataflow_dagster.model import RUNNING
-from opendataflow_dagster.store import registry
+from opendataflow_dagster.store import open_store, registry
 from opendataflow_dagster.store.history import Event, events_after
-from opendataflow_dagster.store.opening import open_store
 from opendataflow_dagster.store.store import Store
 from tests.support.postgres import Server
 from tests.support.store_fixtures import close

@@ -10,8 +10,7 @@ from typing import Any
 
 from opendataflow_dagster.dagster.drift import Drift, drift
 from opendataflow_dagster.dagster.grid import Mirror
-from opendataflow_dagster.store import operations, registry
-from opendataflow_dagster.store.opening import open_store
+from opendataflow_dagster.store import open_store, operations, registry
 from opendataflow_dagster.store.store import Store
 from tests.support.dagster_servers import Dagster
 from tests.support.graphql_client import Client, wait_for

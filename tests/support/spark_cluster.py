@@ -171,7 +171,7 @@ class Cluster:
     def _spawn(self, name: str, *words: object) -> None:
         from pyspark.find_spark_home import _find_spark_home
 
-        from opendataflow_dagster.spark.java import needed_java
+        from opendataflow_dagster.spark.settings import needed_java
 
         home = _find_spark_home()
         scratch = self.folder / "scratch"

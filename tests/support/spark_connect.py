@@ -24,7 +24,7 @@ def connect_url() -> Iterator[str]:
     """What spark.remote has to be for a server on local[2] that ends with the module."""
     from pyspark.find_spark_home import _find_spark_home
 
-    from opendataflow_dagster.spark.java import needed_java
+    from opendataflow_dagster.spark.settings import needed_java
 
     home, port = _find_spark_home(), _free_port()
     folder = Path(tempfile.mkdtemp(prefix="odf-connect-"))

@@ -226,7 +226,7 @@ def run(
     """Run a job; at `point` it is killed (with `group`, its Java too), or stopped if `stop`."""
     from opendataflow_dagster.config.settings import load_settings
     from opendataflow_dagster.spark.worker import run_spark_job
-    from opendataflow_dagster.store.opening import open_store
+    from opendataflow_dagster.store import open_store
 
     number = signal.SIGSTOP if stop else signal.SIGKILL
 

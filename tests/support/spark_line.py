@@ -10,7 +10,7 @@ import pytest
 
 from opendataflow_dagster.config.settings import load_settings
 from opendataflow_dagster.runner.run import Outcome
-from opendataflow_dagster.store.opening import open_store
+from opendataflow_dagster.store import open_store
 from opendataflow_dagster.store.registry import add_dataset
 from opendataflow_dagster.store.store import Store
 from tests.support.store_fixtures import close, put, register, sql, status

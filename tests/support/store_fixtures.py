@@ -9,7 +9,7 @@ import pytest
 
 from opendataflow_dagster.location import keeps_versions
 from opendataflow_dagster.model import Claim
-from opendataflow_dagster.store.opening import open_store
+from opendataflow_dagster.store import open_store
 from opendataflow_dagster.store.store import Store
 
 TABLES = (

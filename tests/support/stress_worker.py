@@ -17,8 +17,8 @@ from pathlib import Path
 from types import SimpleNamespace
 
 from opendataflow_dagster.errors import InputsChanged, Refused, StaleClaim
+from opendataflow_dagster.store import open_store
 from opendataflow_dagster.store.claims import force
-from opendataflow_dagster.store.opening import open_store
 from opendataflow_dagster.store.store import Store
 from opendataflow_dagster.store.workers import new_owner
 from tests.support.original_program import Java

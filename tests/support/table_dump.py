@@ -7,7 +7,7 @@ from typing import Any
 
 import psycopg
 
-from opendataflow_dagster.store.opening import open_store
+from opendataflow_dagster.store import open_store
 from opendataflow_dagster.store.store import Store
 from tests.support.store_fixtures import sql
 
