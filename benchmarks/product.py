@@ -37,7 +37,7 @@ MODULES = {
     "fold_items": ("dataflow.folding", "store.item_folding"),
     "hold": ("dataflow.moves", "store.operations"),
     "looking": ("spark.postgres", "spark.postgres_read"),
-    "new_owner": ("dataflow.store", "store.store", "store.workers"),
+    "new_owner": ("dataflow.store", "store.store", "store.workers", "model"),
     "new_token": ("dataflow.tokens", "store.items", "store.item_tokens"),
     "observed": ("spark.evidence",),
     "open_store": ("dataflow.store", "store.store", "store.opening", "store"),

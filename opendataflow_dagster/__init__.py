@@ -8,8 +8,8 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "Catalog": "store.catalog",
-    "Checked": "runner.produce",
-    "Chunk": "runner.produce",
+    "Checked": "chunk",
+    "Chunk": "chunk",
     "DataflowIOManager": "dagster.io_manager",
     "DataflowResource": "dagster.resources",
     "DataflowTranslator": "dagster.translator",
@@ -18,8 +18,8 @@ _HOMES = {
     "Job": "flow.flow",
     "OpenDataFlowComponent": "dagster.component",
     "OutsideOptions": "dagster.events",
-    "Place": "runner.produce",
-    "Result": "runner.produce",
+    "Place": "chunk",
+    "Result": "chunk",
     "SparkJob": "spark.job",
     "SparkResource": "dagster.spark_resource",
     "build_definitions": "dagster.build",
@@ -41,6 +41,10 @@ __all__ = [*_HOMES]  # pyright: ignore[reportUnsupportedDunderAll]
 
 TYPE_CHECKING = False  # type checkers take it for true; importing `typing` would cost a cron line
 if TYPE_CHECKING:
+    from .chunk import Checked as Checked
+    from .chunk import Chunk as Chunk
+    from .chunk import Place as Place
+    from .chunk import Result as Result
     from .dagster.assets import dataflow_assets as dataflow_assets
     from .dagster.assets import script_assets as script_assets
     from .dagster.build import build_definitions as build_definitions
@@ -60,10 +64,6 @@ if TYPE_CHECKING:
     from .flow.flow import Dataset as Dataset
     from .flow.flow import Flow as Flow
     from .flow.flow import Job as Job
-    from .runner.produce import Checked as Checked
-    from .runner.produce import Chunk as Chunk
-    from .runner.produce import Place as Place
-    from .runner.produce import Result as Result
     from .spark.job import SparkJob as SparkJob
     from .spark.job import spark_job as spark_job
     from .store.catalog import Catalog as Catalog

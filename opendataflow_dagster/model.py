@@ -1,13 +1,23 @@
-"""The words of the product: statuses, their transitions, claims, facts, and how work ended."""
+"""The words of the product: statuses, transitions, claims, facts, ids, and names of workers."""
 
+import os
+import re
+import time
+from _thread import allocate_lock
 from collections.abc import Callable, Sequence
 from enum import StrEnum
+from itertools import count
 from typing import NamedTuple, Self
+
+from .errors import WrongUse
 
 Say = Callable[[str], object]
 
 Tell = Callable[[int, int], object]
 """What is told how many chunks are done and how many have failed."""
+
+RESULT = "DATAFLOW_RESULT"
+"""The variable that names the file for what a script answers."""
 
 DATASET_COLUMNS = {
     "hostname": "The machine that the data is on.",
@@ -379,3 +389,148 @@ class Lost(NamedTuple):
         if why:
             told = f"{why}: {self.owner} lost claim {self.losses} of {self.most}"
         return (HOLD if may_hold and self.losses >= self.most else RESUBMIT), told
+
+
+# What may be the id of a dataset, a job or a chunk; their natural order; and names misspelled.
+
+
+MAX_ID_BYTES = 500
+"""Bytes of an id: a job's, a chunk's and its natural key must fit one index row of PostgreSQL."""
+
+_DIGITS = re.compile("[0-9]+")
+_HIJACKS = (  # compiled where it is used: most runs don't pay for it
+    r"(PATH|IFS|ENV|BASH_ENV|SHELLOPTS|BASHOPTS|PS4|CDPATH|GLOBIGNORE|PROMPT_COMMAND|HOME|SHELL|USER"
+    r"|LOGNAME|TMPDIR|PASSKEY.*|LD_.*|DYLD_.*|PYTHON.*|PERL.*|RUBY.*|NODE_.*|JAVA_TOOL_OPTIONS|_JAVA_OPTIONS"
+    r"|GCONV_PATH|LOCPATH|NLSPATH|MALLOC_.*|GLIBC_.*|BASH_FUNC_.*|DATAFLOW_.*|dataflow_.*|dataid|jobid)"
+)
+
+
+def natural_key(dataid: str) -> str:
+    """A sort key by which 2 comes before 10: each run of digits is led by its length."""
+    return _DIGITS.sub(_led_by_length, dataid)
+
+
+def check_id(kind: str, value: str) -> str:
+    """The id itself, if it can be kept exactly as it is; `kind` is a word for messages."""
+    if not value:
+        raise WrongUse(f"The {kind} is empty. Give it a name.")
+    if "\0" in value:
+        raise WrongUse(f"The {kind} {_shown(value)} has a NUL character, which no database keeps.")
+    try:
+        size = len(value.encode())
+    except UnicodeEncodeError:
+        raise WrongUse(
+            f"The {kind} {_shown(value)} isn't valid Unicode. Give it in UTF-8."
+        ) from None
+    if size > MAX_ID_BYTES:
+        raise WrongUse(
+            f"The {kind} {_shown(value)} has {size} bytes. At most {MAX_ID_BYTES} are kept."
+        )
+    if kind != "dataid" and any(
+        ord(letter) < 32 or ord(letter) == 127 or letter == "=" for letter in value
+    ):
+        raise WrongUse(
+            f"The {kind} {_shown(value)} has a control character or '=', so it can't be part of an "
+            "environment variable's name. Give it another name."
+        )
+    return value
+
+
+def check_variable(name: str) -> str:
+    """The name of a job's environment item, if it can't hijack the process that it is given to."""
+    if hijacks(name):
+        raise WrongUse(
+            f"A job's environment can't set {name}: it would change what the process itself runs. "
+            "Choose another name and read it in the script."
+        )
+    return check_id("environment item", name)
+
+
+def check_text(kind: str, value: str | None) -> None:
+    """Refuse a text that no database keeps, or no process gets, as it is."""
+    if value is None:
+        return
+    if "\0" in value:
+        raise WrongUse(f"The {kind} has a NUL character, which no database keeps. Leave it out.")
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise WrongUse(f"The {kind} isn't valid Unicode. Give it in UTF-8.") from None
+
+
+def hijacks(name: str) -> bool:
+    return re.fullmatch(_HIJACKS, name) is not None
+
+
+def _shown(value: str) -> str:
+    return ascii(value if len(value) <= 40 else value[:37] + "...")
+
+
+def _led_by_length(digits: re.Match[str]) -> str:
+    number = digits[0].lstrip("0")
+    return f"{len(number):03d}{number}"
+
+
+# What workers are called, and which execution a worker's changes belong to.
+
+
+DAGSTER_RUN = "dagster:"
+"""What the name of an execution begins with that is a run of Dagster."""
+
+WORK_VARIABLE = "DATAFLOW_WORK"
+"""Set in programs that `odf work` starts: what they claim is in its hands."""
+
+WORK_OWNER = " of odf work"
+"""What the names of workers end in who work for `odf work`."""
+
+RUN_SIGNATURE = "dagster run "
+"""How a run of Dagster signs what it does to chunks before it claims them; its number follows."""
+
+ITEM_WORKER = " of items"
+"""What the name of a worker ends with that works on items as they come."""
+
+ITEMS_SECONDS = 600
+"""Seconds for which the items of a job count as one execution."""
+
+_WORKER = re.compile(
+    r"(?P<process>.+@.+:\d+:[0-9a-f]{8})\.\d+(?: of odf work)?(?: of (?:run (?P<run>.+)|items))?"
+)
+
+_processes: dict[int, str] = {}
+"""What this process, and those that it was forked from, are called."""
+
+_naming = allocate_lock()  # `threading` takes a cold start milliseconds
+
+_workers = count(1)
+
+
+def new_owner() -> str:
+    """A name for one worker that no other has had: its process, a random part, and a number."""
+    suffix = WORK_OWNER if WORK_VARIABLE in os.environ else ""
+    return f"{_process(os.getpid())}.{next(_workers)}{suffix}"  # a fork is another process
+
+
+def _process(pid: int) -> str:
+    with _naming:
+        if pid not in _processes:
+            user = os.environ.get("USER") or os.getuid()
+            _processes[pid] = f"{user}@{os.uname().nodename}:{pid}:{os.urandom(4).hex()}"
+        return _processes[pid]
+
+
+def execution_of(who: str, act: str = "") -> str:
+    """Which execution a worker's changes belong to: its process, a Dagster run, or some items.
+
+    Empty if it is no worker, or settles items: then the triggers tell, by what is RUNNING, or by
+    the transaction.
+    """
+    found = _WORKER.fullmatch(who)
+    if found is None:
+        # A run of Dagster also sends chunks back that it is asked to make again, as no worker.
+        run = who.removeprefix(RUN_SIGNATURE)
+        return DAGSTER_RUN + run if run != who else ""
+    if found["run"]:
+        return DAGSTER_RUN + found["run"]
+    if who.endswith(ITEM_WORKER):
+        return f"items:{int(time.time()) // ITEMS_SECONDS}" if act == "claim" else ""
+    return found["process"]

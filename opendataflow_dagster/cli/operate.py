@@ -6,9 +6,9 @@ from typing import Any
 import click
 
 from ..errors import WrongUse
-from ..ids import check_id
-from ..model import HOLD, RESUBMIT, RUNNING, read_status
+from ..model import HOLD, RESUBMIT, RUNNING, check_id, read_status
 from ..store import operations
+from ..store.moves import person
 from ..store.operations import refuse_unknown_job
 from ..util.text import typed
 from ..util.times import parse_duration, parse_time
@@ -234,9 +234,7 @@ def recover(
     if jobid is not None:
         with knowing_pipelines(store, jobid):
             refuse_unknown_job(store, jobid)
-    settled = (
-        operations.due(store, jobid) if plan else store.recover(jobid, who=operations.person())
-    )
+    settled = operations.due(store, jobid) if plan else store.recover(jobid, who=person())
     rows = [_chunk(claim.jobid, claim.dataid, claim.status, claim.reason) for claim in settled]
     running: list[dict[str, Any]] = []
     if seconds is None:

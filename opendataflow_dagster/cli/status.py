@@ -20,9 +20,9 @@ from ..storage.presence import Drift, drift_of_data, look_at, shown_word
 from ..store.catalog import Catalog, read_catalog
 from ..store.history import LISTED_ROWS, whole_runs
 from ..store.item_folding import folds
+from ..store.moves import person
 from ..store.operations import (
     change_rows,
-    person,
     refuse_unknown_job,
     refuse_unknown_name,
     select_rows,

@@ -9,6 +9,7 @@ import click
 
 from ..errors import DataflowError
 from ..flow.flow import FILE, Flow, Job
+from ..model import WORK_VARIABLE
 from ..runner.catch_up import HELD_BACK_CODE, ChunksFailed, HostJob, JobStep, TellClaimed, TellEnded
 from ..runner.run import Runner
 from ..runner.script import Scripts
@@ -16,7 +17,6 @@ from ..runner.work import Workshop
 from ..storage.presence import Expectation
 from ..store import open_configured
 from ..store.store import Store
-from ..store.workers import WORK_VARIABLE
 from ..util.text import first_line, typed
 from .run_flow import OWN, expectations, in_order, script_of, without_script
 from .work_report import Board, JsonLines, Report

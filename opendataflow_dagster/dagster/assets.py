@@ -12,9 +12,8 @@ from ..chunk import ERROR
 from ..errors import SessionError, WrongUse
 from ..flow.flow import Dataset, Flow, Job
 from ..runner.answer import AnswerFiles
-from ..runner.code_version import CodeVersion, code_of_function
 from ..runner.produce import Chunk, ChunkFailed, Maker, Result
-from ..runner.script import CannotStart, Scripts, check
+from ..runner.script import CannotStart, CodeVersion, Scripts, check, code_of_function
 from ..spark.expectations import rules_of
 from ..spark.job import FUNCTION, as_spark_job, is_spark_function
 from ..spark.rules import Rule

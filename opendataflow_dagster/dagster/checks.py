@@ -8,9 +8,9 @@ from typing import Any
 
 import dagster as dg
 
+from ..chunk import ERROR, WARN, Checked, Chunk, reason_of
 from ..errors import WrongUse
 from ..model import Plan
-from ..runner.produce import ERROR, WARN, Checked, Chunk, reason_of
 from ..util.text import typed
 from .translator import DataflowTranslator
 

@@ -3,8 +3,7 @@
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-from ..ids import natural_key
-from ..model import FAILED, PENDING, READY, RUNNING
+from ..model import FAILED, PENDING, READY, RUNNING, natural_key
 from ..store.overview import EARLIER, Execution, Truth, holders, origins, truths
 from ..store.store import Store
 from .grid import Mirror, Square, is_ours

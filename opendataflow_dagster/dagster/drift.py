@@ -4,8 +4,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import dagster as dg
 
-from ..ids import natural_key
-from ..model import FAILED, PENDING, READY, RUNNING
+from ..model import FAILED, PENDING, READY, RUNNING, natural_key
 from ..storage.presence import Drift, drift_of_data, shown_word
 from ..store.catalog import Catalog, read_catalog
 from ..store.operations import unknown_dataset

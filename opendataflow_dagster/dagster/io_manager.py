@@ -12,9 +12,8 @@ from ..chunk import Chunk, ChunkFailed, Place, Result
 from ..errors import DataflowError, Refused
 from ..explain.answers import by_question
 from ..explain.explain import explain
-from ..ids import natural_key
 from ..location import DEFAULT_FORMAT, Folder, ObjectStore, Table
-from ..model import FAILED, READY, RESUBMIT, Claim
+from ..model import FAILED, READY, RESUBMIT, Claim, natural_key, new_owner
 from ..runner.environment import job_environment
 from ..runner.heartbeat import Pulse
 from ..runner.produce import Produced, produce
@@ -23,7 +22,6 @@ from ..spark.write import publish_frame
 from ..storage.publish import publish, read
 from ..storage.read import Reading, ask, producers, read_chunk, refusal, with_code
 from ..store.store import Store
-from ..store.workers import new_owner
 from ..util.text import first_line, first_of, printable, typed
 from .events import RESUBMIT_TAG, data_version, prefixed, produced_event, run_log
 from .resources import DataflowResource

@@ -10,7 +10,8 @@ from pydantic import Field
 
 from ..errors import DataflowError, WrongUse
 from ..store import operations, registry
-from ..store.operations import Moved, person
+from ..store.moves import person
+from ..store.operations import Moved
 from ..store.store import Store
 from ..util.text import printable
 from ..util.times import parse_duration, parse_time

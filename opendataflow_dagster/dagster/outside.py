@@ -28,10 +28,9 @@ from dagster._core.storage.runs.schema import RunsTable, RunTagsTable
 from dagster._serdes import serialize_value
 from dagster_shared.error import SerializableErrorInfo
 
-from ..model import FAILED, PENDING, READY, RUNNING
+from ..model import DAGSTER_RUN, FAILED, PENDING, READY, RUNNING
 from ..store.overview import EARLIER, Execution, ExecutionOutcome, outcomes, recent
 from ..store.store import Store
-from ..store.workers import DAGSTER_RUN
 from .events import OutsideOptions
 from .grid import STEP_KEY, Mirror, is_ours, our_run
 

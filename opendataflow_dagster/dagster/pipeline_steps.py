@@ -14,7 +14,7 @@ import dagster as dg
 
 from ..chunk import Chunk, Result, open_chunk, reason_of
 from ..errors import Overtaken, SessionError, StaleClaim
-from ..model import FAILED, READY, RESUBMIT, Claim, Stop
+from ..model import FAILED, READY, RESUBMIT, RUN_SIGNATURE, Claim, Stop
 from ..pipelines.destinations import (
     destination_of,
     publish_result,
@@ -26,9 +26,8 @@ from ..pipelines.engine import engine_for
 from ..pipelines.jobs import is_read, register, takes_items
 from ..pipelines.project import LOCAL, Pipeline, Project
 from ..pipelines.run import check, refuse_master
-from ..pipelines.runner import CLEANED, StepRunner, code_of_pipeline, open_sources
+from ..pipelines.runner import CLEANED, Buffer, InBuffer, StepRunner, code_of_pipeline, open_sources
 from ..pipelines.sources import Once
-from ..pipelines.step_frames import Buffer, InBuffer
 from ..pipelines.transformation import NO_STREAM, TransformationError
 from ..runner.environment import JobEnvironment, job_environment
 from ..runner.heartbeat import Pulse
@@ -40,7 +39,6 @@ from ..store.claims import give_back, interrupt, interrupt_soon
 from ..store.history import excerpt
 from ..store.items import live_generations, next_runs, offer_run
 from ..store.store import Store
-from ..store.workers import RUN_SIGNATURE
 from ..util.text import printable, typed
 from .resources import PYSPARK_KEY, RESOURCE_KEY
 from .step import (

@@ -16,8 +16,7 @@ from typing import Any, NamedTuple
 
 import dagster as dg
 
-from ..ids import natural_key
-from ..model import FAILED
+from ..model import FAILED, natural_key
 from ..store.catalog import Catalog, depths, read_catalog
 from ..store.history import LostCursor, end_of_log, events_after
 from ..store.item_folding import fold_marks

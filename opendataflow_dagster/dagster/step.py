@@ -12,7 +12,17 @@ import dagster as dg
 
 from ..errors import DataflowError, Refused
 from ..explain.explain import Staleness, explain, staleness
-from ..model import FAILED, PENDING, READY, RESUBMIT, Claim, Stop, read_status
+from ..model import (
+    FAILED,
+    PENDING,
+    READY,
+    RESUBMIT,
+    RUN_SIGNATURE,
+    Claim,
+    Stop,
+    new_owner,
+    read_status,
+)
 from ..runner.environment import EnvironmentCache, JobEnvironment
 from ..runner.heartbeat import Pulse, WaitingClaims
 from ..runner.produce import Maker, Produced, make
@@ -21,7 +31,6 @@ from ..store.claims import batch_size, dial, interrupt_soon
 from ..store.database import briefly
 from ..store.operations import resubmit
 from ..store.store import PLAN_AGE_SECONDS, Store
-from ..store.workers import RUN_SIGNATURE, new_owner
 from ..util.text import first_line, first_of, printable
 from .checks import ChunkCheck, evaluation
 from .events import RESUBMIT_TAG

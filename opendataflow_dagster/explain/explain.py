@@ -6,9 +6,8 @@ from datetime import datetime
 from typing import NamedTuple
 
 from ..errors import WrongUse
-from ..ids import check_id
 from ..location import keeps_versions
-from ..model import BLOCKING, Effect, Plan
+from ..model import BLOCKING, Effect, Plan, check_id
 from ..store.claims import NOTHING_CLAIMABLE, offer, offer_line
 from ..store.history import Registration
 from ..store.item_folding import fold_of

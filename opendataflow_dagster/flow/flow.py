@@ -10,9 +10,8 @@ from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, TypeVar
 
 from ..errors import FlowError, WrongUse
-from ..ids import check_id, check_text
 from ..location import place_of
-from ..model import DATASET_COLUMNS, DIALS
+from ..model import DATASET_COLUMNS, DIALS, check_id, check_text
 from ..store.registry import (
     check_columns,
     check_links,

@@ -35,9 +35,8 @@ from .endpoints import (
     registered,
     write_mode,
 )
-from .project import Pipeline, Project
+from .project import WORK_FOLDER, Pipeline, Project
 from .sql_table import TableDestination, only_once
-from .step_frames import WORK_FOLDER
 from .transformation import SPARK
 
 

@@ -15,10 +15,21 @@ from ..errors import DataflowError
 from ..spark.progress import Watch
 from ..spark.session import has_ended, how_ended, in_a_line
 from .convert import as_pandas, as_spark, kind_of
-from .local_process import ProcessDied, processes
 from .project import LOCAL, Project
 from .sandbox import OURS, TIME_LIMIT_REASON, forget, surroundings
-from .task import Item, ItemDone, Loads, Sent, StepRan, ask, loaded, many, one
+from .task import (
+    Item,
+    ItemDone,
+    Loads,
+    ProcessDied,
+    Sent,
+    StepRan,
+    ask,
+    loaded,
+    many,
+    one,
+    processes,
+)
 from .task_data import ProjectSnapshot, ProjectSnapshots, Shipper, SparkShipper
 from .transformation import NO_STREAM, PANDAS, SPARK, TransformationError, load, supported_engine
 

@@ -1,6 +1,6 @@
 """The loop of items: claim, decode, transform, record, publish, settle.
 
-Items come from the queue (`item_queue.py`) or from a file (`--stream FILE`): each is a `Feeder` of
+Items come from the queue (`worker.py`) or from a file (`--stream FILE`): each is a `Feeder` of
 this one loop.
 """
 
@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, TypeVar
 from ..chunk import Result, open_chunk, reason_of
 from ..errors import DataflowError, Refused, StaleClaim, WrongUse
 from ..formats.csv_options import UNDECLARED, read_pandas
-from ..model import LEASE_SECONDS, RUNNING, Claim, Fact, Say, Stop
+from ..model import LEASE_SECONDS, RUNNING, Claim, Fact, Say, Stop, new_owner
 from ..runner.environment import JobEnvironment
 from ..runner.heartbeat import Pulse
 from ..runner.run import Outcome, stop_code
@@ -30,7 +30,6 @@ from ..store.history import Step, record
 from ..store.items import cleaned_away
 from ..store.moves import Move, add_rows, generations
 from ..store.store import Store
-from ..store.workers import new_owner
 from ..util.text import first_line, printable, tidy, typed
 from .destinations import publish_result
 from .endpoints import Source, Verdict

@@ -17,6 +17,9 @@ FILE = PROJECT
 SPARK_ENGINE, LOCAL = ENGINES = "spark", "local"
 """What runs a project's transformations: Spark, or those of pandas a process without Java."""
 
+WORK_FOLDER = ".dataflow/work"
+"""Where runs keep, within a project, what is on its way between their steps."""
+
 INSTALL = "Run: pip install 'opendataflow-dagster[pipelines]'"
 
 

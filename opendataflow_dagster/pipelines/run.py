@@ -18,10 +18,10 @@ from ..util.text import first_line, printable
 from .endpoints import registered
 from .items import run_file
 from .jobs import in_order, makers_of, register, takes_items
-from .local_process import processes
 from .project import LOCAL, Pipeline, Project
 from .runner import PipelineRunner
 from .sources import source_of
+from .task import processes
 from .transformation import TransformationError, supported_engine
 
 if TYPE_CHECKING:

@@ -11,7 +11,6 @@ from ..chunk import Place
 from ..errors import DataflowError, Refused
 from ..formats import CSV, format_of
 from ..formats.csv_options import CsvOptions, csv_options, read_pandas
-from ..ids import natural_key
 from ..location import (
     BigQueryTable,
     ChunkPlace,
@@ -23,6 +22,7 @@ from ..location import (
     is_select,
     resolve,
 )
+from ..model import natural_key
 from ..spark.chunk_files import WHOLE_FILE_BYTES, csv_reader_options, escaped_path, read_files
 from ..spark.read import read_chunk_frame
 from ..storage import folder

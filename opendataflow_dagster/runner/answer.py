@@ -10,8 +10,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
-from ..model import Claim
-from .environment import RESULT
+from ..model import RESULT, Claim
 
 if TYPE_CHECKING:
     from ..chunk import Checked, Result
@@ -120,7 +119,7 @@ class AnswerFiles:
                 return ScriptAnswer()
         except OSError:  # nothing was written, as by every script that knows nothing of it
             return ScriptAnswer()
-        from .answer_lines import read_answer
+        from ..chunk import read_answer
 
         return ScriptAnswer(*read_answer(self.result, self._outputs))
 

@@ -8,10 +8,9 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from ..errors import DataflowError
-from ..model import GIVEN_BACK, LOST, READY, ChunkOutcome, Claim, Outcome, Stop, Tell
+from ..model import GIVEN_BACK, LOST, READY, ChunkOutcome, Claim, Outcome, Stop, Tell, new_owner
 from ..store.claims import Outlook, chunks_left, dial_at_zero, interrupt_soon
 from ..store.store import Store
-from ..store.workers import new_owner
 from ..util.text import typed
 from .environment import JobEnvironment
 from .script import NO_START, Scripts, stop_code

@@ -7,16 +7,12 @@ from typing import Any
 
 from ..config.settings import redact
 from ..errors import Refused
-from ..ids import hijacks
 from ..location import place_of
-from ..model import DATASET_COLUMNS, Claim, Plan
+from ..model import DATASET_COLUMNS, Claim, Plan, hijacks
 from ..store.store import PLAN_AGE_SECONDS, Store
 
 SECRETS = ("PASSKEY", "PASSKEY_FILE", "DATAFLOW_ENCRYPTED")
 """Ours alone: no script of a job gets them."""
-
-RESULT = "DATAFLOW_RESULT"
-"""The variable that names the file for what a script answers."""
 
 SECRET = "encryptedpass"
 PASSWORDS = ("password", SECRET)

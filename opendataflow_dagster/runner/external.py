@@ -4,11 +4,10 @@ import os
 from collections.abc import Mapping
 
 from ..errors import Refused, StaleClaim, WrongUse
-from ..model import FAILED, READY, RESUBMIT, Claim, Stop
+from ..model import FAILED, READY, RESUBMIT, Claim, Stop, new_owner
 from ..store.claims import force, interrupt
 from ..store.operations import refuse_unknown_job, resubmit
 from ..store.store import Store
-from ..store.workers import new_owner
 from ..util.text import printable, typed
 from .environment import job_environment
 from .run import facts, settled_line

@@ -6,11 +6,10 @@ from collections.abc import Callable, Sequence
 from threading import Condition, Thread
 from typing import TypeVar
 
-from ..model import LEASE_SECONDS, Claim, Say, Stop
+from ..model import LEASE_SECONDS, Claim, Say, Stop, new_owner
 from ..store.claims import GiveBack, give_back_soon, held_back, interrupt_soon, try_to_give_back
 from ..store.database import BRIEF_WAIT_SECONDS, briefly
 from ..store.store import Store
-from ..store.workers import new_owner
 from ..util.text import first_line
 
 T = TypeVar("T")

@@ -10,12 +10,10 @@ from contextlib import closing, suppress
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from ..chunk import (
-    ERROR,
     WARN,
     Checked,
     Chunk,
     ChunkFailed,
-    Place,
     Result,
     as_results,
     facts_of,
@@ -37,32 +35,11 @@ from ..store.claims import (
     interrupt_soon,
 )
 from ..store.store import Store, stale_claim
-from ..util.text import first_line, printable, tidy
-from .code_version import code_of_function
+from ..util.text import first_line, printable
 from .environment import JobEnvironment
 from .heartbeat import Pulse, WaitingClaims
 from .run import COMPLETE, FAILED, INTERRUPTED, LOST, ChunkOutcome, Runner
-from .script import Scripts
-
-__all__ = [
-    "ERROR",
-    "WARN",
-    "Check",
-    "Checked",
-    "Chunk",
-    "ChunkFailed",
-    "Compute",
-    "Place",
-    "Produced",
-    "Publish",
-    "Result",
-    "as_results",
-    "evidence_of",
-    "open_chunk",
-    "produce",
-    "reason_of",
-    "tidy",
-]
+from .script import Scripts, code_of_function
 
 Compute = Callable[[Chunk], Result | Mapping[str, Result | None] | None]
 Check = Callable[[Chunk], Checked]

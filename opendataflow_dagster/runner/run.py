@@ -19,14 +19,13 @@ from ..model import (
     Say,
     Stop,
     Tell,
+    new_owner,
 )
 from ..store.store import Store
-from ..store.workers import new_owner
 from ..util.text import first_line, printable
 from .answer import AnswerFiles, ScriptAnswer
-from .code_version import CodeVersion
 from .environment import EnvironmentCache, JobEnvironment
-from .script import CannotStart, Ended, Scripts, check, stop_code
+from .script import CannotStart, CodeVersion, Ended, Scripts, check, stop_code
 
 if TYPE_CHECKING:
     from ..chunk import Checked, Chunk

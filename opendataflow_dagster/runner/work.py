@@ -14,11 +14,10 @@ from traceback import format_exception
 from typing import Any, Protocol
 
 from ..errors import DataflowError
-from ..model import GIVEN_BACK, LEASE_SECONDS, LOST, READY, ChunkOutcome, Outcome
+from ..model import GIVEN_BACK, LEASE_SECONDS, LOST, READY, ChunkOutcome, Outcome, new_owner
 from ..store.claims import Outlook, Watcher, look
 from ..store.database import BRIEF_WAIT_SECONDS
 from ..store.store import Store
-from ..store.workers import new_owner
 from ..util.text import first_line
 from .catch_up import (
     ALONE_SECONDS,

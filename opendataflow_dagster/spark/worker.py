@@ -14,9 +14,9 @@ from ..errors import DataflowError, SessionError, StaleClaim
 from ..formats import format_of
 from ..location import DEFAULT_FORMAT, Folder, Table, chunk_place
 from ..model import Claim, Plan, Say
-from ..runner.code_version import code_of_function
 from ..runner.produce import Check, Maker, MakerRunner
 from ..runner.run import Outcome, Tell, run_chunks
+from ..runner.script import code_of_function
 from ..storage.publish import publish
 from ..storage.read import bounds_of, failing, with_code
 from ..store.store import Store

@@ -133,7 +133,7 @@ def chosen(
 
 def in_order(chunks: Iterable[Standing]) -> list[Standing]:
     """Chunks in their natural order."""
-    from ..ids import natural_key
+    from ..model import natural_key
 
     return sorted(chunks, key=lambda chunk: natural_key(chunk.dataid))
 

@@ -11,9 +11,8 @@ from ..explain.answers import five_answers
 from ..explain.explain import explain_chunk, in_order
 from ..explain.reasons import advice, hindrances
 from ..explain.state import Answer, Reason, read_state
-from ..ids import check_id
 from ..location import Folder, ObjectStore, Table, chunk_place, is_packed, path_of, place_of
-from ..model import Plan
+from ..model import Plan, check_id
 from ..store.store import Store
 from ..util.text import typed
 from .compact import is_there

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Self
 
 from ..errors import LostRace, NoDatabase, Refused
-from ..ids import check_id
 from ..model import (
     HOLD,
     LEASE_SECONDS,
@@ -21,6 +20,7 @@ from ..model import (
     Recovered,
     Status,
     Stop,
+    check_id,
     read_status,
 )
 from ..util.text import tidy

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from ..errors import Refused, WrongUse
 from ..model import DATASET_COLUMNS
 from ..util.text import printable
-from .operations import person
+from .moves import person
 from .store import Store
 
 ROWS_PER_STATEMENT = 10_000

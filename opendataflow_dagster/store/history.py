@@ -9,13 +9,10 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple
 
 from ..errors import WrongUse
-from ..ids import check_id
-from ..model import FAILED, READY, RUNNING, WORDS, Plan
+from ..model import FAILED, RUNNING, WORDS, Plan, check_id
 from ..util.text import tidy
 from ..util.times import from_table, to_table
 from .store import Store
-
-__all__ = ["FAILED", "READY", "RUNNING", "Cleaned", "Step", "clean", "excerpt", "record", "steps"]
 
 LISTED_ROWS = 20
 """Rows of a listing, unless told otherwise: as many as the original's `runs`."""

@@ -121,7 +121,7 @@ def fold(store: Store, jobid: str) -> int:
             return folded
 
 
-def tidy(store: Store) -> bool:
+def reclaim_room(store: Store) -> bool:
     """Give back the room of rows that are gone; whether no more has to be given back.
 
     It waits for nobody: what another session uses, or may still see, is left for the next call.

@@ -6,28 +6,16 @@ import secrets
 from collections.abc import Collection, Sequence
 from datetime import UTC, datetime, timedelta
 from hashlib import sha256
+from itertools import takewhile
 from typing import Any, NamedTuple
 
 from ..errors import LostRace, Refused
-from ..ids import check_id
-from ..model import PENDING
+from ..model import PENDING, Claim, check_id
 from ..util.text import typed
 from ..util.times import from_table
-from .claims import MAX_COUNTED_CHUNKS, Offer, last_event
+from .claims import MAX_COUNTED_CHUNKS, Offer, give_back, last_event
 from .moves import Move, add_rows, generations
 from .store import Store
-
-__all__ = [
-    "Accepted",
-    "Post",
-    "accept",
-    "backlog",
-    "cleaned_away",
-    "is_item",
-    "item_status",
-    "new_run",
-    "payloads",
-]
 
 
 def payloads(store: Store, jobid: str, dataids: Sequence[str]) -> dict[str, str]:
@@ -447,3 +435,43 @@ def live_generations(store: Store, jobid: str) -> set[int]:
     """The generations of a job that somebody has in hand."""
     rows, _ = store.db.insist(lambda: store.db.run("periodic.live", jobid=jobid))
     return {generation for (generation,) in rows}
+
+
+# --- the queue: which items come next ---
+
+
+class QueueHead(NamedTuple):
+    """The items at the head of a queue, and whether something that is no item is among them.
+
+    An item that was RUNNING when a worker was lost is a suspect, and goes `alone`.
+    """
+
+    dataids: tuple[str, ...]
+    has_runs: bool
+    alone: bool = False
+
+
+def queue_head(store: Store, slug: str, count: int) -> QueueHead:
+    """The next items, at most so many; a chunk that is no item is for `odf pipeline run`."""
+    db = store.db
+    db.insist(lambda: db.run("consuming.sort", jobid=slug))
+    rows, _ = db.insist(lambda: db.run("consuming.heads", jobid=slug, k=count))
+    has_runs = bool(rows and rows[0][2])
+    not_lost = tuple(row[0] for row in takewhile(lambda row: not row[1], rows))
+    if rows and not not_lost:
+        return QueueHead((rows[0][0],), has_runs, alone=True)
+    return QueueHead(not_lost, has_runs)
+
+
+def claim_items(store: Store, slug: str, head: QueueHead, **how: Any) -> list[Claim]:
+    """Claim the items at the head of the queue."""
+    dataids = head.dataids
+    if not (head.has_runs or head.alone):
+        claims = store.claim(slug, k=len(dataids), **how) if dataids else []
+    else:  # by name, so that neither another item nor a run comes in their place
+        claims = [claim for dataid in dataids for claim in store.claim(slug, only=dataid, **how)]
+    items = {*dataids, *payloads(store, slug, [claim.dataid for claim in claims])}
+    runs = [claim for claim in claims if claim.dataid not in items]
+    if runs:
+        give_back(store, runs, "it is for `odf pipeline run`")
+    return [claim for claim in claims if claim.dataid in items]

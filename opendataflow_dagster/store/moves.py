@@ -6,8 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple, TypeVar
 
 from ..errors import LostRace, Overtaken
-from ..ids import check_text, natural_key
-from ..model import TRANSITIONS, read_status
+from ..model import TRANSITIONS, check_text, natural_key, read_status
 from ..util.text import typed
 from .store import Store
 

@@ -12,7 +12,6 @@ from functools import partial
 from typing import Any, Literal, NamedTuple
 
 from ..errors import DataflowError, NoDatabase, Refused, WrongUse
-from ..ids import check_id
 from ..model import (
     ABSENT,
     HOLD,
@@ -24,6 +23,7 @@ from ..model import (
     WORDS,
     Plan,
     Recovered,
+    check_id,
     read_status,
 )
 from ..util.text import did_you_mean, typed
@@ -40,30 +40,11 @@ from .moves import (
     moves_to,
     outputs_of,
     outputs_of_dataset,
-    person,
     refuse_overtaken,
     replaced_by_newer,
     status,
 )
 from .store import DELAY_OVER, Store, job_names, refuse_flawed
-
-__all__ = [
-    "EXTERNAL",
-    "Move",
-    "Moved",
-    "Refused",
-    "Unclaimed",
-    "delete_run",
-    "due",
-    "hold",
-    "is_registered",
-    "person",
-    "ready",
-    "recover_abandoned",
-    "release",
-    "resubmit",
-    "unclaimed",
-]
 
 NO_LIMIT = 2**62
 """More chunks than there are."""

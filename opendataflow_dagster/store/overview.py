@@ -9,8 +9,18 @@ from itertools import chain, islice
 from operator import itemgetter
 from typing import Any, NamedTuple
 
-from ..ids import natural_key
-from ..model import ABSENT, PENDING, READY, RUNNING, STRENGTH, URGENCY, WORDS, Status, read_status
+from ..model import (
+    ABSENT,
+    PENDING,
+    READY,
+    RUNNING,
+    STRENGTH,
+    URGENCY,
+    WORDS,
+    Status,
+    natural_key,
+    read_status,
+)
 from ..util.times import from_table, shown, to_table
 from .catalog import depths
 from .history import words_of

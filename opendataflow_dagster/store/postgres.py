@@ -13,11 +13,9 @@ from psycopg.conninfo import conninfo_to_dict
 
 from ..config.settings import check_postgres_url, redact
 from ..errors import NoDatabase
-from ..ids import natural_key
-from ..model import Claim, Fact, Failure
+from ..model import Claim, Fact, Failure, execution_of, natural_key
 from .database import SQL_FOLDER, Database, created_names, no_tables
 from .store import ClaimRequest, InputChanges, OutputCounts, Store
-from .workers import execution_of
 
 _PARAMETER = re.compile(r"(?<![:\w]):([a-z_]+)")
 

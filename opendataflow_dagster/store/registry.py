@@ -10,8 +10,7 @@ from ..config.credentials import encrypt, find_passkey, for_dataset, is_encrypte
 from ..config.settings import redact
 from ..errors import Refused, WrongUse
 from ..formats.csv_options import csv_options
-from ..ids import check_id, check_text, check_variable
-from ..model import DATASET_COLUMNS, DIALS, Plan
+from ..model import DATASET_COLUMNS, DIALS, Plan, check_id, check_text, check_variable
 from ..util.text import typed
 from ..util.times import from_table, parse_duration, parse_time, to_table
 from .moves import person

@@ -8,8 +8,7 @@ from datetime import date
 from typing import Any, NamedTuple, overload
 
 from ..errors import LostRace, Refused, WrongUse
-from ..ids import check_id, check_text
-from ..model import PENDING, READY
+from ..model import PENDING, READY, check_id, check_text
 from ..util.text import typed
 from .items import ACCEPT
 from .moves import Move, add_rows, as_json, generations, person

@@ -9,12 +9,10 @@ from typing import Any
 
 from ..config.settings import make_folder, private_folder
 from ..errors import DataflowError, LostRace, NoDatabase
-from ..ids import natural_key
-from ..model import FAILED, RESUBMIT, Claim, Fact, Failure, Plan, effect
+from ..model import FAILED, RESUBMIT, Claim, Fact, Failure, Plan, effect, execution_of, natural_key
 from ..util.system import try_lock
 from .database import Database, no_tables
 from .store import ClaimRequest, InputChanges, OutputCounts, Store
-from .workers import execution_of
 
 BUSY_TIMEOUT_SECONDS = 60.0
 """Seconds to wait for another writer's turn to end."""

@@ -11,14 +11,13 @@ from click.testing import CliRunner, Result
 
 from opendataflow_dagster.cli.app import app
 from opendataflow_dagster.dagster.drift import drift, repair
-from opendataflow_dagster.model import FAILED, READY, Fact
+from opendataflow_dagster.model import FAILED, READY, Fact, new_owner
 from opendataflow_dagster.storage import presence
 from opendataflow_dagster.storage.presence import Drift, drift_of_data
 from opendataflow_dagster.store import operations, overview, registry
 from opendataflow_dagster.store.catalog import read_catalog
 from opendataflow_dagster.store.database import Database
 from opendataflow_dagster.store.store import Store
-from opendataflow_dagster.store.workers import new_owner
 from tests.support.dagster_instances import NAMES, Grid
 from tests.support.store_fixtures import sql
 

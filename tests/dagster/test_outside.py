@@ -9,9 +9,8 @@ from dagster._core.storage.dagster_run import DagsterRunStatus
 from opendataflow_dagster.dagster.events import OutsideOptions
 from opendataflow_dagster.dagster.outside import FIRST_RUNS, OUTSIDE_TAG, OutsideRuns
 from opendataflow_dagster.dagster.sensors import settle
-from opendataflow_dagster.model import FAILED, READY, RUNNING, Fact
+from opendataflow_dagster.model import FAILED, READY, RUNNING, Fact, new_owner
 from opendataflow_dagster.store import operations
-from opendataflow_dagster.store.workers import new_owner
 from tests.support.dagster_instances import NAMES, Grid
 from tests.support.store_fixtures import sql
 

@@ -13,7 +13,7 @@ from pyspark.sql import SparkSession
 
 from opendataflow_dagster import pipeline_assets
 from opendataflow_dagster.dagster import resources
-from opendataflow_dagster.pipelines import step_frames
+from opendataflow_dagster.pipelines import runner
 from opendataflow_dagster.pipelines.jobs import plans_of
 from opendataflow_dagster.pipelines.project import open_project, project_settings, read_project
 from opendataflow_dagster.pipelines.run import run_pipeline
@@ -153,7 +153,7 @@ def test_a_frame_that_cant_be_kept_fails_its_transformation(
     def refused(frame: object, root: Path) -> bytes:
         raise TransformationError("A frame has a value that can't go to another process")
 
-    monkeypatch.setattr(step_frames, "dumped", refused)
+    monkeypatch.setattr(runner, "dumped", refused)
     with pytest.raises(AssertionError, match="priced: A frame has a value that can't go"):
         twice.by_dagster(project, "p")
     with closing(open_project(project_settings(twice.folder / "dagster" / "p"))) as store:

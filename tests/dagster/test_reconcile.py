@@ -11,12 +11,11 @@ import pytest
 from opendataflow_dagster.dagster.drift import drift, repair
 from opendataflow_dagster.dagster.grid import Mirror
 from opendataflow_dagster.dagster.reconcile import reconcile
-from opendataflow_dagster.model import FAILED, READY, RUNNING
+from opendataflow_dagster.model import FAILED, READY, RUNNING, new_owner
 from opendataflow_dagster.store import operations, registry
 from opendataflow_dagster.store.item_folding import fold_items
 from opendataflow_dagster.store.items import Accepted, Post, accept
 from opendataflow_dagster.store.store import Store
-from opendataflow_dagster.store.workers import new_owner
 from tests.support.dagster_instances import NAMES, Grid
 from tests.support.store_fixtures import register, sql, take
 

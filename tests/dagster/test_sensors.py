@@ -11,11 +11,10 @@ import pytest
 from opendataflow_dagster.dagster import sensors
 from opendataflow_dagster.dagster.resources import DataflowResource
 from opendataflow_dagster.dagster.sensors import reconcile_sensor
-from opendataflow_dagster.model import READY, RESUBMIT, RUNNING
+from opendataflow_dagster.model import READY, RESUBMIT, RUNNING, new_owner
 from opendataflow_dagster.store import operations
 from opendataflow_dagster.store.history import unread
 from opendataflow_dagster.store.overview import truths
-from opendataflow_dagster.store.workers import new_owner
 from tests.support.dagster_instances import NAMES, Grid
 from tests.support.postgres import Server
 

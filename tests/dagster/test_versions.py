@@ -13,10 +13,9 @@ from opendataflow_dagster import Chunk, DataflowResource, Result, build_definiti
 from opendataflow_dagster.dagster.reconcile import reconcile
 from opendataflow_dagster.dagster.stale_check import STALE_CHECK
 from opendataflow_dagster.explain.explain import staleness
-from opendataflow_dagster.model import READY, Fact
+from opendataflow_dagster.model import READY, Fact, new_owner
 from opendataflow_dagster.store import operations, registry
 from opendataflow_dagster.store.overview import truths
-from opendataflow_dagster.store.workers import new_owner
 from tests.support.dagster_instances import NAMES, Grid
 from tests.support.store_fixtures import sql
 

@@ -10,7 +10,7 @@ from opendataflow_dagster.pipelines.csv_file import CsvAppender
 from opendataflow_dagster.pipelines.destinations import CsvDestination
 from opendataflow_dagster.pipelines.endpoints import is_to_blame
 from opendataflow_dagster.store import open_store
-from opendataflow_dagster.store.item_folding import fold_items, folds, tidy
+from opendataflow_dagster.store.item_folding import fold_items, folds, reclaim_room
 from tests.pipelines.test_places import claim, good, nothing, row
 from tests.store.test_item_folding import age, left, send, work
 from tests.support.disks import fill, small
@@ -89,7 +89,7 @@ def test_items_that_are_folded_on_a_full_disk_stay_until_there_is_room(small: Pa
         filler, folded = fill(small, pages * PAGE), 0
         try:
             folded = fold_items(store)
-            tidy(store)
+            reclaim_room(store)
         except DataflowError as error:
             told.append(str(error))
         if not folded:

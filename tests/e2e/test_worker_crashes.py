@@ -18,9 +18,9 @@ import psycopg
 import pytest
 
 from opendataflow_dagster.errors import LostRace, StaleClaim
+from opendataflow_dagster.model import new_owner
 from opendataflow_dagster.store import open_store
 from opendataflow_dagster.store.store import Store
-from opendataflow_dagster.store.workers import new_owner
 from tests.support.crash_worker import POINTS
 from tests.support.postgres import Server
 from tests.support.store_fixtures import (

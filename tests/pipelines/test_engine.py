@@ -22,9 +22,9 @@ from opendataflow_dagster.pipelines import sources as pipeline_sources
 from opendataflow_dagster.pipelines.convert import as_pandas, as_spark, from_pandas
 from opendataflow_dagster.pipelines.endpoints import from_spark
 from opendataflow_dagster.pipelines.engine import Engine, LocalEngine, Stopped, WorkerDied
-from opendataflow_dagster.pipelines.local_process import processes
 from opendataflow_dagster.pipelines.project import ENGINES, LOCAL, Project, read_project
 from opendataflow_dagster.pipelines.sources import CsvSource
+from opendataflow_dagster.pipelines.task import processes
 from opendataflow_dagster.pipelines.transformation import TransformationError, engine_of, load
 
 if TYPE_CHECKING:

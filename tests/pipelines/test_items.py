@@ -21,24 +21,23 @@ from opendataflow_dagster.errors import Refused
 from opendataflow_dagster.model import Fact
 from opendataflow_dagster.pipelines.deployment import Current
 from opendataflow_dagster.pipelines.engine import Engine, ItemRan, StepRan, Stopped
-from opendataflow_dagster.pipelines.item_queue import (
+from opendataflow_dagster.pipelines.items import EngineGone, ItemLoop
+from opendataflow_dagster.pipelines.project import read_project
+from opendataflow_dagster.pipelines.transformation import TransformationError
+from opendataflow_dagster.pipelines.worker import (
     FIRST_BATCH_ITEMS,
     MAX_BATCH_ITEMS,
     Consumer,
     Pace,
     QueuedItems,
     Turns,
-    queue_head,
+    settle_lost,
 )
-from opendataflow_dagster.pipelines.items import EngineGone, ItemLoop
-from opendataflow_dagster.pipelines.project import read_project
-from opendataflow_dagster.pipelines.transformation import TransformationError
-from opendataflow_dagster.pipelines.worker import settle_lost
 from opendataflow_dagster.runner.heartbeat import Pulse
 from opendataflow_dagster.store.claims import settle_run
 from opendataflow_dagster.store.history import clean, steps
 from opendataflow_dagster.store.item_folding import fold_items
-from opendataflow_dagster.store.items import Post, accept, backlog, new_run
+from opendataflow_dagster.store.items import Post, accept, backlog, new_run, queue_head
 from opendataflow_dagster.store.operations import resubmit
 from opendataflow_dagster.store.registry import add_dataset
 from opendataflow_dagster.store.store import Store

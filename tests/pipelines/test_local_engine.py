@@ -23,9 +23,9 @@ from opendataflow_dagster.config.settings import Settings
 from opendataflow_dagster.errors import DataflowError
 from opendataflow_dagster.pipelines.engine import LocalEngine
 from opendataflow_dagster.pipelines.jobs import in_order, takes_items
-from opendataflow_dagster.pipelines.local_process import LocalProcesses, processes
 from opendataflow_dagster.pipelines.project import LOCAL, TEMPLATE, Project, read_project
 from opendataflow_dagster.pipelines.run import run_pipeline
+from opendataflow_dagster.pipelines.task import PROGRAM, LocalProcesses, processes
 from opendataflow_dagster.pipelines.task_data import ProjectSnapshot
 from opendataflow_dagster.pipelines.transformation import PANDAS, engine_of
 from opendataflow_dagster.store import open_store
@@ -325,7 +325,8 @@ def test_a_fork_that_comes_back_and_one_that_stays_disturb_nobody(tmp_path: Path
         assert time.monotonic() - begun < 10
         assert engine.run("p", "back", [given]).rows == 1
     processes.end()
-    assert [child for child in psutil.Process().children() if "local_process" in str(child)] == []
+    children = psutil.Process().children()
+    assert [child for child in children if PROGRAM in child.cmdline()] == []
 
 
 def test_what_no_transformation_is_to_blame_for_is_told_in_a_line(tmp_path: Path) -> None:

@@ -5,8 +5,7 @@ from pathlib import Path
 import pytest
 
 from opendataflow_dagster.errors import Refused, WrongUse
-from opendataflow_dagster.ids import MAX_ID_BYTES
-from opendataflow_dagster.model import Plan
+from opendataflow_dagster.model import MAX_ID_BYTES, Plan
 from opendataflow_dagster.pipelines.jobs import (
     MARK,
     Known,

@@ -16,8 +16,8 @@ from opendataflow_dagster.pipelines import sources
 from opendataflow_dagster.pipelines.convert import as_pandas
 from opendataflow_dagster.pipelines.endpoints import Source
 from opendataflow_dagster.pipelines.project import Project
+from opendataflow_dagster.pipelines.runner import Buffer, InBuffer
 from opendataflow_dagster.pipelines.sources import CsvSource, InMemory, Once, Shelf
-from opendataflow_dagster.pipelines.step_frames import Buffer, InBuffer
 from tests.dagster.test_pipeline_steps import Twice
 
 HEADS = {

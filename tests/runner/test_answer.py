@@ -13,9 +13,9 @@ import pytest
 from opendataflow_dagster.errors import WrongUse
 from opendataflow_dagster.model import FAILED, READY, RESUBMIT
 from opendataflow_dagster.runner.answer import FOLDER_PREFIX
-from opendataflow_dagster.runner.code_version import CodeVersion, git_commit
 from opendataflow_dagster.runner.external import is_alive
 from opendataflow_dagster.runner.run import Outcome, run_job
+from opendataflow_dagster.runner.script import CodeVersion, git_commit
 from opendataflow_dagster.store.history import history
 from opendataflow_dagster.store.store import Store
 from tests.support.store_fixtures import check, expire, policy, put, register, sql, status, take

@@ -14,12 +14,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from opendataflow_dagster.errors import DataflowError, Refused, StaleClaim
-from opendataflow_dagster.ids import MAX_ID_BYTES, natural_key
-from opendataflow_dagster.model import Claim, Fact
+from opendataflow_dagster.model import MAX_ID_BYTES, Claim, Fact, natural_key, new_owner
 from opendataflow_dagster.store import open_store
 from opendataflow_dagster.store import store as store_module
 from opendataflow_dagster.store.store import Store
-from opendataflow_dagster.store.workers import new_owner
 from tests.support.store_fixtures import (
     check,
     claimable,

@@ -2,10 +2,10 @@
 
 import pytest
 
+from opendataflow_dagster.model import ITEM_WORKER, WORK_OWNER, new_owner
 from opendataflow_dagster.store import operations
 from opendataflow_dagster.store.history import events_after
 from opendataflow_dagster.store.store import Store
-from opendataflow_dagster.store.workers import ITEM_WORKER, WORK_OWNER, new_owner
 from tests.support.store_fixtures import register, sql
 
 

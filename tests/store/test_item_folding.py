@@ -344,9 +344,11 @@ def test_tables_of_postgres_shrink(store: Store) -> None:
     full = size(store)
     with connect(store) as reader, reader.transaction():
         reader.execute("select 1 from streamitem limit 1")
-        assert not item_folding.tidy(store)  # it doesn't wait, and who comes doesn't wait for it
+        assert not item_folding.reclaim_room(
+            store
+        )  # it doesn't wait, and who comes doesn't wait for it
     assert size(store) > full / 2
-    assert item_folding.tidy(store)
+    assert item_folding.reclaim_room(store)
     assert size(store) < full / 10
     assert sql(store, "select dataid from streamitem") == [("20000",)]
 
@@ -375,7 +377,7 @@ def test_the_file_of_sqlite_shrinks(store: Store, monkeypatch: pytest.MonkeyPatc
     age(store)
     [(used, _)] = store.db.run("folding.free")
     fold_items(store)
-    item_folding.tidy(store)
+    item_folding.reclaim_room(store)
     [(less, nothing)] = store.db.run("folding.free")
     assert less < used - 400_000
     assert nothing == 0

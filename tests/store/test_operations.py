@@ -9,8 +9,7 @@ from datetime import UTC, datetime
 import pytest
 
 from opendataflow_dagster.errors import Refused, StaleClaim, WrongUse
-from opendataflow_dagster.ids import MAX_ID_BYTES
-from opendataflow_dagster.model import READY, RESUBMIT
+from opendataflow_dagster.model import MAX_ID_BYTES, READY, RESUBMIT
 from opendataflow_dagster.store import operations, registry
 from opendataflow_dagster.store.operations import Move
 from opendataflow_dagster.store.store import Store

@@ -9,9 +9,9 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from opendataflow_dagster.errors import StaleClaim
+from opendataflow_dagster.model import new_owner
 from opendataflow_dagster.store import open_store
 from opendataflow_dagster.store.store import Store
-from opendataflow_dagster.store.workers import new_owner
 from tests.support.original_program import DDL, Java
 from tests.support.store_fixtures import (
     check,

@@ -11,8 +11,7 @@ import pytest
 
 from opendataflow_dagster.config.credentials import decrypt, for_dataset
 from opendataflow_dagster.errors import CredentialError, Refused, WrongUse
-from opendataflow_dagster.ids import MAX_ID_BYTES
-from opendataflow_dagster.model import DATASET_COLUMNS, DIALS
+from opendataflow_dagster.model import DATASET_COLUMNS, DIALS, MAX_ID_BYTES
 from opendataflow_dagster.store import registry
 from opendataflow_dagster.store.store import Store
 from tests.support.store_fixtures import check, expire, pending, put, register, sql, take

@@ -531,7 +531,7 @@ def test_history_is_listed_of_newer_tables(busy: Store) -> None:
 
 WORKER = """
 import json, sys
-from opendataflow_dagster.store.workers import new_owner
+from opendataflow_dagster.model import new_owner
 from opendataflow_dagster.store import open_store
 
 store, owner, held = open_store(sys.argv[1]), new_owner(), []

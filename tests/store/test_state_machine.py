@@ -16,8 +16,7 @@ from hypothesis.stateful import (
 )
 
 from opendataflow_dagster.errors import InputsChanged, StaleClaim
-from opendataflow_dagster.ids import natural_key
-from opendataflow_dagster.model import Claim
+from opendataflow_dagster.model import Claim, natural_key
 from opendataflow_dagster.store import open_store
 from opendataflow_dagster.store.store import MAX_LOSSES, Store
 from tests.support.store_fixtures import (

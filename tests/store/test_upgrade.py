@@ -9,11 +9,10 @@ from itertools import product
 import psycopg
 import pytest
 
-from opendataflow_dagster.model import Fact
+from opendataflow_dagster.model import Fact, new_owner
 from opendataflow_dagster.store import open_store, postgres
 from opendataflow_dagster.store.items import new_run
 from opendataflow_dagster.store.store import Store
-from opendataflow_dagster.store.workers import new_owner
 from tests.support.original_program import DDL, Java
 from tests.support.store_fixtures import (
     check,

@@ -17,10 +17,10 @@ from pathlib import Path
 from types import SimpleNamespace
 
 from opendataflow_dagster.errors import InputsChanged, Refused, StaleClaim
+from opendataflow_dagster.model import new_owner
 from opendataflow_dagster.store import open_store
 from opendataflow_dagster.store.claims import force
 from opendataflow_dagster.store.store import Store
-from opendataflow_dagster.store.workers import new_owner
 from tests.support.original_program import Java
 from tests.support.store_fixtures import connect
 

@@ -4,9 +4,9 @@ import os
 import time
 from pathlib import Path
 
+from opendataflow_dagster.chunk import Chunk
 from opendataflow_dagster.dagster import launch, sensors
 from opendataflow_dagster.dagster.build import build_definitions
-from opendataflow_dagster.runner.produce import Chunk
 
 
 def slow(chunk: Chunk) -> None:
