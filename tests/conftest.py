@@ -89,6 +89,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         random.Random(seed).shuffle(files)
     turns = {path: turn for turn, path in enumerate(files)}
     items.sort(key=lambda item: turns[item.path])
+    if "dagster" in sys.modules:
+        from tests.support.fast_dagster import keep_revisions
+
+        keep_revisions()
 
 
 def _needs_servers(item: pytest.Item) -> bool:

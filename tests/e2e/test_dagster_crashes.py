@@ -186,6 +186,7 @@ def world(
             Path(__file__).parents[1] / "support" / "code_locations" / "slow.py",
             name="slow",
             env={"DATAFLOW_URL": url, "SLOW_FOLDER": str(folder)},
+            forking=False,  # what is killed here is as it is for users
         )
         yield World(store, dagster, folder, server)
 

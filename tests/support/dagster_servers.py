@@ -45,7 +45,8 @@ class Dagster:
 
     `location` is a Python file or a module of this repository, `database` the URL of an empty
     PostgreSQL database for Dagster's storage; None is SQLite. `settings` are laid over the
-    dagster.yaml of examples/03_dagster_postgres. `hurry` lets the daemon's loops turn every second.
+    dagster.yaml of examples/03_dagster_postgres. `hurry` lets the daemon's loops turn every second,
+    and `forking` forks runs from a process that has imported Dagster: see fast_dagster.py.
     """
 
     alive: list["Dagster"] = []  # noqa: RUF012
@@ -59,9 +60,10 @@ class Dagster:
         env: Mapping[str, str] | None = None,
         settings: Mapping[str, Any] | None = None,
         hurry: bool = True,
+        forking: bool = True,
         servers: Sequence[str] = SERVERS,
     ) -> None:
-        self.location, self.name, self.hurry = location, name, hurry
+        self.location, self.name, self.hurry, self.forking = location, name, hurry, forking
         # Not pytest's folder: a socket's path has at most 107 characters.
         self.folder = Path(tempfile.mkdtemp(prefix="odf-dagster-"))
         self.home = self.folder / "home"
@@ -160,11 +162,15 @@ class Dagster:
 
     def run_workers(self) -> list[psutil.Process]:
         """Python processes of runs and their steps, also those whose code server is dead."""
-        servers = {process.pid for process in self._processes.values()}
+        found = self.processes()
+        words = {process.pid: " ".join(_words(process)) for process in found}
+        # The fork server and what it forked have the same command line.
+        forks = {pid for pid, line in words.items() if "forkserver" in line}
         return [
             process
-            for process in marked(self.folder.name)
-            if process.pid not in servers and "spawn_main" in " ".join(_words(process))
+            for process in found
+            if "spawn_main" in words[process.pid]
+            or (process.pid in forks and _parent(process) in forks)
         ]
 
     def processes(self) -> list[psutil.Process]:
@@ -234,8 +240,9 @@ class Dagster:
         if server == "code_server":
             where = "-f" if isinstance(self.location, Path) else "-m"
             socket = self.folder / "grpc"
+            forking = [sys.executable, "-m", "tests.support.fast_dagster"]
             return [
-                BIN / "dagster",
+                *(forking if self.forking else [BIN / "dagster"]),
                 "api",
                 "grpc",
                 where,
@@ -255,7 +262,7 @@ class Dagster:
                 *workspace,
             ]
         if self.hurry:
-            return [sys.executable, "-m", "tests.support.fast_daemon", "run", *workspace]
+            return [sys.executable, "-m", "tests.support.fast_dagster", "daemon", "run", *workspace]
         return [BIN / "dagster-daemon", "run", *workspace]
 
     def _wait(self, server: str) -> None:
@@ -366,6 +373,13 @@ def _environment(env: Mapping[str, str]) -> Iterator[None]:
     finally:
         os.environ.clear()
         os.environ.update(before)
+
+
+def _parent(process: psutil.Process) -> int | None:
+    try:
+        return process.ppid()
+    except psutil.Error:
+        return None
 
 
 def _words(process: psutil.Process) -> Iterable[str]:

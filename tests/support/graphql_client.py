@@ -514,9 +514,12 @@ def wait_for(
     what: str = "it",
     every: float = 0.1,
 ) -> T:
-    """Look until what is seen is `wanted`, and return it; the error says what was seen last."""
+    """Look until what is seen is `wanted`, and return it; the error says what was seen last.
+
+    The longer it takes, the more seldom it looks: each look is work for whoever is waited for.
+    """
     timeout *= 2  # where something else keeps the machine busy
-    end = time.monotonic() + timeout
+    began = time.monotonic()
     while True:
         seen: Any
         try:
@@ -525,9 +528,10 @@ def wait_for(
                 return seen
         except requests.RequestException as error:  # the webserver is starting, or was killed
             seen = error
-        if time.monotonic() > end:
+        waited = time.monotonic() - began
+        if waited > timeout:
             raise AssertionError(f"{what}: not within {timeout} s. Seen last: {seen!r}")
-        time.sleep(every)
+        time.sleep(max(every, min(waited / 20, 1.0)))
 
 
 def key(asset: str) -> dict[str, list[str]]:

@@ -1,0 +1,96 @@
+"""Dagster's programs for tests, which can't wait, and which start and ask them many hundred times.
+
+Usage: python -m tests.support.fast_dagster daemon|api …, with the arguments of `dagster-daemon` and
+`dagster api`. The daemon's loops turn every second: it looks at backfills every 30 s and at sensors
+every 5 s otherwise, and no setting changes that. The code server forks the processes of runs from
+one that has imported Dagster, instead of starting each anew.
+"""
+
+import multiprocessing
+import sys
+from functools import cache
+from typing import Any
+
+from alembic.config import Config
+from alembic.script import ScriptDirectory
+
+SECONDS = 1.0
+
+
+def keep_revisions() -> None:
+    """Read the revisions of Dagster's tables once in a process, not for each instance.
+
+    Each tick of a sensor makes an instance, which spends most of its time on reading these files.
+    """
+    import alembic.command
+    import dagster._core.storage.sql
+
+    for module in (alembic.command, dagster._core.storage.sql):
+        module.ScriptDirectory = _KeptScripts  # type: ignore[attr-defined]
+
+
+class _KeptScripts:
+    @staticmethod
+    def from_config(config: Config) -> ScriptDirectory:
+        return _scripts(config.config_file_name, config.get_main_option("script_location"))
+
+
+@cache
+def _scripts(ini: str, location: str) -> ScriptDirectory:
+    config = Config(ini)
+    config.set_main_option("script_location", location)
+    return ScriptDirectory.from_config(config)
+
+
+def run_daemon() -> None:
+    from dagster._daemon import controller, sensor
+    from dagster._daemon.cli import main
+
+    class Queue(controller.QueuedRunCoordinatorDaemon):
+        """The queue of runs, looked at as often as all else."""
+
+        def __init__(self, interval_seconds: float) -> None:
+            super().__init__(min(SECONDS, interval_seconds))
+
+    def hurried(state: object, remote_sensor: sensor.RemoteSensor, *_: object) -> bool:
+        """Let a sensor tick whenever the loop turns, however seldom it wants to."""
+        elapsed = sensor.get_elapsed(state)  # type: ignore[arg-type]
+        return elapsed is not None and elapsed < min(SECONDS, remote_sensor.min_interval_seconds)
+
+    controller.DEFAULT_DAEMON_INTERVAL_SECONDS = SECONDS  # type: ignore[assignment]
+    controller.THREAD_CHECK_INTERVAL = SECONDS  # type: ignore[assignment]
+    controller.RELOAD_WORKSPACE_INTERVAL = 2
+    controller.QueuedRunCoordinatorDaemon = Queue  # type: ignore[misc]
+    sensor.MIN_INTERVAL_LOOP_TIME = SECONDS  # type: ignore[assignment]
+    sensor.is_under_min_interval = hurried
+    main()
+
+
+def run_code_server() -> None:
+    import dagster._grpc.server
+    from dagster._cli import main
+
+    multiprocessing.set_forkserver_preload(["dagster._cli", "dagster_postgres", __spec__.name])
+    dagster._grpc.server.multiprocessing = _Forking()  # type: ignore[attr-defined]
+    main()
+
+
+class _Forking:
+    """`multiprocessing` with a fork server for whoever asks to spawn."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(multiprocessing, name)
+
+    def get_context(self, _: str) -> Any:
+        return multiprocessing.get_context("forkserver")
+
+
+if __name__ == "__main__":
+    keep_revisions()
+    if sys.argv[1] == "daemon":
+        del sys.argv[1]
+        run_daemon()
+    else:
+        run_code_server()
+elif "multiprocessing.forkserver" in " ".join(sys.orig_argv):
+    keep_revisions()
