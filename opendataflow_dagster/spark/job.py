@@ -366,6 +366,11 @@ def _file_of(module: Any) -> Path | None:
     file = getattr(module, "__file__", None)
     if not isinstance(file, str) or not file.endswith(".py"):
         return None
+    return _sent_file(file)
+
+
+@cache  # of thousands of modules, before each piece of work
+def _sent_file(file: str) -> Path | None:
     return None if _is_installed(path := Path(file).resolve()) else path
 
 
