@@ -373,7 +373,7 @@ def test_repair_does_what_ticks_would(grid: Grid) -> None:
     grid.agrees()
 
 
-@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.soak)])
 def test_after_500_changes_from_all_sides_one_tick_agrees(grid: Grid, seed: int) -> None:
     chance = random.Random(seed)
     store, instance = grid.store, grid.instance
