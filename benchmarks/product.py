@@ -23,7 +23,14 @@ MODULES = {
     "Settings": ("dataflow.config", "config.settings"),
     "Scripts": ("dataflow.process", "runner.script", "runner.script_runner"),
     "SparkRunner": ("spark.runs", "spark.run", "spark.worker"),
-    "StagedRows": ("spark.postgres", "spark.write_table", "spark.postgres_write", "spark.write"),
+    "StagedRows": (
+        "spark.postgres",
+        "spark.write_table",
+        "spark.postgres_write",
+        "spark.write",
+        "spark.read",
+        "spark.chunks",
+    ),
     "Store": ("dataflow.store", "store.store"),
     "Table": ("dataflow.targets", "location"),
     "add_dataset": ("dataflow.registry", "store.registry"),
@@ -58,7 +65,7 @@ MODULES = {
 }
 """In which modules a name may be, below the package."""
 
-WRITING = ("spark.staging", "spark.write")
+WRITING = ("spark.staging", "spark.write", "spark.read", "spark.chunks")
 """The module that writes a chunk and takes its evidence meanwhile."""
 
 

@@ -17,7 +17,7 @@ from ..runner.script import CannotStart, CodeVersion, Scripts, check, code_of_fu
 from ..spark.expectations import rules_of
 from ..spark.job import FUNCTION, as_spark_job, is_spark_function
 from ..spark.rules import Rule
-from ..storage.publish import publishing
+from ..storage.chunks import publishing
 from ..store.catalog import Catalog
 from .checks import ChunkCheck
 from .job_assets import Source, assets_of_job, catalog_in, no_assets, why_unregistered

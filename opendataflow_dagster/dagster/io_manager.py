@@ -17,10 +17,9 @@ from ..model import FAILED, READY, RESUBMIT, Claim, natural_key, new_owner
 from ..runner.environment import job_environment
 from ..runner.heartbeat import Pulse
 from ..runner.produce import Produced, produce
+from ..spark.chunks import publish_frame
 from ..spark.session import is_spark_frame
-from ..spark.write import publish_frame
-from ..storage.publish import publish, read
-from ..storage.read import Reading, ask, producers, read_chunk, refusal, with_code
+from ..storage.chunks import Reading, ask, producers, publish, read, read_chunk, refusal, with_code
 from ..store.store import Store
 from ..util.text import first_line, first_of, printable, typed
 from .events import RESUBMIT_TAG, data_version, prefixed, produced_event, run_log
@@ -398,7 +397,7 @@ def as_input(
 def _spark(
     reading: Reading, target: Folder | ObjectStore | Table, session: Callable[[], Any]
 ) -> Any:
-    from ..spark.read import read_chunk_frame
+    from ..spark.chunks import read_chunk_frame
 
     fact = reading.fact
     place = Place(

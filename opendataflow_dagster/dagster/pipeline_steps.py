@@ -21,8 +21,8 @@ from ..pipelines.destinations import (
     refuse_loss,
     refuse_older,
 )
-from ..pipelines.endpoints import Destination
 from ..pipelines.engine import engine_for
+from ..pipelines.frames import Destination
 from ..pipelines.jobs import is_read, register, takes_items
 from ..pipelines.project import LOCAL, Pipeline, Project
 from ..pipelines.run import check, refuse_master
@@ -34,7 +34,7 @@ from ..runner.heartbeat import Pulse
 from ..runner.produce import Produced, produce
 from ..runner.run import LOST, nothing_to_do
 from ..spark.progress import label_jobs, working_on
-from ..storage.read import failing
+from ..storage.chunks import failing
 from ..store.claims import give_back, interrupt, interrupt_soon
 from ..store.history import excerpt
 from ..store.items import live_generations, next_runs, offer_run

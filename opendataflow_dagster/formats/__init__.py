@@ -5,10 +5,9 @@ A new format is a module with a class, and a line in `FORMATS`.
 
 import os
 
-from .csv_format import CSV
 from .format import DELTA, ICEBERG, ORC, Format, SparkFormat
-from .json_format import JSON
 from .parquet_format import PARQUET
+from .text_formats import CSV, JSON
 
 FORMATS: tuple[Format, ...] = (PARQUET, CSV, JSON, ORC, DELTA, ICEBERG)
 """Every format that a dataset can be registered with; messages list them in this order."""

@@ -15,7 +15,7 @@ from ..location import BigQueryTable, is_select
 from ..model import Claim
 from ..storage.folder import as_table, need
 from ..util.text import first_line, printable, typed
-from .endpoints import REPLACE, Confirm, Destination, Parts, Source, Verdict, as_pandas, fault, one
+from .frames import REPLACE, Confirm, Destination, Parts, Source, Verdict, fault, one, whole_pandas
 
 if TYPE_CHECKING:
     from pandas import DataFrame as PandasFrame
@@ -92,7 +92,7 @@ class BigQueryDestination(Destination):
 
     def append(self, parts: Parts, confirm: Confirm) -> list[Verdict]:
         """All in one load, which counts against a table's quota; if it fails, one by one."""
-        tables = [_arrow(as_pandas(frame), self.location) for _, frame in parts]
+        tables = [_arrow(whole_pandas(frame), self.location) for _, frame in parts]
         verdicts: list[Verdict] = [
             table
             if isinstance(table, DataflowError)

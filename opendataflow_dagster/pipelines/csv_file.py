@@ -12,7 +12,6 @@ from ..chunk import Result
 from ..errors import DataflowError, Refused
 from ..model import Claim, Say
 from ..store.store import Store
-from .convert import Spill
 from .csv_journal import (
     CONTEXT_BYTES,
     Batch,
@@ -29,7 +28,7 @@ from .csv_journal import (
     where,
     write_at,
 )
-from .endpoints import Confirm, column_to_blame, fault
+from .frames import Confirm, Spill, column_to_blame, fault
 
 # --- the lines of a CSV file: its header, and frames as more of them ---
 

@@ -11,28 +11,27 @@ from ..formats import CSV, Format, format_of
 from ..formats.csv_options import csv_options
 from ..location import JDBC, BigQueryTable, CsvFile, Folder, Table, is_select, resolve
 from ..model import Claim, Plan, Say
+from ..spark.chunks import publish_frame
 from ..spark.session import is_spark_frame
-from ..spark.write import publish_frame
-from ..storage.publish import publish, publish_to_folder
-from ..storage.read import bounds_of
+from ..storage.chunks import bounds_of, publish, publish_to_folder
 from ..storage.table import Rows
 from ..store import moves
 from ..store.store import Store
 from ..util.text import typed
-from . import convert, csv_file, csv_journal
+from . import csv_file, csv_journal, frames
 from .bigquery import BigQueryDestination
-from .convert import kind_of
-from .endpoints import (
+from .frames import (
     REPLACE,
     Confirm,
     DatasetRow,
     Destination,
     Parts,
     Verdict,
-    as_pandas,
     judged,
+    kind_of,
     one,
     registered,
+    whole_pandas,
     write_mode,
 )
 from .project import WORK_FOLDER, Pipeline, Project
@@ -98,7 +97,7 @@ def _destination_of(
 def write_output(project: Project, slug: str, frame: Any) -> str:
     """Write `output/<slug>.csv` for people, in one step; where it is."""
     path = output_file(project, slug)
-    csv_file.replace(path, as_pandas(frame), instead=_moved(path))
+    csv_file.replace(path, whole_pandas(frame), instead=_moved(path))
     return path
 
 
@@ -178,13 +177,13 @@ def _for_people(frame: Any, path: str, destination: Destination) -> tuple[Any, s
     No more of it has to pass Java and this process than what fits.
     """
     if kind_of(frame) != SPARK:
-        return as_pandas(frame), ""
+        return whole_pandas(frame), ""
     rows = frame.count()
-    if rows <= convert.MAX_COLLECTED_ROWS:
-        return as_pandas(frame), ""
-    head = frame.limit(convert.MAX_COLLECTED_ROWS)
-    note = f"{path} has the first {convert.MAX_COLLECTED_ROWS:,} of {rows:,} rows; all are in "
-    return as_pandas(head), note + f"{destination.location}"
+    if rows <= frames.MAX_COLLECTED_ROWS:
+        return whole_pandas(frame), ""
+    head = frame.limit(frames.MAX_COLLECTED_ROWS)
+    note = f"{path} has the first {frames.MAX_COLLECTED_ROWS:,} of {rows:,} rows; all are in "
+    return whole_pandas(head), note + f"{destination.location}"
 
 
 def refuse_loss(project: Project, pipeline: Pipeline, destination: Destination) -> None:
@@ -237,13 +236,15 @@ class CsvDestination(Destination):
         with self.rows(frame, chunk) as rows, csv_file.refused_if_unwritable(self.location):
             if self.replaces():
                 return csv_file.replace(self.location, rows, confirm, instead=self._instead)
-            return one(self._appender.append([(chunk.claim, as_pandas(rows))], confirm))
+            return one(self._appender.append([(chunk.claim, whole_pandas(rows))], confirm))
 
     def append(self, parts: Parts, confirm: Confirm) -> list[Verdict]:
         with csv_file.refused_if_unwritable(self.location):
             if not self.replaces(items=True):
-                return self._appender.append([(claim, as_pandas(f)) for claim, f in parts], confirm)
-            return [self._instead_of_all(as_pandas(frame), confirm) for _, frame in parts]
+                return self._appender.append(
+                    [(claim, whole_pandas(f)) for claim, f in parts], confirm
+                )
+            return [self._instead_of_all(whole_pandas(frame), confirm) for _, frame in parts]
 
     def _instead_of_all(self, frame: Any, confirm: Confirm) -> Verdict:
         path = self.location
@@ -272,7 +273,7 @@ class ChunkDestination(Destination):
         return frame.where(frame[0].isNull()).isEmpty()
 
     def append(self, parts: Parts, confirm: Confirm) -> list[Verdict]:
-        return [self._one(claim, as_pandas(frame), confirm) for claim, frame in parts]
+        return [self._one(claim, whole_pandas(frame), confirm) for claim, frame in parts]
 
     def _one(self, claim: Claim, frame: Any, confirm: Confirm) -> Verdict:
         return judged(
@@ -292,7 +293,7 @@ class ChunkDestination(Destination):
 
     def _plain(self, frame: Any) -> Any:
         """A frame of pandas without its index; in CSV with the names that pandas reads."""
-        frame = as_pandas(frame).reset_index(drop=True)
+        frame = whole_pandas(frame).reset_index(drop=True)
         return self._format.headed(frame) if self._format else frame
 
     @property

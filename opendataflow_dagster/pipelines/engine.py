@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self, cast
 from ..errors import DataflowError
 from ..spark.progress import Watch
 from ..spark.session import has_ended, how_ended, in_a_line
-from .convert import as_pandas, as_spark, kind_of
+from .frames import as_pandas, as_spark, kind_of
 from .project import LOCAL, Project
 from .sandbox import OURS, TIME_LIMIT_REASON, forget, surroundings
 from .task import (

@@ -23,7 +23,7 @@ from ..runner.run import Outcome, stop_code
 from ..runner.script import Scripts
 from ..spark.progress import working_on
 from ..storage import folder
-from ..storage.read import failing
+from ..storage.chunks import failing
 from ..store.claims import NOTHING_CLAIMABLE, interrupt_soon, offer
 from ..store.database import briefly
 from ..store.history import Step, record
@@ -32,8 +32,8 @@ from ..store.moves import Move, add_rows, generations
 from ..store.store import Store
 from ..util.text import first_line, printable, tidy, typed
 from .destinations import publish_result
-from .endpoints import Source, Verdict
 from .engine import Engine, ItemRan, StepRan, Stopped
+from .frames import Source, Verdict
 from .jobs import takes_items, why_no_items
 from .project import Pipeline
 from .runner import CLEANED, PipelineRunner, open_sources, reason_of_item, steps_of

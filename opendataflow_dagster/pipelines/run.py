@@ -15,7 +15,7 @@ from ..runner.run import Outcome, run_chunks
 from ..storage.folder import need
 from ..store.store import Store
 from ..util.text import first_line, printable
-from .endpoints import registered
+from .frames import registered
 from .items import run_file
 from .jobs import in_order, makers_of, register, takes_items
 from .project import LOCAL, Pipeline, Project

@@ -17,16 +17,16 @@ from ..runner.environment import JobEnvironment
 from ..runner.produce import Maker, MakerRunner
 from ..runner.script import code_of
 from ..spark.progress import working_on
+from ..storage.chunks import failing, with_code
 from ..storage.folder import is_frame
-from ..storage.read import failing, with_code
 from ..store.claims import NOTHING_CLAIMABLE, offer
 from ..store.history import Step, record
 from ..store.items import cleaned_away, live_generations, new_run, payloads
 from ..store.store import Store
 from ..util.text import first_line, printable, typed
 from .destinations import destination_of, publish_result, refuse_loss, refuse_older
-from .endpoints import Source, registered
 from .engine import Engine, ItemRan, Ran, engine_for
+from .frames import Source, registered
 from .jobs import is_read, output_of
 from .project import WORK_FOLDER, Pipeline, Project
 from .sources import InMemory, Once, source_of

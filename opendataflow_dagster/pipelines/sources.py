@@ -24,17 +24,15 @@ from ..location import (
 )
 from ..model import natural_key
 from ..spark.chunk_files import WHOLE_FILE_BYTES, csv_reader_options, escaped_path, read_files
-from ..spark.read import read_chunk_frame
+from ..spark.chunks import read_chunk_frame
 from ..storage import folder
-from ..storage.publish import read
-from ..storage.read import Reading, bounds_of
+from ..storage.chunks import Reading, bounds_of, read
 from ..storage.table import Rows
 from ..store.store import Store
 from ..util.text import typed
 from .bigquery import BigQuerySource
-from .convert import as_pandas, from_pandas
 from .csv_file import held_for_reading
-from .endpoints import DatasetRow, Source, registered
+from .frames import DatasetRow, Source, as_pandas, from_pandas, registered
 from .jobs import makers_of
 from .project import Project
 from .sql_table import TableSource

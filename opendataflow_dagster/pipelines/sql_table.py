@@ -20,18 +20,20 @@ from ..storage.folder import need
 from ..storage.table import Rows, is_outage
 from ..store.database import named_statements
 from ..util.text import first_line, typed
-from .convert import Spill, from_pandas, pieces_of
-from .endpoints import (
+from .frames import (
     REPLACE,
     Confirm,
     Destination,
     Parts,
     Source,
+    Spill,
     Verdict,
-    as_pandas,
     fault,
+    from_pandas,
     is_to_blame,
     one,
+    pieces_of,
+    whole_pandas,
 )
 
 if TYPE_CHECKING:
@@ -87,7 +89,7 @@ class TableDestination(Destination):
             return one(self._write(self._rows, [(chunk.claim, rows)], confirm))
 
     def append(self, parts: Parts, confirm: Confirm) -> list[Verdict]:
-        converted = [(claim, as_pandas(frame)) for claim, frame in parts]
+        converted = [(claim, whole_pandas(frame)) for claim, frame in parts]
         return self._write(self._items, converted, confirm)
 
     def _write(self, rows: "WholeTable", parts: Parts, confirm: Confirm) -> list[Verdict]:

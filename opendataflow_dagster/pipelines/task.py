@@ -26,7 +26,7 @@ from ..config.settings import redact
 from ..errors import DataflowError, SessionError
 from ..runner.environment import SECRETS
 from ..util.text import printable
-from .convert import as_pandas
+from .frames import as_pandas
 from .project import Project
 from .sandbox import OverTime, forget, surroundings, within
 from .task_data import MAX_INLINE_BYTES, Exchange, OnDisk, Parcel, ProjectSnapshot, Shipper

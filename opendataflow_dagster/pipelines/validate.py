@@ -17,8 +17,8 @@ from ..errors import DataflowError, NoDatabase
 from ..model import Say
 from ..store import open_from
 from ..util.text import first_line, printable, typed
-from .convert import as_pandas
 from .engine import Engine
+from .frames import as_pandas
 from .jobs import known_of, makers_of
 from .project import FILE, Pipeline, Project, project_settings
 from .sandbox import forget

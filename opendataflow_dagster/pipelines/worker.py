@@ -30,8 +30,8 @@ from ..util.system import try_lock
 from ..util.text import first_line, printable, tidy, typed
 from .deployment import Current
 from .destinations import destination_of
-from .endpoints import Destination, Source, Verdict, is_to_blame
 from .engine import Engine, Stopped, engine_for
+from .frames import Destination, Source, Verdict, is_to_blame
 from .items import EngineGone, Feeder, ItemLoop, ItemResult
 from .jobs import is_read
 from .project import Pipeline, Project, open_project

@@ -25,7 +25,7 @@ from ..chunk import (
 from ..errors import DataflowError, Overtaken, SessionError, StaleClaim
 from ..explain.answers import ChunkEvidence, Consumed, place_line
 from ..model import READY, Claim, Fact, Say, Stop
-from ..storage.publish import publishing
+from ..storage.chunks import publishing
 from ..store.claims import (
     GiveBack,
     batch_size,

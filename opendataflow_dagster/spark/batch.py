@@ -11,17 +11,16 @@ from ..errors import DataflowError, SessionError
 from ..formats import format_of
 from ..location import Folder, Table, chunk_place, is_packed
 from ..model import Claim
+from ..storage.chunks import located
 from ..storage.folder import BATCH, DATAID_COLUMN, STAGING, directory
-from ..storage.read import located
 from ..storage.table import Bounds
 from ..store.store import Store
 from . import chunk_files
 from .chunk_files import escaped_path, noted_schema, write_files
+from .chunks import StagedFolder, StagedFrame, unchanged
 from .evidence import ROWS, evidence_by_group, observed
 from .job import SparkJob
-from .read import unchanged
 from .schema import ANY, compare, quoted, schema_text
-from .write import StagedFolder, StagedFrame
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

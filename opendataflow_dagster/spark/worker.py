@@ -17,11 +17,11 @@ from ..model import Claim, Plan, Say
 from ..runner.produce import Check, Maker, MakerRunner
 from ..runner.run import Outcome, Tell, run_chunks
 from ..runner.script import code_of_function
-from ..storage.publish import publish
-from ..storage.read import bounds_of, failing, with_code
+from ..storage.chunks import bounds_of, failing, publish, with_code
 from ..store.store import Store
 from .batch import ChunkBatch, sweep_folders, with_dataid
 from .chunk_files import KnownSchema
+from .chunks import StagedFrame, read_chunk_frame, result_of, stage, unchanged
 from .evidence import Evidence, LastChunks, confirm, fit
 from .expectations import rules_of
 from .job import (
@@ -37,7 +37,6 @@ from .job import (
 )
 from .postgres import looking
 from .progress import Watch, describe_chunks, working_on
-from .read import read_chunk_frame, unchanged
 from .rules import Rule
 from .schema import ANY, MERGE
 from .session import (
@@ -48,7 +47,6 @@ from .session import (
     let_go,
     spark_session,
 )
-from .write import StagedFrame, result_of, stage
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -35,8 +35,8 @@ from ..store.overview import Truth, facts, is_larger, newest, pages, truths
 from ..store.store import Store
 from ..util.text import first_line, typed
 from . import compact
+from .chunks import located
 from .folder import find
-from .read import located
 from .table import Rows
 
 LOOK_SECONDS = 3.0

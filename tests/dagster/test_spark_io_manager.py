@@ -18,7 +18,7 @@ from pyspark.sql.functions import udf
 
 from opendataflow_dagster import DataflowIOManager, DataflowResource
 from opendataflow_dagster.formats import FILE_FORMATS
-from opendataflow_dagster.spark import write
+from opendataflow_dagster.spark import chunks
 from opendataflow_dagster.store.registry import add_dataset
 from opendataflow_dagster.store.store import Store
 from tests.dagster.test_io_manager import Ran, asset, dataflow, instance, run, url  # noqa: F401
@@ -211,7 +211,7 @@ def test_a_long_job_tells_quietly_how_far_it_is(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(write, "PROGRESS_SECONDS", 0.3)
+    monkeypatch.setattr(chunks, "PROGRESS_SECONDS", 0.3)
 
     @udf("long", useArrow=False)
     def slow(n: int) -> int:
@@ -452,16 +452,16 @@ def test_a_zombie_publishes_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Another makes the chunk while this one is being written."""
-    plain = write.stage
+    plain = chunks.stage
 
     def slow(*given: Any) -> Any:
         staged = plain(*given)
-        monkeypatch.setattr(write, "stage", plain)
+        monkeypatch.setattr(chunks, "stage", plain)
         sql(store, "update datastatus set status = 'RESUBMIT' where datasetid = 'bobout'")
         assert run(writer(lambda df: df.union(df)), "1").success
         return staged
 
-    monkeypatch.setattr(write, "stage", slow)
+    monkeypatch.setattr(chunks, "stage", slow)
 
     ran = run(writer(lambda df: df), "1")
 

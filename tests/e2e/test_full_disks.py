@@ -8,7 +8,7 @@ import pytest
 from opendataflow_dagster.errors import DataflowError, Refused
 from opendataflow_dagster.pipelines.csv_file import CsvAppender
 from opendataflow_dagster.pipelines.destinations import CsvDestination
-from opendataflow_dagster.pipelines.endpoints import is_to_blame
+from opendataflow_dagster.pipelines.frames import is_to_blame
 from opendataflow_dagster.store import open_store
 from opendataflow_dagster.store.item_folding import fold_items, folds, reclaim_room
 from tests.pipelines.test_places import claim, good, nothing, row

@@ -21,9 +21,8 @@ import psutil
 import pytest
 
 from opendataflow_dagster.errors import Refused
+from opendataflow_dagster.storage.chunks import read, read_chunk
 from opendataflow_dagster.storage.folder import NOTE, chunk_path
-from opendataflow_dagster.storage.publish import read
-from opendataflow_dagster.storage.read import read_chunk
 from opendataflow_dagster.store import open_store
 from opendataflow_dagster.store.registry import add_dataset
 from tests.e2e.test_worker_crashes import wait_until

@@ -19,9 +19,8 @@ import pytest
 from dateutil.tz import tzlocal
 
 from opendataflow_dagster.pipelines import sources as pipeline_sources
-from opendataflow_dagster.pipelines.convert import as_pandas, as_spark, from_pandas
-from opendataflow_dagster.pipelines.endpoints import from_spark
 from opendataflow_dagster.pipelines.engine import Engine, LocalEngine, Stopped, WorkerDied
+from opendataflow_dagster.pipelines.frames import as_pandas, as_spark, from_pandas, from_spark
 from opendataflow_dagster.pipelines.project import ENGINES, LOCAL, Project, read_project
 from opendataflow_dagster.pipelines.sources import CsvSource
 from opendataflow_dagster.pipelines.task import processes
@@ -697,7 +696,7 @@ import shutil, sys
 from pathlib import Path
 import pandas as pd
 from opendataflow_dagster.pipelines import task_data as homes
-from opendataflow_dagster.pipelines.endpoints import as_pandas
+from opendataflow_dagster.pipelines.frames import whole_pandas as as_pandas
 from opendataflow_dagster.pipelines.engine import Engine
 from opendataflow_dagster.pipelines.project import read_project
 from opendataflow_dagster.spark.session import spark_session

@@ -35,7 +35,7 @@ from opendataflow_dagster.pipelines.destinations import (
     publish_with_output,
     write_output,
 )
-from opendataflow_dagster.pipelines.endpoints import Destination, registered
+from opendataflow_dagster.pipelines.frames import Destination, registered
 from opendataflow_dagster.pipelines.project import Pipeline, Project, read_project
 from opendataflow_dagster.pipelines.sources import CsvSource, source_of
 from opendataflow_dagster.pipelines.sql_table import columns_for

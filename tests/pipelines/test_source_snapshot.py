@@ -13,8 +13,7 @@ from pyspark.sql import DataFrame, SparkSession
 from opendataflow_dagster.dagster import resources
 from opendataflow_dagster.errors import Refused
 from opendataflow_dagster.pipelines import sources
-from opendataflow_dagster.pipelines.convert import as_pandas
-from opendataflow_dagster.pipelines.endpoints import Source
+from opendataflow_dagster.pipelines.frames import Source, as_pandas
 from opendataflow_dagster.pipelines.project import Project
 from opendataflow_dagster.pipelines.runner import Buffer, InBuffer
 from opendataflow_dagster.pipelines.sources import CsvSource, InMemory, Once, Shelf

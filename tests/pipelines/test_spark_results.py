@@ -13,7 +13,7 @@ import pytest
 from psycopg.conninfo import conninfo_to_dict
 from pyspark.sql import SparkSession
 
-from opendataflow_dagster.pipelines import convert
+from opendataflow_dagster.pipelines import frames as convert
 from opendataflow_dagster.runner.run import Outcome
 from opendataflow_dagster.store import open_store
 from opendataflow_dagster.store.registry import add_dataset

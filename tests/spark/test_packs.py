@@ -8,14 +8,13 @@ from pyspark.sql import SparkSession
 
 from opendataflow_dagster.errors import Refused
 from opendataflow_dagster.location import is_packed
+from opendataflow_dagster.spark.chunks import read_files, read_packed
 from opendataflow_dagster.spark.evidence import observed
 from opendataflow_dagster.spark.job import spark_job
-from opendataflow_dagster.spark.read import read_files, read_packed
+from opendataflow_dagster.storage.chunks import ask, read, read_chunk
 from opendataflow_dagster.storage.compact import unpack
 from opendataflow_dagster.storage.folder import chunk_path, read_note
 from opendataflow_dagster.storage.presence import misplaced
-from opendataflow_dagster.storage.publish import read
-from opendataflow_dagster.storage.read import ask, read_chunk
 from tests.support.packs import put_packed
 from tests.support.spark_line import Line
 from tests.support.store_fixtures import put

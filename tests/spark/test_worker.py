@@ -24,9 +24,9 @@ from opendataflow_dagster.errors import WrongUse
 from opendataflow_dagster.formats import FORMATS
 from opendataflow_dagster.runner.run import Outcome
 from opendataflow_dagster.spark.chunk_files import is_read_whole
+from opendataflow_dagster.spark.chunks import lake_name
 from opendataflow_dagster.spark.evidence import HIGH, LOW, ROWS, Evidence, LastChunks, Observed
 from opendataflow_dagster.spark.job import spark_job
-from opendataflow_dagster.spark.read import lake_name
 from opendataflow_dagster.storage import folder as folders
 from opendataflow_dagster.storage.folder import NOTE, read_note
 from tests.storage.test_publish import ODD

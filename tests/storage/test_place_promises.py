@@ -27,8 +27,8 @@ from opendataflow_dagster.pipelines import csv_file
 from opendataflow_dagster.spark.object_store import StagedRemote, in_remote
 from opendataflow_dagster.storage import cleanup, folder
 from opendataflow_dagster.storage import folder as folders
+from opendataflow_dagster.storage.chunks import publish_to_folder
 from opendataflow_dagster.storage.presence import look_at, misplaced
-from opendataflow_dagster.storage.publish import publish_to_folder
 from opendataflow_dagster.storage.table import Rows
 from opendataflow_dagster.store import open_store, operations
 from opendataflow_dagster.store.registry import add_dataset

@@ -29,9 +29,8 @@ from opendataflow_dagster.location import Folder, Table, chunk_place
 from opendataflow_dagster.model import Fact
 from opendataflow_dagster.runner.environment import job_environment
 from opendataflow_dagster.storage import folder as folders
+from opendataflow_dagster.storage.chunks import ask, publish, read, read_chunk
 from opendataflow_dagster.storage.compact import compact
-from opendataflow_dagster.storage.publish import publish, read
-from opendataflow_dagster.storage.read import ask, read_chunk
 from opendataflow_dagster.store import open_store
 from opendataflow_dagster.store.operations import ready
 from opendataflow_dagster.store.registry import add_dataset
@@ -948,7 +947,7 @@ def test_what_a_function_returns_is_published_after_its_checks(line: Store, tmp_
     from opendataflow_dagster.model import READY
     from opendataflow_dagster.runner.heartbeat import Pulse
     from opendataflow_dagster.runner.produce import Checked, produce
-    from opendataflow_dagster.storage.publish import publishing
+    from opendataflow_dagster.storage.chunks import publishing
 
     def made(obj: Any, passed: bool = True) -> Any:
         compute, publish = publishing(line, lambda chunk: obj)

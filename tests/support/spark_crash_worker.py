@@ -117,7 +117,7 @@ def real(work: Mapping[str, Any], log: Path) -> subprocess.Popen[bytes]:
 def doom(point: str, delay: float, act: Callable[[], None]) -> None:
     """Let `act` happen at a point of publishing, or at any moment."""
     from opendataflow_dagster.spark import batch as batches
-    from opendataflow_dagster.spark import write
+    from opendataflow_dagster.spark import chunks
     from opendataflow_dagster.storage import folder as folders
     from opendataflow_dagster.store.store import Store
 
@@ -162,11 +162,11 @@ def doom(point: str, delay: float, act: Callable[[], None]) -> None:
         owner.write_files = watched
 
     if point == "before write":
-        before(write, "write_files")
+        before(chunks, "write_files")
     elif point == "during write":
-        while_written(write)
+        while_written(chunks)
     elif point == "after write":
-        after(write, "write_files")
+        after(chunks, "write_files")
     elif point == "after verify":
         after(folders.Staged, "tell")
     elif point == "before show":
