@@ -1,8 +1,12 @@
 """Prints docs/commands.md from the commands' help: `make docs` writes it, a test compares it."""
 
+import re
+
 import click
 
 from opendataflow_dagster.cli.app import COMMANDS, app
+
+ARGUMENT = re.compile(r" \[\w+\]")
 
 
 def page() -> str:
@@ -19,7 +23,7 @@ def page() -> str:
 
 def _section(command: click.Command, context: click.Context, level: int) -> list[str]:
     lines = [
-        f"{'#' * level} {context.command_path}",
+        f"{'#' * level} {ARGUMENT.sub('', context.command_path)}",
         "",
         "```",
         command.get_help(context),

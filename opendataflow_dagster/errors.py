@@ -1,9 +1,19 @@
-"""What can go wrong, and the exit code that `odf` gives it (DESIGN section 7).
+"""What can go wrong, and the exit code that `odf` gives it.
 
 A message states the fact, the cause, and the next command to run.
 """
 
 from collections.abc import Sequence
+
+EXIT_CODES = {
+    0: "Done.",
+    1: "Failed: a chunk, a check, the database or the machine.",
+    2: "Wrong use: an argument, a setting or a file can't be understood. Nothing was changed.",
+    3: "Nothing to do (with `--strict`), or a dial holds back what is left (with `--all`).",
+    4: "Refused: the tables say no; or the job, dataset, pipeline or credential is unknown.",
+    5: "`odf plan` found changes that `odf apply` would make.",
+}
+"""What the exit codes of `odf` mean. `odf run SCRIPT` ends with the script's own."""
 
 
 class DataflowError(Exception):
@@ -40,7 +50,7 @@ class CredentialError(DataflowError):
 
 
 class Refused(DataflowError):
-    """The rows say no; `code` is one of DESIGN section 5, such as `LOCKED`."""
+    """The rows say no; `code` tells why, such as `LOCKED`: see `explain.REFUSALS`."""
 
     exit_code = 4
     code = "REFUSED"

@@ -18,17 +18,22 @@ from .answers import five_answers, has_inputs, stale_line
 from .reasons import IN_A_CIRCLE, advice, hindrances
 from .state import Answer, Look, Reason, State, read_state
 
-CODES = (
-    "NOT_REGISTERED",
-    "FOLDED",
-    *BLOCKING,
-    "PAUSED",
-    "AT_CONCURRENCY",
-    "INVALID_LOCATION",
-    "NOT_VALIDATED",
-)
-"""What stands in the way, the first thing first. A claim looks at statuses, not at places and
+REFUSALS = {
+    "NOT_REGISTERED": "The job isn't registered, or writes nothing.",
+    "FOLDED": "The item is finished, and old enough that its rows have left the tables.",
+    Effect.LOCKED: "Another worker makes the chunk, or reads what the job would write.",
+    Effect.HELD: "The output has failed, or a person put it on HOLD: a person decides.",
+    Effect.ALREADY_DONE: "The output is READY.",
+    Effect.DATA_NOT_READY: "An input isn't READY.",
+    "PAUSED": "The job is paused until a time that its policy names.",
+    "AT_CONCURRENCY": "As many chunks of the job are running as its policy allows.",
+    "INVALID_LOCATION": "The data of an input isn't where the tables say it is.",
+    "NOT_VALIDATED": "An input's last check has failed.",
+}
+"""What stands in the way, the most telling first. A claim looks at statuses, not at places and
 checks: it doesn't refuse for the last two, but whoever reads the data should."""
+
+CODES = tuple(REFUSALS)
 
 ADVICE = ("INVALID_LOCATION", "NOT_VALIDATED")
 """The codes that don't keep a claim from the chunk."""

@@ -9,6 +9,7 @@ from prometheus_client import (
     Counter,
     Gauge,
     Histogram,
+    Metric,
     disable_created_metrics,
     generate_latest,
 )
@@ -93,6 +94,10 @@ class ServerMetrics:
                 ),
             )
         }
+
+    def families(self) -> list[Metric]:
+        """What there is to count: names, texts and types."""
+        return list(self._registry.collect())
 
     def count_answer(self, code: int) -> None:
         self._answers.labels(str(code)).inc()

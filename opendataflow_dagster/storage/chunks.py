@@ -127,7 +127,7 @@ def refusal(code: str, text: str, action: str = "") -> Refused:
 
 
 def with_code(error: Exception) -> str:
-    """What an error says, led by the code of DESIGN section 5 if it is a refusal with one."""
+    """What an error says, led by its code if it is a refusal with one."""
     code = error.code if isinstance(error, Refused) else Refused.code
     return str(error) if code == Refused.code else f"{code}: {error}"
 

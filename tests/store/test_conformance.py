@@ -1,4 +1,4 @@
-"""The rules of claims and statuses (DESIGN 4), line by line, on SQLite and on PostgreSQL."""
+"""The rules of claims and statuses on SQLite and on PostgreSQL."""
 
 import itertools
 import random

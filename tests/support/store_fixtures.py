@@ -182,7 +182,7 @@ def pending(store: Store) -> dict[tuple[str, str], int]:
 
 
 def claimable(store: Store) -> dict[tuple[str, str], int]:
-    """What `pending` has to be: the rules of DESIGN 4, line by line, from the tables alone."""
+    """What `pending` has to be: the rules of a claim, from the tables alone."""
     jobs: dict[str, dict[str, set[str]]] = {}
     for jobid, itemtype, datasetid in sql(store, "select jobid, itemtype, datasetid from job"):
         if itemtype in ("IN", "OUT") and jobid is not None and datasetid is not None:
