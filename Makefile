@@ -7,7 +7,7 @@ STAMP := .venv/.installed
 ARCHIVE := .venv/spark-classes.jsa
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-fast check ui soak bench docs clean
+.PHONY: help install demo test test-fast check ui soak bench docs diagrams clean
 
 help: ## List these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "%-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -62,9 +62,15 @@ soak: install ## Run the tests that take minutes
 bench: install ## Run all benchmarks, 40 minutes, and write what they say to docs/benchmarks.md
 	$(BIN)/python benchmarks/all.py --record
 
-docs: install ## Write docs/commands.md from the commands' help, and the JSON schema of flow.yml
+docs: install ## Write the pages that are made from the code, and build the site into build/site
 	$(BIN)/python docs/commands.py > docs/commands.md
+	$(BIN)/python docs/reference.py > docs/reference.md
 	$(BIN)/odf schema > opendataflow_dagster/flow/flow.schema.json
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
+	@echo 'Read it: $(BIN)/python -m http.server --directory build/site 8000'
+
+diagrams: install ## Draw the diagrams of the documents again: needs Chromium and a network
+	PYTHONPATH=. $(BIN)/python docs/diagrams.py
 
 clean: ## Remove what make and the tools made; .dataflow/ stays, it is data
 	rm -rf .venv build dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache

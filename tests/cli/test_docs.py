@@ -2,8 +2,11 @@
 
 import re
 import runpy
+import subprocess
+import sys
 from pathlib import Path
 
+import opendataflow_dagster
 from opendataflow_dagster.cli.app import COMMANDS
 from opendataflow_dagster.model import ABSENT, TRANSITIONS
 
@@ -15,6 +18,33 @@ EXPLAINED = re.compile(r"`odf ([a-z-]+)|^odf ([a-z-]+)", re.MULTILINE)
 def test_the_page_of_commands_is_what_the_commands_say() -> None:
     page = runpy.run_path(str(ROOT / "docs" / "commands.py"))["page"]()
     assert (ROOT / "docs" / "commands.md").read_text() == page, "run `make docs`"
+
+
+def test_the_page_of_codes_and_tables_is_what_the_code_says() -> None:
+    page = runpy.run_path(str(ROOT / "docs" / "reference.py"))["page"]()
+    assert (ROOT / "docs" / "reference.md").read_text() == page, "run `make docs`"
+
+
+def test_the_diagrams_are_drawn_from_the_text_of_their_pages() -> None:
+    script = runpy.run_path(str(ROOT / "docs" / "diagrams.py"))
+    for picture, source in script["diagrams"]():
+        assert picture.read_text().endswith(script["mark"](source)), "run `make diagrams`"
+
+
+def test_the_page_of_the_python_api_has_every_public_name() -> None:
+    page = (ROOT / "docs" / "api.md").read_text()
+    names = re.findall(r"^::: opendataflow_dagster\.(\w+)$", page, re.MULTILINE)
+    assert sorted(names) == sorted(opendataflow_dagster.__all__)
+
+
+def test_the_site_is_built_without_a_warning_and_needs_no_network(tmp_path: Path) -> None:
+    build = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path)]
+    done = subprocess.run(build, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+    loaded = re.compile(r"<(?:script|link|img)[^>]*(?:src|href)=\"?(?:https?:)?//[^> ]+")
+    for page in tmp_path.rglob("*.html"):
+        assert not loaded.findall(page.read_text()), page.name
 
 
 def test_the_picture_of_the_statuses_has_every_transition_and_no_other() -> None:
