@@ -229,9 +229,14 @@ def _follow(store: Store, selection: _Selection, limit: int, as_json: bool) -> N
 
 
 def _show_events(events: Iterable[Event], as_json: bool) -> None:
-    rows: Iterable[dict[str, Any]] = (event._asdict() for event in events)
-    if isinstance(events, list) and not as_json and not any(event.code for event in events):
-        rows = [{key: value for key, value in row.items() if key != "code"} for row in rows]
+    left_out: set[str] = set()
+    if not as_json:  # to a person, `who` tells of the execution what there is to say
+        is_without_code = isinstance(events, list) and not any(event.code for event in events)
+        left_out = {"execution", "code"} if is_without_code else {"execution"}
+    rows: Iterable[dict[str, Any]] = (
+        {key: value for key, value in event._asdict().items() if key not in left_out}
+        for event in events
+    )
     show_first(rows, None, as_json=as_json, empty="History has nothing of it.")
 
 

@@ -56,7 +56,7 @@ class Event(NamedTuple):
     code: str | None = None
     """Which code made the chunk that became READY, where a listing asks for it."""
     execution: str | None = None
-    """What made the change of an output, such as one `odf run`; only the log by a cursor tells."""
+    """What made the change of an output, such as one `odf run`."""
 
 
 class LostCursor(WrongUse):

@@ -43,7 +43,7 @@ select cast(pg_snapshot_xmin(pg_current_snapshot()) as text),
 select seq, at, datasetid, jobid, dataid, locktype, status_before, status_after, generation, who, why,
        (select f.code from chunkfact f
         where locktype = 'OUT' and status_after = 'READY'
-          and f.datasetid = e.datasetid and f.dataid = e.dataid and f.generation = e.generation) as code
+          and f.datasetid = e.datasetid and f.dataid = e.dataid and f.generation = e.generation) as code, execution
 from dataevent e
 where (cast(:jobid as text) is null or jobid = :jobid)
   and (cast(:dataid as text) is null or dataid = :dataid)
@@ -58,7 +58,7 @@ limit :limit;
 select seq, at, datasetid, jobid, dataid, locktype, status_before, status_after, generation, who, why,
        (select f.code from chunkfact f
         where locktype = 'OUT' and status_after = 'READY'
-          and f.datasetid = e.datasetid and f.dataid = e.dataid and f.generation = e.generation) as code
+          and f.datasetid = e.datasetid and f.dataid = e.dataid and f.generation = e.generation) as code, execution
 from dataevent e
 where (cast(:jobid as text) is null or jobid = :jobid)
   and (cast(:dataid as text) is null or dataid = :dataid)

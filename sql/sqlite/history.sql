@@ -3,7 +3,7 @@
 select seq, at, datasetid, jobid, dataid, locktype, status_before, status_after, generation, who, why,
        (select f.code from chunkfact f
         where locktype = 'OUT' and status_after = 'READY'
-          and f.datasetid = e.datasetid and f.dataid = e.dataid and f.generation = e.generation) as code
+          and f.datasetid = e.datasetid and f.dataid = e.dataid and f.generation = e.generation) as code, execution
 from dataevent e
 where (cast(:jobid as text) is null or jobid = :jobid)
   and (cast(:dataid as text) is null or dataid = :dataid)
@@ -18,7 +18,7 @@ limit :limit;
 select seq, at, datasetid, jobid, dataid, locktype, status_before, status_after, generation, who, why,
        (select f.code from chunkfact f
         where locktype = 'OUT' and status_after = 'READY'
-          and f.datasetid = e.datasetid and f.dataid = e.dataid and f.generation = e.generation) as code
+          and f.datasetid = e.datasetid and f.dataid = e.dataid and f.generation = e.generation) as code, execution
 from dataevent e
 where (cast(:jobid as text) is null or jobid = :jobid)
   and (cast(:dataid as text) is null or dataid = :dataid)

@@ -397,6 +397,9 @@ def test_runs_and_history(line: Store) -> None:
         "code",
         "execution",
     ]
+    assert all(each["execution"] for each in events if each["locktype"] == "OUT")
+    assert "execution" not in odf("history").stdout, "to a person, who did it is enough"
+    assert "execution" not in odf("history", "--all").stdout
     assert len(objects("history", "load", "9")) == 1
     assert len(objects("history", "--dataset", "a", "--limit", "2")) == 2
     assert objects("history", "--since", "2999-01-01") == []
