@@ -16,6 +16,7 @@ from ..errors import DataflowError, NoDatabase, Refused, WrongUse
 from ..model import WORDS, Status
 from ..store import open_from
 from ..store.store import Store, job_names
+from ..util.text import count_of as count_of
 from ..util.text import did_you_mean, printable, typed
 
 if TYPE_CHECKING:
@@ -220,11 +221,6 @@ def in_colour() -> bool:
         and not os.environ.get("NO_COLOR")
         and os.environ.get("TERM") not in ("dumb", "unknown")
     )
-
-
-def count_of(number: int, noun: str) -> str:
-    """`1 chunk`, `2 chunks`."""
-    return f"{number} {noun if number == 1 else noun + 's'}"
 
 
 def _table(rows: Sequence[dict[str, Any]]) -> None:

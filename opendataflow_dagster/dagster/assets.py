@@ -19,6 +19,7 @@ from ..spark.job import FUNCTION, as_spark_job, is_spark_function
 from ..spark.rules import Rule
 from ..storage.chunks import publishing
 from ..store.catalog import Catalog
+from ..util.text import typed
 from .checks import ChunkCheck
 from .job_assets import Source, assets_of_job, catalog_in, no_assets, why_unregistered
 from .resources import PYSPARK_KEY, RESOURCE_KEY
@@ -76,7 +77,9 @@ def dataflow_assets(
     _refuse_unclear(job, dataflow, *links)
 
     def assets_of_function(fn: Callable[..., Any]) -> dg.AssetsDefinition:
-        described: dict[str, Any] = {"description": inspect.getdoc(getattr(fn, "fn", fn))} | options
+        inner = getattr(fn, "fn", fn)  # of a SparkJob
+        described: dict[str, Any] = {"description": inspect.getdoc(inner)} | options
+        described["runs"] = f"function `{inner.__module__}.{_name_of(fn)}`"
         build = spark_assets if is_spark_function(fn) else _python_assets
         jobid = job or _name_of(fn)
 
@@ -209,11 +212,15 @@ def script_assets(
         maker.code = CodeVersion(argv).text()
         return maker
 
-    described: dict[str, Any] = {
-        "description": f"Runs `{' '.join(argv)}` for each chunk."
-    } | options
     return assets_of_job(
-        job, dataflow, prepare, translator=translator, checks=checks, secrets=True, **described
+        job,
+        dataflow,
+        prepare,
+        translator=translator,
+        checks=checks,
+        secrets=True,
+        runs=f"script `{typed(*argv)}`",
+        **options,
     )
 
 

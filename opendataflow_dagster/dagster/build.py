@@ -24,7 +24,7 @@ from .pipeline_assets import ProjectFolder, Projects, tables_of
 from .registration import LocationRegistration
 from .resources import PYSPARK_KEY, RESOURCE_KEY, DataflowResource
 from .runners import JobRunners, Path, Script
-from .sensors import reconcile_sensor, settlement_sensors
+from .sensors import reconcile_sensor, settlement_sensor
 from .translator import DataflowTranslator
 
 IO_MANAGER_KEY = "dataflow_io_manager"
@@ -293,7 +293,7 @@ class _Launch(NamedTuple):
         status, dataflow = dg.DefaultSensorStatus, self.source.dataflow
         return [
             self._reconcile_sensor(),
-            *settlement_sensors(dataflow),
+            settlement_sensor(dataflow),
             catch_up_sensor(
                 dataflow,
                 self._own_targets(),

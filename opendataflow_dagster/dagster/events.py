@@ -3,7 +3,9 @@
 import json
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from datetime import UTC, datetime
 from typing import Any, NamedTuple
+from urllib.parse import quote
 
 import dagster as dg
 
@@ -12,6 +14,8 @@ from ..explain.answers import ChunkEvidence, recorded_evidence
 from ..model import Fact
 from ..runner.produce import Produced, Result, evidence_of
 from ..spark.schema import columns_of
+from ..store.catalog import TODAY
+from ..store.operations import EXTERNAL
 from ..store.overview import Truth
 from ..util.text import typed
 from .translator import DataflowTranslator
@@ -108,6 +112,12 @@ class OutsideOptions(NamedTuple):
     """How many of them are kept."""
 
 
+def page_of(asset: dg.AssetKey, partition: str) -> str:
+    """The address of a partition's page in Dagster's UI."""
+    path = "/".join(quote(part, safe="") for part in asset.path)
+    return f"/assets/{path}?view=partitions&partition={quote(partition, safe='')}"
+
+
 def run_log(runid: str) -> Log:
     """A link to the log of a run."""
     return dg.MetadataValue.url(f"/runs/{runid}")
@@ -125,6 +135,7 @@ def produced_event(
     """The event of a dataset's chunk that this run has just produced."""
     evidence = evidence_of(produced, fact.datasetid)
     entries = evidence.metadata() | {"seconds": round(produced.seconds, 3), "log": log}
+    entries |= _ask_why(produced.claim.jobid, fact.dataid)
     of_function = produced.results.get(fact.datasetid, Result()).metadata
     tags = _tags(evidence, sources, code_version)
     return _materialization(evidence, partition, translator, entries, tags, of_function)
@@ -156,7 +167,7 @@ def skipped_event(
         "seconds": 0.0,
         "log": log,
     }
-    entries |= evidence.metadata()
+    entries |= evidence.metadata() | _ask_why(jobid, dataid)
     if stale:
         entries |= {"stale": True, "right": stale}
     tags = _tags(evidence, sources, code_version)
@@ -182,7 +193,8 @@ def recorded_event(
     """The event of a READY chunk that no run in Dagster produced, by its record in the tables."""
     record = record or {}
     evidence = recorded_evidence(datasetid, truth.jobid, truth.generation, record)
-    entries = {"job": truth.jobid, "at": record.get("at")} | evidence.metadata()
+    entries = {"job": truth.jobid, "at": _moment(record.get("at"))} | evidence.metadata()
+    entries |= _ask_why(truth.jobid, dataid)
     return _materialization(
         evidence,
         translator.partition_key(dataid),
@@ -191,6 +203,34 @@ def recorded_event(
         _tags(evidence, sources, code_version),
         _recorded_metadata(record),
     )
+
+
+def _moment(at: Any) -> Any:
+    """A time of the tables, for Dagster to show in the time zone of who looks."""
+    if isinstance(at, str):
+        with suppress(ValueError):
+            at = datetime.fromisoformat(at)
+    if not isinstance(at, datetime):
+        return at
+    return dg.MetadataValue.timestamp(at if at.tzinfo else at.replace(tzinfo=UTC))
+
+
+def _ask_why(jobid: str, dataid: str) -> dict[str, str]:
+    """The command that tells more of a chunk; of one that no job has made there is none."""
+    return {"why": f"odf why {typed(jobid, dataid)}"} if jobid not in ("", EXTERNAL) else {}
+
+
+def _upstream(
+    evidence: ChunkEvidence, partition: str, translator: DataflowTranslator
+) -> dict[str, dg.UrlMetadataValue]:
+    """A link for each input, to the page of the chunk that was consumed."""
+    return {
+        f"upstream {source.datasetid}": dg.MetadataValue.url(
+            page_of(translator.asset_key(source.datasetid), partition)
+        )
+        for source in evidence.consumed
+        if source.datasetid != TODAY
+    }
 
 
 def _tags(
@@ -238,10 +278,11 @@ def _materialization(
     of_function: Mapping[str, Any] | None = None,
 ) -> dg.AssetMaterialization:
     asset = translator.asset_key(evidence.datasetid)
+    links = _upstream(evidence, partition, translator)
     ours = prefixed(
         {
             name: value
-            for name, value in entries.items()
+            for name, value in {**entries, **links}.items()
             if value is not None or name in SHOWN_WHEN_UNKNOWN
         }
     )

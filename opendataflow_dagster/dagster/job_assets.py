@@ -13,7 +13,7 @@ from ..flow.flow import Flow
 from ..model import Plan
 from ..runner.produce import Maker
 from ..store.catalog import Catalog
-from ..util.text import did_you_mean, typed
+from ..util.text import did_you_mean, printable, typed
 from .checks import ChunkCheck, bind_checks
 from .registration import refuse_unapplied
 from .resources import RESOURCE_KEY, DataflowResource
@@ -118,6 +118,7 @@ def assets_of_job(
     checks: Iterable[ChunkCheck] = (),
     promised: Iterable[ChunkCheck] = (),
     secrets: bool = False,
+    runs: str = "",
     **options: Unpack[JobOptions],
 ) -> dg.AssetsDefinition:
     """One step that produces all datasets of a job, partition by partition.
@@ -132,6 +133,7 @@ def assets_of_job(
         checks: Functions that look at a chunk before it becomes READY.
         promised: Checks whose answers the maker itself gives.
         secrets: Put the passwords into the environment, as scripts expect them.
+        runs: What runs the job, for the description of its assets: "function shop.check".
         options: What Dagster is told of the step and its assets.
     """
     if unknown := options.keys() - JobOptions.__annotations__:
@@ -144,7 +146,7 @@ def assets_of_job(
     all_checks = [*promised, *checks, *_stale_checks(catalog.jobs[jobid])]
     _refuse_doubled_names(all_checks, jobid)
     specs = [
-        _with_options(spec, options)
+        described(_with_options(spec, options), catalog, jobid, runs, options.get("description"))
         for spec in dataflow_specs(catalog, translator=translator, jobs=[jobid])
     ]
     ports = _ports(specs, [check.spec(translator) for check in all_checks])
@@ -152,7 +154,7 @@ def assets_of_job(
     return dg.AssetsDefinition(
         keys_by_input_name=ports.ins,
         keys_by_output_name=ports.outs,
-        node_def=_job_op(jobid, translator, body, ports, options),
+        node_def=_job_op(jobid, translator, body, ports, runs, options),
         specs=specs,
         check_specs_by_output_name=ports.checks,
         can_subset=False,
@@ -179,12 +181,18 @@ def no_assets(jobid: str, flaw: str) -> dg.AssetsDefinition:
 
 
 def _job_op(
-    jobid: str, translator: DataflowTranslator, body: Body, ports: "_Ports", options: JobOptions
+    jobid: str,
+    translator: DataflowTranslator,
+    body: Body,
+    ports: "_Ports",
+    runs: str,
+    options: JobOptions,
 ) -> dg.OpDefinition:
     """The op of a job."""
     return dg.op(
         name=options.get("name") or translator.op_name(jobid),
-        description=options.get("description"),
+        description=options.get("description")
+        or (f"Runs {runs} for each chunk." if runs else None),
         ins=dict.fromkeys(ports.ins, dg.In(dg.Nothing)),
         # No output is required: the step logs an event for each chunk instead.
         out=dict.fromkeys([*ports.outs, *ports.checks], dg.Out(dg.Nothing, is_required=False)),
@@ -297,6 +305,24 @@ def one_producer_each(catalog: Catalog, jobs: Iterable[str]) -> None:
                     "by one of them in a code location. Leave out the other, or put it in a "
                     "location of its own; its chunks are shown all the same."
                 )
+
+
+STARTS = {
+    "work": "`odf work` starts it by itself, Dagster doesn't.",
+    "cron": "Neither Dagster nor `odf work` starts it by itself.",
+    "dagster": "Dagster starts it by itself, `odf work` doesn't.",
+}
+"""What the key `runs_in` of a flow's job means."""
+
+
+def described(
+    spec: dg.AssetSpec, catalog: Catalog, jobid: str, runs: str, about: str | None = None
+) -> dg.AssetSpec:
+    """A spec whose description also tells what runs the job, who starts it, and what that says."""
+    sentence = f"Job `{printable(jobid)}` runs {runs}." if runs else ""
+    starts = STARTS.get(catalog.runs_in.get(jobid, ""), "")
+    paragraphs = [spec.description, " ".join(filter(None, [sentence, starts])), about]
+    return spec.replace_attributes(description="\n\n".join(filter(None, paragraphs)) or None)
 
 
 def _with_options(spec: dg.AssetSpec, options: JobOptions) -> dg.AssetSpec:

@@ -17,6 +17,9 @@ from typing import Any, NamedTuple
 
 import dagster as dg
 import sqlalchemy as sql
+from dagster._core.definitions.asset_checks.asset_check_evaluation import (
+    AssetCheckEvaluationTargetMaterializationData,
+)
 from dagster._core.events import DagsterEvent, DagsterEventType, JobFailureData, RunFailureReason
 from dagster._core.events.log import EventLogEntry
 from dagster._core.execution.api import create_execution_plan
@@ -27,15 +30,20 @@ from dagster._core.storage.event_log.schema import SqlEventLogStorageTable
 from dagster._core.storage.runs.schema import RunsTable, RunTagsTable
 from dagster._serdes import serialize_value
 from dagster_shared.error import SerializableErrorInfo
+from dagster_shared.record import replace
 
 from ..model import DAGSTER_RUN, FAILED, PENDING, READY, RUNNING
 from ..store.overview import EARLIER, Execution, ExecutionOutcome, outcomes, recent
 from ..store.store import Store
+from ..util.text import typed
 from .events import OutsideOptions
 from .grid import STEP_KEY, Mirror, is_ours, our_run
 
 OUTSIDE_TAG = "opendataflow/outside"
 """The tag of all runs that show what was executed outside, by which a list is filtered."""
+
+EXECUTION_TAG = ".dagster/opendataflow_execution"
+"""The tag that names the execution; lists of runs don't show tags of this beginning."""
 
 BESIDE_TAG = "opendataflow/failures_so_far_of"
 """The tag of a run for what has failed in another that is still at work."""
@@ -45,6 +53,9 @@ TOLD_CHUNKS = 200
 
 TOLD_LINES = 20
 """Lines that are told of the end of a chunk's log."""
+
+NAMED_CHUNKS = 5
+"""Failed chunks that the command to make them again names."""
 
 FIRST_RUNS = [
     str(uuid.uuid5(uuid.NAMESPACE_DNS, f"{word.lower()}.opendataflow"))
@@ -287,13 +298,13 @@ class OutsideRuns:
         tags = {
             OUTSIDE_TAG: kind if kind in ("process", "items", EARLIER) else "transaction",
             "opendataflow/job": execution.jobid,
-            "opendataflow/execution": execution.name,
+            EXECUTION_TAG: execution.name,
             # This tag is shown as who launched the run.
             "user": f"{worker['user']}@{worker['host']}" if worker else who,
             "dagster/max_retries": "0",
         }
         if worker:
-            tags |= {"opendataflow/host": worker["host"], "opendataflow/process": worker["pid"]}
+            tags |= {"opendataflow/host": worker["host"]}
         if wanted.run_id != self.run_id(execution):
             tags |= {BESIDE_TAG: self.run_id(execution)}
         return dg.DagsterRun(
@@ -381,12 +392,31 @@ class OutsideRuns:
 
     def _alert(self, run: dg.DagsterRun, found: list[ExecutionOutcome]) -> None:
         """Tell Dagster's run failure sensors."""
-        data = JobFailureData(_error(found), RunFailureReason.UNKNOWN)
+        data = JobFailureData(_error(run.job_name, found), RunFailureReason.UNKNOWN)
         kind = DagsterEventType.RUN_FAILURE.value
         event = DagsterEvent(
             kind, run.job_name, step_key=STEP_KEY, event_specific_data=data, message=_counts(found)
         )
         self.mirror.events.store_event(_entry(run.run_id, run.job_name, event, time.time()))
+
+
+def report_evaluations(
+    instance: dg.DagsterInstance, evaluations: Iterable[dg.AssetCheckEvaluation]
+) -> None:
+    """Report answers of checks as about the newest materialization of the chunk, or the asset.
+
+    Dagster would go by the times, which SQLite rounds to seconds: a check that was answered in the
+    second of the materialization would stay "not evaluated".
+    """
+    for evaluation in evaluations:
+        parts = [evaluation.partition] if evaluation.partition else None
+        newest = dg.AssetRecordsFilter(evaluation.asset_key, asset_partitions=parts)
+        for record in instance.fetch_materializations(newest, limit=1).records:
+            about = AssetCheckEvaluationTargetMaterializationData(
+                storage_id=record.storage_id, run_id=record.run_id, timestamp=record.timestamp
+            )
+            evaluation = replace(evaluation, target_materialization_data=about)
+        instance.report_runless_asset_event(evaluation)
 
 
 def _end(found: list[ExecutionOutcome]) -> dg.DagsterRunStatus | None:
@@ -437,12 +467,12 @@ def _end_of_step(wanted: Wanted, job_name: str, began: float, ended: float) -> E
     if wanted.status == _STATUS.SUCCESS:
         data: Any = StepSuccessData(duration_ms=(ended - began) * 1000)
         return _step(wanted, job_name, "STEP_SUCCESS", ended, data)
-    data = StepFailureData(error=_error(wanted.outcomes), user_failure_data=None)
+    data = StepFailureData(error=_error(job_name, wanted.outcomes), user_failure_data=None)
     return _step(wanted, job_name, "STEP_FAILURE", ended, data)
 
 
-def _error(found: list[ExecutionOutcome]) -> SerializableErrorInfo:
-    """What is said of the chunks that aren't READY, the failed ones first."""
+def _error(jobid: str, found: list[ExecutionOutcome]) -> SerializableErrorInfo:
+    """What is said of the chunks that aren't READY, the failed ones first, and what to do."""
     bad = [each for each in found if each.status not in (READY, PENDING, RUNNING)]
     bad.sort(key=lambda each: each.status != FAILED)
     lines = [_counts(found)] + [
@@ -450,6 +480,10 @@ def _error(found: list[ExecutionOutcome]) -> SerializableErrorInfo:
         + (f", {each.why}" if each.why else "")
         for each in bad[:TOLD_LINES]
     ]
+    if failed := [each.dataid for each in bad if each.status == FAILED]:
+        lines.append(f"To know more: odf why {typed(jobid, failed[0])}")
+        chunks = typed(*failed) if len(failed) <= NAMED_CHUNKS else "--failed"
+        lines.append(f"To make them again: odf resubmit {typed(jobid)} {chunks}")
     return SerializableErrorInfo("\n".join(lines) + "\n", [], "Outside")
 
 

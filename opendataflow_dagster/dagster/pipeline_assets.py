@@ -27,9 +27,10 @@ from ..store.claims import Offer
 from ..store.items import begin_due_runs, without_items
 from ..store.store import Store
 from ..util.text import first_line, printable
-from .job_assets import OBSERVATION_METADATA
-from .pipeline_steps import CLAIM, OVER, StepFlow, begin, publish, transform
+from .job_assets import OBSERVATION_METADATA, described
+from .pipeline_steps import CLAIM, OVER, StepFlow, begin, publish, tell_stale, transform
 from .resources import PYSPARK_KEY, RESOURCE_KEY, DataflowResource
+from .stale_check import STALE_CHECK, stale_check
 from .translator import DataflowTranslator
 
 _log = logging.getLogger("opendataflow_dagster")
@@ -290,19 +291,27 @@ def _asset(
     spec = spec.replace_attributes(
         kinds={*spec.kinds, *engines}, metadata={**about, **spec.metadata}
     )
+    steps = ", ".join(f"`{printable(name)}`" for name in pipeline.transformations)
+    spec = described(spec, catalog, flow.slug, f"pipeline `{printable(flow.slug)}`: {steps}")
     ins = {f"input_{at}": dep.asset_key for at, dep in enumerate(spec.deps)}
+    checks = {}
+    if shown.plan.reads:
+        checks[STALE_CHECK] = stale_check(shown.plan.outputs[0]).spec(translator)
     return _Asset(
         keys_by_input_name=ins,
         keys_by_output_name={"chunk": spec.key},
-        node_def=_graph(flow, list(ins), engines),
+        node_def=_graph(flow, list(ins), ["chunk", *checks], engines),
         specs=[spec],
+        check_specs_by_output_name=checks,
         can_subset=False,
         backfill_policy=dg.BackfillPolicy.multi_run(1),
         resource_defs={HANDOVER_KEY: _FILES, **brought},
     )
 
 
-def _graph(flow: StepFlow, ins: list[str], engines: list[str]) -> dg.GraphDefinition:
+def _graph(
+    flow: StepFlow, ins: list[str], outs: list[str], engines: list[str]
+) -> dg.GraphDefinition:
     """`begin`, then the transformations one after the other, then `publish`.
 
     `begin` may find nothing to do, for example because the chunk is READY. The transformations are
@@ -316,9 +325,9 @@ def _graph(flow: StepFlow, ins: list[str], engines: list[str]) -> dg.GraphDefini
             _transform_op(flow, name, number, engine)
             for number, (name, engine) in enumerate(zip(names, engines, strict=True), 1)
         ),
-        _publish_op(flow, last),
+        _publish_op(flow, last, outs),
     ]
-    return _wire(flow.translator.op_name(flow.slug), ops, [first, *names, last], ins)
+    return _wire(flow.translator.op_name(flow.slug), ops, [first, *names, last], ins, outs)
 
 
 def _op(flow: StepFlow, name: str, function: Callable[..., Any], **options: Any) -> dg.OpDefinition:
@@ -366,12 +375,15 @@ def _transform_op(flow: StepFlow, name: str, number: int, engine: str) -> dg.OpD
     )
 
 
-def _publish_op(flow: StepFlow, name: str) -> dg.OpDefinition:
+def _publish_op(flow: StepFlow, name: str, outs: list[str]) -> dg.OpDefinition:
     def run(context, handed):
         for claim in handed:
             if claim:
                 publish(context, flow, claim)
         yield dg.Output(None, "chunk", metadata={OBSERVATION_METADATA: True})
+        if STALE_CHECK in outs:
+            yield from tell_stale(context, flow)
+            yield dg.Output(None, STALE_CHECK)
 
     return _op(
         flow,
@@ -380,12 +392,12 @@ def _publish_op(flow: StepFlow, name: str) -> dg.OpDefinition:
         description=f"Publishes and settles the chunk of pipeline {flow.slug}.",
         ins={"handed": dg.In(list)},
         # Not required: the step logs an event for the chunk that it has published.
-        out={"chunk": dg.Out(dg.Nothing, is_required=False)},
+        out=dict.fromkeys(outs, dg.Out(dg.Nothing, is_required=False)),
     )
 
 
 def _wire(
-    graph: str, ops: list[dg.OpDefinition], names: list[str], ins: list[str]
+    graph: str, ops: list[dg.OpDefinition], names: list[str], ins: list[str], outs: list[str]
 ) -> dg.GraphDefinition:
     """The ops in a row; the last one also runs when the first has nothing to do."""
     first, last = names[0], names[-1]
@@ -409,8 +421,9 @@ def _wire(
         ],
         output_mappings=[
             dg.OutputMapping(
-                graph_output_name="chunk", mapped_node_name=last, mapped_node_output_name="chunk"
+                graph_output_name=name, mapped_node_name=last, mapped_node_output_name=name
             )
+            for name in outs
         ],
     )
 

@@ -41,6 +41,7 @@ from ..store.items import live_generations, next_runs, offer_run
 from ..store.store import Store
 from ..util.text import printable, typed
 from .resources import PYSPARK_KEY, RESOURCE_KEY
+from .stale_check import stale_evaluations
 from .step import (
     DIAL_POLL_SECONDS,
     Claimer,
@@ -464,6 +465,12 @@ def publish(context: Context, flow: StepFlow, handed: Handed) -> None:
         events = ChunkEvents(context, store, flow.translator)
         for fact in produced.facts:
             context.log_event(events.produced(produced, fact, handed["partition"]))
+
+
+def tell_stale(context: Context, flow: StepFlow) -> list[dg.AssetCheckEvaluation]:
+    """How many chunks of the pipeline are stale now."""
+    store = getattr(context.resources, flow.tables).store
+    return store.db.insist(lambda: list(stale_evaluations(store, flow.slug, flow.translator)))[0]
 
 
 def _destination(store: Store, flow: StepFlow) -> Destination:

@@ -9,6 +9,7 @@ cursor, or after such a loss) everything there is.
 import hashlib
 import json
 import time
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from itertools import chain, starmap
@@ -16,7 +17,7 @@ from typing import Any, NamedTuple
 
 import dagster as dg
 
-from ..model import FAILED, natural_key
+from ..model import FAILED, READY, natural_key
 from ..store.catalog import Catalog, depths, read_catalog
 from ..store.history import LostCursor, end_of_log, events_after
 from ..store.item_folding import fold_marks
@@ -25,7 +26,7 @@ from ..store.store import Store
 from .checks import recorded_evaluations
 from .differences import WrongSquare, differences
 from .grid import Mirror, is_ours
-from .outside import OutsideRuns
+from .outside import OutsideRuns, report_evaluations
 from .stale_check import stale_evaluations
 from .translator import DataflowTranslator
 from .versions import Lineage
@@ -56,6 +57,8 @@ class Reconciled(NamedTuple):
     keys: int = 0
     runs: int = 0
     more: bool = False
+    chunks: Mapping[tuple[str, str], int] = {}
+    """How many chunks were mirrored, by status and (unless READY) by job."""
 
     @property
     def writes(self) -> int:
@@ -140,7 +143,9 @@ class _Pass:
         self.full, self.runs = full, runs
         self.compared: set[str] = set()
         self.left: set[str] = set()
+        self.made: set[str] = set()
         self.wrote = {"made": 0, "planned": 0, "cleared": 0, "keys": 0, "runs": 0}
+        self.chunks = Counter[tuple[str, str]]()
 
     def run(self) -> Reconciled:
         # The marks are read before the work: what vanishes meanwhile differs from them next time.
@@ -160,7 +165,9 @@ class _Pass:
         self.wrote["runs"] = self.runs.written
         # What was written moved the marks itself: with the old ones the next tick would look again.
         cursor.marks = self._marks() if any(self.wrote.values()) else before
-        return Reconciled(json.dumps(asdict(cursor)), **self.wrote, more=not finished)
+        return Reconciled(
+            json.dumps(asdict(cursor)), **self.wrote, more=not finished, chunks=self.chunks
+        )
 
     def _find_whole(self, marks: dict[str, Any]) -> None:
         """Find what has to be compared as a whole, since no log tells what changed in it."""
@@ -395,6 +402,8 @@ class _Pass:
                 self.mirror.make(events, run_id, jobid, observed=here is None or key not in here)
             self._tell_checks(datasetid, records)
             self.wrote["made"] += len(some)
+            self.made.add(datasetid)
+            self.chunks[READY, ""] += len(some)
         return True
 
     def _tell_checks(self, datasetid: str, records: Mapping[str, Mapping[str, Any]]) -> None:
@@ -402,10 +411,8 @@ class _Pass:
         key = self.translator.asset_key(datasetid)
         for dataid, record in records.items():
             part = self.translator.partition_key(dataid)
-            for event in recorded_evaluations(
-                record.get("checks"), record.get("validated"), key, part
-            ):
-                self.mirror.instance.report_runless_asset_event(event)
+            answers = recorded_evaluations(record.get("checks"), record.get("validated"), key, part)
+            report_evaluations(self.mirror.instance, answers)
 
     def _runs_of(
         self, datasetid: str, squares: list[WrongSquare], whole: bool
@@ -427,19 +434,19 @@ class _Pass:
     def _plan(self, key: dg.AssetKey, found: list[WrongSquare], whole: bool) -> bool:
         """Show chunks as in progress or failed, by run; whether there was time for all."""
         self.left |= {each.shown.run_id for each in found if is_ours(each.shown.run_id)}
-        plans: dict[tuple[str, Execution], list[str]] = {}
+        plans: dict[tuple[str, Execution], list[WrongSquare]] = {}
         for square in found:
             if square.repair == "plan" and square.execution:
-                plans.setdefault((square.run_id, square.execution), []).append(
-                    self.translator.partition_key(square.dataid)
-                )
-        for (run_id, execution), parts in plans.items():
+                plans.setdefault((square.run_id, square.execution), []).append(square)
+        for (run_id, execution), squares in plans.items():
             self.runs.show_for(execution, run_id)
-            for some in _pieces(parts):
+            for some in _pieces(squares):
                 if whole and self._is_late():
                     return False
-                self.mirror.plan(key, some, run_id, execution.jobid)
+                parts = [self.translator.partition_key(square.dataid) for square in some]
+                self.mirror.plan(key, parts, run_id, execution.jobid)
                 self.wrote["planned"] += len(some)
+                self.chunks.update((square.truth.status, execution.jobid) for square in some)
         return True
 
     def _from_above(self, datasets: Iterable[str]) -> list[str]:
@@ -457,9 +464,9 @@ class _Pass:
                 continue
             found = list(stale_evaluations(self.store, jobid, self.translator))
             line = " ".join(each.description or "" for each in found)
-            if told.get(jobid) != line:
-                for evaluation in found:
-                    self.mirror.instance.report_runless_asset_event(evaluation)
+            # Of an asset that was materialized since, Dagster calls a check not evaluated.
+            if told.get(jobid) != line or not self.made.isdisjoint(mine):
+                report_evaluations(self.mirror.instance, found)
                 told[jobid] = line
 
     def _is_late(self) -> bool:

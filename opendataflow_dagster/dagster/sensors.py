@@ -2,17 +2,19 @@
 
 import threading
 import time
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 import dagster as dg
 
 from ..errors import LostRace
-from ..model import Recovered
+from ..model import READY, Recovered
 from ..store.claims import lost_runs, runs_at_work, settle_run
 from ..store.history import unread
 from ..store.store import Store
+from ..util.text import count_of, first_of, printable
 from .events import OutsideOptions
 from .launch import DATABASE_WAIT_SECONDS, unreadable
 from .registration import LocationRegistration
@@ -33,6 +35,9 @@ LAUNCHED_STATUSES = (
     dg.DagsterRunStatus.CANCELING,
 )
 """The statuses of a run that should have a worker. A QUEUED one may wait for long."""
+
+MAX_NAMED_JOBS = 3
+"""Jobs that a tick's line names for each status."""
 
 RUNS_PER_QUERY = 500
 """Runs that one query asks for."""
@@ -103,10 +108,7 @@ def reconcile_sensor(
         except Exception as error:
             return dg.SkipReason(_unreadable(store, error))
         context.update_cursor(done.cursor)
-        for chunk in settled:
-            context.log.info(
-                f"{chunk.jobid} {chunk.dataid}: settled as {chunk.status}, {chunk.reason}"
-            )
+        _log_settled(context, settled)
         lines = [lacking, _summary(done, settled), unread(store)]
         return dg.SkipReason(" ".join(filter(None, lines)))
 
@@ -135,20 +137,36 @@ def settle(store: Store, instance: dg.DagsterInstance) -> list[Recovered]:
     return done
 
 
-def _summary(done: "Reconciled", settled: Iterable[Recovered]) -> str:
-    """One line about a pass."""
-    counts = {
-        "chunks shown as READY": done.made,
-        "as running or failed": done.planned,
-        "as missing": done.cleared,
-        "partition keys changed": done.keys,
-        "chunks settled": len(list(settled)),
-    }
-    parts = [f"{count} {what}" for what, count in counts.items() if count]
-    if not parts and done.runs:
-        parts = [f"{done.runs} runs of what was executed outside put right"]
-    line = ", ".join(parts) if parts else "The grid agrees with the tables"
-    return f"{line}; there is more, which the next tick does." if done.more else f"{line}."
+def _summary(done: "Reconciled", settled: Sequence[Recovered]) -> str:
+    """One line about a pass: `12 chunks mirrored: 10 ready, 2 failed (check), grid agrees.`"""
+    parts = _mirrored(done)
+    if done.keys:
+        parts.append(f"{count_of(done.keys, 'partition key')} changed")
+    if settled:
+        parts.append(f"{count_of(len(settled), 'chunk')} settled")
+    if done.runs and not parts:
+        parts.append(f"{count_of(done.runs, 'run')} of what was executed outside put right")
+    if not (parts or done.more):
+        return "The grid agrees with the tables."
+    return ", ".join([*parts, "the next tick goes on" if done.more else "grid agrees"]) + "."
+
+
+def _mirrored(done: "Reconciled") -> list[str]:
+    """How many chunks a pass has mirrored: by status, with the jobs of those that aren't READY."""
+    counts, jobs = Counter({"missing": done.cleared}), dict[str, list[str]]()
+    for (status, jobid), count in sorted(done.chunks.items()):
+        word = status.lower()
+        counts[word] += count
+        jobs.setdefault(word, []).append(printable(jobid))
+    if not counts.total():
+        return []
+    parts = [
+        f"{count} {word}" + (f" ({', '.join(first_of(names, MAX_NAMED_JOBS))})" if names else "")
+        for word, count in sorted(counts.items(), key=lambda item: item[0] != READY.lower())
+        if count
+        for names in [list(filter(None, jobs.get(word, ())))]
+    ]
+    return [f"{count_of(counts.total(), 'chunk')} mirrored: {parts[0]}", *parts[1:]]
 
 
 def _unreadable(store: Store | None, error: Exception) -> str:
@@ -170,11 +188,6 @@ def settle_ended_runs(store: Store, instance: dg.DagsterInstance) -> list[Recove
         if run.is_finished:
             settled += _settle_ended(store, run)
     return settled
-
-
-def settle_ended_run(store: Store, run: dg.DagsterRun) -> list[Recovered]:
-    """Settle what one run holds that has ended."""
-    return _settle_ended(store, run) if run.run_id in runs_at_work(store) else []
 
 
 def end_lost_runs(
@@ -207,44 +220,44 @@ def end_lost_runs(
     return settled
 
 
-def settlement_sensors(
+def settlement_sensor(
     dataflow: DataflowResource,
     *,
     default_status: dg.DefaultSensorStatus = dg.DefaultSensorStatus.RUNNING,
-    minimum_interval_seconds: int = 5,
-) -> list[dg.SensorDefinition]:
-    """Sensors that settle the chunks of a run as soon as it has failed or was canceled.
+    minimum_interval_seconds: int = 30,
+) -> dg.SensorDefinition:
+    """A sensor that settles the chunks of runs that have failed or were canceled.
 
-    The reconcile sensor does so too, and finds what these have missed. They stay fast while it is
-    busy, and work while it is switched off.
+    The reconcile sensor does so too, and more often. This one does while that is switched off. It
+    is no run status sensor: of these, Dagster has one for each status, and tells it of all runs of
+    the code location.
     """
 
-    def sensor_for(name: str, status: dg.DagsterRunStatus, word: str) -> dg.SensorDefinition:
-        @dg.run_status_sensor(
-            run_status=status,
-            name=f"opendataflow_settle_{name}",
-            minimum_interval_seconds=minimum_interval_seconds,
-            default_status=default_status,
-            description=f"Settles the chunks of a run that {word}, at once.",
-        )
-        def settle(context: dg.RunStatusSensorContext) -> dg.SkipReason:
-            store = None
-            try:
-                store = dataflow.patient_store(DATABASE_WAIT_SECONDS)
-                settled = settle_ended_run(store, context.dagster_run)
-            except Exception as error:
-                return dg.SkipReason(unreadable(store, error, "Nothing is settled."))
-            run = context.dagster_run.run_id
-            for chunk in settled:
-                context.log.info(f"{chunk.jobid} {chunk.dataid} of run {run} is {chunk.status}")
-            return dg.SkipReason(f"Run {run} {word}: {len(settled)} chunks settled.")
+    @dg.sensor(
+        name="opendataflow_settle",
+        minimum_interval_seconds=minimum_interval_seconds,
+        default_status=default_status,
+        description="Settles the chunks of runs that failed or were canceled, also while "
+        "the sensor that mirrors the tables is off.",
+    )
+    def sensor(context: dg.SensorEvaluationContext) -> dg.SkipReason:
+        store = None
+        try:
+            store = dataflow.patient_store(DATABASE_WAIT_SECONDS)
+            settled = settle_ended_runs(store, context.instance)
+        except Exception as error:
+            return dg.SkipReason(unreadable(store, error, "Nothing is settled."))
+        _log_settled(context, settled)
+        if not settled:
+            return dg.SkipReason("No run that has ended holds a chunk.")
+        return dg.SkipReason(f"{count_of(len(settled), 'chunk')} of ended runs settled.")
 
-        return settle
+    return sensor
 
-    return [
-        sensor_for("failed_runs", dg.DagsterRunStatus.FAILURE, "failed"),
-        sensor_for("canceled_runs", dg.DagsterRunStatus.CANCELED, "was canceled"),
-    ]
+
+def _log_settled(context: dg.SensorEvaluationContext, settled: Iterable[Recovered]) -> None:
+    for chunk in settled:
+        context.log.info(f"{chunk.jobid} {chunk.dataid}: settled as {chunk.status}, {chunk.reason}")
 
 
 def _runs_here(instance: dg.DagsterInstance, runids: Iterable[str]) -> list[dg.DagsterRun]:

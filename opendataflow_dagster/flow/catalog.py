@@ -35,7 +35,8 @@ def catalog_of(
     for datasetid in makers.keys() - datasets.keys():
         datasets[datasetid] = _described(Dataset(datasetid), makers[datasetid], environ)
     policies = {job.jobid: dials for job in flow.jobs if (dials := _dials(job))}
-    return Catalog.of(datasets, items, policies)._replace(registered_by=command)
+    runs_in = {job.jobid: job.runs_in for job in flow.jobs if job.runs_in}
+    return Catalog.of(datasets, items, policies)._replace(registered_by=command, runs_in=runs_in)
 
 
 def _described(dataset: Dataset, maker: Job | None, environ: Mapping[str, str]) -> CatalogDataset:

@@ -35,6 +35,8 @@ class Catalog(NamedTuple):
     """Dataset → the name of its domain: those that jobs link share their dataids."""
     registered_by: str = ""
     """The command that registers all this, if it comes from a flow instead of the tables."""
+    runs_in: Mapping[str, str] = {}
+    """Job → who starts it by itself, where a flow says so."""
 
     @classmethod
     def of(
@@ -65,6 +67,7 @@ class Catalog(NamedTuple):
             datasets=datasets,
             jobs=jobs,
             policies={**self.policies, **other.policies},
+            runs_in={**self.runs_in, **other.runs_in},
             domains=_domains(datasets, jobs),
         )
 

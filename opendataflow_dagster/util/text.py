@@ -15,6 +15,11 @@ def one_line(text: str) -> str:
     return " ".join(line.strip() for line in text.splitlines() if line.strip())
 
 
+def count_of(number: int, noun: str) -> str:
+    """`1 chunk`, `2 chunks`."""
+    return f"{number} {noun if number == 1 else noun + 's'}"
+
+
 def first_of(items: Sequence[str], most: int) -> list[str]:
     """The first of some items, and how many more there are."""
     more = len(items) - most

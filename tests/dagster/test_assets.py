@@ -187,6 +187,8 @@ def test_a_chunk_is_claimed_made_and_told(
     assert told["validated"] == "no checks"
     assert "attempt 1" in told["safe"]
     assert told["log"] == f"/runs/{ran.result.run_id}"
+    assert told["upstream bobin"] == "/assets/bobin?view=partitions&partition=1"
+    assert told["why"] == "odf why loadbob 1"
     assert sql(store, "select * from worker") == []
     check(store)
 

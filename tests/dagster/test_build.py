@@ -66,8 +66,7 @@ def test_all_datasets_are_assets_and_those_of_jobs_here_can_be_made(
     assert {each.name for each in defs.sensors or ()} == {
         "opendataflow_reconcile",
         "opendataflow_catch_up",
-        "opendataflow_settle_failed_runs",
-        "opendataflow_settle_canceled_runs",
+        "opendataflow_settle",
     }
     resources = defs.resources or {}
     assert resources["dataflow"] is dataflow
@@ -90,8 +89,7 @@ def test_what_launches_runs_is_off_until_somebody_switches_it_on(
 
     always = {
         "opendataflow_reconcile",
-        "opendataflow_settle_failed_runs",
-        "opendataflow_settle_canceled_runs",
+        "opendataflow_settle",
     }
     assert running(False) == always
     assert running(True) == always | {"opendataflow_catch_up", "opendataflow_today_daily"}

@@ -158,7 +158,11 @@ def test_a_flow_is_assets_without_a_database(folder: Path, no_network: None) -> 
     assert sales.owners == ["ada@example.com"]
     assert sales.tags == {"team": "tills", "dagster/kind/csv": ""}
     assert sales.metadata["opendataflow/location"] == "${SALES_ROOT}/sales"
-    assert checked.description == "Drops broken lines"
+    assert (checked.description or "").startswith("Drops broken lines\n\nJob `check` runs script `")
+    assert (graph.get(dg.AssetKey("loaded")).description or "").endswith(
+        "check.sh`. Neither Dagster nor `odf work` starts it by itself."
+    )
+    assert "\n\nJob `sum` runs function `" in (graph.get(dg.AssetKey("sums")).description or "")
     assert checked.owners == ["team:data"]
     assert {**checked.tags, "kind": "qa", "team": "data"} == dict(checked.tags)
     assert {key.to_user_string() for key in mailed.parent_keys} == {"checked"}
@@ -304,7 +308,7 @@ def test_the_sensor_and_a_run_tell_what_the_tables_lack(
     applied = CliRunner().invoke(app, ["apply", "--yes"], prog_name="odf")
     assert applied.exit_code == 0, applied.output
     put(tables, "sales", "2")
-    assert "1 chunks shown as READY" in tick(defs, instance)
+    assert " mirrored: 1 ready, " in tick(defs, instance)
     assert run(defs, instance, "checked", "2") == (True, "")
     assert Path("made.txt").read_text() == "--strict 2\n"
     assert status(tables, "checked", "2", "check") == "READY"
@@ -422,7 +426,9 @@ def test_a_pipeline_of_the_flow_is_an_asset_and_runs(
     defs = build_definitions(flow="flow.yml", automatic=True)
     assert assets(defs) == {"contacts_clean": True}
     node = defs.resolve_asset_graph().get(dg.AssetKey("contacts_clean"))
-    assert node.description == "Contacts"
+    assert (node.description or "").startswith(
+        "Contacts\n\nJob `clean_contacts` runs pipeline `clean_contacts`: "
+    )
 
     assert "job clean_contacts registered" in tick(defs, instance)
     repository = defs.get_repository_def()
@@ -445,7 +451,7 @@ def test_a_variable_that_isnt_set_is_told_and_stops_no_tick(
     put(tables, "other", "1")
     lines = tick(build_definitions(flow="flow.yml", apply=True), instance)
     assert lines.startswith("Flow 'shop' isn't applied: flow.yml:3: The environment has no SALES")
-    assert lines.endswith("1 chunks shown as READY, 1 partition keys changed.")
+    assert lines.endswith("1 chunk mirrored: 1 ready, 1 partition key changed, grid agrees.")
 
 
 def test_jobs_of_python_are_applied_by_their_file(
@@ -562,7 +568,9 @@ def test_the_tutorial_makes_a_green_square(
     monkeypatch.delitem(sys.modules, "definitions", raising=False)
     from definitions import defs
 
-    assert tick(defs, instance) == "1 chunks shown as READY, 1 partition keys changed."
+    assert (
+        tick(defs, instance) == "1 chunk mirrored: 1 ready, 1 partition key changed, grid agrees."
+    )
     for asset in ("checked", "report"):
         assert run(defs, instance, asset, "2026-03-01") == (True, "")
     assert (tmp_path / "data/checked/2026-03-01.csv").read_text() == "north,12\nwest,30\n"

@@ -49,6 +49,15 @@ def test_a_process_is_one_run_from_its_first_chunk_to_its_last(grid: Grid) -> No
     assert grid.mirror.shown(COPIES)["1"].run_id == run.run_id
     assert not grid.instance.has_run(red)
     assert "copies 1: FAILED, no rows" in log(grid, run)
+    [failure] = [
+        event.dagster_event.step_failure_data.error.message
+        for event in grid.instance.all_logs(run.run_id, of_type=dg.DagsterEventType.STEP_FAILURE)
+        if event.dagster_event
+    ]
+    assert failure.splitlines()[-2:] == [
+        "To know more: odf why copy 1",
+        "To make them again: odf resubmit copy 1",
+    ]
     made = grid.instance.fetch_materializations(COPIES, limit=1).records[0]
     assert made.run_id == run.run_id
     stats = grid.instance.get_run_record_by_id(run.run_id)
@@ -136,6 +145,8 @@ def test_checks_from_outside_are_on_the_checks_tab(grid: Grid) -> None:
     assert found.event.dagster_event is not None
     told = found.event.dagster_event.asset_check_evaluation_data
     assert (told.passed, told.description) == (False, "3 rows; of 7")
+    [made] = grid.instance.fetch_materializations(COPIES, limit=5).records
+    assert told.target_materialization_data.storage_id == made.storage_id, "else: not evaluated"
 
 
 def test_old_runs_go_and_what_they_show_stays(grid: Grid) -> None:

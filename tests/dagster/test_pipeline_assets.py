@@ -21,6 +21,7 @@ from opendataflow_dagster import (
 )
 from opendataflow_dagster.dagster import resources
 from opendataflow_dagster.dagster.pipeline_assets import tables_of
+from opendataflow_dagster.dagster.stale_check import STALE_CHECK
 from opendataflow_dagster.pipelines.task import processes
 from opendataflow_dagster.store.history import steps
 from opendataflow_dagster.store.items import Post, accept, new_run
@@ -200,9 +201,22 @@ def test_what_is_ready_is_skipped_and_what_is_below_goes_on(line: Line) -> None:
     assert outcomes["daily.publish"] == "success"
     assert "skipped" not in metadata(ran.made["report", ONE])
 
+    line.write("sources/orders.csv", "product,qty\nA,3\n")
     again = line.materialize("sales", resubmit="true")
     assert again.success
     assert "skipped" not in metadata(again.made["sales", ONE])
+
+    policy(line.store, "report", on_stale="skip")
+    stale = line.materialize("report")
+    assert stale.success, stale.reason
+    assert metadata(stale.made["report", ONE])["stale"] is True
+    [told] = stale.result.get_asset_check_evaluations()
+    assert (told.check_name, told.passed) == (STALE_CHECK, False)
+    assert told.description == f"1 chunk is stale: {ONE}. Run: odf resubmit report --stale"
+    policy(line.store, "report", on_stale="remake")
+    [told] = line.materialize("report").result.get_asset_check_evaluations()
+    assert (told.passed, told.description) == (True, "No chunk is stale.")
+    assert not line.assets["sales"].check_specs, "it reads nothing that could be replaced"
 
 
 def test_a_failing_transformation_is_named_and_settles_the_chunk(line: Line, capfd: Any) -> None:

@@ -17,6 +17,7 @@ from opendataflow_dagster.store.history import unread
 from opendataflow_dagster.store.overview import truths
 from tests.support.dagster_instances import NAMES, Grid
 from tests.support.postgres import Server
+from tests.support.store_fixtures import sql
 
 DAYS = ["2026-11-02", "2026-11-03"]
 
@@ -42,11 +43,27 @@ def test_a_tick_mirrors_and_keeps_its_cursor(grid: Grid) -> None:
     sensor = reconcile_sensor(resource(grid))
     operations.ready(grid.store, "orders", DAYS)
     first, cursor = tick(sensor, grid.instance)
-    assert first == "2 chunks shown as READY, 2 partition keys changed."
+    assert first == "2 chunks mirrored: 2 ready, 2 partition keys changed, grid agrees."
     assert grid.squares("orders") == dict.fromkeys(DAYS, READY)
     again, kept = tick(sensor, grid.instance, cursor)
     assert again == "The grid agrees with the tables."
     assert json.loads(kept or "")["log"] == json.loads(cursor or "")["log"]
+
+
+def test_a_tick_counts_by_status_and_names_the_jobs_that_made_trouble(grid: Grid) -> None:
+    sensor = reconcile_sensor(resource(grid))
+    operations.ready(grid.store, "orders", ["1", "2", "3", "4"])
+    _, cursor = tick(sensor, grid.instance)
+    for claim in grid.store.claim("copy", owner=new_owner(), k=2):
+        grid.store.fail(claim, "no rows")
+    [claim] = grid.store.claim("copy", owner=new_owner())
+    grid.store.finish(claim, [])
+    [claim] = grid.store.claim("copy", owner=new_owner())
+    line, cursor = tick(sensor, grid.instance, cursor)
+    assert line == "4 chunks mirrored: 1 ready, 2 failed (copy), 1 running (copy), grid agrees."
+    sql(grid.store, "delete from datastatus where datasetid = 'copies' and status = 'FAILED'")
+    line, _ = tick(sensor, grid.instance, cursor)
+    assert line == "2 chunks mirrored: 2 missing, grid agrees."
 
 
 def test_a_tick_says_that_changes_can_not_be_read_yet(
@@ -69,7 +86,7 @@ def test_a_tick_recovers_leases_that_ran_out(grid: Grid) -> None:
     grid.store.claim("copy", owner=new_owner(), lease=0.2, only=DAYS[0])
     time.sleep(0.4)
     reason, _ = tick(sensor, grid.instance)
-    assert "1 chunks settled" in reason
+    assert "1 chunk settled" in reason
     assert truths(grid.store, "copies")[DAYS[0]].status == RESUBMIT
 
 

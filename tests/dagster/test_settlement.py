@@ -11,9 +11,8 @@ from opendataflow_dagster.dagster import resources
 from opendataflow_dagster.dagster.resources import DataflowResource
 from opendataflow_dagster.dagster.sensors import (
     end_lost_runs,
-    settle_ended_run,
     settle_ended_runs,
-    settlement_sensors,
+    settlement_sensor,
 )
 from opendataflow_dagster.model import Recovered
 from opendataflow_dagster.store.claims import begin_work
@@ -212,44 +211,25 @@ def test_a_claim_that_somebody_keeps_locked_holds_up_no_other(
     assert [each.dataid for each in settle_ended_runs(job, instance)] == ["1"]
 
 
-def test_one_run_is_settled_at_once_and_no_other(job: Store, instance: dg.DagsterInstance) -> None:
-    one = begin(job, instance, State.FAILURE)
-    begin(job, instance, State.FAILURE, owner="w2")
-    [settled] = settle_ended_run(job, one)
-    assert settled.dataid == "1"
-    assert status(job, "b", "2", "job") == "RUNNING"
-    assert unchanged(job, lambda: settle_ended_run(job, one))
-
-
-def test_the_sensors_settle_at_once_and_say_when_they_cannot(
+def test_the_sensor_settles_and_says_when_it_cannot(
     job: Store, url: str, instance: dg.DagsterInstance, tmp_path: Path
 ) -> None:
-    failed, canceled = settlement_sensors(DataflowResource(url=url))
-    assert [failed.name, canceled.name] == [
-        "opendataflow_settle_failed_runs",
-        "opendataflow_settle_canceled_runs",
-    ]
-    run = begin(job, instance, State.CANCELED)
-    said: Any = canceled(tell(canceled, instance, run))
-    assert said.skip_message == f"Run {run.run_id} was canceled: 1 chunks settled."
+    sensor = settlement_sensor(DataflowResource(url=url))
+    begin(job, instance, State.CANCELED)
+    assert said_by(sensor, instance) == "1 chunk of ended runs settled."
     assert status(job, "b", "1", "job") == "HOLD"
+    assert said_by(sensor, instance) == "No run that has ended holds a chunk."
 
-    away, _ = settlement_sensors(DataflowResource(url=f"sqlite:///{tmp_path / 'away.db'}"))
-    said = away(tell(away, instance, begin(job, instance, State.FAILURE, owner="w2")))
-    assert said.skip_message.startswith("The tables of OpenDataFlow can't be read: There is no dat")
-    assert said.skip_message.endswith("Nothing is settled.")
+    away = settlement_sensor(DataflowResource(url=f"sqlite:///{tmp_path / 'away.db'}"))
+    line = said_by(away, instance)
+    assert line.startswith("The tables of OpenDataFlow can't be read: There is no dat")
+    assert line.endswith("Nothing is settled.")
     for opened in resources._stores.values():
         opened.close()
     resources._stores.clear()
 
 
-def tell(
-    sensor: dg.SensorDefinition, instance: dg.DagsterInstance, run: dg.DagsterRun
-) -> dg.RunStatusSensorContext:
-    """What a status sensor is told of the end of a run."""
-    event = dg.DagsterEvent(
-        event_type_value=dg.DagsterEventType.RUN_CANCELED.value, job_name=run.job_name
-    )
-    return dg.build_run_status_sensor_context(
-        sensor_name=sensor.name, dagster_event=event, dagster_instance=instance, dagster_run=run
-    )
+def said_by(sensor: dg.SensorDefinition, instance: dg.DagsterInstance) -> str:
+    """What a tick of a sensor says."""
+    with dg.build_sensor_context(instance=instance) as context:
+        return sensor.evaluate_tick(context).skip_message or ""

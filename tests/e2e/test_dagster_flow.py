@@ -75,8 +75,7 @@ def test_the_location_shows_every_dataset(flow: Flow) -> None:
     assert client.sensors() == {
         RECONCILE: "RUNNING",
         CATCH_UP: "STOPPED",
-        "opendataflow_settle_failed_runs": "RUNNING",
-        "opendataflow_settle_canceled_runs": "RUNNING",
+        "opendataflow_settle": "RUNNING",
     }
     flow.turns("orders", "green", "2026-01-09", "2026-01-10")
     assert flow.squares("cleaned", ["2026-01-09"]) == {"2026-01-09": "missing"}
@@ -287,13 +286,13 @@ def test_a_sensor_is_off_and_on(flow: Flow) -> None:
 
     client.stop_sensor(RECONCILE)
     for _ in range(2):  # the first may belong to a round of the daemon that began before the stop
-        client.next_tick("opendataflow_settle_failed_runs")
+        client.next_tick("opendataflow_settle")
     before = client.ticks(RECONCILE, 1)[0]["tickId"]
     (flow.folder / "cleaned" / f"{hand}.csv").touch()
     put(flow.store, "cleaned", hand, jobid="clean")
     [claim] = take(flow.store, "clean", only=at_work)
     for _ in range(2):  # the daemon goes on, and leaves this one out
-        client.next_tick("opendataflow_settle_failed_runs")
+        client.next_tick("opendataflow_settle")
     assert client.ticks(RECONCILE, 1)[0]["tickId"] == before
     assert flow.squares("cleaned", [hand, at_work]) == dict.fromkeys([hand, at_work], "missing")
     assert {each.dataid for each in flow.drift()} == {hand, at_work}

@@ -254,7 +254,7 @@ def test_the_page_of_the_sensor(shop: Shop, ui: UI) -> None:
     shop.agrees()
     shop.client.stop_sensor(RECONCILE)  # now the page stands still
     reasons = [tick["skipReason"] for tick in shop.client.ticks(RECONCILE)]
-    told = "2 chunks shown as READY."
+    told = "2 chunks mirrored: 2 ready, grid agrees."
     ui.page.reload()
     ui.page.get_by_text("0 runs requested").first.hover()
     expect(ui.page.get_by_text(AGREES)).to_be_visible()

@@ -9,7 +9,7 @@ import pytest
 
 from opendataflow_dagster.dagster.drift import drift
 from opendataflow_dagster.dagster.grid import Mirror
-from opendataflow_dagster.dagster.outside import BESIDE_TAG, OUTSIDE_TAG
+from opendataflow_dagster.dagster.outside import BESIDE_TAG, EXECUTION_TAG, OUTSIDE_TAG
 from opendataflow_dagster.dagster.reconcile import Reconciled, reconcile
 from opendataflow_dagster.dagster.translator import DataflowTranslator
 from opendataflow_dagster.model import RUNNING
@@ -117,7 +117,7 @@ class Grid:
             if (end := _end({each.status_after for each in chunks.values()}, execution in acted))
         }
         runs = self.outside()
-        found = {(run.tags["opendataflow/execution"], run.job_name): run for run in runs}
+        found = {(run.tags[EXECUTION_TAG], run.job_name): run for run in runs}
         assert len(found) == len(runs), "no execution has two runs"
         assert {execution: run.status for execution, run in found.items()} == ends
         for execution, run in found.items():

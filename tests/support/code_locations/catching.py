@@ -8,7 +8,7 @@ from opendataflow_dagster.dagster.assets import dataflow_assets
 from opendataflow_dagster.dagster.job_assets import external_assets
 from opendataflow_dagster.dagster.launch import catch_up_sensor
 from opendataflow_dagster.dagster.resources import DataflowResource
-from opendataflow_dagster.dagster.sensors import settlement_sensors
+from opendataflow_dagster.dagster.sensors import settlement_sensor
 
 dataflow = DataflowResource()
 catalog = dataflow.catalog()
@@ -29,7 +29,7 @@ defs = dg.Definitions(
             minimum_interval_seconds=1,
             default_status=dg.DefaultSensorStatus.RUNNING,
         ),
-        *settlement_sensors(dataflow, minimum_interval_seconds=1),
+        settlement_sensor(dataflow, minimum_interval_seconds=1),
     ],
     resources={"dataflow": dataflow},
     executor=dg.in_process_executor,
