@@ -33,6 +33,8 @@ class ChunkCheck:
         severity = ERROR if self.blocking else WARN
         try:
             return _answer(self.fn(chunk), self.name, datasetid, severity)
+        except dg.RetryRequested:
+            raise
         except Exception as error:
             trace = "".join(traceback.format_exception(error))[-MAX_TRACE_CHARACTERS:]
             return Checked(

@@ -3,7 +3,7 @@
 import signal
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property, partial
 from typing import Any
@@ -35,6 +35,7 @@ from ..util.text import first_line, first_of, printable
 from .checks import ChunkCheck, evaluation
 from .events import RESUBMIT_TAG
 from .resources import DataflowResource
+from .retries import StepRetries, retry_clause
 from .stale_check import stale_evaluations
 from .translator import DataflowTranslator
 from .versions import ChunkEvents, Context
@@ -219,11 +220,17 @@ class Claimer:
 
 def interrupted(instance: dg.DagsterInstance, runid: str, error: BaseException) -> Stop:
     """Whether a person terminated the run of a step, or something else ended its process."""
-    with suppress(Exception):  # Dagster's storage may be away
-        found = instance.get_run_by_id(runid)
-        if found and found.status in TERMINATED_STATUSES:
-            return Stop(terminated(runid), hold=True)
+    if is_terminated(instance, runid):
+        return Stop(terminated(runid), hold=True)
     return Stop(f"run {runid} was interrupted ({first_line(error)})")
+
+
+def is_terminated(instance: dg.DagsterInstance, runid: str) -> bool:
+    """Whether a person has terminated a run, as far as Dagster's storage can be asked."""
+    with suppress(Exception):
+        found = instance.get_run_by_id(runid)
+        return bool(found and found.status in TERMINATED_STATUSES)
+    return False
 
 
 def send_back(store: Store, jobid: str, dataid: str, runid: str) -> None:
@@ -312,6 +319,7 @@ def run_chunks(
     """
     try:
         run = _Run(context, dataflow.store, jobid, translator, maker, checks, secrets)
+        keys = run.requested_keys()
     except DataflowError as error:
         raise dg.Failure(str(error), allow_retries=False) from None
     stop: ScriptStopped | None = None
@@ -319,11 +327,11 @@ def run_chunks(
         with Pulse(
             run.store, run.owner, runid=context.run.run_id, jobid=jobid, say=run.say
         ) as run.pulse:
-            keys = requested_partitions(context)
             yield from run.produce_offered() if keys is None else run.produce_requested(keys)
+            run.retries.keep(run.retries.requests, run.claim, run.pulse)
         yield from run.stale_evaluations()
         run.conclude()
-    except (dg.Failure, GeneratorExit):
+    except (dg.Failure, dg.RetryRequested, GeneratorExit):
         raise
     except Exception as error:
         # Failures of ours allow no retry by Dagster: the job's policy in the tables counts the
@@ -359,13 +367,33 @@ class _Run(Claimer):
     ) -> None:
         super().__init__(context, store, jobid, translator, secrets=secrets)
         self.maker, self.checks = maker, [check.run for check in checks]
-        self.produced = self.skipped = 0
+        self.retries = StepRetries(context, store)
+        self.produced = self.skipped = self.failed_before = 0
         self.failed: dict[str, str] = {}
         self.lost: dict[str, str] = {}
 
+    def requested_keys(self) -> list[str] | None:
+        """The partitions to make; None: whatever the tables offer.
+
+        A retry of a run that made what was offered makes what it has kept, and nothing new: that
+        has retries of its own in the next run.
+        """
+        # Dagster takes an interrupted step for one to retry, if it has a `retry_policy`.
+        if self.retries.number and is_terminated(self.context.instance, self.runid):
+            raise dg.Failure(f"{terminated(self.runid)}. It is over.", allow_retries=False)
+        kept = self.retries.take_back(self.jobid)
+        keys = requested_partitions(self.context)
+        if keys is None and self.retries.failed_before is not None:
+            self.failed_before = self.retries.failed_before
+            return [self.translator.partition_key(dataid) for dataid in kept]
+        return keys
+
     def produce_requested(self, keys: Sequence[str]) -> Iterator[Event]:
         """Produce the chunks of these partitions in order; what a dial holds back comes last."""
-        remaining, resubmits = list(keys), self.resubmits
+        reported = self._reported(keys)
+        remaining = [key for key in keys if key not in reported]
+        self.produced += len(reported)
+        resubmits = self.resubmits and self.retries.failed_before is None
         while remaining:
             held_back: list[str] = []
             for key in remaining:
@@ -376,9 +404,14 @@ class _Run(Claimer):
                     yield from self._produce_claims()
             yield from self._produce_claims()
             resubmits = False
-            if held_back == remaining:
+            if held_back == remaining and not self.retries.give_way(self.pulse):
                 time.sleep(DIAL_POLL_SECONDS)
             remaining = held_back
+
+    def _reported(self, keys: Sequence[str]) -> set[str]:
+        """The partitions of which an earlier try of this step has told already."""
+        first = self.translator.asset_key(self.store.plan(self.jobid).outputs[0])
+        return self.retries.reported(first, keys)
 
     def produce_offered(self) -> Iterator[Event]:
         """Claim and produce what the tables offer now, up to the size of a batch."""
@@ -471,11 +504,14 @@ class _Run(Claimer):
             checks=self.checks,
             pulse=self.pulse,
             interrupted=self.interrupted,
+            judge=self.retries.judge,
         ):
             key = keys[produced.claim.generation]
             self._forget(produced.claim)
             yield from self._report(produced, key)
-            if _is_retried(produced):
+            if produced.claim.dataid in self.retries.requests:
+                self.retries.keep([produced.claim.dataid], self.claim, self.pulse)
+            elif _is_retried(produced):
                 self._keep(self.claim(produced.claim.dataid), key)
 
     def _forget(self, claim: Claim) -> None:
@@ -503,7 +539,7 @@ class _Run(Claimer):
 
     def _log_failure(self, produced: Produced) -> None:
         dataid, reason = produced.claim.dataid, produced.reason
-        if _is_retried(produced):
+        if _is_retried(produced) and dataid not in self.retries.requests:
             reason += " (another attempt is granted)"
         elif produced.retry_in:
             reason += f" (the next attempt is due in {produced.retry_in:g} s)"
@@ -533,15 +569,26 @@ class _Run(Claimer):
         summary = ", ".join(f"{count} {word}" for word, count in counts.items() if count)
         summary = summary or nothing_to_do(self.store, self.jobid)
         self.context.log.info(f"{self.jobid}: {summary}")
-        if bad := {**self.refused, **self.failed, **self.lost}:
-            lines = [f"{printable(dataid)}: {reason}" for dataid, reason in bad.items()]
-            all_chunks = len(bad) + self.produced + self.skipped
-            raise dg.Failure(
-                f"{len(bad)} of {all_chunks} chunks of job {self.jobid!r} weren't made:\n"
-                + "\n".join(first_of(lines, MAX_NAMED_CHUNKS)),
-                metadata={f"opendataflow/{word}": count for word, count in counts.items()},
-                allow_retries=False,
-            )
+        bad = {**self.refused, **self.failed, **self.lost}
+        if not (bad or self.failed_before):
+            return
+        metadata = {f"opendataflow/{word}": count for word, count in counts.items()}
+        failure = dg.Failure(self._why_failed(bad), metadata=metadata, allow_retries=False)
+        if not self.retries.requests:
+            raise failure
+        self.retries.extend()
+        raise self.retries.request from failure
+
+    def _why_failed(self, bad: Mapping[str, str]) -> str:
+        """A line about the chunks that weren't made, and a line about each."""
+        lines = [f"{printable(dataid)}: {reason}" for dataid, reason in bad.items()]
+        if self.failed_before:
+            lines.append(f"{self.failed_before} more failed in an earlier try")
+        all_chunks = len(bad) + self.produced + self.skipped
+        head = f"{len(bad)} of {all_chunks} chunks of job {self.jobid!r} weren't made:"
+        if again := len(bad.keys() & self.retries.requests.keys()):
+            head = head[:-1] + retry_clause(again, len(bad) - again)
+        return "\n".join([head, *first_of(lines, MAX_NAMED_CHUNKS)])
 
 
 def _is_retried(produced: Produced) -> bool:

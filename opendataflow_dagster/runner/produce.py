@@ -46,6 +46,23 @@ Check = Callable[[Chunk], Checked]
 Publish = Callable[[Chunk], Result | Mapping[str, Result | None] | None]
 
 
+class Verdict(NamedTuple):
+    """What becomes of a chunk whose work failed, and why it failed."""
+
+    reason: str
+    again: bool | None = None
+    """Whether it is RESUBMIT, as who has judged tries again, or FAILED; None: as its policy says"""
+
+
+Judge = Callable[[Claim, BaseException | None, str], Verdict]
+"""Judges a failure by the claim, the error of the work if there is one, and the reason."""
+
+
+def by_policy(claim: Claim, error: BaseException | None, reason: str) -> Verdict:
+    """Leave it to the job's policy whether a chunk is tried again."""
+    return Verdict(reason)
+
+
 class Produced(NamedTuple):
     """How a chunk ended: READY, FAILED, RESUBMIT, HOLD, or LOST to somebody else."""
 
@@ -79,16 +96,17 @@ def produce(
     interrupted: Callable[[BaseException], Stop] = by_error,
     stopping: Callable[[], object] = lambda: None,
     code: str | None = None,
+    judge: Judge = by_policy,
 ) -> Produced:
     """Make a claimed chunk: compute, check, publish, and settle the claim.
 
     What the work raises fails the chunk; while we are `stopping` it has interrupted the chunk. What
     isn't an `Exception` (a cancellation) interrupts it too, and is raised again. `interrupted`
-    tells why. Errors of the tables are raised as they are; so is a `SessionError`, for which the
-    claim is given back.
+    tells why. `judge` says what becomes of a chunk that failed. Errors of the tables are raised as
+    they are; so is a `SessionError`, for which the claim is given back.
     """
     started = time.monotonic()
-    made = _Work(store, claim, environment, pulse, code)
+    made = _Work(store, claim, environment, pulse, code, judge)
     pulse.hold(claim)
     try:
         if pulse.lost(claim):  # while it waited for its turn
@@ -127,9 +145,10 @@ class _Work:
         environment: JobEnvironment,
         pulse: Pulse,
         code: str | None,
+        judge: Judge,
     ) -> None:
         self.store, self.claim, self.environment, self.pulse = store, claim, environment, pulse
-        self.code = code
+        self.code, self.judge = code, judge
         self.chunk: Chunk | None = None
         self.results: dict[str, Result] = {}
         self.checks: list[Checked] = []
@@ -185,7 +204,10 @@ class _Work:
             return interrupt(self.store, self.claim, self.stop), None
         if self.overtaken:
             return interrupt(self.store, self.claim, Stop(self.reason, hold=True)), None
-        status, retry_in = self.store.fail(self.claim, self.reason)
+        self.reason, again = self.judge(self.claim, self.error, self.reason)
+        status, retry_in = self.store.fail(
+            self.claim, self.reason, may_retry=again is None, at_once=bool(again)
+        )
         if any(not check.passed for check in self.checks):
             note_failed_checks(self.store, self.claim, self.facts())
         return status, retry_in
@@ -300,6 +322,7 @@ def make(
     pulse: Pulse,
     interrupted: Callable[[BaseException], Stop] = by_error,
     stopping: Callable[[], object] = lambda: None,
+    judge: Judge = by_policy,
 ) -> Generator[Produced]:
     """Make claimed chunks as `produce` does, and settle them one by one.
 
@@ -324,6 +347,7 @@ def make(
                 interrupted=interrupted,
                 stopping=lambda: stopping() or maker.why_stopping(),
                 code=maker.code,
+                judge=judge,
             )
         finally:
             left.pop(claim.generation, None)

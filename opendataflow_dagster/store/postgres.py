@@ -389,7 +389,7 @@ class PostgresStore(Store):
         )
         return dict(rows)
 
-    def _fail(self, claim: Claim, why: str, may_retry: bool) -> list[Failure]:
+    def _fail(self, claim: Claim, why: str, may_retry: bool, at_once: bool) -> list[Failure]:
         rows = self.db.run(
             "claims.fail",
             jobid=claim.jobid,
@@ -399,6 +399,7 @@ class PostgresStore(Store):
             execution=execution_of(claim.owner),
             why=why,
             may_retry=may_retry,
+            at_once=at_once,
         )
         return [Failure(status, float(delay) if again else None) for status, again, delay in rows]
 

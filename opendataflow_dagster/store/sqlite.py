@@ -407,11 +407,12 @@ class SqliteStore(Store):
                     settled[claim.dataid] = len(outputs)
         return settled, changed
 
-    def _fail(self, claim: Claim, why: str, may_retry: bool) -> list[Failure]:
+    def _fail(self, claim: Claim, why: str, may_retry: bool, at_once: bool) -> list[Failure]:
         db = self.db
         mine = {"jobid": claim.jobid, "dataid": claim.dataid, "generation": claim.generation}
         with db.transaction(who=claim.owner, why=why, act="finish"):
-            verdict = db.run("claims.verdict", owner=claim.owner, may_retry=may_retry, **mine)
+            granted = {"may_retry": may_retry, "at_once": at_once}
+            verdict = db.run("claims.verdict", owner=claim.owner, **granted, **mine)
             if not verdict:
                 return []
             [(again, delay)] = verdict

@@ -339,15 +339,19 @@ class Store:
         if back:
             raise inputs_changed(claims[0].jobid, {dataid: changed[dataid] for dataid in back})
 
-    def fail(self, claim: Claim, why: str, *, may_retry: bool = True) -> Failure:
+    def fail(
+        self, claim: Claim, why: str, *, may_retry: bool = True, at_once: bool = False
+    ) -> Failure:
         """Settle a claim whose work failed: FAILED, or another attempt if the policy grants one.
+
+        `at_once` grants one whatever the policy says; without `may_retry` the policy isn't asked.
 
         Work whose inputs changed under it isn't to blame: its chunk is sent back.
         """
         changed = {} if claim.forced else self._changed([claim])
         if changed and (status := self._send_back([claim], changed, why).get(claim.dataid)):
             return Failure(status, None)
-        settled, lost = self.db.insist(lambda: self._fail(claim, why, may_retry))
+        settled, lost = self.db.insist(lambda: self._fail(claim, why, may_retry, at_once))
         if settled:
             return settled[0]
         if lost and self._outcome(claim) == {FAILED}:
@@ -516,7 +520,7 @@ class Store:
     ) -> tuple[OutputCounts, InputChanges]:
         raise NotImplementedError
 
-    def _fail(self, claim: Claim, why: str, may_retry: bool) -> list[Failure]:
+    def _fail(self, claim: Claim, why: str, may_retry: bool, at_once: bool) -> list[Failure]:
         raise NotImplementedError
 
     def _beat(self, claims: Sequence[Claim]) -> set[str]:

@@ -170,7 +170,8 @@ order by o.datasetid, o.dataid, o.jobid
 for share of o;
 
 -- name: fail
--- End a claim badly: FAILED, or RESUBMIT when the job's policy grants another attempt without delay.
+-- End a claim badly: FAILED, or RESUBMIT when another attempt without delay is granted: by the job's policy, or by
+-- :at_once.
 with stamp as materialized (
     select set_config('dataflow.who', :owner, true) as who, set_config('dataflow.act', 'finish', true) as act,
            set_config('dataflow.execution', :execution, true) as execution,
@@ -178,7 +179,8 @@ with stamp as materialized (
 ),
 verdict as materialized (
     select c.jobid, c.dataid, c.generation,
-           c.attempts < coalesce(p.max_attempts, 1) and :may_retry as again, coalesce(p.retry_delay, 0) as delay
+           :at_once or c.attempts < coalesce(p.max_attempts, 1) and :may_retry as again,
+           case when :at_once then 0 else coalesce(p.retry_delay, 0) end as delay
     from stamp cross join claim c left join jobpolicy p on p.jobid = c.jobid
     where c.jobid = :jobid and c.dataid = :dataid and c.generation = :generation and c.owner = :owner
     -- Whoever recovers lost claims locks this row too: the chunk is settled by one of the two.

@@ -115,7 +115,8 @@ on conflict (datasetid, dataid, generation) do nothing;
 
 -- name: verdict
 -- Whether a failed claim may be tried again, and after how long.
-select c.attempts < coalesce(p.max_attempts, 1) and :may_retry, coalesce(p.retry_delay, 0)
+select :at_once or c.attempts < coalesce(p.max_attempts, 1) and :may_retry,
+    case when :at_once then 0 else coalesce(p.retry_delay, 0) end
 from claim c left join jobpolicy p on p.jobid = c.jobid
 where c.jobid = :jobid and c.dataid = :dataid and c.generation = :generation and c.owner = :owner;
 
