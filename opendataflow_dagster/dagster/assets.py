@@ -3,6 +3,7 @@
 import inspect
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -22,6 +23,7 @@ from ..store.catalog import Catalog
 from ..util.text import typed
 from .checks import ChunkCheck
 from .job_assets import Source, assets_of_job, catalog_in, no_assets, why_unregistered
+from .parameters import filled, filled_by_dagster, given_to, without
 from .resources import PYSPARK_KEY, RESOURCE_KEY
 from .step import ScriptStopped
 from .translator import DataflowTranslator
@@ -48,13 +50,14 @@ def dataflow_assets(
     checks: Iterable[ChunkCheck] = (),
     **options: Any,
 ) -> Callable[[Callable[..., Any]], dg.AssetsDefinition]:
-    """Make assets of a function that makes one chunk: `fn(chunk)`, or `fn(chunk, context)`.
+    """Make assets of a function that makes one chunk: `fn(chunk)`.
 
-    It returns None, a `Result`, or what is to be published as the chunk: a frame, an Arrow table,
-    bytes, a Path. For several datasets, a dict: dataset → one of these. One of `@spark_job`, or
-    with a parameter that is a DataFrame of Spark, is given the chunks of its inputs; with
-    `pyspark=True`, the resource of that name has its session. The other options are those of
-    `assets_of_job`.
+    It may also take Dagster's `context`, a `config` and resources: `fn(chunk, context:
+    dg.AssetExecutionContext, config: OurConfig, api: OurResource)`. It returns None, a `Result`, or
+    what is to be published as the chunk: a frame, an Arrow table, bytes, a Path. For several
+    datasets, a dict: dataset → one of these. One of `@spark_job`, or with a parameter that is a
+    DataFrame of Spark, is given the chunks of its inputs; with `pyspark=True`, the resource of that
+    name has its session. The other options are those of `assets_of_job`.
 
     The job is one of `dataflow`; or, with `outputs`, it is declared here, and no database is read.
     Give the assets of such a job to `build_definitions`, which knows the jobs around it.
@@ -169,17 +172,15 @@ def _python_assets(
             f"pyspark=True is for functions of DataFrames, and {name} of job {jobid!r} is none. "
             "Annotate its inputs as DataFrame, or put @spark_job on it."
         )
-    takes_context = len(inspect.signature(fn).parameters) > 1
-    code = code_of_function(fn)
+    given, code = given_to(fn, jobid), code_of_function(fn)
 
-    def prepare(context: dg.AssetExecutionContext) -> Maker:
+    def prepare(context: dg.AssetExecutionContext, values: Mapping[str, Any]) -> Maker:
         store = getattr(context.resources, RESOURCE_KEY).store
-        compute = (lambda chunk: fn(chunk, context)) if takes_context else fn
-        maker = Maker(*publishing(store, compute))
+        maker = Maker(*publishing(store, given.bind(context, values)))
         maker.code = code
         return maker
 
-    return assets_of_job(jobid, dataflow, prepare, **options)
+    return assets_of_job(jobid, dataflow, prepare, parameters=given.parameters, **options)
 
 
 # --- scripts: the program that `odf run` would start, once for each chunk ---
@@ -202,8 +203,10 @@ def script_assets(
     options are those of `assets_of_job`.
     """
     argv = [script] if isinstance(script, str) else list(script)
+    if "config_schema" in options:
+        raise WrongUse(f"The script of job {job!r} can't see a config. Leave out config_schema.")
 
-    def prepare(context: dg.AssetExecutionContext) -> Maker:
+    def prepare(context: dg.AssetExecutionContext, values: Mapping[str, Any]) -> Maker:
         try:
             check(argv[0], os.environ.get("PATH", os.defpath))
         except CannotStart as refusal:
@@ -281,20 +284,24 @@ def spark_assets(
     if flaw := why_unregistered(catalog, jobid):
         return no_assets(jobid, flaw)
     plan = catalog.jobs[jobid]
-    job.arguments(plan)  # a fault in the function is reported at load, not in tonight's run
+    by_dagster = filled_by_dagster(job.fn, jobid)
+    # A fault in the function is reported at load, not in tonight's run.
+    replace(job, fn=without(job.fn, by_dagster)).arguments(plan)
     if pyspark:
         options["required_resource_keys"] = {
             *options.get("required_resource_keys", ()),
             PYSPARK_KEY,
         }
 
-    def prepare(context: dg.AssetExecutionContext) -> Any:
+    def prepare(context: dg.AssetExecutionContext, values: Mapping[str, Any]) -> Any:
         from ..spark.worker import SparkWork
 
         store = getattr(context.resources, RESOURCE_KEY).store
         session = _session_of(context, jobid, pyspark)
+        mine = {each.name: values[each.name] for each in by_dagster}
+        work = replace(job, fn=filled(job.fn, mine))
         return SparkWork(
-            store, store.plan(jobid), job, session, context=context, say=context.log.info
+            store, store.plan(jobid), work, session, context=context, say=context.log.info
         )
 
     promised = [
@@ -302,7 +309,9 @@ def spark_assets(
         for rule in rules_of(job.expect, plan.outputs)
     ]
     options["kinds"] = {*options.get("kinds", ()), "spark"}
-    return assets_of_job(jobid, catalog, prepare, promised=promised, **options)
+    return assets_of_job(
+        jobid, catalog, prepare, promised=promised, parameters=by_dagster, **options
+    )
 
 
 def _session_of(

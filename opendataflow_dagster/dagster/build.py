@@ -4,7 +4,9 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
-from typing import Any, NamedTuple
+from inspect import signature
+from types import MappingProxyType
+from typing import Any, NamedTuple, TypedDict, Unpack
 
 import dagster as dg
 
@@ -13,11 +15,12 @@ from ..flow.catalog import catalog_of
 from ..flow.flow import CARRIED, Flow
 from ..flow.parse import FILE
 from ..store.catalog import Catalog
-from ..util.text import first_line, typed
+from ..util.text import did_you_mean, first_line, typed
 from .assets import DECLARED
 from .checks import ChunkCheck
 from .events import OutsideOptions
 from .io_manager import DataflowIOManager
+from .job_assets import JobOptions
 from .launch import catch_up_sensor, today_schedules
 from .operator_jobs import operator_jobs
 from .pipeline_assets import ProjectFolder, Projects, tables_of
@@ -25,6 +28,7 @@ from .registration import LocationRegistration
 from .resources import PYSPARK_KEY, RESOURCE_KEY, DataflowResource
 from .runners import JobRunners, Path, Script
 from .sensors import reconcile_sensor, settlement_sensor
+from .step import DEFAULT_BATCH_CHUNKS
 from .translator import DataflowTranslator
 
 IO_MANAGER_KEY = "dataflow_io_manager"
@@ -34,6 +38,30 @@ OWN_JOBS = (None, "dagster")
 """The values of `runs_in` of jobs that the catch-up sensor launches."""
 
 
+class LaunchOptions(TypedDict, total=False):
+    """What watches the tables of a code location, and what launches runs."""
+
+    sensors: bool
+    """Whether it has the sensors; True by default."""
+    schedules: bool
+    """Whether jobs that read `today` have schedules; True by default."""
+    operators: bool
+    """Whether it has the jobs of `operator_jobs`, by which a person resubmits, holds or releases
+    chunks in the UI; True by default."""
+    automatic: bool
+    """Whether what launches runs, the catch-up sensor and the schedules, is on from the start;
+    otherwise you switch it on in the UI."""
+    apply: bool | None
+    """Whether the reconcile sensor adds to the tables what they lack of the flow; it changes and
+    removes nothing. By default, it adds to the embedded SQLite alone."""
+    outside: OutsideOptions | None
+    """What becomes of the runs that show what was executed outside Dagster."""
+    runs_per_job: int
+    """How many runs of a job the catch-up sensor has at a time; 1 by default."""
+    batch: int
+    """How many chunks such a run claims; 500 by default."""
+
+
 def build_definitions(
     dataflow: DataflowResource | None = None,
     *,
@@ -41,6 +69,7 @@ def build_definitions(
     assets: Iterable[Any] = (),
     functions: Mapping[str, Callable[..., Any]] | None = None,
     scripts: Mapping[str, Script] | Path | None = None,
+    options: Mapping[str, JobOptions] = MappingProxyType({}),
     checks: Iterable[ChunkCheck] = (),
     jobs: Iterable[str] | None = None,
     projects: Iterable[ProjectFolder] = (),
@@ -49,14 +78,7 @@ def build_definitions(
     io_manager: Any = None,
     pyspark: Any = None,
     executor: dg.ExecutorDefinition | None = None,
-    sensors: bool = True,
-    schedules: bool = True,
-    operators: bool = True,
-    automatic: bool = False,
-    apply: bool | None = None,
-    outside: OutsideOptions | None = None,
-    runs_per_job: int = 1,
-    batch: int = 500,
+    **launch: Unpack[LaunchOptions],
 ) -> dg.Definitions:
     """Definitions of all datasets of a flow, or of the tables, with what runs their jobs here.
 
@@ -71,6 +93,8 @@ def build_definitions(
         functions: By job, the function that runs it: `fn(chunk)` or `fn(chunk, context)`.
         scripts: By job, the script that runs it; or a folder, of which every executable file
             counts that is called like a job.
+        options: By job, what Dagster is told of its step and assets, such as
+            `{"report": {"pool": "few", "retry_policy": dg.RetryPolicy()}}`, see `JobOptions`.
         checks: Checks of the datasets that functions and scripts write.
         jobs: Show only the datasets of these jobs.
         projects: Folders with a project.yml, whose pipelines are jobs and assets, see
@@ -79,42 +103,29 @@ def build_definitions(
         catalog: What is registered, if that is known already.
         pyspark: What has the session for functions of DataFrames, for pipelines and for the IO
             manager: a `SparkResource`, or a `LazyPySparkResource` of dagster-pyspark.
-        operators: Add the jobs by which a person resubmits, holds or releases chunks in the UI, see
-            `operator_jobs`.
-        automatic: Switch on from the start what launches runs: the catch-up sensor and the
-            schedules of `today`. Otherwise you do so in the UI.
-        apply: Whether the reconcile sensor adds to the tables what they lack of the flow; it
-            changes and removes nothing. By default, it adds to the embedded SQLite alone.
-        outside: What becomes of the runs that show what was executed outside Dagster.
-        runs_per_job: How many runs of a job the catch-up sensor has at a time.
-        batch: How many chunks such a run claims.
+        executor: Runs the steps of the location's runs.
+        launch: What watches the tables and launches runs, see `LaunchOptions`.
 
     Example:
         defs = build_definitions(flow="flow.yml")
     """
-    given = list(assets)
+    given, chosen = list(assets), None if jobs is None else set(jobs)
     code = _code(flow, given, caller=sys._getframe(1).f_code.co_filename)
     source = _source(code, flow, dataflow, catalog, list(projects))
-    translator = translator or DataflowTranslator()
-    chosen = None if jobs is None else set(jobs)
     runners = JobRunners(
         source.catalog,
-        translator,
+        translator or DataflowTranslator(),
         checks,
         pyspark=pyspark is not None,
         command=code.command if code else "",
+        options=options,
     )
-    source.expect_in(runners)
-    runners.add_given(given, functions or {}, scripts, chosen)
-    source.add_to(runners, chosen)
-    launch = _Launch(source, runners, apply, automatic, outside, runs_per_job, batch)
+    source.add_to(runners, chosen, given, functions or {}, scripts)
     definitions = dg.Definitions(
         assets=[*runners.assets, *runners.external(chosen)],
-        sensors=launch.sensors() if sensors else [],
-        schedules=launch.schedules() if schedules else [],
-        jobs=operator_jobs(translator) if operators else [],
-        resources=_resources(source.dataflow, translator, io_manager, pyspark),
+        resources=_resources(source.dataflow, runners.translator, io_manager, pyspark),
         executor=executor or (dg.in_process_executor if source.pipelines else None),
+        **_Launch(source, runners, launch).definitions(),
     )
     if code is not None:
         setattr(definitions, CARRIED, code.flow)  # for `odf apply --file`
@@ -136,13 +147,18 @@ class _Source(NamedTuple):
     code: _Code | None
     pipelines: Projects | None
 
-    def expect_in(self, runners: JobRunners) -> None:
-        """Tell what the flow expects of its datasets, before anything is added."""
+    def add_to(
+        self,
+        runners: JobRunners,
+        chosen: set[str] | None,
+        assets: Iterable[Any],
+        functions: Mapping[str, Callable[..., Any]],
+        scripts: Mapping[str, Script] | Path | None,
+    ) -> None:
+        """Add what runs jobs: what the call names comes before what the flow says."""
         if self.code is not None:
             runners.expect(self.code.flow)
-
-    def add_to(self, runners: JobRunners, chosen: set[str] | None) -> None:
-        """Add what runs the jobs of the flow and of the projects, and check all that runs jobs."""
+        runners.add_given(assets, functions, scripts, chosen)
         if self.code is not None:
             runners.add_flow(self.code.flow, chosen)
         if self.pipelines is not None:
@@ -277,18 +293,30 @@ def _resources(
     }
 
 
-class _Launch(NamedTuple):
-    """What launches runs of a code location's jobs by itself."""
+class _Launch:
+    """What watches a code location's jobs, and launches runs of them."""
 
-    source: _Source
-    runners: JobRunners
-    apply: bool | None
-    automatic: bool
-    outside: OutsideOptions | None
-    runs_per_job: int
-    batch: int
+    def __init__(self, source: _Source, runners: JobRunners, options: LaunchOptions) -> None:
+        if unknown := options.keys() - LaunchOptions.__annotations__:
+            name = min(unknown)
+            like = did_you_mean(
+                name, [*LaunchOptions.__annotations__, *signature(build_definitions).parameters]
+            )
+            raise WrongUse(f"build_definitions has no parameter {name!r}{like or '.'}")
+        self.source, self.runners, self.options = source, runners, options
+        self.batch = options.get("batch", DEFAULT_BATCH_CHUNKS)
+        self._is_automatic = options.get("automatic", False)
 
-    def sensors(self) -> list[dg.SensorDefinition]:
+    def definitions(self) -> dict[str, Any]:
+        """The sensors, schedules and jobs that are wanted."""
+        wanted, operators = self.options.get, operator_jobs(self.runners.translator)
+        return {
+            "sensors": self._sensors() if wanted("sensors", True) else [],
+            "schedules": self._schedules() if wanted("schedules", True) else [],
+            "jobs": operators if wanted("operators", True) else [],
+        }
+
+    def _sensors(self) -> list[dg.SensorDefinition]:
         """The sensors that follow the tables are on at once; the one that launches runs waits."""
         status, dataflow = dg.DefaultSensorStatus, self.source.dataflow
         return [
@@ -298,9 +326,9 @@ class _Launch(NamedTuple):
                 dataflow,
                 self._own_targets(),
                 translator=self.runners.translator,
-                runs_per_job=self.runs_per_job,
+                runs_per_job=self.options.get("runs_per_job", 1),
                 batch=self.batch,
-                default_status=status.RUNNING if self.automatic else status.STOPPED,
+                default_status=status.RUNNING if self._is_automatic else status.STOPPED,
                 projects=self.source.pipelines,
             ),
         ]
@@ -310,13 +338,15 @@ class _Launch(NamedTuple):
         sensor = reconcile_sensor(
             self.source.dataflow,
             translator=self.runners.translator,
-            registration=LocationRegistration(flow, command, self.apply, self.runners.left_out),
-            outside=self.outside,
+            registration=LocationRegistration(
+                flow, command, self.options.get("apply"), self.runners.left_out
+            ),
+            outside=self.options.get("outside"),
         )
         setattr(sensor, CARRIED, flow)  # merged definitions have it, too
         return sensor
 
-    def schedules(self) -> list[dg.ScheduleDefinition]:
+    def _schedules(self) -> list[dg.ScheduleDefinition]:
         status = dg.DefaultScheduleStatus
         return today_schedules(
             self.source.dataflow,
@@ -324,7 +354,7 @@ class _Launch(NamedTuple):
             catalog=self.runners.catalog,
             translator=self.runners.translator,
             batch=self.batch,
-            default_status=status.RUNNING if self.automatic else status.STOPPED,
+            default_status=status.RUNNING if self._is_automatic else status.STOPPED,
         )
 
     def _own_targets(self) -> dict[str, dg.AssetsDefinition]:

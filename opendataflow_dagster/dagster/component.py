@@ -5,7 +5,7 @@ import logging
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal, cast
 
 import dagster as dg
 from dagster.components import DefsStateConfig, DefsStateConfigArgs, ResolvedDefsStateConfig
@@ -16,6 +16,7 @@ from ..store.catalog import Catalog, CatalogDataset
 from ..util.system import module_of_file
 from ..util.text import first_line
 from .build import build_definitions
+from .job_assets import JobOptions
 from .pipeline_assets import Projects, tables_of
 from .resources import DataflowResource
 from .translator import DataflowTranslator
@@ -46,6 +47,12 @@ attributes:
   # project, or in a file beside this one (`./reports.py:report`).
   # functions:
   #   report: my_project.reports.report
+
+  # What Dagster is told of the step of a job that a script or a function runs.
+  # options:
+  #   report:
+  #     pool: few
+  #     retry_policy: {{max_retries: 3, delay: 30}}
 
   # A folder with a project.yml, or several: each pipeline becomes an asset with a step for each of
   # its transformations. Without `url` and `config`, the tables are those of `odf pipeline run`.
@@ -97,6 +104,45 @@ class Translation(dg.Model, dg.Resolvable):
     kinds: list[str] | None = None
     tags: dict[str, Any] | None = None
     metadata: dict[str, Any] | None = None
+
+
+class Retries(dg.Model):
+    """A `RetryPolicy`."""
+
+    max_retries: int = 1
+    delay: float | None = None
+    backoff: Literal["linear", "exponential"] | None = None
+    jitter: Literal["full", "plus_minus"] | None = None
+
+
+class StepOptions(dg.Model):
+    """What Dagster is told of a job's step and assets: the `JobOptions` that a file can say."""
+
+    pool: str | None = None
+    op_tags: dict[str, Any] | None = None
+    code_version: str | None = None
+    group_name: str | None = None
+    description: str | None = None
+    kinds: list[str] | None = None
+    retry_policy: Retries | None = None
+
+
+def _options(context: dg.ResolutionContext, given: Any) -> dict[str, JobOptions] | None:
+    return given and {jobid: _job_options(context, model) for jobid, model in given.items()}
+
+
+def _job_options(context: dg.ResolutionContext, model: Any) -> JobOptions:
+    """The options of one job."""
+    fields = dict(context.resolve_value(model.model_dump(exclude_none=True)))
+    if "kinds" in fields:
+        fields["kinds"] = set(fields["kinds"])
+    if "code_version" in fields:  # a template that renders 3 gives a number
+        fields["code_version"] = str(fields["code_version"])
+    if retries := fields.get("retry_policy"):
+        words = {"backoff": dg.Backoff, "jitter": dg.Jitter}
+        named = {name: words[name][retries[name].upper()] for name in words if name in retries}
+        fields["retry_policy"] = dg.RetryPolicy(**retries | named)
+    return cast("JobOptions", fields)
 
 
 Translate = Callable[[dg.AssetSpec, CatalogDataset, frozenset[str]], dict[str, Any]]
@@ -250,6 +296,14 @@ class OpenDataFlowComponent(dg.StateBackedComponent, dg.Model, dg.Resolvable):
             description="By job, the function that makes its chunks.",
         ),
     ] = None
+    options: Annotated[
+        dict[str, Any] | None,
+        dg.Resolver(
+            _options,
+            model_field_type=dict[str, StepOptions] | None,
+            description="By job, what Dagster is told of its step: pool, retry_policy and others.",
+        ),
+    ] = None
     project: Annotated[
         str | list[str] | None,
         dg.Resolver(
@@ -323,6 +377,7 @@ class OpenDataFlowComponent(dg.StateBackedComponent, dg.Model, dg.Resolvable):
             catalog=Catalog.from_json(state) if state else None,
             scripts=self.scripts,
             functions=self.functions,
+            options=self.options or {},
             jobs=self.jobs,
             projects=self._projects,
             pyspark=self._pyspark(),

@@ -1,5 +1,6 @@
 """A job as assets: one for each dataset that it writes, with a partition for each chunk."""
 
+import inspect
 import logging
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
@@ -15,6 +16,7 @@ from ..runner.produce import Maker
 from ..store.catalog import Catalog
 from ..util.text import did_you_mean, printable, typed
 from .checks import ChunkCheck, bind_checks
+from .parameters import SIGNATURE, as_keywords
 from .registration import refuse_unapplied
 from .resources import RESOURCE_KEY, DataflowResource
 from .stale_check import stale_check
@@ -40,6 +42,9 @@ MAX_PARTITIONS_PER_RUN = 500
 
 Source = DataflowResource | Catalog | Flow
 """What has the jobs that assets are made of: the tables, what is known of them, or a flow."""
+
+Prepare = Callable[[dg.AssetExecutionContext, Mapping[str, Any]], Maker]
+"""Gives what produces chunks, by the context, and by the values of the parameters it asks for."""
 
 UNREGISTERED = "dataflow_unregistered"
 """The attribute of an empty definition: the job that it would run, if that were registered."""
@@ -109,11 +114,33 @@ class JobOptions(TypedDict, total=False):
     resource_defs: Mapping[str, object] | None
 
 
+SETS = frozenset({"hooks", "kinds", "required_resource_keys"})
+"""The options that are sets: a text would be taken for the set of its letters."""
+
+
+def refuse_unknown_options(jobid: str, options: Mapping[str, Any]) -> None:
+    """Refuse what isn't an option of a job's assets, in a line with those that are."""
+    for name in options:
+        if name not in JobOptions.__annotations__:
+            known = sorted(JobOptions.__annotations__)
+            like = did_you_mean(name, known)
+            raise WrongUse(
+                f"There is no option {name!r} for the assets of job {jobid!r}{like or '.'} These "
+                f"are: {', '.join(known)}."
+            )
+        if isinstance(options[name], str) and name in SETS:
+            raise WrongUse(
+                f"Option {name!r} for the assets of job {jobid!r} is a set of names: "
+                f"{{{options[name]!r}}}."
+            )
+
+
 def assets_of_job(
     jobid: str,
     dataflow: Source,
-    prepare: Callable[[dg.AssetExecutionContext], Maker],
+    prepare: Prepare,
     *,
+    parameters: Sequence[inspect.Parameter] = (),
     translator: DataflowTranslator | None = None,
     checks: Iterable[ChunkCheck] = (),
     promised: Iterable[ChunkCheck] = (),
@@ -129,6 +156,7 @@ def assets_of_job(
         jobid: The job; if it isn't registered, there are no assets, and a warning.
         dataflow: The tables, what is registered in them, or a flow.
         prepare: Gives, at the start of a step, what produces its chunks.
+        parameters: The `config` and the resources that `prepare` is given, by their names.
         translator: How datasets, chunks and jobs are called in Dagster.
         checks: Functions that look at a chunk before it becomes READY.
         promised: Checks whose answers the maker itself gives.
@@ -136,8 +164,7 @@ def assets_of_job(
         runs: What runs the job, for the description of its assets: "function shop.check".
         options: What Dagster is told of the step and its assets.
     """
-    if unknown := options.keys() - JobOptions.__annotations__:
-        raise TypeError(f"There is no option {min(unknown)!r} for the assets of job {jobid!r}.")
+    refuse_unknown_options(jobid, options)
     catalog = catalog_in(dataflow)
     if flaw := why_unregistered(catalog, jobid):
         return no_assets(jobid, flaw)
@@ -150,11 +177,13 @@ def assets_of_job(
         for spec in dataflow_specs(catalog, translator=translator, jobs=[jobid])
     ]
     ports = _ports(specs, [check.spec(translator) for check in all_checks])
-    body = _job_body(catalog, jobid, translator, prepare, checks, secrets)
+    body = _job_body(
+        catalog, jobid, translator, prepare, checks, secrets, options.get("code_version")
+    )
     return dg.AssetsDefinition(
         keys_by_input_name=ports.ins,
         keys_by_output_name=ports.outs,
-        node_def=_job_op(jobid, translator, body, ports, runs, options),
+        node_def=_job_op(jobid, translator, body, ports, runs, options, parameters),
         specs=specs,
         check_specs_by_output_name=ports.checks,
         can_subset=False,
@@ -187,8 +216,18 @@ def _job_op(
     ports: "_Ports",
     runs: str,
     options: JobOptions,
+    parameters: Sequence[inspect.Parameter],
 ) -> dg.OpDefinition:
     """The op of a job."""
+    resources = {RESOURCE_KEY, *options.get("required_resource_keys", ())}
+    keywords = as_keywords(parameters, resources)
+    if options.get("config_schema") and any(each.name == "config" for each in keywords):
+        raise WrongUse(
+            f"The function of job {jobid!r} takes `config`, which says what its config is. Leave "
+            "out config_schema."
+        )
+    if resources <= {each.name for each in keywords}:
+        resources = set()
     return dg.op(
         name=options.get("name") or translator.op_name(jobid),
         description=options.get("description")
@@ -196,21 +235,22 @@ def _job_op(
         ins=dict.fromkeys(ports.ins, dg.In(dg.Nothing)),
         # No output is required: the step logs an event for each chunk instead.
         out=dict.fromkeys([*ports.outs, *ports.checks], dg.Out(dg.Nothing, is_required=False)),
-        required_resource_keys={RESOURCE_KEY, *options.get("required_resource_keys", ())},
+        required_resource_keys=resources,
         config_schema=options.get("config_schema"),
         tags=options.get("op_tags"),
         retry_policy=options.get("retry_policy"),
         pool=options.get("pool") or translator.pool(jobid),
-    )(_step_function(body, ports))
+    )(_step_function(body, ports, keywords))
 
 
 def _job_body(
     catalog: Catalog,
     jobid: str,
     translator: DataflowTranslator,
-    prepare: Callable[[dg.AssetExecutionContext], Maker],
+    prepare: Prepare,
     checks: Sequence[ChunkCheck],
     secrets: bool,
+    code_version: str | None,
 ) -> Body:
     """What the step of a job does.
 
@@ -218,12 +258,13 @@ def _job_body(
     loaded: a maker that outlived an attempt would go on with its claims, which are settled by then.
     """
 
-    def body(context: dg.AssetExecutionContext) -> Iterator[Event]:
+    def body(context: dg.AssetExecutionContext, values: Mapping[str, Any]) -> Iterator[Event]:
         resource = getattr(context.resources, RESOURCE_KEY)
         refuse_unapplied(resource, catalog, jobid)
-        return run_chunks(
-            context, resource, jobid, translator, prepare(context), checks, secrets=secrets
-        )
+        maker = prepare(context, values)
+        if code_version:
+            maker.code = " ".join(filter(None, [f"version:{code_version}", maker.code]))
+        return run_chunks(context, resource, jobid, translator, maker, checks, secrets=secrets)
 
     return body
 
@@ -335,18 +376,24 @@ def _with_options(spec: dg.AssetSpec, options: JobOptions) -> dg.AssetSpec:
     return spec.replace_attributes(**given, kinds={*spec.kinds, *options.get("kinds", ())})
 
 
-def _step_function(body: Body, ports: _Ports) -> Callable[..., Any]:
+def _step_function(
+    body: Body, ports: _Ports, keywords: Sequence[inspect.Parameter]
+) -> Callable[..., Any]:
     """The generator that Dagster calls: an event for each chunk, then the outputs.
 
-    The outputs let the steps downstream in the same run start.
+    The outputs let the steps downstream in the same run start. By its parameters Dagster knows
+    what config and which resources it is to give.
     """
 
-    # Without annotations: Dagster would check them against the op's outputs.
-    def run(context):
-        yield from body(context)
+    # Without a return annotation: Dagster would check it against the op's outputs.
+    def run(context, **values):
+        yield from body(context, values)
         for name in ports.outs:
             yield dg.Output(None, name, metadata={OBSERVATION_METADATA: True})
         for name in ports.checks:
             yield dg.Output(None, name)
 
+    context = inspect.Parameter("context", inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    setattr(run, SIGNATURE, inspect.Signature([context, *keywords]))
+    run.__annotations__ = {each.name: each.annotation for each in keywords}
     return run

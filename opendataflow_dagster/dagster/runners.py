@@ -3,6 +3,7 @@
 import logging
 import os
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import dagster as dg
@@ -18,8 +19,10 @@ from .assets import DECLARED, DeclaredAssets, dataflow_assets, script_assets
 from .checks import ChunkCheck
 from .job_assets import (
     UNREGISTERED,
+    JobOptions,
     external_assets,
     one_producer_each,
+    refuse_unknown_options,
     what_registers,
     why_unregistered,
 )
@@ -47,6 +50,7 @@ class JobRunners:
         *,
         pyspark: bool = False,
         command: str = "",
+        options: Mapping[str, JobOptions] = MappingProxyType({}),
     ) -> None:
         self.catalog, self.translator, self._pyspark = catalog, translator, pyspark
         self.command = command
@@ -57,6 +61,9 @@ class JobRunners:
         self.left_out: dict[str, str] = {}
         """Job → the line of why nothing runs it here: it isn't registered."""
         self._checks, self._checked = list(checks), set[str]()
+        self._options, self._with_options = dict(options), set[str]()
+        for jobid, some in self._options.items():
+            refuse_unknown_options(jobid, some)
         self._expected: list[ChunkCheck] = []
         self._keys: dict[dg.AssetKey, str] = {}
         for datasetid in catalog.datasets:
@@ -171,6 +178,7 @@ class JobRunners:
             translator=self.translator,
             checks=self._for(jobid),
             **options,
+            **self._options_of(jobid),
         )(function)
         self._take(jobid, definition, f"function {name}")
         self.assets.append(definition)
@@ -183,7 +191,12 @@ class JobRunners:
         except CannotStart as refusal:
             raise WrongUse(f"The script of job {jobid!r} {refusal}.") from None
         definition = script_assets(
-            jobid, argv, dataflow=self.catalog, translator=self.translator, checks=self._for(jobid)
+            jobid,
+            argv,
+            dataflow=self.catalog,
+            translator=self.translator,
+            checks=self._for(jobid),
+            **self._options_of(jobid),
         )
         self._take(jobid, definition, f"script {argv[0]}")
         self.assets.append(definition)
@@ -202,6 +215,8 @@ class JobRunners:
         for chunk_check in self._checks:
             if chunk_check.name not in self._checked:
                 self._refuse_unused(chunk_check)
+        for jobid in self._options.keys() - self._with_options - self.left_out.keys():
+            self._refuse_unused_options(jobid)
 
     def _refuse_unused(self, chunk_check: ChunkCheck) -> None:
         """Refuse a check that is for nothing here; it may be for what was left out."""
@@ -215,6 +230,21 @@ class JobRunners:
         if not self.left_out:
             raise WrongUse(line)
         _log.warning("%s", line)
+
+    def _options_of(self, jobid: str) -> JobOptions:
+        """What the call says of a job's step and assets."""
+        self._with_options.add(jobid)
+        return self._options.get(jobid, {})
+
+    def _refuse_unused_options(self, jobid: str) -> None:
+        if by := self._by.get(jobid):
+            where = "Give them to @dataflow_assets." if "assets" in by else "It takes none."
+            raise WrongUse(f"Options are given for job {jobid!r}, which runs by {by}. {where}")
+        like = did_you_mean(jobid, self.catalog.jobs)
+        raise WrongUse(
+            f"Options are given for job {jobid!r}, which no function or script here "
+            f"runs{like or '.'}"
+        )
 
     def external(self, chosen: set[str] | None) -> list[dg.AssetSpec]:
         """The assets of all other datasets, or of those that the chosen jobs read or write."""

@@ -76,7 +76,7 @@ TERMINATED_STATUSES = dg.DagsterRunStatus.CANCELING, dg.DagsterRunStatus.CANCELE
 """The statuses of a run that a person terminated. One whose process died becomes FAILURE."""
 
 Event = dg.AssetMaterialization | dg.AssetCheckEvaluation
-Body = Callable[[dg.AssetExecutionContext], Iterator[Event]]
+Body = Callable[[dg.AssetExecutionContext, Mapping[str, Any]], Iterator[Event]]
 
 
 class Claimer:

@@ -124,6 +124,21 @@ def test_scripts_and_functions_run_jobs(
     assert made(functions={"sums": ".made.sums"}, scripts="./jobs") == {"summed", "reported"}
 
 
+def test_options_are_those_of_each_job(dataflow: DataflowResource, load: Load) -> None:
+    retries = {"max_retries": 2, "delay": 3, "backoff": "exponential", "jitter": "full"}
+    options = {"pool": "few", "op_tags": {"a": "b"}, "code_version": 3, "kinds": ["shell"]}
+    defs = load(
+        scripts={"loadbob": "true"}, options={"loadbob": options | {"retry_policy": retries}}
+    )
+    made = defs.resolve_assets_def("bobout")
+    assert (made.op.pool, made.op.tags) == ("few", {"a": "b"})
+    assert made.op.retry_policy == dg.RetryPolicy(2, 3, dg.Backoff.EXPONENTIAL, dg.Jitter.FULL)
+    [spec] = made.specs
+    assert (spec.code_version, spec.kinds >= {"shell"}) == ("3", True)
+    with pytest.raises(Exception, match="Error while"):
+        load(scripts={"loadbob": "true"}, options={"loadbob": {"poool": "few"}})
+
+
 @pytest.mark.parametrize("dev", [False, True])
 def test_a_flow_needs_no_tables(
     load: Load, project: Path, monkeypatch: pytest.MonkeyPatch, dev: bool
@@ -357,6 +372,7 @@ def test_every_line_that_the_scaffolder_comments_out_is_right(
         "flow",
         "scripts",
         "functions",
+        "options",
         "project",
         "spark",
         "translation",
