@@ -389,7 +389,9 @@ class PostgresStore(Store):
         )
         return dict(rows)
 
-    def _fail(self, claim: Claim, why: str, may_retry: bool, at_once: bool) -> list[Failure]:
+    def _fail(
+        self, claim: Claim, why: str, may_retry: bool, at_once: bool = False
+    ) -> list[Failure]:
         rows = self.db.run(
             "claims.fail",
             jobid=claim.jobid,

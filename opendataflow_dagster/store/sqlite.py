@@ -407,7 +407,9 @@ class SqliteStore(Store):
                     settled[claim.dataid] = len(outputs)
         return settled, changed
 
-    def _fail(self, claim: Claim, why: str, may_retry: bool, at_once: bool) -> list[Failure]:
+    def _fail(
+        self, claim: Claim, why: str, may_retry: bool, at_once: bool = False
+    ) -> list[Failure]:
         db = self.db
         mine = {"jobid": claim.jobid, "dataid": claim.dataid, "generation": claim.generation}
         with db.transaction(who=claim.owner, why=why, act="finish"):

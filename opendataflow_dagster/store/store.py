@@ -520,7 +520,9 @@ class Store:
     ) -> tuple[OutputCounts, InputChanges]:
         raise NotImplementedError
 
-    def _fail(self, claim: Claim, why: str, may_retry: bool, at_once: bool) -> list[Failure]:
+    def _fail(
+        self, claim: Claim, why: str, may_retry: bool, at_once: bool = False
+    ) -> list[Failure]:
         raise NotImplementedError
 
     def _beat(self, claims: Sequence[Claim]) -> set[str]:
