@@ -7,7 +7,7 @@ from pathlib import Path
 from opendataflow_dagster.errors import EXIT_CODES
 from opendataflow_dagster.explain.explain import REFUSALS
 from opendataflow_dagster.model import DIALS, TRANSITIONS, Status
-from opendataflow_dagster.server.metrics import ServerMetrics
+from opendataflow_dagster.server.pages import ServerMetrics
 
 SCHEMA = Path(__file__).parents[1] / "sql" / "postgres" / "schema.sql"
 TABLE = re.compile(

@@ -104,7 +104,7 @@ def choose_target(config: str | None, target: str | None = None) -> None:
     """Use the tables of a target of the flow, or of the one of DATAFLOW_TARGET, if there is one."""
     if not (target or os.environ.get("DATAFLOW_TARGET")):
         return
-    from ..flow.target import enter_target
+    from ..flow.flow import enter_target
 
     enter_target(target, config)
 

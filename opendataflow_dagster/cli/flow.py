@@ -184,7 +184,7 @@ def schema() -> None:
 
     The first line of a flow.yml then says: # yaml-language-server: $schema=flow.schema.json
     """
-    from ..flow.schema import schema_text
+    from ..flow.file import schema_text
 
     click.echo(schema_text(), nl=False)
 
@@ -222,7 +222,7 @@ def _carried(definitions: Any) -> Any:
 
 def _open(ctx: click.Context, flow: "Flow", target: str | None) -> tuple["Store", bool]:
     """The store of a target, closed with the command, and whether its tables are there."""
-    from ..flow.target import open_target, settings_of
+    from ..flow.flow import open_target, settings_of
 
     settings = settings_of(flow, target, ctx.find_root().obj)
     store, has_tables = open_target(settings)
@@ -241,8 +241,7 @@ def _refuse_no_tables(store: "Store", origin: str) -> None:
 
 
 def _planned(store: "Store", flow: "Flow", has_tables: bool, adopt: bool, command: str) -> Planned:
-    from ..flow.effects import effects_of
-    from ..flow.plan import plan_flow, plan_of_nothing
+    from ..flow.plan import effects_of, plan_flow, plan_of_nothing
 
     if not has_tables:
         found = plan_of_nothing(store, flow)
@@ -364,8 +363,8 @@ def examine_flow(config: str | None, environ: Mapping[str, str] = os.environ) ->
 
 
 def _compare_flow(flow: "Flow", config: str | None, environ: Mapping[str, str]) -> Check:
+    from ..flow.flow import open_target, settings_of
     from ..flow.plan import plan_flow
-    from ..flow.target import open_target, settings_of
 
     store, has_tables = open_target(settings_of(flow, None, config, environ))
     named = printable(f"{flow.name!r} in {flow.file}")

@@ -1,7 +1,6 @@
 """`odf run`, `force`, `start` and `end`: run a script, a Spark function, or any program."""
 
 import sys
-from typing import TYPE_CHECKING
 
 import click
 
@@ -18,9 +17,6 @@ from .fast_run import (
     told_alive,
 )
 from .output import json_text, store_of
-
-if TYPE_CHECKING:
-    pass
 
 SCRIPT_LINE = {"allow_interspersed_args": False, "ignore_unknown_options": False}
 """Everything after the script belongs to the script."""
@@ -122,7 +118,7 @@ def run(
     if script is not None:
         raise click.UsageError(f"Give either --spark or the script {script!r}, not both.")
     line = RunLine(spark, (), job, all_chunks or workers > 1, workers, strict, config, wait)
-    from .spark_run import run_spark
+    from .run_flow import run_spark
 
     ctx.exit(exit_code(run_spark(line, batch), strict=strict))
 

@@ -1,20 +1,20 @@
-"""`odf run JOB` and `odf run --all-jobs`: jobs by what flow.yml says of them."""
+"""Jobs as flow.yml describes them (`odf run JOB`, `--all-jobs`), and `odf run --spark`."""
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from graphlib import TopologicalSorter
 from inspect import signature
 from typing import TYPE_CHECKING, Any
 
 from ..chunk import Chunk
-from ..config.settings import load_settings
+from ..config.settings import Settings, load_settings
 from ..errors import Refused, WrongUse
 from ..flow.flow import FILE, Flow, Job
 from ..runner.run import Outcome, run_chunks
 from ..spark.job import function_in
 from ..store import open_configured, open_from
-from ..store.store import Store
+from ..store.store import Store, refuse_flawed
 from ..util.text import printable, typed
 from .fast_run import (
     RunLine,
@@ -28,7 +28,12 @@ from .fast_run import (
 )
 
 if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from ..runner.produce import Check
+    from ..spark.job import SparkJob
     from ..storage.presence import Expectation
+
 
 OWN = (None, "work")
 """The values of `runs_in` of jobs that `--all-jobs` starts."""
@@ -100,8 +105,6 @@ def _run(job: Job, flow: Flow, line: RunLine) -> Outcome:
         _refuse_arguments(job, line)
         return _run_function(job, flow, line._replace(job=jobid))
     if job.spark is not None:
-        from .spark_run import run_spark
-
         _refuse_arguments(job, line)
         many = line.all_chunks or line.workers > 1
         line = line._replace(script=job.spark, job=jobid, all_chunks=many)
@@ -226,3 +229,64 @@ def _has_work(store: Store, job: Job) -> bool:
         lambda: store.db.run("fill.outlook", jobid=job.jobid)
     )[0]
     return is_queued or has_pending or store.next_change(job.jobid, leases=True) is not None
+
+
+# `odf run --spark`: a function of DataFrames instead of a script.
+
+
+def run_spark(line: RunLine, batch: int | None, checks: "Sequence[Check]" = ()) -> Outcome:
+    """Run a function of DataFrames instead of a script; `checks` come after its own."""
+    from ..spark.job import load_job
+
+    settings = load_settings(line.config)
+    started: list[SparkSession] = []
+
+    def begin() -> None:
+        from ..spark.session import spark_session
+
+        started.append(spark_session(app=f"odf {line.script}", settings=settings))
+
+    try:
+        job, function = load_job(line.script, begin)
+        return _run_spark(line, batch, settings, job, line.job or function, checks)
+    finally:
+        for session in started:
+            from ..spark.session import let_go
+
+            let_go(session)
+
+
+def _run_spark(
+    line: RunLine,
+    batch: int | None,
+    settings: Settings,
+    job: "SparkJob",
+    jobid: str,
+    checks: "Sequence[Check]",
+) -> Outcome:
+    from ..spark.worker import run_spark_job
+
+    store = open_from(settings)
+    try:
+        refuse_flawed(store, store.plan(jobid))  # before its function is asked what it takes
+        progress, say = narration(store, jobid, line.all_chunks)
+        outcome = run_spark_job(
+            store,
+            jobid,
+            line.script,
+            job,
+            settings,
+            say=say,
+            environ=os.environ,
+            all_chunks=line.all_chunks,
+            workers=line.workers,
+            batch=batch,
+            wait=line.wait,
+            progress=progress,
+            checks=checks,
+        )
+        if progress:
+            progress.end()
+    finally:
+        store.close()
+    return outcome

@@ -1,14 +1,21 @@
-"""`odf init`, `load`, `dump` and `doctor`: create the tables, fill and copy them, check all."""
+"""`odf init`, `load`, `dump`, `doctor`, `new`: create the tables or a project, and check all."""
 
+import json
 import os
+import re
 import sys
+import tomllib
 from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import NamedTuple
 
 import click
 
 from ..config.settings import Settings, load_settings, private_folder, redact
-from ..errors import CredentialError, DataflowError
+from ..errors import CredentialError, DataflowError, WrongUse
 from ..explain.self_check import Check, examine_database
+from ..flow.file import schema_text
+from ..flow.flow import FILE, Flow
 from ..store import open_from
 from ..util.text import printable, typed
 from ..util.times import zone_called
@@ -245,3 +252,283 @@ def _passkey(settings: Settings, environ: Mapping[str, str]) -> Iterator[Check]:
         return
     also = ", and decrypts `encrypted`" if settings.encrypted else ""
     yield Check("passkey", "ok", f"it comes from {passkey_source(environ)}{also}")
+
+
+# `odf new`: a folder with a flow that runs at once, or what an existing project lacks of one.
+
+
+TEMPLATES = Path(__file__).parent / "new_project"
+"""A folder for each kind, and `common` for those with a flow.yml. `dot_` stands for a dot."""
+
+SCRIPTS, PYTHON, SPARK, DAGSTER, PIPELINE = "scripts", "python", "spark", "dagster", "pipeline"
+EXTRAS = {SCRIPTS: "", PYTHON: "", SPARK: "[spark]", DAGSTER: "[dagster]", PIPELINE: "[pipelines]"}
+"""What each kind needs of the package besides its core."""
+
+NEXT = {
+    SCRIPTS: "odf apply",
+    PYTHON: "odf apply",
+    SPARK: "odf apply",
+    DAGSTER: "odf apply",
+    PIPELINE: "odf validate && odf pipeline run clean_contacts",
+}
+
+SAMPLES = ("data/", "jobs/", "tests/", "jobs.py", "flow_jobs.py", "README.md")
+"""What belongs to the flow of the template; a folder that has a flow.yml gets none of it."""
+
+SCHEMA = "flow.schema.json"
+WORKFLOW = Path(".github", "workflows", "flow.yml")
+TESTING = "      - run: python -m pytest\n"
+"""The step of the workflow that runs the tests."""
+
+IGNORED = ".dataflow/"
+
+READ_FILES = 2_000
+"""Python files of an existing project that are searched for its use of Dagster."""
+
+HOOK = '''"""What Dagster loads of flow.yml. No database is read for it."""
+
+from pathlib import Path
+
+from opendataflow_dagster import build_definitions
+
+defs = build_definitions(flow=Path(__file__).resolve().parents[{depth}] / "flow.yml")
+'''
+
+
+class AddedFiles(NamedTuple):
+    """What has been written into a folder, what was there already, and what is left to do."""
+
+    written: list[Path]
+    there: list[Path]
+    todo: list[str]
+
+
+@click.command()
+@click.argument("project")
+@click.option(
+    "--kind",
+    type=click.Choice(list(EXTRAS)),
+    help="What runs the jobs: scripts, Python functions, functions of DataFrames, Dagster; or a "
+    "project.yml of tested transformations. Default: pipeline; dagster in a Dagster project.",
+)
+def new(project: str, kind: str | None) -> None:
+    """Make the folder PROJECT with a small flow that runs, to begin from.
+
+    It has jobs, sample data, tests, a workflow for CI, and a README that says what to type. `.` is
+    the folder here: what is missing is added, and no file that is there is changed.
+
+    \b
+    Example: odf new shop --kind scripts && cd shop && odf apply
+    Example: odf new shop && cd shop && odf validate && odf pipeline run clean_contacts
+    Example: odf new . --kind dagster
+    """
+    if not project.strip():
+        raise WrongUse(
+            "A project is called like its folder, and no name is given. Run: odf new shop"
+        )
+    folder = Path(project)
+    is_here = folder.is_dir() and folder.resolve() == Path.cwd().resolve()
+    if kind is None:
+        kind = DAGSTER if is_here and uses_dagster(folder) else PIPELINE
+    if kind == PIPELINE:
+        added = new_pipelines(folder)
+    else:
+        if not is_here:
+            refuse_filled(folder, kind)
+        added = add_files(folder, kind)
+    for note in added.todo:
+        click.echo(note, err=True)
+    if is_here:
+        _tell_added(folder, added, NEXT[kind])
+        return
+    there = f"./{project}" if project.startswith("-") else project
+    files = count_of(len(added.written), "file")
+    click.echo(
+        f"{printable(project)} has {files}. Next: {typed('cd', there)} && {NEXT[kind]}", err=True
+    )
+
+
+def _tell_added(folder: Path, added: AddedFiles, next_command: str) -> None:
+    for path in added.written:
+        click.echo(f"+ {printable(str(path.relative_to(folder)))}")
+    left = f"; {count_of(len(added.there), 'file')} left as they were" if added.there else ""
+    if added.written:
+        files = count_of(len(added.written), "file")
+        click.echo(f"{files} added{left}. Next: {next_command}", err=True)
+    else:
+        click.echo(f"Nothing to add{left}.", err=True)
+
+
+def new_pipelines(folder: Path) -> AddedFiles:
+    """Make a folder a project of pipelines."""
+    from ..pipelines.project import new_project
+
+    files = new_project(folder)
+    files += [folder / path for path in _write(folder, template(PIPELINE, folder.resolve().name))]
+    return AddedFiles(files, [], [])
+
+
+def refuse_filled(folder: Path, kind: str) -> None:
+    """Refuse to make a project of what is a file, or of a folder that holds anything."""
+    if os.path.lexists(folder) and not folder.is_dir():
+        raise WrongUse(f"{str(folder)!r} is a file. Name a folder that doesn't exist yet.")
+    if folder.is_dir() and any(folder.iterdir()):
+        raise WrongUse(
+            f"{str(folder)!r} isn't empty. Name a folder that doesn't exist yet; or to add what is "
+            f"missing there: {typed('cd', str(folder))} && odf new . --kind {kind}"
+        )
+
+
+def add_files(folder: Path, kind: str) -> AddedFiles:
+    """Write the files of a kind that a folder lacks; no file that is there is changed."""
+    name = folder.resolve().name
+    Flow(name)  # refuses what can't be the name of a flow
+    files, todo = template(kind, name), []
+    if kind == DAGSTER and uses_dagster(folder):
+        files, todo = _fit_into_project(folder, files)
+    if (folder / FILE).exists():
+        files = {path: text for path, text in files.items() if not _is_sample(path)}
+        files[WORKFLOW] = without_tests(files[WORKFLOW])
+    else:
+        _refuse_taken(folder, files)
+    there = [path for path in files if os.path.lexists(folder / path)]
+    written = _write(folder, {path: text for path, text in files.items() if path not in there})
+    ignored = folder / ".gitignore"
+    if Path(".gitignore") in there and IGNORED not in ignored.read_text(errors="replace"):
+        todo.append(f"Add to .gitignore: {IGNORED}")
+    return AddedFiles([folder / path for path in written], there, todo)
+
+
+def template(kind: str, name: str) -> dict[Path, str]:
+    """The files of a kind with their texts, for a flow of this name; flow.yml is the last."""
+    files = {}
+    for part in (kind,) if kind == PIPELINE else ("common", kind):
+        for path in sorted((TEMPLATES / part).rglob("*")):
+            if path.is_file() and "__pycache__" not in path.parts:
+                place = str(path.relative_to(TEMPLATES / part)).replace("dot_", ".")
+                files[Path(place)] = path.read_text(encoding="utf-8")
+    if kind == DAGSTER:  # not jobs.py: a project of Dagster may have one
+        files[Path("flow_jobs.py")] = (TEMPLATES / PYTHON / "jobs.py").read_text(encoding="utf-8")
+    requirements = f'"opendataflow-dagster{EXTRAS[kind]}" pytest'
+    for path, text in files.items():
+        text = text.replace('"PROJECT"', _quoted(name))
+        files[path] = text.replace("REQUIREMENTS", requirements)
+    if Path(FILE) in files:
+        files[Path(SCHEMA)] = schema_text()
+        for last in ("pyproject.toml", FILE):  # they name the others: what is killed is begun anew
+            files[Path(last)] = files.pop(Path(last))
+    return files
+
+
+def _quoted(name: str) -> str:
+    """A name as YAML, whatever the folder is called: as JSON, but for letters without a shape."""
+    text = json.dumps(name, ensure_ascii=False)
+    return "".join(letter if letter.isprintable() else f"\\U{ord(letter):08x}" for letter in text)
+
+
+def without_tests(workflow: str) -> str:
+    """A workflow without the step that runs the tests."""
+    return re.sub(r" *- run: python -m pytest.*\n", "", workflow)
+
+
+def _is_sample(path: Path) -> bool:
+    return str(path).startswith(SAMPLES)
+
+
+def _refuse_taken(folder: Path, files: Mapping[Path, str]) -> None:
+    """Refuse a folder in which a file that flow.yml would name is something else."""
+    for path, text in files.items():
+        there = folder / path
+        if str(path) in files[Path(FILE)] and os.path.lexists(there):
+            if there.is_file() and there.read_text(errors="replace") == text:
+                continue
+            raise WrongUse(
+                f"{printable(str(path))} is there already, and the flow.yml to be added would name "
+                "it. Nothing was written. Write a flow.yml yourself, or begin with: odf export > "
+                "flow.yml; then run this again."
+            )
+
+
+def _write(folder: Path, files: Mapping[Path, str]) -> list[Path]:
+    """Write files that aren't there, and return those; what came meanwhile stays as it is."""
+    written = []
+    for path, text in files.items():
+        target = folder / path
+        target.parent.mkdir(parents=True, exist_ok=True)
+        mode = 0o777 if text.startswith("#!") else 0o666
+        try:
+            number = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+        except FileExistsError:
+            continue
+        with open(number, "w", encoding="utf-8") as file:
+            file.write(text)
+        written.append(path)
+    return written
+
+
+# --- a Dagster project that is there
+
+
+def uses_dagster(folder: Path) -> bool:
+    """Whether a folder is a project of Dagster."""
+    if any((folder / name).exists() for name in ("workspace.yaml", "dagster.yaml", "dg.toml")):
+        return True
+    if {"dagster", "dg"} & _tools(folder).keys():
+        return True
+    imports = re.compile(r"^\s*(import|from)\s+dagster\b", re.MULTILINE)
+    return any(imports.search(text) for text in _python_texts(folder))
+
+
+def _fit_into_project(folder: Path, files: Mapping[Path, str]) -> tuple[dict[Path, str], list[str]]:
+    """The files for a project that has definitions of its own: a module beside them."""
+    own = {Path("definitions.py"), Path("pyproject.toml")}
+    fitting = {path: text for path, text in files.items() if path not in own}
+    # What the tests of the project itself need isn't known.
+    testing = TESTING.replace("pytest", "pytest tests/test_flow.py")
+    fitting[WORKFLOW] = fitting[WORKFLOW].replace(TESTING, testing)
+    if using := [text for text in _python_texts(folder) if "build_definitions(" in text]:
+        is_given = any("flow=" in text for text in using)
+        return fitting, [] if is_given else ['Give it to your build_definitions: flow="flow.yml".']
+    hook, todo = _hook_of(folder)
+    return {hook: HOOK.format(depth=len(hook.parts) - 1), **fitting}, todo
+
+
+def _hook_of(folder: Path) -> tuple[Path, list[str]]:
+    """The module by which Dagster finds the flow, and what is left to do."""
+    module = _tools(folder).get("dg", {}).get("project", {}).get("root_module", "")
+    package = str(module).replace(".", "/")
+    for place in (Path("src", package, "defs"), Path(package, "defs")):
+        if package and (folder / place).is_dir():
+            return place / "dataflow.py", []  # `dg` loads all that is in this folder
+    return Path("flow_definitions.py"), [
+        "In your definitions: dg.Definitions.merge(defs, flow_definitions.defs), "
+        "after `import flow_definitions`."
+    ]
+
+
+def _tools(folder: Path) -> dict:
+    """The tables below `tool` in a project's pyproject.toml."""
+    try:
+        return tomllib.loads((folder / "pyproject.toml").read_text()).get("tool", {})
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError):
+        return {}
+
+
+def _python_texts(folder: Path) -> Iterator[str]:
+    """The texts of a project's Python files, as many as `READ_FILES`."""
+    read = 0
+    for path, folders, names in os.walk(folder):
+        folders[:] = [
+            name
+            for name in folders
+            if not name.startswith((".", "__"))
+            and name not in ("venv", "node_modules", "tests")
+            and not os.path.exists(os.path.join(path, name, "pyvenv.cfg"))
+        ]
+        for name in names:
+            if name.endswith(".py") and read < READ_FILES:
+                read += 1
+                try:
+                    yield Path(path, name).read_text(errors="replace")
+                except OSError as error:
+                    click.echo(f"{name} can't be read: {error.strerror}", file=sys.stderr)

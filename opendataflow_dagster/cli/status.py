@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..errors import Refused, WrongUse
+from ..explain.answers import Reason
 from ..explain.explain import ADVICE, Explanation, explain
-from ..explain.state import Reason
 from ..model import ABSENT, FAILED, HOLD, PENDING, READY, RESUBMIT, RUNNING, Status
 from ..storage.presence import Drift, drift_of_data, look_at, shown_word
 from ..store.catalog import Catalog, read_catalog

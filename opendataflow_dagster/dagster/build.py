@@ -12,8 +12,8 @@ import dagster as dg
 
 from ..errors import DataflowError, NoDatabase, WrongUse
 from ..flow.catalog import catalog_of
+from ..flow.file import FILE
 from ..flow.flow import CARRIED, Flow
-from ..flow.parse import FILE
 from ..store.catalog import Catalog
 from ..util.text import did_you_mean, first_line, typed
 from .assets import DECLARED

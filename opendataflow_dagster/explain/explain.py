@@ -14,9 +14,8 @@ from ..store.item_folding import fold_of
 from ..store.store import Store, flaw_of
 from ..util.text import typed
 from ..util.times import from_table, shown, to_table
-from .answers import five_answers, has_inputs, stale_line
+from .answers import Answer, Look, Reason, State, five_answers, has_inputs, read_state, stale_line
 from .reasons import IN_A_CIRCLE, advice, hindrances
-from .state import Answer, Look, Reason, State, read_state
 
 REFUSALS = {
     "NOT_REGISTERED": "The job isn't registered, or writes nothing.",

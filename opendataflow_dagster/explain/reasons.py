@@ -8,7 +8,7 @@ from ..model import BLOCKING, FAILED, HOLD, READY, RUNNING, Effect, effect, read
 from ..store.store import CLOCK_DRIFT_SECONDS, LONGEST_LEASE_SECONDS
 from ..util.text import typed
 from ..util.times import shown
-from .state import Reason, Row, State
+from .answers import Reason, Row, State
 
 IN_A_CIRCLE = "IN_A_CIRCLE"
 """The code of a producer that waits for the one that asks."""

@@ -11,9 +11,9 @@ from ..errors import Refused
 from ..store.moves import person
 from ..store.registry import read_dial, refuse_live
 from ..store.store import Store
+from .catalog import DATASET, JOB, PROJECT_ITEM, Registrations, read_registered
 from .flow import Dataset, Flow, Job
 from .plan import ADD, CHANGE, DIAL, REMOVE, SECRET, VARIABLE, Change, FlowPlan, compare
-from .registered import DATASET, JOB, PROJECT_ITEM, Registrations, read_registered
 
 GIT_SECONDS = 10.0
 """Seconds that git may take to tell the commit."""

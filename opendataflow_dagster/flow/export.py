@@ -12,9 +12,9 @@ from ..errors import WrongUse
 from ..model import DATASET_COLUMNS
 from ..store.store import Store
 from ..util.text import printable
+from .catalog import DATASET, JOB, Columns, Registrations, read_registered
 from .flow import EXPANDED, Dataset, Flow, Job, escape, origin_of
 from .plan import SECRET
-from .registered import DATASET, JOB, Columns, Registrations, read_registered
 
 SCHEMA_LINE = "# yaml-language-server: $schema=flow.schema.json"
 _LINE_LETTERS = 120

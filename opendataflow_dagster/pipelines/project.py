@@ -8,10 +8,10 @@ from typing import Any, NamedTuple
 
 from ..config.settings import BUILT_IN, PROJECT, Settings, load_settings
 from ..errors import DataflowError, NoDatabase, Refused, WrongUse
+from ..flow.file import not_yaml, refuse_many_values
 from ..store import open_from
 from ..store.store import Store
 from ..util.text import did_you_mean
-from ..util.yaml_file import not_yaml, refuse_many_values
 
 FILE = PROJECT
 SPARK_ENGINE, LOCAL = ENGINES = "spark", "local"

@@ -24,10 +24,21 @@ from ..store.items import Accepted, Post, backlog, item_status
 from ..store.store import Store
 from ..util.text import first_line, printable, typed
 from .commit_queue import CommitQueue, DatabaseThreads, QueueFull
-from .limits import DATABASE, Disks, Limits, Rates
-from .metrics import CONTENT_TYPE, CostlyQuery, ServerMetrics
-from .openapi import docs_page, openapi, read_paths
-from .request import CLOSED, OPEN, BadBody, Guard, bearer, idempotency_key, parse_items, read_body
+from .pages import CONTENT_TYPE, CostlyQuery, ServerMetrics, docs_page, openapi, read_paths
+from .request import (
+    CLOSED,
+    DATABASE,
+    OPEN,
+    BadBody,
+    Disks,
+    Guard,
+    Limits,
+    Rates,
+    bearer,
+    idempotency_key,
+    parse_items,
+    read_body,
+)
 
 T = TypeVar("T")
 

@@ -8,10 +8,9 @@ from typing import Any, NamedTuple, TypeVar
 
 from ..chunk import Chunk, ChunkFailed, Place, Result, Unpublished
 from ..errors import DataflowError, Overtaken, Refused, SessionError, StaleClaim
-from ..explain.answers import five_answers
+from ..explain.answers import Answer, Reason, five_answers, read_state
 from ..explain.explain import explain_chunk, in_order
 from ..explain.reasons import advice, hindrances
-from ..explain.state import Answer, Reason, read_state
 from ..formats import format_of
 from ..formats.csv_options import csv_options
 from ..location import (

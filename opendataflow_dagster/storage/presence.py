@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from ..chunk import Checked, Chunk, Unpublished
 from ..errors import DataflowError, Refused
-from ..explain.state import Look, State
+from ..explain.answers import Look, State
 from ..formats import format_of
 from ..location import (
     JDBC,

@@ -11,7 +11,7 @@ import yaml
 from click.testing import CliRunner, Result
 
 from opendataflow_dagster.cli.app import app
-from opendataflow_dagster.cli.new import EXTRAS, template
+from opendataflow_dagster.cli.setup import EXTRAS, template
 from opendataflow_dagster.flow.flow import Flow
 from tests.support.new_projects import play, steps_of_workflow
 

@@ -16,7 +16,7 @@ import opendataflow_dagster
 from opendataflow_dagster.config.settings import Settings, load_settings
 from opendataflow_dagster.errors import DataflowError
 from opendataflow_dagster.runner.run import run_job
-from opendataflow_dagster.server.limits import Limits
+from opendataflow_dagster.server.request import Limits
 from opendataflow_dagster.spark.settings import MASTER, spark_conf
 from opendataflow_dagster.store import registry
 from opendataflow_dagster.store.item_folding import fold_items

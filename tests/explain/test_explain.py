@@ -16,8 +16,8 @@ from psycopg.conninfo import conninfo_to_dict
 
 from opendataflow_dagster.errors import LostRace, WrongUse
 from opendataflow_dagster.explain import explain as explain_module
+from opendataflow_dagster.explain.answers import Reason
 from opendataflow_dagster.explain.explain import ADVICE, Explanation, explain
-from opendataflow_dagster.explain.state import Reason
 from opendataflow_dagster.model import Fact
 from opendataflow_dagster.storage import presence
 from opendataflow_dagster.storage.table import Rows

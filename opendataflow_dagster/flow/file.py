@@ -1,29 +1,131 @@
-"""Reading flow.yml: what is wrong in it is said with its file and line."""
+"""flow.yml as a file: its keys, its JSON schema, and the parser, which names file and line."""
 
+import json
+import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import yaml
 
-from ..errors import FlowError
+from ..errors import DataflowError, FlowError
+from ..formats.csv_options import KEYS as CSV_KEYS
+from ..model import DATASET_COLUMNS, DIALS
+from ..store.registry import LARGEST_INTEGER, WRITE_MODES
 from ..util.text import did_you_mean, printable
-from ..util.yaml_file import not_yaml, refuse_many_values
-from .keys import (
-    COUNT,
-    DATASET_KEYS,
-    DIAL,
-    FLAG,
-    FLOW_KEYS,
-    JOB_KEYS,
-    OBJECT,
-    OBJECTS_BY_NAME,
-    OPTIONS,
-    TARGET_KEYS,
-    TEXT,
-    TEXTS,
-    Key,
+
+# The keys of a flow.yml, described once: its parser and its JSON schema are made from this.
+
+
+TEXT, TEXTS, TEXTS_BY_NAME = "text", "texts", "texts by name"
+DIAL, OPTIONS = "dial", "options"
+FLAG, COUNT = "flag", "count"
+OBJECT, OBJECTS_BY_NAME = "object", "objects by name"
+
+
+class Key(NamedTuple):
+    """One key: what its value is, and what it means."""
+
+    name: str
+    kind: str
+    meaning: str
+    choices: tuple[str, ...] = ()
+    keys: "tuple[Key, ...]" = ()
+    """Of an object: the keys that it may have."""
+    is_required: bool = False
+
+
+ABOUT = (
+    Key("description", TEXT, "What it is, for people. It stays in this file."),
+    Key("owners", TEXTS, "Who is responsible: e-mail addresses, or team:NAME."),
+    Key("tags", TEXTS_BY_NAME, "Tags, for people and for Dagster."),
 )
+
+PASSWORD = Key("password", TEXT, "The variable of the environment that has it: ${NAME}.")
+
+
+def _column_key(name: str) -> Key:
+    if name == "options":
+        return Key(name, OPTIONS, DATASET_COLUMNS[name], CSV_KEYS)
+    choices = WRITE_MODES if name == "writemode" else ()
+    return Key(name, TEXT, DATASET_COLUMNS[name], choices)
+
+
+EXPECT_KEYS = (
+    Key("exists", FLAG, "What the job was to write is in its place: a file, a folder, rows."),
+    Key(
+        "rows",
+        OBJECT,
+        "How many rows the chunk has.",
+        (),
+        (Key("min", COUNT, "At least so many."), Key("max", COUNT, "At most so many.")),
+    ),
+)
+
+DATASET_KEYS = (
+    *map(_column_key, DATASET_COLUMNS),
+    PASSWORD,
+    Key("expect", OBJECT, "What is asked of each chunk before it is READY.", (), EXPECT_KEYS),
+    *ABOUT,
+)
+
+POLICY_KEYS = tuple(
+    Key(name, DIAL, f"{dial.meaning[:1].upper()}{dial.meaning[1:]}. Default: {dial.default}.")
+    for name, dial in DIALS.items()
+)
+
+RUNNERS = ("run", "python", "spark", "pipeline")
+"""The keys of a job that say what runs it; it has one of them, or none."""
+
+ENGINES = ("spark", "local")
+
+RUNS_IN = ("work", "dagster", "cron")
+
+JOB_KEYS = (
+    Key("in", TEXTS, "The datasets that it reads; `today` stands for the current date."),
+    Key("out", TEXTS, "The datasets that it writes."),
+    Key("run", TEXT, "The script that makes a chunk, and its arguments. Relative to this file."),
+    Key("python", TEXT, "The Python function that makes a chunk: FILE.py:FUNCTION."),
+    Key("spark", TEXT, "The function of DataFrames that makes chunks: FILE.py:FUNCTION."),
+    Key("pipeline", TEXT, "The folder of the project whose pipeline has the job's name."),
+    Key("engine", TEXT, "What runs its pipeline; else what project.yml says.", ENGINES),
+    Key(
+        "policy",
+        OBJECT,
+        "The dials that this file sets; others are turned by hand.",
+        (),
+        POLICY_KEYS,
+    ),
+    Key("environment", TEXTS_BY_NAME, "Variables that the script gets."),
+    Key("runs_in", TEXT, "Who starts it.", RUNS_IN),
+    *ABOUT,
+)
+
+TARGET_KEYS = (
+    Key("properties", TEXT, "The properties file that names the tables. Relative to this file."),
+    Key("url", TEXT, "The address of the tables: postgresql://HOST/DB or sqlite:///FILE."),
+    Key("user", TEXT, "The database user."),
+    Key("schema", TEXT, "The PostgreSQL schema of the tables."),
+    Key("encrypted", TEXT, "The user's password as `odf encrypt` printed it."),
+    Key("timezone", TEXT, "Whose date `today` is."),
+)
+
+FLOW_KEYS = (
+    Key("flow", TEXT, "The flow's name: what it registers carries it.", is_required=True),
+    Key("targets", OBJECTS_BY_NAME, "The databases that this flow is applied to.", (), TARGET_KEYS),
+    Key(
+        "defaults",
+        OBJECT,
+        "What every job has that doesn't say otherwise.",
+        (),
+        (Key("policy", OBJECT, "Dials of every job.", (), POLICY_KEYS),),
+    ),
+    Key("datasets", OBJECTS_BY_NAME, "Data with a place, by id.", (), DATASET_KEYS),
+    Key("jobs", OBJECTS_BY_NAME, "What reads and writes datasets, by id.", (), JOB_KEYS),
+)
+
+SECONDS_PATTERN = r"^([0-9]+(\.[0-9]+)?[smhdw]?)+$"
+
 
 FILE = "flow.yml"
 
@@ -286,3 +388,140 @@ class _FlowReader:
     @staticmethod
     def _cut(text: str) -> str:
         return repr(text if len(text) <= _SHOWN_LETTERS else text[: _SHOWN_LETTERS - 1] + "…")
+
+
+# The JSON schema of flow.yml, for editors: `odf schema`.
+
+
+_SCALAR = {"type": ["string", "number", "boolean"]}
+_ENVIRONMENT_REFERENCE = r"^\$\{[A-Za-z_][A-Za-z0-9_]*\}$"
+
+
+def json_schema() -> dict[str, Any]:
+    """The schema of a whole flow.yml."""
+    return {
+        "$schema": "http://json-schema.org/draft-07/schema#",
+        "title": "flow.yml of OpenDataFlow",
+        **_object(FLOW_KEYS),
+    }
+
+
+def schema_text() -> str:
+    """The same as the text of a file."""
+    return json.dumps(json_schema(), indent=2) + "\n"
+
+
+def _object(keys: tuple[Key, ...]) -> dict[str, Any]:
+    found: dict[str, Any] = {
+        "type": "object",
+        "properties": {key.name: {"description": key.meaning, **_value(key)} for key in keys},
+        "additionalProperties": False,
+    }
+    if required := [key.name for key in keys if key.is_required]:
+        found["required"] = required
+    if keys is JOB_KEYS:
+        found["required"] = ["out"]
+        found["allOf"] = _at_most_one(RUNNERS)
+    if {"properties", "url"} <= {key.name for key in keys}:
+        found["allOf"] = _at_most_one(("properties", "url"))
+        found["anyOf"] = [{"required": [name]} for name in ("properties", "url")]
+    if {"password", "encryptedpass"} <= {key.name for key in keys}:
+        found["allOf"] = _at_most_one(("password", "encryptedpass"))
+    return found
+
+
+def _value(key: Key) -> dict[str, Any]:
+    if key.choices and key.kind == TEXT:
+        return {"enum": list(key.choices)}
+    if key.name == "password":
+        return {"type": "string", "pattern": _ENVIRONMENT_REFERENCE}
+    if key.kind == TEXT:
+        return _SCALAR
+    if key.kind == TEXTS:
+        return {"anyOf": [_SCALAR, {"type": "array", "items": _SCALAR}]}
+    if key.kind == FLAG:
+        return {"const": True}
+    if key.kind == COUNT:
+        return {"type": "integer", "minimum": 0}
+    if key.kind == DIAL:
+        return _dial(key.name)
+    if key.kind == OPTIONS:
+        known = dict.fromkeys(key.choices, True)
+        return {"type": "object", "properties": known, "additionalProperties": False}
+    if key.kind == OBJECT:
+        return _or_nothing(_object(key.keys))
+    if key.kind == OBJECTS_BY_NAME:
+        return {
+            "type": ["object", "null"],
+            "additionalProperties": _or_nothing(_object(key.keys)),
+        }
+    return {"type": ["object", "null"], "additionalProperties": _SCALAR}
+
+
+def _or_nothing(schema: dict[str, Any]) -> dict[str, Any]:
+    """An object of which nothing may be written after its name; not if it needs a key."""
+    return (
+        schema
+        if "required" in schema or "anyOf" in schema
+        else schema | {"type": ["object", "null"]}
+    )
+
+
+def _dial(name: str) -> dict[str, Any]:
+    dial = DIALS[name]
+    if dial.unit == "time":
+        return {"type": "string"}
+    if dial.words:
+        return {"enum": [*dial.words, "none"]}
+    pattern = SECONDS_PATTERN if dial.unit == "seconds" else r"^[0-9]+$"
+    return {
+        "anyOf": [
+            {"type": "integer", "minimum": dial.least, "maximum": LARGEST_INTEGER},
+            {"type": "string", "pattern": f"{pattern}|^[Nn][Oo][Nn][Ee]$"},
+        ]
+    }
+
+
+def _at_most_one(names: tuple[str, ...]) -> list[dict[str, Any]]:
+    return [
+        {"not": {"type": "object", "required": [one, other]}}
+        for at, one in enumerate(names)
+        for other in names[at + 1 :]
+    ]
+
+
+# Files of YAML: read safely, and with the line of each value.
+
+
+MOST_VALUES = 100_000
+"""Values of a file, its aliases written out: a few lines of them can be billions."""
+
+
+def refuse_many_values(node: Any, name: str, error: type[DataflowError]) -> None:
+    """Refuse a document that has more values than anybody writes, before they are made."""
+    if size_of(node, {}) > MOST_VALUES:
+        raise error(
+            f"{name} has more than {MOST_VALUES:,} values once its aliases (`*name`) are "
+            "written out. Leave most of them out."
+        )
+
+
+def size_of(node: Any, sizes: dict[int, float]) -> float:
+    """How many values a node of YAML has, each alias written out; one within itself has no end."""
+    if node is None:
+        return 0
+    if id(node) not in sizes:
+        sizes[id(node)] = math.inf  # until it is known: what an alias within itself finds
+        values = node.value if isinstance(node.value, list) else ()
+        # A mapping has pairs, a sequence has nodes.
+        inner = [each for value in values for each in (value if type(value) is tuple else (value,))]
+        sizes[id(node)] = 1 + sum(size_of(each, sizes) for each in inner)
+    return sizes[id(node)]
+
+
+def not_yaml(error: Exception, name: str) -> str:
+    """What says why a file can't be read as YAML, and where."""
+    mark = getattr(error, "problem_mark", None)
+    where = f"{name}:{mark.line + 1}" if mark else name
+    why = getattr(error, "problem", None) or str(error).split("\n")[0] or type(error).__name__
+    return f"{where} isn't YAML: {printable(why)}. Correct it."

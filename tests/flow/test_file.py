@@ -17,15 +17,16 @@ import opendataflow_dagster
 from opendataflow_dagster import Dataset, Flow, Job
 from opendataflow_dagster.cli.app import app
 from opendataflow_dagster.errors import FlowError, WrongUse
-from opendataflow_dagster.flow.flow import escape, expand
-from opendataflow_dagster.flow.keys import (
+from opendataflow_dagster.flow.file import (
     DATASET_KEYS,
     EXPECT_KEYS,
     FLOW_KEYS,
     JOB_KEYS,
     TARGET_KEYS,
+    json_schema,
+    schema_text,
 )
-from opendataflow_dagster.flow.schema import json_schema, schema_text
+from opendataflow_dagster.flow.flow import escape, expand
 from opendataflow_dagster.model import DATASET_COLUMNS
 
 WHOLE = """
