@@ -363,15 +363,13 @@ class Ledger:
 
     def committed(self, journal: str) -> Committed | None:
         """What was committed last, if anything was."""
-        rows, _ = self._db.insist(lambda: self._db.run("appends.committed", journal=journal))
+        rows = self._db.fetch("appends.committed", journal=journal)
         return Committed(*rows[0]) if rows else None
 
     def parts(self, journal: str, dataids: Sequence[str]) -> dict[str, list[FilePart]]:
         """What was appended for some chunks; what is being replaced comes first."""
         asked = json.dumps(list(dataids))
-        rows, _ = self._db.insist(
-            lambda: self._db.run("appends.parts", journal=journal, dataids=asked)
-        )
+        rows = self._db.fetch("appends.parts", journal=journal, dataids=asked)
         found: dict[str, list[FilePart]] = {}
         for row in rows:
             found.setdefault(row[0], []).append(FilePart(*row))

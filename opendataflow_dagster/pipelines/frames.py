@@ -531,7 +531,7 @@ def registered(store: Store, datasetid: str, root: Path) -> DatasetRow | None:
 
     So whoever runs a pipeline, from wherever, reads and writes the same files.
     """
-    rows, _ = store.db.insist(lambda: store.db.records("state.dataset", datasetid=datasetid))
+    rows = store.db.fetch_records("state.dataset", datasetid=datasetid)
     if not rows:
         return None
     columns = columns_of(rows[0])

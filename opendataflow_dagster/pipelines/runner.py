@@ -365,9 +365,7 @@ class PipelineRunner(MakerRunner[PipelineWork]):
 
     def _waiting(self) -> str | None:
         db = self.store.db
-        rows, _ = db.insist(
-            lambda: db.run("pipelines.waiting", jobid=self.jobid, items=self._items)
-        )
+        rows = db.fetch("pipelines.waiting", jobid=self.jobid, items=self._items)
         return rows[0][0] if rows else None
 
 

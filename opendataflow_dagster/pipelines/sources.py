@@ -260,9 +260,7 @@ class FolderSource(Source):
 
     def _chunks(self, *, insist: bool = True) -> list[tuple[str, int | None, str | None]] | None:
         """dataid, generation and location of what is READY; None if the tables tell nothing."""
-        rows, _ = self._store.db.insist(
-            lambda: self._store.db.run("places.chunks", datasetid=self._where.datasetid)
-        )
+        rows = self._store.db.fetch("places.chunks", datasetid=self._where.datasetid)
         folded = list(self._folded({row[0] for row in rows}))
         if not rows and not folded:
             return None
@@ -282,9 +280,7 @@ class FolderSource(Source):
     def _folded(self, known: set[str]) -> Iterator[Ready]:
         """The chunks of items that were folded: their directories are all that tells of them."""
         datasetid, root = self._where.datasetid, self._where.root
-        rows, _ = self._store.db.insist(
-            lambda: self._store.db.run("folding.of_dataset", datasetid=datasetid)
-        )
+        rows = self._store.db.fetch("folding.of_dataset", datasetid=datasetid)
         [(first, last)] = rows
         if first is None or not os.path.isdir(root):
             return

@@ -76,7 +76,41 @@ def catch_up(
     return Outcome(code, crew.done, len(crew.failed) + crew.lost)
 
 
-class _Crew:
+class WorkerThreads:
+    """Threads that claim chunks and run them; an error of one ends all, each after its chunk."""
+
+    def __init__(self, store: Store) -> None:
+        self.store = store
+        self._changed = threading.Condition()
+        self._over = False
+        self._error: BaseException | None = None
+        self._ended = 0
+        """How many chunks have ended."""
+
+    def _start(self, workers: int) -> list[threading.Thread]:
+        # Daemons: a second Ctrl-C waits for none of them, nor does the end of Python.
+        threads = [threading.Thread(target=self._guarded, daemon=True) for _ in range(workers)]
+        for thread in threads:
+            thread.start()
+        return threads
+
+    def _guarded(self) -> None:
+        try:
+            self._work()
+        except BaseException as error:
+            with self._changed:
+                self._error = self._error or error
+                self._over = True
+                self._changed.notify_all()
+        finally:
+            self.store.db.drop()
+
+    def _work(self) -> None:
+        """What one thread does."""
+        raise NotImplementedError
+
+
+class _Crew(WorkerThreads):
     """The workers of one run: each has its own name and its own connection."""
 
     def __init__(
@@ -86,6 +120,7 @@ class _Crew:
         workers: int,
         progress: Tell | None,
     ) -> None:
+        super().__init__(runner.store)
         self.runner, self.scripts, self.workers, self.progress = runner, scripts, workers, progress
         self.done = 0
         self.lost = self.interrupted = 0
@@ -93,22 +128,15 @@ class _Crew:
         self._owners: list[str] = []
         self.held = ""
         """The dial that ended the run, if one did."""
-        self._ended = 0
         self._busy = workers
         self._last_message = ""
-        self._over = False
-        self._error: BaseException | None = None
-        self._changed = threading.Condition()
 
     def work(self) -> None:
         if self.workers == 1:
             self._work()
             return
-        self.runner.store.db.drop()  # this thread only waits: a worker may need its connection
-        # Daemons: a second Ctrl-C waits for none of them, nor does the end of Python.
-        threads = [threading.Thread(target=self._guarded, daemon=True) for _ in range(self.workers)]
-        for thread in threads:
-            thread.start()
+        self.store.db.drop()  # this thread only waits: a worker may need its connection
+        threads = self._start(self.workers)
         try:
             for thread in threads:
                 thread.join()
@@ -134,29 +162,17 @@ class _Crew:
         if self.scripts.stopping is not None:
             parts.append("stopped by a signal")
         jobid = self.runner.jobid
-        if left := chunks_left(self.runner.store, jobid):
+        if left := chunks_left(self.store, jobid):
             parts.append(f"left {left}" + (f": {self.held}" if self.held else ""))
         following = f"; next: odf status {typed(jobid)}" if self.failed or self.lost or left else ""
         return ", ".join(parts) + following
 
     def _leave(self) -> None:
         """Give back the workers' claims, without waiting for the workers."""
-        store, jobid = self.runner.store, self.runner.jobid
+        store, jobid = self.store, self.runner.jobid
         stop = Stop(self.scripts.why_stopping() or "stopped")
         for owner in self._owners:
             interrupt_soon(store, store._adopt(jobid, owner, 0.0), stop)
-
-    def _guarded(self) -> None:
-        """A worker's thread; an error of one ends all, each after its chunk."""
-        try:
-            self._work()
-        except BaseException as error:
-            with self._changed:
-                self._error = self._error or error
-                self._over = True
-                self._changed.notify_all()
-        finally:
-            self.runner.store.db.drop()
 
     def _work(self) -> None:
         owner = new_owner()
@@ -171,7 +187,7 @@ class _Crew:
                         self._count(claim.dataid, result)
                         if self._over:
                             break
-            elif not self._wait(ended, self.runner.store.next_change(self.runner.jobid)):
+            elif not self._wait(ended, self.store.next_change(self.runner.jobid)):
                 return
 
     def _count(self, dataid: str, result: ChunkOutcome) -> None:
@@ -211,14 +227,14 @@ class _Crew:
                 if now >= until:
                     break
                 if now >= rest_at:
-                    self.runner.store.db.drop()
+                    self.store.db.drop()
                 self._changed.wait(min(until - now, SIGNAL_CHECK_SECONDS))
             self._busy += 1
             return not self._over
 
     def _is_worth_waiting(self, retry_in: float | None) -> bool:
         """Whether a chunk may become claimable that none of us works on; it says why, once."""
-        store, jobid = self.runner.store, self.runner.jobid
+        store, jobid = self.store, self.runner.jobid
         if dial := dial_at_zero(store, jobid):
             left = chunks_left(store, jobid)
             if not left and retry_in is None:
@@ -230,9 +246,7 @@ class _Crew:
             return True
         if not self.runner.awaits_others:
             return retry_in is not None
-        [(taken, retries, read)] = store.db.insist(
-            lambda: store.db.run("runjob.awaited", jobid=jobid)
-        )[0]
+        [(taken, retries, read)] = store.db.fetch("runjob.awaited", jobid=jobid)
         parts = [
             f"{count} {what}"
             for count, what in (

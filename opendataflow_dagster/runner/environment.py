@@ -95,9 +95,7 @@ class JobEnvironment:
     def _bounds(self, dataid: str) -> dict[tuple[str, str], str]:
         if not self._ranged:
             return {}
-        rows, _ = self._store.db.insist(
-            lambda: self._store.db.run("environment.bounds", jobid=self.plan.jobid, dataid=dataid)
-        )
+        rows = self._store.db.fetch("environment.bounds", jobid=self.plan.jobid, dataid=dataid)
         found = {}
         for datasetid, *bounds in rows:
             for column, value in zip(("chunklower", "chunkupper"), bounds, strict=True):

@@ -71,7 +71,7 @@ def is_alive(
             "odf alive JOB DATAID --generation N."
         )
     given["generation"] = int(str(given["generation"]))
-    rows, _ = store.db.insist(lambda: store.db.run("claims.alive", **given))
+    rows = store.db.fetch("claims.alive", **given)
     return bool(rows)
 
 

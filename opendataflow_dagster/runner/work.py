@@ -28,6 +28,7 @@ from .catch_up import (
     ChunksFailed,
     HostJob,
     JobState,
+    WorkerThreads,
 )
 from .script import NO_START, Scripts, stop_code
 
@@ -69,7 +70,7 @@ class Listener(Protocol):
     def draw(self, jobs: Sequence[JobState], line: str) -> None: ...
 
 
-class Workshop:
+class Workshop(WorkerThreads):
     """The workers of this host, and the jobs that they run.
 
     Args:
@@ -93,13 +94,13 @@ class Workshop:
         drain_seconds: float | None = None,
         reload: Callable[[], Sequence[HostJob] | None] = lambda: None,
     ) -> None:
-        self.store, self.scripts, self.listener = store, scripts, listener
+        super().__init__(store)
+        self.scripts, self.listener = scripts, listener
         self.workers, self.until_idle = workers, until_idle
         self.drain_seconds, self._reload = drain_seconds, reload
         self.jobs: dict[str, JobState] = {}
-        self._changed = threading.Condition()
-        self._idle = self._alive = 0
-        self._looks = self._ended = self._ended_at_look = 0
+        self._idle, self._alive = 0, workers
+        self._looks = self._ended_at_look = 0
         self._look_at = self._free_at = 0.0
         self._follow_until = 0.0
         self._clock, self._clock_at = 0.0, float("-inf")
@@ -107,8 +108,6 @@ class Workshop:
         self._back_at = float("-inf")
         self._pause = FIRST_PAUSE_SECONDS
         self._said_trouble = ""
-        self._over = False
-        self._error: BaseException | None = None
         self._draining_at: float | None = None
         self._stopping_at: float | None = None
         self._recovery = threading.Event()
@@ -121,11 +120,8 @@ class Workshop:
         """Work until a signal comes, or with `until_idle` until nothing can be claimed any more."""
         self.store.db.patience = OUTAGE_SECONDS
         self.set_jobs(jobs)
-        work = [threading.Thread(target=self._guarded, daemon=True) for _ in range(self.workers)]
-        self._alive = len(work)
-        keeper = threading.Thread(target=self._keep, daemon=True)
-        for thread in [*work, keeper]:
-            thread.start()
+        self._start(self.workers)
+        threading.Thread(target=self._keep, daemon=True).start()
         try:
             with Watcher(self.store) as watcher:
                 self._watch(watcher)
@@ -403,16 +399,9 @@ class Workshop:
     # --- the workers ---
 
     def _guarded(self) -> None:
-        """A worker's thread; what nobody foresaw ends all, each after its chunk."""
         try:
-            self._work()
-        except BaseException as error:
-            with self._changed:
-                self._error = self._error or error
-                self._over = True
-                self._changed.notify_all()
+            super()._guarded()
         finally:
-            self.store.db.drop()
             with self._changed:
                 self._alive -= 1
             self._ask_for_look()

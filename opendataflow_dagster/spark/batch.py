@@ -297,7 +297,7 @@ def sweep_folders(store: Store, root: str) -> None:
         left = [
             folder for folder in os.listdir(os.path.join(root, STAGING)) if folder.startswith(BATCH)
         ]
-        alive = store.db.insist(lambda: store.db.run("cleaning.live"))[0] if left else []
+        alive = store.db.fetch("cleaning.live") if left else []
         generations = {str(row[0]) for row in alive}
         for name in left:
             if name.removeprefix(BATCH).partition("-")[0] not in generations:

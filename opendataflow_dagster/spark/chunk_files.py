@@ -42,7 +42,7 @@ class KnownSchema(NamedTuple):
     def last(self) -> tuple[str, str] | None:
         """The last chunk but this one, and its schema."""
         db, asked = self.store.db, {"datasetid": self.datasetid, "dataid": self.dataid}
-        rows, _ = db.insist(lambda: db.run("produce.known_schema", **asked))
+        rows = db.fetch("produce.known_schema", **asked)
         return next(iter(rows), None)
 
     def keep(self, schema: "StructType") -> None:

@@ -368,7 +368,7 @@ class LastChunks:
 
     def _ask(self, name: str, dataid: str, **more: Any) -> list[Any]:
         known = {"datasetid": self.datasetid, "dataid": dataid, **more}
-        return self._store.db.insist(lambda: self._store.db.run(name, **known))[0]
+        return self._store.db.fetch(name, **known)
 
 
 # --- does a new chunk have the schema of its dataset? ---

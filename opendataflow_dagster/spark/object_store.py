@@ -472,7 +472,7 @@ def in_remote(
     below = files.below(address(target.root))
     found = versions(below, target)
     alive = live(store, datasetid)
-    kept = {row[2] for row in store.db.insist(lambda: store.db.run("cleaning.located", **known))[0]}
+    kept = {row[2] for row in store.db.fetch("cleaning.located", **known)}
     locations = {version.location for version in found}
     chunks: dict[str, list[Version]] = {}
     for version in found:

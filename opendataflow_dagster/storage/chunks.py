@@ -186,7 +186,7 @@ def read_chunk(
 
 def producers(store: Store, datasetid: str) -> list[str]:
     """The jobs that write a dataset."""
-    rows, _ = store.db.insist(lambda: store.db.run("state.producers", datasetid=datasetid))
+    rows = store.db.fetch("state.producers", datasetid=datasetid)
     return [jobid for (jobid,) in rows]
 
 
@@ -195,7 +195,7 @@ def bounds_of(
 ) -> tuple[str, str | None, int | None] | None:
     """Which rows of a table a chunk is, if it has been split."""
     known = {"datasetid": datasetid, "dataid": dataid}
-    rows, _ = store.db.insist(lambda: store.db.run("reading.bounds", **known))
+    rows = store.db.fetch("reading.bounds", **known)
     return rows[0] if rows else None
 
 
@@ -250,7 +250,7 @@ def _checkable(datasetid: str, columns: Mapping[str, str | None], format: str) -
 
 def _seen(store: Store, datasetid: str, dataid: str) -> list[tuple]:
     known = {"datasetid": datasetid, "dataid": dataid}
-    return store.db.insist(lambda: store.db.run("state.rows", **known))[0]
+    return store.db.fetch("state.rows", **known)
 
 
 # What a job has made becomes the chunk: in its folder or its table, whole or not at all.

@@ -56,7 +56,7 @@ class Live(NamedTuple):
 
 def live(store: Store, datasetid: str) -> Live:
     """The live claims, of all jobs by generation, and of the producers of a dataset by chunk."""
-    claims = store.db.insist(lambda: store.db.run("cleaning.live"))[0]
+    claims = store.db.fetch("cleaning.live")
     makers = _makers(store, datasetid)
     mine = [claim for claim in claims if claim[2] in makers]
     times = [moment.timestamp() for claim in mine if (moment := from_table(store, claim[3]))]
@@ -72,7 +72,7 @@ def is_written(store: Store, datasetid: str) -> bool:
 
 def _makers(store: Store, datasetid: str) -> set[str]:
     known = {"datasetid": datasetid}
-    rows, _ = store.db.insist(lambda: store.db.run("cleaning.producers", **known))
+    rows = store.db.fetch("cleaning.producers", **known)
     return {job for (job,) in rows}
 
 
@@ -194,7 +194,7 @@ def _sharing(store: Store, datasetid: str, root: str) -> list[str]:
 def registered(store: Store) -> list[tuple[str, dict[str, str | None], str | None]]:
     """Every dataset: its id, its columns, and its password as it is encrypted."""
     found: dict[str, tuple[str, dict[str, str | None], str | None]] = {}
-    for row in store.db.insist(lambda: store.db.records("cleaning.datasets"))[0]:
+    for row in store.db.fetch_records("cleaning.datasets"):
         columns = {
             name.lower(): None if value is None else str(value) for name, value in row.items()
         }

@@ -87,9 +87,7 @@ def folder_of(store: Store, datasetid: str, formats: Sequence[Format] = MERGEABL
 def standing(store: Store, datasetid: str, dataids: Iterable[str]) -> dict[str, Standing]:
     """Those of some chunks that are READY and in nobody's hands; by dataid."""
     asked = json.dumps(list(dataids))
-    rows, _ = store.db.insist(
-        lambda: store.db.run("compact.chunks", datasetid=datasetid, dataids=asked)
-    )
+    rows = store.db.fetch("compact.chunks", datasetid=datasetid, dataids=asked)
     found: dict[str, Standing] = {}
     busy = set()
     for each, _, locktype, status, generation, location in rows:

@@ -187,7 +187,7 @@ def read_catalog(store: Store) -> Catalog:
 
 def read_jobs(store: Store) -> dict[str, Plan]:
     """Read the jobs alone, without their dials."""
-    items, _ = store.db.insist(lambda: store.db.run("catalog.jobs"))
+    items = store.db.fetch("catalog.jobs")
     return _plans(items, {})
 
 

@@ -182,9 +182,7 @@ def offer(store: Store, jobid: str, *, most: int = MAX_COUNTED_CHUNKS) -> Offer:
     if plan.flaw:
         return Offer(jobid, obstacle=plan.flaw)
     today = store.today() if plan.today else None
-    rows, _ = store.db.insist(
-        lambda: store.db.run("offers.offer", jobid=jobid, only=today, most=most)
-    )
+    rows = store.db.fetch("offers.offer", jobid=jobid, only=today, most=most)
     [(paused_until, every_minutes, concurrency, live, claimable, first)] = rows
     nothing = NOTHING_CLAIMABLE
     if first is None and today is not None:
@@ -218,7 +216,7 @@ def _count_line(claimable: int, most: int) -> str:
 
 
 def _statuses(store: Store, jobid: str, dataid: str) -> set[str]:
-    rows, _ = store.db.insist(lambda: store.db.run("offers.made", jobid=jobid, dataid=dataid))
+    rows = store.db.fetch("offers.made", jobid=jobid, dataid=dataid)
     return {read_status(word) for (word,) in rows}
 
 
@@ -233,7 +231,7 @@ def _why_not_today(today: str, words: set[str]) -> str:
 
 def last_event(store: Store, jobid: str, dataid: str) -> int:
     """The last change of a chunk, in the datasets of a job."""
-    rows, _ = store.db.insist(lambda: store.db.run("offers.newest", jobid=jobid, dataid=dataid))
+    rows = store.db.fetch("offers.newest", jobid=jobid, dataid=dataid)
     return rows[0][0] or 0
 
 
@@ -243,7 +241,7 @@ MAX_BATCH_CHUNKS = 1000
 
 def dial(store: Store, jobid: str, name: str) -> Any:
     """What a dial of a job says now; None: it isn't set, and its default holds."""
-    rows, _ = store.db.insist(lambda: store.db.run(f"dials.{name}", jobid=jobid))
+    rows = store.db.fetch(f"dials.{name}", jobid=jobid)
     return rows[0][0] if rows else None
 
 
@@ -259,13 +257,13 @@ def batch_size(store: Store, jobid: str) -> int | None:
 def chunks_left(store: Store, jobid: str) -> int:
     """How many chunks of a job could be claimed, if its dials let them."""
     today = store.today() if store.plan(jobid).today else None
-    rows, _ = store.db.insist(lambda: store.db.run("runjob.left", jobid=jobid, today=today))
+    rows = store.db.fetch("runjob.left", jobid=jobid, today=today)
     return rows[0][0]
 
 
 def dial_at_zero(store: Store, jobid: str) -> str:
     """The dial that keeps a job from claiming anything until somebody turns it, in words."""
-    rows, _ = store.db.insist(lambda: store.db.run("dials.stopped", jobid=jobid))
+    rows = store.db.fetch("dials.stopped", jobid=jobid)
     for paused, concurrency in rows:
         if paused:
             return "the job is paused"
@@ -457,9 +455,7 @@ def begin_work(
 
     It is what the job's policy says, or else `lease`.
     """
-    rows, _ = store.db.insist(
-        lambda: store.db.run("workers.begin", owner=owner, runid=runid, jobid=jobid, lease=lease)
-    )
+    rows = store.db.fetch("workers.begin", owner=owner, runid=runid, jobid=jobid, lease=lease)
     return float(rows[0][0])
 
 
@@ -471,13 +467,13 @@ def beat(store: Store, owner: str, lease: float = LEASE_SECONDS) -> float | None
 
 def lost_runs(store: Store, grace: float = 0.0) -> list[str]:
     """The runs that have workers, all of them lost for `grace` seconds."""
-    rows, _ = store.db.insist(lambda: store.db.run("workers.lost_runs", grace=grace))
+    rows = store.db.fetch("workers.lost_runs", grace=grace)
     return [runid for (runid,) in rows]
 
 
 def runs_at_work(store: Store) -> list[str]:
     """The runs that hold claims or have workers: what an ended run has left is found by it."""
-    return [runid for (runid,) in store.db.insist(lambda: store.db.run("workers.runs"))[0]]
+    return [runid for (runid,) in store.db.fetch("workers.runs")]
 
 
 def settle_run(

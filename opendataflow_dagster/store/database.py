@@ -292,6 +292,14 @@ class Database:
                 else:
                     raise
 
+    def fetch(self, name: str, /, **params: Any) -> list[tuple]:
+        """The rows of a query, as `run` returns them, through whatever `insist` waits for."""
+        return self.insist(lambda: self.run(name, **params))[0]
+
+    def fetch_records(self, name: str, /, **params: Any) -> list[dict[str, Any]]:
+        """The same as dicts."""
+        return self.insist(lambda: self.records(name, **params))[0]
+
     def _await_room(self, error: Exception, seconds: float) -> None:
         """Wait so long for a free connection, and say so unless that was just said."""
         now = time.monotonic()

@@ -78,7 +78,7 @@ def fold_items(store: Store) -> int:
     An item is folded once its job and all that read what it has made are READY for it, for as long
     as the dial `fold_after` says. One that failed, waits, is held, or is read late stays.
     """
-    jobs, _ = store.db.insist(lambda: store.db.run("items.jobs"))
+    jobs = store.db.fetch("items.jobs")
     folded = sum(fold(store, jobid) for (jobid,) in jobs)
     now = datetime.fromtimestamp(store.now(), UTC)
     forgotten = to_table(store, now - KEY_LIFETIME)
@@ -96,7 +96,7 @@ def fold(store: Store, jobid: str) -> int:
     store.db.insist(store.refuse_unclaimable)
     now = datetime.fromtimestamp(store.now(), UTC)
     before = to_table(store, now - timedelta(seconds=fold_age(store, jobid)))
-    links, _ = store.db.insist(lambda: store.db.run("folding.links"))
+    links = store.db.fetch("folding.links")
     chain = _chain(links, jobid)
     if not chain.outputs:
         return 0
@@ -133,7 +133,7 @@ def reclaim_room(store: Store) -> bool:
         for (table,) in _bloated(store):
             _vacuum(store, table, "full, ")
         return not _bloated(store)
-    [(used, free)] = db.insist(lambda: db.run("folding.free"))[0]
+    [(used, free)] = db.fetch("folding.free")
     if free > max(SHRINK_BYTES, used):
         try:
             db.run("folding.shrink")
@@ -150,7 +150,7 @@ def _vacuum(store: Store, table: str, how: str = "") -> None:
 
 
 def _bloated(store: Store) -> list[tuple]:
-    return store.db.insist(lambda: store.db.run("folding.bloated"))[0]
+    return store.db.fetch("folding.bloated")
 
 
 def folds(store: Store, which: str | None = None) -> list[Fold]:

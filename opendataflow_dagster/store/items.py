@@ -35,7 +35,7 @@ def is_item(store: Store, jobid: str, dataid: str) -> bool:
 
 def item_status(store: Store, jobid: str, dataid: str) -> dict[str, Any] | None:
     """How a chunk of a pipeline stands: status, times, what it made or why and where it failed."""
-    found, _ = store.db.insist(lambda: store.db.records("items.status", jobid=jobid, dataid=dataid))
+    found = store.db.fetch_records("items.status", jobid=jobid, dataid=dataid)
     if not found:
         return None
     [row] = found
@@ -103,7 +103,7 @@ def _items(store: Store, jobid: str, dataids: Sequence[str]) -> list[tuple[str, 
     if not dataids:
         return []
     names = json.dumps(list(dataids))
-    return store.db.insist(lambda: store.db.run("items.payloads", jobid=jobid, dataids=names))[0]
+    return store.db.fetch("items.payloads", jobid=jobid, dataids=names)
 
 
 def _named(moment: datetime) -> str:
@@ -334,7 +334,7 @@ def drop_token(store: Store, jobid: str) -> bool:
 
 
 def _kept(store: Store, jobid: str) -> str | None:
-    rows, _ = store.db.insist(lambda: store.db.run("tokens.hash", jobid=jobid))
+    rows = store.db.fetch("tokens.hash", jobid=jobid)
     return rows[0][0] if rows else None
 
 
@@ -360,7 +360,7 @@ def begin_due_runs(
     none. Of several processes that ask at once, one begins it.
     """
     db = store.db
-    dials, _ = db.insist(lambda: db.run("periodic.dials"))
+    dials = db.fetch("periodic.dials")
     jobs = [row for row in dials if row[0] in jobids]
     if not jobs:
         return []
@@ -392,7 +392,7 @@ def offer_run(store: Store, jobid: str, dataid: str, *, who: str) -> bool:
 
 def next_runs(store: Store, jobid: str, most: int = MAX_COUNTED_CHUNKS) -> list[str]:
     """The chunks of a job that may be claimed and are no items, the first ones first."""
-    rows, _ = store.db.insist(lambda: store.db.run("periodic.next", jobid=jobid, most=most))
+    rows = store.db.fetch("periodic.next", jobid=jobid, most=most)
     return [dataid for (dataid,) in rows]
 
 
@@ -433,7 +433,7 @@ def _begin(store: Store, jobid: str, every_minutes: int, who: str) -> str | None
 
 def live_generations(store: Store, jobid: str) -> set[int]:
     """The generations of a job that somebody has in hand."""
-    rows, _ = store.db.insist(lambda: store.db.run("periodic.live", jobid=jobid))
+    rows = store.db.fetch("periodic.live", jobid=jobid)
     return {generation for (generation,) in rows}
 
 
@@ -455,7 +455,7 @@ def queue_head(store: Store, slug: str, count: int) -> QueueHead:
     """The next items, at most so many; a chunk that is no item is for `odf pipeline run`."""
     db = store.db
     db.insist(lambda: db.run("consuming.sort", jobid=slug))
-    rows, _ = db.insist(lambda: db.run("consuming.heads", jobid=slug, k=count))
+    rows = db.fetch("consuming.heads", jobid=slug, k=count)
     has_runs = bool(rows and rows[0][2])
     not_lost = tuple(row[0] for row in takewhile(lambda row: not row[1], rows))
     if rows and not not_lost:

@@ -80,7 +80,7 @@ class Store:
     def id(self) -> str:
         """Which store this is, in what it writes beside the data; `odf init` has made it once."""
         if not self._id:
-            rows, _ = self.db.insist(lambda: self.db.run("claims.store"))
+            rows = self.db.fetch("claims.store")
             self._id = rows[0][0] if rows else ""
         return self._id
 
@@ -135,7 +135,7 @@ class Store:
 
     def unfilled(self, jobid: str | None = None) -> list[str]:
         """The jobs, or the one, of which not all that may be claimed is in the queue yet."""
-        rows, _ = self.db.insist(lambda: self.db.run("fill.queued", jobid=jobid))
+        rows = self.db.fetch("fill.queued", jobid=jobid)
         return [queued_job for (queued_job,) in rows]
 
     def _fill_batch(self, jobid: str) -> int:
@@ -223,7 +223,7 @@ class Store:
             if claims or not has_looked or only is not None:
                 break
             # What is missing from the queue may just not have been judged yet.
-            rows, _ = self.db.insist(lambda: self.db.run("fill.outlook", jobid=jobid))
+            rows = self.db.fetch("fill.outlook", jobid=jobid)
             [(is_queued, has_pending)] = rows
             now = time.monotonic()
             if not is_queued:
@@ -244,7 +244,7 @@ class Store:
 
     def _not_filled(self, jobid: str) -> Refused:
         """What says for whose end the filling of a job's queue waits."""
-        waits = self.db.insist(lambda: self.db.run("fill.awaited", jobid=jobid))[0]
+        waits = self.db.fetch("fill.awaited", jobid=jobid)
         transactions = ", ".join(
             f"process {pid} of {user}{f' ({name})' if name else ''} for {seconds} s"
             for pid, user, name, seconds in waits
@@ -383,15 +383,13 @@ class Store:
 
     def next_change(self, jobid: str, *, leases: bool = False) -> float | None:
         """Seconds until a chunk can be retried, or (with `leases`) recovered; None: never."""
-        rows, _ = self.db.insist(
-            lambda: self.db.run("claims.next_retry", jobid=jobid, leases=leases)
-        )
+        rows = self.db.fetch("claims.next_retry", jobid=jobid, leases=leases)
         seconds = rows[0][0]
         return None if seconds is None else max(0.0, float(seconds))
 
     def now(self) -> float:
         """The database's clock, in seconds since 1970."""
-        return float(self.db.insist(lambda: self.db.run("claims.now"))[0][0][0])
+        return float(self.db.fetch("claims.now")[0][0])
 
     def today(self, now: float | None = None) -> str:
         """The date of the database's clock, in the configured time zone or else the machine's."""
@@ -492,19 +490,15 @@ class Store:
         return {chunk.dataid: Status(chunk.status) for found in done for chunk in found}
 
     def _adopt(self, jobid: str, owner: str, lease: float) -> list[Claim]:
-        rows, _ = self.db.insist(
-            lambda: self.db.run("claims.adopt", jobid=jobid, owner=owner, lease=lease)
-        )
+        rows = self.db.fetch("claims.adopt", jobid=jobid, owner=owner, lease=lease)
         return [Claim(jobid, row[0], row[1], owner, row[2], float(row[3]), row[4]) for row in rows]
 
     def _outcome(self, claim: Claim) -> set[str]:
-        rows, _ = self.db.insist(
-            lambda: self.db.run(
-                "claims.outcome",
-                jobid=claim.jobid,
-                dataid=claim.dataid,
-                generation=claim.generation,
-            )
+        rows = self.db.fetch(
+            "claims.outcome",
+            jobid=claim.jobid,
+            dataid=claim.dataid,
+            generation=claim.generation,
         )
         return {status for (status,) in rows}
 
