@@ -225,11 +225,12 @@ def _leaves(schema: Any) -> list[tuple]:
 
 
 def _same(one: Any, other: Any) -> bool:
-    import pyarrow.types as types
+    import pyarrow
+    from pyarrow import types
 
     compute = _compute()
 
-    if isinstance(one, _chunked()):  # too large for one array
+    if isinstance(one, pyarrow.ChunkedArray):  # too large for one array
         pairs = zip(one.chunks, other.chunks, strict=False)
         return [*map(len, one.chunks)] == [*map(len, other.chunks)] and all(
             _same(*pair) for pair in pairs
@@ -276,9 +277,3 @@ def _rows_of(maps: Any, values: Any) -> Any:
     """The keys or items that lie within a slice of maps."""
     first, last = maps.offsets[0].as_py(), maps.offsets[-1].as_py()
     return values.slice(first, last - first)
-
-
-def _chunked() -> Any:
-    import pyarrow
-
-    return pyarrow.ChunkedArray

@@ -304,7 +304,7 @@ class Engine:
                 raise Stopped(why) from None
             if self._ended(due):
                 raise TransformationError(TIME_LIMIT_REASON) from None
-            if _died(error):
+            if "Python worker exited unexpectedly" in str(error):
                 raise worker_died(which) from error
             if (reason := self._reason(error)) is None:
                 raise
@@ -337,10 +337,6 @@ class Engine:
     def _refuse_when_over(self) -> None:
         if why := self._watch.ended():
             raise Stopped(why)
-
-
-def _died(error: Exception) -> bool:
-    return "Python worker exited unexpectedly" in str(error)
 
 
 def _empty() -> Any:
@@ -399,7 +395,10 @@ def _in_task(engine: Engine, batch: ItemBatch, sources: Sequence[Any]) -> list[I
     finally:
         for frame in first:
             frame.parcel.drop()
-    return [_ran(item, engine) for item in done]
+    return [
+        ItemRan(None if item.frame is None else loaded(item.frame, engine.project.root), item.steps)
+        for item in done
+    ]
 
 
 def _one_by_one(engine: Engine, batch: ItemBatch, sources: Sequence[Any]) -> list[ItemRan]:
@@ -438,11 +437,6 @@ def _run_item(engine: Engine, batch: ItemBatch, item: Any, frames: Sequence[Any]
     if outputs:
         engine.release(*outputs)
     return result
-
-
-def _ran(done: ItemDone, engine: Engine) -> ItemRan:
-    frame = None if done.frame is None else loaded(done.frame, engine.project.root)
-    return ItemRan(frame, done.steps)
 
 
 def _last(ran: Sequence[ItemRan], before: Any) -> Any:

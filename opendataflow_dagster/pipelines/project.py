@@ -1,7 +1,6 @@
 """A project folder: its `project.yml`, read as it stands."""
 
 import json
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -228,11 +227,9 @@ def _lines_of(node: Any, key: str) -> list[tuple[int, dict[str, int]]]:
 # --- its tables: as configured, else beside its project.yml ---
 
 
-def project_settings(
-    root: Path, config: str | None = None, environ: Mapping[str, str] = os.environ
-) -> Settings:
+def project_settings(root: Path, config: str | None = None) -> Settings:
     """The settings for a project, from whichever folder its commands are typed."""
-    return load_settings(config, environ, home=root)
+    return load_settings(config, home=root)
 
 
 def open_project(settings: Settings) -> Store:

@@ -1,6 +1,5 @@
 """One claimed chunk, made by a Python function or a script, checked, published and settled."""
 
-import os
 import signal
 import time
 import traceback
@@ -522,9 +521,8 @@ class FunctionRunner(MakerRunner[Maker]):
         function: Callable[[Chunk], Any],
         *,
         say: Say,
-        environ: Mapping[str, str] = os.environ,
         checks: Sequence[Check] = (),
     ) -> None:
-        super().__init__(store, jobid, [named], say=say, environ=environ)
+        super().__init__(store, jobid, [named], say=say)
         self.work = Maker(*publishing(store, function), checks)
         self.work.code = code_of_function(function)

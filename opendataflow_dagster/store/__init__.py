@@ -6,11 +6,9 @@ from ..config.settings import Settings, load_settings
 from .store import Store
 
 
-def open_configured(
-    config: str | None = None, environ: os._Environ[str] | dict[str, str] = os.environ
-) -> Store:
+def open_configured(config: str | None = None) -> Store:
     """The store that the properties file and the environment name; it connects on first use."""
-    return open_from(load_settings(config, environ), environ)
+    return open_from(load_settings(config))
 
 
 def open_from(settings: Settings, environ: os._Environ[str] | dict[str, str] = os.environ) -> Store:

@@ -452,9 +452,9 @@ def _close(connection: Any, opened_by: int) -> None:
 _INHERITED: list[Any] = []
 
 
-def briefly(db: Database, work: Callable[[], T], patience: float = BRIEF_WAIT_SECONDS) -> T:
-    """Do `work` by a new connection if need be, and wait only so many seconds for it."""
-    deadline = time.monotonic() + patience
+def briefly(db: Database, work: Callable[[], T]) -> T:
+    """Do `work` by a new connection if need be, and wait for it only `BRIEF_WAIT_SECONDS`."""
+    deadline = time.monotonic() + BRIEF_WAIT_SECONDS
     while True:
         try:
             return work()

@@ -390,9 +390,9 @@ def offer_run(store: Store, jobid: str, dataid: str, *, who: str) -> bool:
     return store.db.insist(work)[0]
 
 
-def next_runs(store: Store, jobid: str, most: int = MAX_COUNTED_CHUNKS) -> list[str]:
+def next_runs(store: Store, jobid: str) -> list[str]:
     """The chunks of a job that may be claimed and are no items, the first ones first."""
-    rows = store.db.fetch("periodic.next", jobid=jobid, most=most)
+    rows = store.db.fetch("periodic.next", jobid=jobid, most=MAX_COUNTED_CHUNKS)
     return [dataid for (dataid,) in rows]
 
 

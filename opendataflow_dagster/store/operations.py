@@ -327,7 +327,6 @@ def recover_abandoned(
     jobid: str | None = None,
     plan: bool = False,
     who: str | None = None,
-    why: str | None = None,
 ) -> Moved:
     """Send back what has been RUNNING for longer than so many seconds without a claim of ours."""
     if older_than < 0:
@@ -338,7 +337,7 @@ def recover_abandoned(
         late = as_moves(row[:4] for row in found if row[5])
         return carry_out(store, moves_to(RESUBMIT, late, "recover"), plan=plan)
 
-    return in_transaction(store, work, who, why or "RUNNING without a claim for too long")
+    return in_transaction(store, work, who, "RUNNING without a claim for too long")
 
 
 def is_registered(store: Store, datasetid: str) -> bool:

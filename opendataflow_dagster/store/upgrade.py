@@ -55,7 +55,8 @@ def upgrade(db: Database) -> Versions:
     def remember() -> None:
         if db.run("upgrade.forgotten"):
             with db.upgrading():
-                db.script("\n".join(_remembering(db)))
+                # The history of rows that were written while the triggers were off.
+                db.script("\n".join(_named(db, "sign", "remember", "clear")))
 
     with db.of_any_version():
         try:
@@ -140,11 +141,6 @@ def _steps(db: Database, found: Versions) -> Iterator[str]:
     # Older tables have no history yet, and nobody works with them: it begins before workers come.
     begins = ("remember",) if found.version < BASELINE_VERSION else ()
     yield from _named(db, "sign", "rebase", *begins, "record", "rebuild", "stamp", "clear")
-
-
-def _remembering(db: Database) -> Iterator[str]:
-    """What completes the history of rows that were written while the triggers were off."""
-    return _named(db, "sign", "remember", "clear")
 
 
 def _named(db: Database, *names: str) -> Iterator[str]:
