@@ -94,13 +94,6 @@ def _destination_of(
     return ChunkDestination(store, row)
 
 
-def write_output(project: Project, slug: str, frame: Any) -> str:
-    """Write `output/<slug>.csv` for people, in one step; where it is."""
-    path = output_file(project, slug)
-    csv_file.replace(path, whole_pandas(frame), instead=_moved(path))
-    return path
-
-
 def publish_result(
     store: Store,
     project: Project,

@@ -7,7 +7,15 @@ from threading import Condition, Thread
 from typing import TypeVar
 
 from ..model import LEASE_SECONDS, Claim, Say, Stop, new_owner
-from ..store.claims import GiveBack, give_back_soon, held_back, interrupt_soon, try_to_give_back
+from ..store.claims import (
+    GiveBack,
+    beat,
+    begin_work,
+    give_back_soon,
+    held_back,
+    interrupt_soon,
+    try_to_give_back,
+)
 from ..store.database import BRIEF_WAIT_SECONDS, briefly
 from ..store.store import Store
 from ..util.text import first_line
@@ -53,8 +61,6 @@ class Pulse:
 
     def __enter__(self) -> "Pulse":
         if self.runid and self.jobid:
-            from ..store.claims import begin_work
-
             self._granted = begin_work(self.store, self.owner, self.runid, self.jobid, self.lease)
         # A daemon: a beat may hang in a network that is gone, and must not keep Python from ending.
         self._thread = Thread(target=self._run, name=f"pulse of {self.owner}", daemon=True)
@@ -125,8 +131,6 @@ class Pulse:
                     if self._held.pop(_key(claim), None) is not None:
                         self._lost.add(_key(claim))
         if self.runid and self.jobid:
-            from ..store.claims import beat
-
             granted = beat(self.store, self.owner, self.lease)
             self.dismissed = granted is None
             self._granted = granted or self._granted

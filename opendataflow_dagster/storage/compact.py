@@ -13,7 +13,7 @@ from ..formats import FORMATS, PARQUET, format_of, format_of_file
 from ..formats.format import Format, Unfit, data_files, new_file
 from ..formats.parquet_format import SPARK_ROWS, check_types, keep_metadata, same, writing_options
 from ..location import PACKED_CHUNK, Folder, ObjectStore, Table, chunk_place, is_packed
-from ..model import READY, RUNNING
+from ..model import READY, RUNNING, natural_key
 from ..store.operations import unknown_dataset
 from ..store.overview import pages
 from ..store.store import Store
@@ -131,8 +131,6 @@ def chosen(
 
 def in_order(chunks: Iterable[Standing]) -> list[Standing]:
     """Chunks in their natural order."""
-    from ..model import natural_key
-
     return sorted(chunks, key=lambda chunk: natural_key(chunk.dataid))
 
 

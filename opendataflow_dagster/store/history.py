@@ -168,11 +168,11 @@ def _chosen(
         "dataid": dataid,
         "datasetid": datasetid,
         "since": to_table(store, since),
-        "words": _words(statuses),
+        "words": words_text(statuses),
     }
 
 
-def _words(statuses: Collection[str]) -> str | None:
+def words_text(statuses: Collection[str]) -> str | None:
     """The words of some statuses as a parameter; None takes all."""
     words = words_of(statuses)
     return json.dumps(words) if words else None
@@ -203,7 +203,7 @@ def whole_runs(
     """
     chosen = {
         "jobid": jobid,
-        "words": _words(statuses),
+        "words": words_text(statuses),
         "since": to_table(store, since),
         "limit": limit,
     }

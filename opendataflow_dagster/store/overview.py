@@ -23,7 +23,7 @@ from ..model import (
 )
 from ..util.times import from_table, shown, to_table
 from .catalog import depths
-from .history import words_of
+from .history import words_text
 from .item_folding import folds
 from .operations import refuse_unknown_name
 from .store import Store
@@ -84,12 +84,11 @@ def status(
         since: Only rows modified since then.
         limit: At most so many rows; None reads on to the end, row by row.
     """
-    words = words_of(statuses)
     with store.db.reading():
         rows = store.db.stream(
             "look.rows",
             which=name,
-            words=json.dumps(words) if words else None,
+            words=words_text(statuses),
             since=to_table(store, since),
             limit=None if limit is None else max(limit, SORTED_ROWS + 1),
         )

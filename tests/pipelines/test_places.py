@@ -32,8 +32,9 @@ from opendataflow_dagster.pipelines.csv_file import CsvAppender
 from opendataflow_dagster.pipelines.csv_journal import Journal, Ledger, digest, path_of
 from opendataflow_dagster.pipelines.destinations import (
     destination_of,
+    output_file,
     publish_with_output,
-    write_output,
+    refuse_loss,
 )
 from opendataflow_dagster.pipelines.frames import Destination, registered
 from opendataflow_dagster.pipelines.project import Pipeline, Project, read_project
@@ -1023,7 +1024,7 @@ def test_a_source_that_another_pipeline_makes_is_its_chunk_or_its_last_output(
     destination = to(store, project, read=True)
     told = destination.publish(row(1), chunk_of(store, "2026-01-02"), nothing)
     later = destination.append([(claim("7", 7), row(7))], nothing)
-    write_output(project, "daily", row(9))
+    csv_file.replace(output_file(project, "daily"), row(9))
     place = Place("sums", {}, told.location, 1)
 
     assert told.location == str(project.root / "output" / "sums" / "dataid=2026-01-02")
@@ -1041,7 +1042,7 @@ def test_an_unregistered_destination_is_the_file_for_people(store: Store, projec
     named = row(1).set_index(pd.Index(["a"], name="key"))
 
     told = destination.publish(named, chunk_of(store, "1"), nothing)
-    path = write_output(project, "daily", named)
+    path = output_file(project, "daily")
     good(destination.append([(claim(2), row(2))], nothing))
 
     assert told.location == destination.location == path == f"{project.root}/output/daily.csv"
@@ -1089,7 +1090,7 @@ def test_a_run_does_not_replace_what_items_have_appended(
     if not registered_at:  # what others read is a folder, and the file for people another's
         to_folder.refuse_loss()
         with pytest.raises(Refused, match=f"Put it aside: mv -n {path} {path.parent}/daily-items"):
-            write_output(project, "daily", row(9))
+            refuse_loss(project, project.pipeline("daily"), to_folder)
 
     add_dataset(store, "sums", hostname=str(path), writemode="append")
     to(store, project).refuse_loss()
