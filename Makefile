@@ -7,7 +7,7 @@ STAMP := .venv/.installed
 ARCHIVE := .venv/spark-classes.jsa
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-fast check ui soak bench docs diagrams clean
+.PHONY: help install demo test test-fast check ui soak compat bench docs diagrams clean
 
 help: ## List these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "%-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -58,6 +58,9 @@ ui: install ## Open the demo's data in Dagster's UI; PORT=3000
 
 soak: install ## Run the tests that take minutes
 	$(BIN)/python -m pytest -m soak
+
+compat: install ## Run the mirror's tests on the newest Dagster and three older minors, 10 minutes
+	$(BIN)/python -m tests.support.dagster_versions $(VERSIONS)
 
 bench: install ## Run all benchmarks, 40 minutes, and write what they say to docs/benchmarks.md
 	$(BIN)/python benchmarks/all.py --record

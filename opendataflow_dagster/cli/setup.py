@@ -6,6 +6,8 @@ import re
 import sys
 import tomllib
 from collections.abc import Iterator, Mapping
+from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
 
@@ -96,7 +98,8 @@ COLOURS = {"ok": "green", "warn": "yellow", "fail": "red"}
 @as_json
 @click.pass_context
 def doctor(ctx: click.Context, deep: bool, as_json: bool) -> None:
-    """Check Python, Java, Spark, configuration, database, tables, passkey, clock and permissions.
+    """Check Python, Java, Spark, configuration, database, tables, passkey, clock, permissions; and
+    Dagster, where it is used.
 
     Exits with 1 if anything fails. Secrets are never shown.
     """
@@ -124,8 +127,24 @@ def _examine(config: str | None, deep: bool) -> Iterator[Check]:
     except DataflowError:  # `examine` says it too
         settings = None
     yield from examine_spark(settings)
+    yield from _examine_dagster()
     yield from checks
     yield from examine_flow(config)
+
+
+def _examine_dagster() -> Iterator[Check]:
+    """Whether Dagster has what the grid uses of it, where it is used: its import takes a second."""
+    if find_spec("dagster") is None:
+        return
+    if not os.environ.get("DAGSTER_HOME") and not uses_dagster(Path.cwd()):
+        return
+    from ..dagster.internals import INSTALL_COMMAND, what_is_lost
+
+    if lost := what_is_lost():
+        yield Check("dagster", "warn", lost, INSTALL_COMMAND)
+    else:
+        found = f"Dagster {version('dagster')}, with all that the grid uses"
+        yield Check("dagster", "ok", found)
 
 
 def line(check: Check) -> str:

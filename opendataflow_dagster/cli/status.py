@@ -491,9 +491,12 @@ def _compare(
     catalog: Catalog,
 ) -> Iterable[Drift]:
     from ..dagster.drift import drift
-    from ..dagster.grid import Mirror
+    from ..dagster.internals import degraded
+    from ..dagster.public_grid import open_mirror
 
-    return drift(store, Mirror(instance), names, datasetid=dataset, some=some, catalog=catalog)
+    if lost := degraded():
+        click.echo(lost, err=True)
+    return drift(store, open_mirror(instance), names, datasetid=dataset, some=some, catalog=catalog)
 
 
 def _repair(store: Store, instance: Any, names: "DataflowTranslator | None") -> None:

@@ -6,8 +6,8 @@ from typing import NamedTuple
 from ..model import FAILED, PENDING, READY, RUNNING, natural_key
 from ..store.overview import EARLIER, Execution, Truth, holders, origins, truths
 from ..store.store import Store
-from .grid import Mirror, Square, is_ours
 from .outside import OutsideRuns
+from .public_grid import PublicMirror, Square, is_ours
 from .translator import DataflowTranslator
 
 NO_ROW = Truth(PENDING, "", None)
@@ -28,7 +28,7 @@ class WrongSquare(NamedTuple):
 
 def differences(
     store: Store,
-    mirror: Mirror,
+    mirror: PublicMirror,
     translator: DataflowTranslator,
     datasetid: str,
     dataids: Iterable[str] | None = None,
@@ -59,6 +59,9 @@ def differences(
             execution = origin.execution if origin else Execution(EARLIER, truth.jobid)
             run_id = runs.of_chunk(execution, truth.status)
         repair = _repair(truth, square, blame, run_id)
+        if repair == "plan" and not mirror.shows_runs:  # a square can only be taken back, if at all
+            is_over = square.state == READY and truth.status != RUNNING
+            repair = "clear" if is_over else ""
         if repair == "clear" and square.state == FAILED and not is_ours(square.run_id):
             # An open backfill still counts this failure: with the square cleared, it would take the
             # partition for one that never ran. The square is cleared when the backfill ends.
@@ -86,7 +89,9 @@ def _repair(truth: Truth, shown: Square, blame: str, run_id: str) -> str:
     return "" if same else "plan"
 
 
-def _with_holders(store: Store, mirror: Mirror, found: list[WrongSquare]) -> list[WrongSquare]:
+def _with_holders(
+    store: Store, mirror: PublicMirror, found: list[WrongSquare]
+) -> list[WrongSquare]:
     """Name the Dagster run that holds a chunk, so that its square leads there."""
     running = {
         square.dataid: square.truth

@@ -11,7 +11,7 @@ from ..store.operations import unknown_dataset
 from ..store.overview import truths
 from ..store.store import Store
 from .differences import NO_ROW, differences
-from .grid import Mirror
+from .public_grid import PublicMirror, open_mirror
 from .reconcile import Reconciled, reconcile
 from .translator import DataflowTranslator
 
@@ -20,7 +20,7 @@ REPAIR_COMMAND = "odf drift --repair"
 
 def drift(
     store: Store,
-    mirror: Mirror,
+    mirror: PublicMirror,
     translator: DataflowTranslator | None = None,
     *,
     datasetid: str | None = None,
@@ -36,6 +36,7 @@ def drift(
     catalog = catalog or read_catalog(store)
     if datasetid is not None and datasetid not in catalog.datasets:
         raise unknown_dataset(store, datasetid)
+    mirror.learn_partitions(translator, catalog.domains)
     found: list[Drift] = []
     for name in [datasetid] if datasetid is not None else list(catalog.domains):
         found += _of_grid(store, mirror, translator, name, catalog.domains[name], some.get(name))
@@ -53,11 +54,11 @@ def repair(
     store: Store, instance: dg.DagsterInstance, translator: DataflowTranslator | None = None
 ) -> Reconciled:
     """Compare everything and put Dagster's side right; the tables and the data stay as they are."""
-    translator, mirror = translator or DataflowTranslator(), Mirror(instance)
-    done = reconcile(store, mirror, translator, full=True)
+    translator, mirror = translator or DataflowTranslator(), open_mirror(instance)
+    done = reconcile(store, mirror, translator, full=True, wipe=True)
     total = done
     while done.more:
-        done = reconcile(store, mirror, translator, done.cursor)
+        done = reconcile(store, mirror, translator, done.cursor, wipe=True)
         total = Reconciled(
             done.cursor,
             total.made + done.made,
@@ -73,7 +74,7 @@ def repair(
 
 def _of_grid(
     store: Store,
-    mirror: Mirror,
+    mirror: PublicMirror,
     translator: DataflowTranslator,
     datasetid: str,
     domain: str,
@@ -96,7 +97,7 @@ def _of_grid(
 
 def _outdated_cache(
     store: Store,
-    mirror: Mirror,
+    mirror: PublicMirror,
     translator: DataflowTranslator,
     datasetid: str,
     domain: str,
@@ -119,7 +120,7 @@ def _outdated_cache(
 
 def _of_keys(
     store: Store,
-    mirror: Mirror,
+    mirror: PublicMirror,
     translator: DataflowTranslator,
     domain: str,
     datasets: Iterable[str],

@@ -1,8 +1,8 @@
 """The partition grid of a Dagster instance, read and written as Dagster itself stores it.
 
 Dagster has no public way to show a partition as in progress, failed or missing for work that it
-didn't do. This module and `outside.py` alone use what isn't public; `tests/dagster/test_grid.py`
-fails loudly on a version of Dagster that it wasn't tried with.
+didn't do. So this module and `run_storage.py` use what isn't public. All of it is listed and
+checked in `internals.py`: on a Dagster that lacks some of it, `public_grid.py` is what is left.
 
 A partition is in progress or failed when its newest planned materialization belongs to a run that
 is unfinished or failed. For work outside Dagster these are runs of ours: see `outside.py`.
@@ -10,23 +10,17 @@ is unfinished or failed. For work outside Dagster these are runs of ours: see `o
 
 import re
 import time
-import uuid
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Any, NamedTuple
+from typing import Any
 
 import dagster as dg
 import sqlalchemy as sql
 from dagster._core.events import (
     AssetMaterializationPlannedData,
     AssetObservationData,
-    DagsterEvent,
     StepMaterializationData,
 )
-from dagster._core.events.log import EventLogEntry
-from dagster._core.execution.backfill import BulkActionStatus
-from dagster._core.instance.utils import RUNLESS_JOB_NAME, RUNLESS_RUN_ID
-from dagster._core.storage.dagster_run import FINISHED_STATUSES
 from dagster._core.storage.event_log.schema import (
     AssetEventTagsTable,
     AssetKeyTable,
@@ -35,29 +29,40 @@ from dagster._core.storage.event_log.schema import (
 )
 from dagster._core.storage.event_log.sql_event_log import SqlEventLogStorage
 from dagster._core.storage.event_log.sqlite.sqlite_event_log import SqliteEventLogStorage
-from dagster._core.storage.partition_status_cache import get_and_update_asset_status_cache_value
 from dagster._core.storage.runs.schema import RunsTable
 from dagster._core.storage.runs.sql_run_storage import SqlRunStorage
-from dagster._core.storage.tags import BACKFILL_ID_TAG
-from dagster._serdes import deserialize_value, serialize_value
+from dagster._serdes import serialize_value
 from sqlalchemy.dialects import postgresql, sqlite
 
 from ..errors import WrongUse
 from ..model import FAILED, READY, RUNNING
+from . import internals
 from .events import GENERATION_ENTRY, VERSION_TAG
+from .public_grid import (
+    FINISHED_STATUSES,
+    PARTITIONS_ONE_BY_ONE,
+    PARTITIONS_PER_STATEMENT,
+    STEP_KEY,
+    News,
+    PublicMirror,
+    Square,
+    in_batches,
+    is_ours,
+)
+from .step import BACKFILL_TAG
 from .versions import observation
 
-STEP_KEY = "opendataflow"
-"""The step key of events that the mirror writes, by which it skips its own when it reads news."""
+NO_RUN = ""
+"""The run and the job of events that no run has logged."""
+
+OPEN_BACKFILLS = ("REQUESTED", "CANCELING", "FAILING")
+"""The statuses of backfills that Dagster still looks after."""
 
 LONGEST_ENTRY = 40
 """Characters of a stored event that hold the value of a number in its metadata."""
 
 _REMOVED = "opendataflow_removed"
 """The step key of the event that keeps the number of removed ones from being given again."""
-
-PARTITIONS_PER_STATEMENT = 1000
-"""Partitions to a statement: SQLite takes 32,766 parameters, an event has seven."""
 
 VISIBLE_AFTER_SECONDS = 10.0
 """Seconds after which no older event is expected to become visible any more."""
@@ -71,73 +76,32 @@ _ENDS = [
     dg.DagsterEventType.RUN_FAILURE.value,
     dg.DagsterEventType.RUN_CANCELED.value,
 ]
-_OURS = uuid.uuid5(uuid.NAMESPACE_DNS, "opendataflow")
 
 
-def our_run(*names: str) -> str:
-    """The number of a run that is ours, always the same for the same names."""
-    return str(uuid.uuid5(_OURS, "\n".join(names)))
+class Mirror(PublicMirror):
+    """One Dagster instance's grid, as Dagster's SQL storage keeps it."""
 
-
-def is_ours(run_id: str) -> bool:
-    """Whether a run is one of those that only show something; Dagster's have random numbers."""
-    return run_id[14:15] == "5"
-
-
-class Square(NamedTuple):
-    """What the grid shows of one partition, and why.
-
-    `state` is READY, RUNNING, FAILED or nothing; `version` the generation of the newest
-    materialization, or else its data version. `run_id` is of the run that is in progress or has
-    failed: one of Dagster, or one of ours that shows what was executed outside. It is `live` if
-    Dagster itself is at work.
-    """
-
-    state: str = ""
-    version: str | None = None
-    run_id: str = ""
-    live: bool = False
-
-
-class News(NamedTuple):
-    """What others wrote since a cursor: partitions by asset key as stored, and the next cursor."""
-
-    touched: dict[str, set[str]]
-    cursor: int
-    more: bool
-
-
-class Mirror:
-    """One Dagster instance's grid."""
+    shows_runs = True
 
     def __init__(self, instance: dg.DagsterInstance) -> None:
-        self.instance = instance
+        super().__init__(instance)
         self.events: SqlEventLogStorage = _unwrapped(
             instance.event_log_storage, "event_log_storage", SqlEventLogStorage
         )
         self.runs: SqlRunStorage = _unwrapped(instance.run_storage, "run_storage", SqlRunStorage)
 
+    @property
+    def batch(self) -> int:
+        one_by_one = internals.flaws(internals.BATCHES)
+        return PARTITIONS_ONE_BY_ONE if one_by_one else PARTITIONS_PER_STATEMENT
+
     # --- what the grid shows ---
 
     def shown(self, key: dg.AssetKey, partitions: Sequence[str] | None = None) -> dict[str, Square]:
-        """What is stored of partitions of an asset (all: None), of those that have events."""
         found: dict[str, Square] = {}
-        for some in _batches(partitions):
+        for some in in_batches(partitions):
             found |= self._squares(key, some)
         return found
-
-    def grid(self, key: dg.AssetKey, partitions: dg.DynamicPartitionsDefinition) -> dict[str, str]:
-        """The state of each partition as the UI tells it, cache included; without missing ones."""
-        value = get_and_update_asset_status_cache_value(self.instance, key, partitions)
-        if value is None:
-            return {}
-        found: dict[str, str] = dict.fromkeys(
-            value.deserialize_materialized_partition_subsets(partitions).get_partition_keys(), READY
-        )
-        for part in value.deserialize_failed_partition_subsets(partitions).get_partition_keys():
-            found[part] = FAILED
-        in_progress = value.deserialize_in_progress_partition_subsets(partitions)
-        return found | dict.fromkeys(in_progress.get_partition_keys(), RUNNING)
 
     # --- how the grid is changed ---
 
@@ -149,31 +113,41 @@ class Mirror:
         *,
         observed: bool = True,
     ) -> None:
-        """Show partitions of one asset as materialized: by a run of ours, or by none.
-
-        Args:
-            materializations: What is logged.
-            run_id: The run of ours.
-            job_name: Its job.
-            observed: Log them as observed first, for what Dagster makes of an asset that it
-                doesn't make: it looks at nothing else there to tell what is stale.
-        """
-        for some in _batches(materializations):
+        """The same, a thousand in one transaction."""
+        for some in in_batches(materializations):
             if observed:
                 seen = [AssetObservationData(observation(event)) for event in some]
                 self._write([_runless(_OBSERVED, data) for data in seen])
-            run = run_id or RUNLESS_RUN_ID, job_name or RUNLESS_JOB_NAME
+            run = run_id or NO_RUN, job_name or NO_RUN
             made = [StepMaterializationData(each) for each in some]
             self._write([_entry(*run, _MATERIALIZED, data) for data in made])
 
-    def report(self, materializations: Sequence[dg.AssetMaterialization]) -> None:
-        """The same, of an asset that may be Dagster's or not."""
-        self.make(materializations)
+    def report_checks(self, evaluations: Iterable[dg.AssetCheckEvaluation]) -> None:
+        """The same, as about the newest materialization of the chunk, or the asset.
+
+        Dagster would go by the times, which SQLite rounds to seconds: a check that was answered in
+        the second of the materialization would stay "not evaluated".
+        """
+        if internals.flaws(internals.CHECKS):
+            return super().report_checks(evaluations)
+        from dagster._core.definitions.asset_checks.asset_check_evaluation import (
+            AssetCheckEvaluationTargetMaterializationData,
+        )
+        from dagster_shared.record import replace
+
+        for evaluation in evaluations:
+            parts = [evaluation.partition] if evaluation.partition else None
+            newest = dg.AssetRecordsFilter(evaluation.asset_key, asset_partitions=parts)
+            for record in self.instance.fetch_materializations(newest, limit=1).records:
+                about = AssetCheckEvaluationTargetMaterializationData(
+                    storage_id=record.storage_id, run_id=record.run_id, timestamp=record.timestamp
+                )
+                evaluation = replace(evaluation, target_materialization_data=about)
+            self.instance.report_runless_asset_event(evaluation)
 
     def numbers(self, key: dg.AssetKey, versions: Mapping[str, str]) -> dict[str, int]:
-        """The newest materialization of each partition that has the data version given."""
         found: dict[str, int] = {}
-        for some in _batches(list(versions)):
+        for some in in_batches(list(versions)):
             query = (
                 sql.select(_EVENTS.partition, _TAGS.value, sql.func.max(_EVENTS.id))
                 .select_from(
@@ -195,8 +169,7 @@ class Mirror:
         return found
 
     def plan(self, key: dg.AssetKey, partitions: Sequence[str], run_id: str, job_name: str) -> None:
-        """Show partitions as the status of a run says."""
-        for some in _batches(partitions):
+        for some in in_batches(partitions):
             self._write(
                 [
                     _entry(
@@ -206,50 +179,37 @@ class Mirror:
                 ]
             )
 
-    def disown(self, run_id: str) -> None:
-        """Keep the materializations of a run that is to be deleted, as those of no run."""
-        theirs = sql.and_(_EVENTS.run_id == run_id, _EVENTS.dagster_event_type == _MATERIALIZED)
-        with self.events.index_transaction() as db:
-            rows = db.execute(sql.select(_EVENTS.id, _EVENTS.event).where(theirs)).fetchall()
-            for number, text in rows:
-                entry = deserialize_value(text, EventLogEntry)._replace(
-                    run_id=RUNLESS_RUN_ID, job_name=RUNLESS_JOB_NAME
-                )
-                db.execute(
-                    SqlEventLogStorageTable.update()
-                    .where(_EVENTS.id == number)
-                    .values(run_id=RUNLESS_RUN_ID, event=serialize_value(entry))
-                )
-
     def remove_run(self, run_id: str) -> None:
-        """Remove a run of ours, with its events."""
         if isinstance(self.events, SqliteEventLogStorage):
             # SQLite gives the number of the newest event, if that is deleted, to the next one.
             # Dagster's cache would take that for known, and never show its partition. So an event
             # of no asset becomes the newest, in place of the one of the removal before.
-            newest = EventLogEntry(
+            newest = dg.EventLogEntry(
                 error_info=None,
                 level="debug",
                 user_message=f"run {run_id} was removed",
-                run_id=RUNLESS_RUN_ID,
+                run_id=NO_RUN,
                 timestamp=time.time(),
                 step_key=_REMOVED,
-                job_name=RUNLESS_JOB_NAME,
+                job_name=NO_RUN,
             )
+            row = {
+                "run_id": NO_RUN,
+                "event": serialize_value(newest),
+                "timestamp": datetime.now(UTC).replace(tzinfo=None),
+                "step_key": _REMOVED,
+            }
             with self.events.index_transaction() as db:
-                added = self.events.prepare_insert_event_batch([newest]).returning(_EVENTS.id)
+                added = SqlEventLogStorageTable.insert().values(row).returning(_EVENTS.id)
                 number = db.execute(added).scalar_one()
                 before = sql.and_(_EVENTS.step_key == _REMOVED, _EVENTS.id < number)
                 db.execute(SqlEventLogStorageTable.delete().where(before))
         self.instance.delete_run(run_id)
 
     def clear(self, key: dg.AssetKey, partitions: Sequence[str]) -> None:
-        """Show partitions as missing: their materializations and plans count no more.
-
-        The events stay in the logs of their runs. SQLite would give the numbers of deleted ones
-        to the next, which Dagster's cache, and our cursor, would take for known.
-        """
-        for some in _batches(partitions):
+        # The events stay in the logs of their runs. SQLite would give the numbers of deleted ones
+        # to the next, which Dagster's cache, and our cursor, would take for known.
+        for some in in_batches(partitions):
             with self.events.index_transaction() as db:
                 theirs = sql.and_(
                     _EVENTS.asset_key == key.to_string(),
@@ -264,36 +224,42 @@ class Mirror:
         self.forget_cache(key)
 
     def forget_cache(self, key: dg.AssetKey) -> None:
-        """Have the UI count an asset's partitions again: its cache never takes any away."""
-        self.events.wipe_asset_cached_status(key)
+        with self.events.index_transaction() as db:
+            nothing = AssetKeyTable.update().values(cached_status_data=None)
+            db.execute(nothing.where(_KEYS.asset_key == key.to_string()))
 
     # --- the partition keys ---
 
-    def keys(self, name: str) -> list[str]:
-        """All keys of a set of partitions, in the order of the grid."""
-        return list(self.instance.get_dynamic_partitions(name))
-
     def existing(self, name: str, keys: Sequence[str]) -> set[str]:
-        return set(self.events.get_existing_dynamic_partitions(name, keys))
+        table, found = DynamicPartitionsTable.c, set()
+        for some in in_batches(keys):
+            query = sql.select(table.partition).where(
+                table.partitions_def_name == name, table.partition.in_(some)
+            )
+            with self.events.index_connection() as db:
+                found |= set(db.execute(query).scalars())
+        return found
 
     def last_keys(self, name: str, count: int) -> list[str]:
-        """The last keys of a set of partitions, in the order of the grid."""
-        page = self.events.get_paginated_dynamic_partitions(name, count, ascending=False)
-        return list(reversed(page.results))
+        table = DynamicPartitionsTable.c
+        query = sql.select(table.partition).where(table.partitions_def_name == name)
+        with self.events.index_connection() as db:
+            found = db.execute(query.order_by(table.id.desc()).limit(count)).scalars()
+            return list(found)[::-1]
 
     def replace_keys(self, name: str, old: Sequence[str], new: Sequence[str]) -> None:
-        """Take keys away and put others at the end, in one transaction."""
+        """The same, in one transaction."""
         table = DynamicPartitionsTable
         # Dagster's own calls commit each key by itself. A tick killed between the two would leave
         # the grid without the keys that are only moved to the end.
         with self.events.index_transaction() as db:
-            for some in _batches(old):
+            for some in in_batches(old):
                 db.execute(
                     table.delete().where(
                         table.c.partitions_def_name == name, table.c.partition.in_(some)
                     )
                 )
-            for some in _batches(new):
+            for some in in_batches(new):
                 rows = [{"partitions_def_name": name, "partition": partition} for partition in some]
                 kind = postgresql if db.dialect.name == "postgresql" else sqlite
                 db.execute(kind.insert(table).values(rows).on_conflict_do_nothing())
@@ -343,7 +309,6 @@ class Mirror:
         return News(touched, _settled_cursor(settled, rows), len(rows) == limit)
 
     def newest(self) -> int:
-        """A cursor for `news` after what is settled now."""
         with self.events.index_connection() as db:
             return self._newest(db)
 
@@ -359,11 +324,10 @@ class Mirror:
         return db.execute(settled).scalar() or 0
 
     def marks(self, keys: Iterable[dg.AssetKey], names: Iterable[str]) -> dict[str, Any]:
-        """Marks that change when events vanish without a trace: wipes, deleted runs and keys."""
         wanted, table = [key.to_string() for key in keys], DynamicPartitionsTable.c
         assets: dict[str, str] = {}
         with self.events.index_connection() as db:
-            for some in _batches(wanted):
+            for some in in_batches(wanted):
                 query = sql.select(_KEYS.asset_key, _KEYS.id, _KEYS.wipe_timestamp)
                 for key, number, wiped in db.execute(query.where(_KEYS.asset_key.in_(some))):
                     assets[key] = f"{number} {wiped or ''}"
@@ -395,38 +359,25 @@ class Mirror:
             )
 
     def backfill_of(self, run_id: str) -> str | None:
-        """The backfill that a run belongs to, if Dagster still waits for it."""
         run = self.instance.get_run_by_id(run_id)
-        backfill_id = run.tags.get(BACKFILL_ID_TAG) if run else None
+        backfill_id = run.tags.get(BACKFILL_TAG) if run else None
         return backfill_id if backfill_id and self.is_open(backfill_id) else None
 
-    def unfinished(self, run_ids: set[str]) -> set[str]:
-        """Those of some runs that haven't ended."""
-        return {
-            run_id
-            for run_id, status in self.statuses(run_ids).items()
-            if status not in FINISHED_STATUSES
-        }
-
     def is_open(self, backfill_id: str) -> bool:
+        if internals.flaws(internals.BACKFILLS):
+            return False
         backfill = self.instance.get_backfill(backfill_id)
-        return backfill is not None and backfill.status in (
-            BulkActionStatus.REQUESTED,
-            BulkActionStatus.CANCELING,
-            BulkActionStatus.FAILING,
-        )
+        return backfill is not None and backfill.status.name in OPEN_BACKFILLS
 
     def planned_by_backfill(self, backfill_id: str) -> dict[str, set[str]]:
-        """The partitions that the runs of a backfill had planned, by asset key as stored."""
         found: dict[str, set[str]] = {}
-        filters = dg.RunsFilter(tags={BACKFILL_ID_TAG: backfill_id})
+        filters = dg.RunsFilter(tags={BACKFILL_TAG: backfill_id})
         for record in self.instance.get_run_records(filters):
             for key, partition in self.planned_by(record.dagster_run.run_id):
                 found.setdefault(key, set()).add(partition)
         return found
 
     def planned_by(self, run_id: str) -> list[tuple[str, str]]:
-        """The partitions that a run had planned, with the asset key as stored."""
         query = sql.select(_EVENTS.asset_key, _EVENTS.partition).where(
             _EVENTS.run_id == run_id,
             _EVENTS.dagster_event_type == _PLANNED,
@@ -508,7 +459,7 @@ class Mirror:
         }
         label = f'}}, "label": "{GENERATION_ENTRY}"'
         found = dict(materialized)
-        for some in _batches(sorted(printed)):
+        for some in in_batches(sorted(printed)):
             with self.events.index_connection() as db:
                 is_postgres = db.dialect.name == "postgresql"
                 position = sql.func.strpos if is_postgres else sql.func.instr
@@ -523,7 +474,7 @@ class Mirror:
 
     def statuses(self, run_ids: set[str]) -> dict[str, dg.DagsterRunStatus]:
         found = {}
-        for some in _batches(sorted(run_ids)):
+        for some in in_batches(sorted(run_ids)):
             query = sql.select(RunsTable.c.run_id, RunsTable.c.status).where(
                 RunsTable.c.run_id.in_(some)
             )
@@ -531,18 +482,23 @@ class Mirror:
                 found |= {row[0]: dg.DagsterRunStatus(row[1]) for row in db.execute(query)}
         return found
 
-    def _write(self, entries: Sequence[EventLogEntry]) -> None:
+    def _write(self, entries: Sequence[dg.EventLogEntry]) -> None:
         """Store events of one asset and kind in one transaction.
 
         Dagster's own call on SQLite commits each event by itself, which takes minutes for a grid of
         10,000 chunks. All or none of a batch is stored, so a tick that was killed is repeated.
         """
         storage = self.events
+        if internals.flaws(internals.BATCHES):
+            storage.store_event_batch(entries)
+            return
         with storage.index_transaction() as db:
             insert = storage.prepare_insert_event_batch(entries).returning(_EVENTS.id)
             ids = [row[0] for row in db.execute(insert)]
-            storage._store_asset_event_tags(db, entries, ids)
-            storage._store_asset_event(db, entries[-1], ids[-1])
+        # Each in a transaction of its own. A tick that is killed before leaves events without a
+        # data version, so the next one writes them again.
+        storage.store_asset_event_tags(entries, ids)
+        storage.store_asset_event(entries[-1], ids[-1])
         # On SQLite a run's page reads a file of its own.
         if entries[0].run_id and isinstance(storage, SqliteEventLogStorage):
             with storage.run_connection(entries[0].run_id) as db:
@@ -558,11 +514,11 @@ def _settled_cursor(after: int, rows: Sequence[Any]) -> int:
     return rows[-1][0] if rows else after
 
 
-def _entry(run_id: str, job_name: str, kind: str, data: Any) -> EventLogEntry:
-    event = DagsterEvent(
+def _entry(run_id: str, job_name: str, kind: str, data: Any) -> dg.EventLogEntry:
+    event = dg.DagsterEvent(
         event_type_value=kind, job_name=job_name, event_specific_data=data, step_key=STEP_KEY
     )
-    return EventLogEntry(
+    return dg.EventLogEntry(
         error_info=None,
         level="debug",
         user_message="",
@@ -574,17 +530,8 @@ def _entry(run_id: str, job_name: str, kind: str, data: Any) -> EventLogEntry:
     )
 
 
-def _runless(kind: str, data: Any) -> EventLogEntry:
-    return _entry(RUNLESS_RUN_ID, RUNLESS_JOB_NAME, kind, data)
-
-
-def _batches(items: Sequence[Any] | None) -> Iterator[Any]:
-    """Pieces of a list that fit a statement; for None, None."""
-    if items is None:
-        yield None
-        return
-    for start in range(0, len(items), PARTITIONS_PER_STATEMENT):
-        yield items[start : start + PARTITIONS_PER_STATEMENT]
+def _runless(kind: str, data: Any) -> dg.EventLogEntry:
+    return _entry(NO_RUN, NO_RUN, kind, data)
 
 
 def _unwrapped(storage: Any, name: str, kind: type) -> Any:

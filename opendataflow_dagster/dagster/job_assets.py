@@ -15,6 +15,7 @@ from ..model import Plan
 from ..runner.produce import Maker
 from ..store.catalog import Catalog
 from ..util.text import did_you_mean, printable, typed
+from . import internals
 from .checks import ChunkCheck, bind_checks
 from .parameters import SIGNATURE, as_keywords
 from .registration import refuse_unapplied
@@ -29,9 +30,8 @@ OBSERVATION_METADATA = "__source_asset_observation__"
 """A metadata key on an output with which Dagster doesn't log a materialization for it.
 
 Without it, every partition of the run would turn green at the end of the step, also those whose
-chunk has failed. It is the one internal name outside of `grid.py`, whose import takes 0.4 s that a
-run has no use for. `tests/dagster/test_assets.py` fails once Dagster stops
-reading it."""
+chunk has failed. `internals.py` checks that Dagster knows it, and `tests/dagster/test_assets.py`
+that it heeds it."""
 
 warnings.filterwarnings(
     "ignore", "Asset job .* materializes assets with varying BackfillPolicies", UserWarning
@@ -376,6 +376,18 @@ def _with_options(spec: dg.AssetSpec, options: JobOptions) -> dg.AssetSpec:
     return spec.replace_attributes(**given, kinds={*spec.kinds, *options.get("kinds", ())})
 
 
+def silent_outputs(context: Any, names: Iterable[str]) -> Iterator[dg.Output]:
+    """Outputs by which steps downstream start, and that Dagster doesn't log as materialized.
+
+    None on a Dagster that would log them: a partition whose chunk has failed would turn green.
+    """
+    if missing := internals.degraded([internals.STEPS]):
+        context.log.warning(missing)
+        return
+    for name in names:
+        yield dg.Output(None, name, metadata={OBSERVATION_METADATA: True})
+
+
 def _step_function(
     body: Body, ports: _Ports, keywords: Sequence[inspect.Parameter]
 ) -> Callable[..., Any]:
@@ -388,8 +400,7 @@ def _step_function(
     # Without a return annotation: Dagster would check it against the op's outputs.
     def run(context, **values):
         yield from body(context, values)
-        for name in ports.outs:
-            yield dg.Output(None, name, metadata={OBSERVATION_METADATA: True})
+        yield from silent_outputs(context, ports.outs)
         for name in ports.checks:
             yield dg.Output(None, name)
 

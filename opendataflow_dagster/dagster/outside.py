@@ -12,32 +12,21 @@ import re
 import time
 import uuid
 from collections.abc import Iterable
-from functools import cache
-from typing import Any, NamedTuple
+from functools import cached_property
+from typing import TYPE_CHECKING, NamedTuple
 
 import dagster as dg
-import sqlalchemy as sql
-from dagster._core.definitions.asset_checks.asset_check_evaluation import (
-    AssetCheckEvaluationTargetMaterializationData,
-)
-from dagster._core.events import DagsterEvent, DagsterEventType, JobFailureData, RunFailureReason
-from dagster._core.events.log import EventLogEntry
-from dagster._core.execution.api import create_execution_plan
-from dagster._core.execution.plan.objects import StepFailureData, StepSuccessData
-from dagster._core.snap.execution_plan_snapshot import snapshot_from_execution_plan
-from dagster._core.storage.dagster_run import FINISHED_STATUSES
-from dagster._core.storage.event_log.schema import SqlEventLogStorageTable
-from dagster._core.storage.runs.schema import RunsTable, RunTagsTable
-from dagster._serdes import serialize_value
-from dagster_shared.error import SerializableErrorInfo
-from dagster_shared.record import replace
 
 from ..model import DAGSTER_RUN, FAILED, PENDING, READY, RUNNING
 from ..store.overview import EARLIER, Execution, ExecutionOutcome, outcomes, recent
 from ..store.store import Store
 from ..util.text import typed
+from . import internals
 from .events import OutsideOptions
-from .grid import STEP_KEY, Mirror, is_ours, our_run
+from .public_grid import FINISHED_STATUSES, PublicMirror, is_ours, our_run
+
+if TYPE_CHECKING:
+    from .run_storage import RunStorage
 
 OUTSIDE_TAG = "opendataflow/outside"
 """The tag of all runs that show what was executed outside, by which a list is filtered."""
@@ -81,7 +70,7 @@ class OutsideRuns:
     def __init__(
         self,
         store: Store,
-        mirror: Mirror,
+        mirror: PublicMirror,
         *,
         options: OutsideOptions | None = None,
     ) -> None:
@@ -92,6 +81,16 @@ class OutsideRuns:
         self._real: dict[str, dg.DagsterRunStatus | None] = {}
         self._kept: set[Execution] | None = None
         self.written = 0
+
+    @cached_property
+    def storage(self) -> "RunStorage":
+        """Where Dagster keeps runs, of a mirror that shows them."""
+        # Here, since a Dagster that lacks what is imported there has a mirror that shows none.
+        from .grid import Mirror
+        from .run_storage import RunStorage
+
+        assert isinstance(self.mirror, Mirror)
+        return RunStorage(self.mirror)
 
     # --- what is to be ---
 
@@ -106,7 +105,9 @@ class OutsideRuns:
         return self._wanted[execution]
 
     def of_chunk(self, execution: Execution, status: str) -> str:
-        """The run by which a chunk that isn't READY is shown with a status."""
+        """The run by which a chunk that isn't READY is shown with a status; nothing: by none."""
+        if not self.mirror.shows_runs:
+            return ""
         if self.is_dagsters(execution):
             real = execution.name.removeprefix(DAGSTER_RUN)
             state = self._state_of_real(execution)
@@ -147,6 +148,8 @@ class OutsideRuns:
 
     def show(self, executions: Iterable[Execution]) -> set[str]:
         """Write the runs of executions as they are to be; those that have ended by that."""
+        if not self.mirror.shows_runs:
+            return set()
         wanted = {each: self.wanted(each) for each in executions}
         ids = {each.run_id for each in wanted.values()}
         reals = {name.removeprefix(DAGSTER_RUN) for name, _ in wanted if _is_dagsters(name)}
@@ -163,7 +166,7 @@ class OutsideRuns:
 
     def show_for(self, execution: Execution, run_id: str) -> None:
         """Make sure that a run is there, and right, by which squares are to be shown."""
-        if run_id in self._shown or not is_ours(run_id):
+        if run_id in self._shown or not is_ours(run_id) or not self.mirror.shows_runs:
             return
         wanted = self.wanted(execution)
         if run_id != wanted.run_id:
@@ -181,6 +184,8 @@ class OutsideRuns:
             executions: Those that went on: once they have ended, their run shows it.
             left: Runs that squares were shown by, and are not.
         """
+        if not self.mirror.shows_runs:
+            return
         candidates = {
             self.run_id(each, "so far")
             for each in executions
@@ -195,6 +200,8 @@ class OutsideRuns:
 
     def missing(self) -> list[Execution]:
         """The kept executions that have no run."""
+        if not self.mirror.shows_runs:
+            return []
         by_run = {
             self.run_id(each): each
             for each in sorted(self.kept())
@@ -214,29 +221,21 @@ class OutsideRuns:
 
     def remove_old(self, until: float) -> None:
         """Remove runs that are kept no longer, but for those that a square leads to now."""
-        for run_id in self._old_runs():
+        for run_id in self._old_runs() if self.mirror.shows_runs else ():
             if time.monotonic() > until:
                 return
             if not self._shows_something(run_id):
-                self.mirror.disown(run_id)
+                self.storage.disown(run_id)
                 self.mirror.remove_run(run_id)
                 self.written += 1
 
     def _old_runs(self) -> list[str]:
-        runs, tags = RunsTable.c, RunTagsTable.c
-        ours = (
-            sql.select(runs.run_id, runs.end_time)
-            .join(RunTagsTable, sql.and_(tags.run_id == runs.run_id, tags.key == OUTSIDE_TAG))
-            .where(runs.status.in_([status.value for status in FINISHED_STATUSES]))
-            .order_by(runs.end_time.desc())
-        )
+        found = self.storage.ended(OUTSIDE_TAG)
         cutoff = time.time() - self.options.keep_days * 86400
-        with self.mirror.runs.connect() as db:
-            found = db.execute(ours).fetchall()
         old = [
-            row[0]
-            for place, row in enumerate(found)
-            if place >= self.options.keep_runs or (row[1] or 0) < cutoff
+            run_id
+            for place, (run_id, ended) in enumerate(found)
+            if place >= self.options.keep_runs or (ended or 0) < cutoff
         ]
         return old[::-1]
 
@@ -256,42 +255,27 @@ class OutsideRuns:
     def _write(
         self, execution: Execution, wanted: Wanted, state: dg.DagsterRunStatus | None
     ) -> None:
-        run_id, status, found = wanted
+        _, status, found = wanted
         assert status is not None
         times = [each.at for each in found] or [time.time()]
-        run = self._run(execution, wanted)
-        if state is None:
-            try:
-                self.mirror.runs.add_run(run)
-            except dg.DagsterError:  # another process was faster
-                if not self.mirror.instance.has_run(run_id):
-                    raise
         # A run that has failed and took no time would be told as one that failed to start.
         ended = max(*times, min(times) + 0.001) if status in FINISHED_STATUSES else None
-        body = serialize_value(run)
-        with self.mirror.runs.connect() as db:
-            db.execute(
-                RunsTable.update()
-                .where(RunsTable.c.run_id == run_id)
-                .values(
-                    status=status.value,
-                    run_body=body,
-                    start_time=min(times),
-                    end_time=ended,
-                )
-            )
-        self._tell(execution, wanted, run.job_name, min(times), ended)
+        run, began = self._run(execution, wanted), min(times)
+        self.storage.put(run, began, ended, is_new=state is None)
+        lines = list(self._lines(execution, wanted, began))
+        self.storage.tell(run, lines, began, ended, _error(run.job_name, wanted))
         if state != status:
             self.written += 1
             has_failed = any(each.status == FAILED for each in found)
-            if self.options.alerts and status == _STATUS.FAILURE and has_failed:
-                self._alert(run, found)
-        self._shown.add(run_id)
+            is_alert = self.options.alerts and status == _STATUS.FAILURE and has_failed
+            if is_alert and not internals.flaws(internals.ALERTS):
+                self.storage.alert(run, time.time(), _counts(found), _error(run.job_name, wanted))
+        self._shown.add(wanted.run_id)
         if status == _STATUS.SUCCESS:  # nothing more is asked of its chunks, which may be many
             self._wanted[execution] = wanted._replace(outcomes=[])
 
     def _run(self, execution: Execution, wanted: Wanted) -> dg.DagsterRun:
-        job, plan = self._snapshots()
+        job, plan = self.storage.snapshots()
         who = next((each.who for each in wanted.outcomes if each.who), "")
         worker = _WORKER.fullmatch(execution.name)
         kind = "process" if worker else execution.name.partition(":")[0]
@@ -316,42 +300,7 @@ class OutsideRuns:
             execution_plan_snapshot_id=plan,
         )
 
-    def _snapshots(self) -> tuple[str, str]:
-        """The plan of one step that the pages of all these runs show."""
-        runs, (job, plan) = self.mirror.runs, _snapshots()
-        if not runs.has_job_snapshot(job.snapshot_id):
-            runs.add_job_snapshot(job)
-        from dagster._core.snap.execution_plan_snapshot import create_execution_plan_snapshot_id
-
-        plan_id = create_execution_plan_snapshot_id(plan)
-        if not runs.has_execution_plan_snapshot(plan_id):
-            runs.add_execution_plan_snapshot(plan)
-        return job.snapshot_id, plan_id
-
     # --- what its page tells ---
-
-    def _tell(
-        self, execution: Execution, wanted: Wanted, job_name: str, began: float, ended: float | None
-    ) -> None:
-        """Write the log of a run anew, in one transaction: it is the same however often."""
-        events, table = self.mirror.events, SqlEventLogStorageTable
-        entries = [
-            _line(wanted.run_id, job_name, *line) for line in self._lines(execution, wanted, began)
-        ]
-        entries.append(_step(wanted, job_name, "STEP_START", began, None))
-        if ended is not None:
-            entries.append(_end_of_step(wanted, job_name, began, ended))
-        old = sql.and_(
-            table.c.run_id == wanted.run_id,
-            table.c.step_key == STEP_KEY,
-            sql.or_(
-                table.c.dagster_event_type.is_(None), table.c.dagster_event_type.like("STEP_%")
-            ),
-        )
-        entries.sort(key=lambda entry: entry.timestamp)
-        with events.run_connection(wanted.run_id) as db:
-            db.execute(table.delete().where(old))
-            db.execute(events.prepare_insert_event_batch(entries))
 
     def _lines(
         self, execution: Execution, wanted: Wanted, began: float
@@ -390,34 +339,6 @@ class OutsideRuns:
         texts = [step[key] for step in steps for key in ("stdout", "traceback") if step[key]]
         return "\n".join([line, *"\n".join(texts).splitlines()[-TOLD_LINES:]])
 
-    def _alert(self, run: dg.DagsterRun, found: list[ExecutionOutcome]) -> None:
-        """Tell Dagster's run failure sensors."""
-        data = JobFailureData(_error(run.job_name, found), RunFailureReason.UNKNOWN)
-        kind = DagsterEventType.RUN_FAILURE.value
-        event = DagsterEvent(
-            kind, run.job_name, step_key=STEP_KEY, event_specific_data=data, message=_counts(found)
-        )
-        self.mirror.events.store_event(_entry(run.run_id, run.job_name, event, time.time()))
-
-
-def report_evaluations(
-    instance: dg.DagsterInstance, evaluations: Iterable[dg.AssetCheckEvaluation]
-) -> None:
-    """Report answers of checks as about the newest materialization of the chunk, or the asset.
-
-    Dagster would go by the times, which SQLite rounds to seconds: a check that was answered in the
-    second of the materialization would stay "not evaluated".
-    """
-    for evaluation in evaluations:
-        parts = [evaluation.partition] if evaluation.partition else None
-        newest = dg.AssetRecordsFilter(evaluation.asset_key, asset_partitions=parts)
-        for record in instance.fetch_materializations(newest, limit=1).records:
-            about = AssetCheckEvaluationTargetMaterializationData(
-                storage_id=record.storage_id, run_id=record.run_id, timestamp=record.timestamp
-            )
-            evaluation = replace(evaluation, target_materialization_data=about)
-        instance.report_runless_asset_event(evaluation)
-
 
 def _end(found: list[ExecutionOutcome]) -> dg.DagsterRunStatus | None:
     """How a run stands or has ended that left chunks so."""
@@ -445,37 +366,14 @@ def _is_dagsters(name: str) -> bool:
     return name.startswith(DAGSTER_RUN)
 
 
-def _line(run_id: str, job_name: str, at: float, level: int, text: str) -> EventLogEntry:
-    return EventLogEntry(
-        error_info=None,
-        level=level,
-        user_message=text,
-        run_id=run_id,
-        timestamp=at,
-        step_key=STEP_KEY,
-        job_name=job_name,
-        dagster_event=None,
-    )
-
-
-def _step(wanted: Wanted, job_name: str, kind: str, at: float, data: Any) -> EventLogEntry:
-    event = DagsterEvent(kind, job_name, step_key=STEP_KEY, event_specific_data=data)
-    return _entry(wanted.run_id, job_name, event, at)
-
-
-def _end_of_step(wanted: Wanted, job_name: str, began: float, ended: float) -> EventLogEntry:
+def _error(jobid: str, wanted: Wanted) -> str:
+    """What is said of the chunks that aren't READY, the failed ones first, and what to do; nothing
+    of a success."""
     if wanted.status == _STATUS.SUCCESS:
-        data: Any = StepSuccessData(duration_ms=(ended - began) * 1000)
-        return _step(wanted, job_name, "STEP_SUCCESS", ended, data)
-    data = StepFailureData(error=_error(job_name, wanted.outcomes), user_failure_data=None)
-    return _step(wanted, job_name, "STEP_FAILURE", ended, data)
-
-
-def _error(jobid: str, found: list[ExecutionOutcome]) -> SerializableErrorInfo:
-    """What is said of the chunks that aren't READY, the failed ones first, and what to do."""
-    bad = [each for each in found if each.status not in (READY, PENDING, RUNNING)]
+        return ""
+    bad = [each for each in wanted.outcomes if each.status not in (READY, PENDING, RUNNING)]
     bad.sort(key=lambda each: each.status != FAILED)
-    lines = [_counts(found)] + [
+    lines = [_counts(wanted.outcomes)] + [
         f"{each.datasetid} {each.dataid}: {each.status or 'gone'}"
         + (f", {each.why}" if each.why else "")
         for each in bad[:TOLD_LINES]
@@ -484,31 +382,4 @@ def _error(jobid: str, found: list[ExecutionOutcome]) -> SerializableErrorInfo:
         lines.append(f"To know more: odf why {typed(jobid, failed[0])}")
         chunks = typed(*failed) if len(failed) <= NAMED_CHUNKS else "--failed"
         lines.append(f"To make them again: odf resubmit {typed(jobid)} {chunks}")
-    return SerializableErrorInfo("\n".join(lines) + "\n", [], "Outside")
-
-
-def _entry(run_id: str, job_name: str, event: DagsterEvent, at: float) -> EventLogEntry:
-    failed = event.event_type_value.endswith("FAILURE")
-    return EventLogEntry(
-        error_info=None,
-        level=logging.ERROR if failed else logging.DEBUG,
-        user_message="",
-        run_id=run_id,
-        timestamp=at,
-        step_key=STEP_KEY,
-        job_name=job_name,
-        dagster_event=event,
-    )
-
-
-@cache
-def _snapshots() -> tuple[Any, Any]:
-    @dg.op(name=STEP_KEY, description="Executed outside Dagster, which only shows it.")
-    def work() -> None: ...
-
-    @dg.job(name="outside")
-    def outside() -> None:
-        work()
-
-    job = outside.get_job_snapshot()
-    return job, snapshot_from_execution_plan(create_execution_plan(outside), job.snapshot_id)
+    return "\n".join(lines)

@@ -27,7 +27,7 @@ from ..store.claims import Offer
 from ..store.items import begin_due_runs, without_items
 from ..store.store import Store
 from ..util.text import first_line, printable
-from .job_assets import OBSERVATION_METADATA, described
+from .job_assets import described, silent_outputs
 from .pipeline_steps import CLAIM, OVER, StepFlow, begin, publish, tell_stale, transform
 from .resources import PYSPARK_KEY, RESOURCE_KEY, DataflowResource
 from .stale_check import STALE_CHECK, stale_check
@@ -380,7 +380,7 @@ def _publish_op(flow: StepFlow, name: str, outs: list[str]) -> dg.OpDefinition:
         for claim in handed:
             if claim:
                 publish(context, flow, claim)
-        yield dg.Output(None, "chunk", metadata={OBSERVATION_METADATA: True})
+        yield from silent_outputs(context, ["chunk"])
         if STALE_CHECK in outs:
             yield from tell_stale(context, flow)
             yield dg.Output(None, STALE_CHECK)

@@ -25,8 +25,8 @@ from ..store.overview import EARLIER, Execution, facts, known, origins, truths
 from ..store.store import Store
 from .checks import recorded_evaluations
 from .differences import WrongSquare, differences
-from .grid import Mirror, is_ours
-from .outside import OutsideRuns, report_evaluations
+from .outside import OutsideRuns
+from .public_grid import PublicMirror, is_ours
 from .stale_check import stale_evaluations
 from .translator import DataflowTranslator
 from .versions import Lineage
@@ -35,7 +35,7 @@ PAGE_CHANGES = 5000
 """Changes that are taken in at once: a page is always finished, whatever the time."""
 
 PIECE_PARTITIONS = 1000
-"""Partitions that are written between two looks at the clock."""
+"""Partitions that are looked at between two looks at the clock."""
 
 MadeHere = Mapping[dg.AssetKey, str | None]
 """The code version of each asset that a code location makes, where it has one."""
@@ -59,6 +59,8 @@ class Reconciled(NamedTuple):
     more: bool = False
     chunks: Mapping[tuple[str, str], int] = {}
     """How many chunks were mirrored, by status and (unless READY) by job."""
+    stuck: int = 0
+    """Squares that tell of what isn't so any more, and that this Dagster can't take back."""
 
     @property
     def writes(self) -> int:
@@ -89,22 +91,24 @@ class Cursor:
 
 def reconcile(
     store: Store,
-    mirror: Mirror,
+    mirror: PublicMirror,
     translator: DataflowTranslator,
     cursor: str | None = None,
     *,
     seconds: float = 15.0,
     full: bool = False,
+    wipe: bool = False,
     made_here: MadeHere | None = None,
     runs: OutsideRuns | None = None,
 ) -> Reconciled:
     """Make the grid tell what the tables say, from a cursor on; `full` looks at everything.
 
     Args:
+        wipe: Where squares can't be taken back one by one, wipe the asset, and show it anew.
         made_here: The assets that the code location makes; None: that isn't known.
     """
     runs = runs or OutsideRuns(store, mirror)
-    return _Pass(store, mirror, translator, cursor, seconds, full, made_here, runs).run()
+    return _Pass(store, mirror, translator, cursor, seconds, full, wipe, made_here, runs).run()
 
 
 class _Pass:
@@ -113,17 +117,19 @@ class _Pass:
     def __init__(
         self,
         store: Store,
-        mirror: Mirror,
+        mirror: PublicMirror,
         translator: DataflowTranslator,
         cursor: str | None,
         seconds: float,
         full: bool,
+        wipe: bool,
         made_here: MadeHere | None,
         runs: OutsideRuns,
     ) -> None:
         self.store, self.mirror, self.translator = store, mirror, translator
         self.until = time.monotonic() + seconds
         self.catalog: Catalog = read_catalog(store)
+        mirror.learn_partitions(translator, self.catalog.domains)
         self.lineage = Lineage(store, translator, mirror, self.catalog)
         self.made_here = made_here
         self.depths = depths(
@@ -140,7 +146,8 @@ class _Pass:
         for datasetid, domain in sorted(self.catalog.domains.items()):
             self.members.setdefault(domain, []).append(datasetid)
         self.cursor = _read_cursor(cursor)
-        self.full, self.runs = full, runs
+        self.full, self.wipe, self.runs = full, wipe, runs
+        self.stuck = 0
         self.compared: set[str] = set()
         self.left: set[str] = set()
         self.made: set[str] = set()
@@ -166,7 +173,11 @@ class _Pass:
         # What was written moved the marks itself: with the old ones the next tick would look again.
         cursor.marks = self._marks() if any(self.wrote.values()) else before
         return Reconciled(
-            json.dumps(asdict(cursor)), **self.wrote, more=not finished, chunks=self.chunks
+            json.dumps(asdict(cursor)),
+            **self.wrote,
+            more=not finished,
+            chunks=self.chunks,
+            stuck=self.stuck,
         )
 
     def _find_whole(self, marks: dict[str, Any]) -> None:
@@ -175,6 +186,8 @@ class _Pass:
         names = sorted(
             (key, self.catalog.domains[datasetid]) for key, datasetid in self.datasets.items()
         )
+        if not self.mirror.shows_runs:  # once they are shown again, all has to be compared
+            names.append(("", ""))
         layout = hashlib.sha256(repr(names).encode()).hexdigest()
         if self.full or cursor.log is None or cursor.layout != layout:
             if cursor.log is None:
@@ -204,6 +217,9 @@ class _Pass:
     def _look_after_open(self) -> None:
         """Put unfinished runs right that somebody has cancelled, and their squares."""
         cursor = self.cursor
+        if not self.mirror.shows_runs:
+            self.mirror.end_runs()
+            return
         open_runs = {self.runs.run_id(each): each for each in starmap(Execution, cursor.open)}
         if not open_runs:
             return
@@ -219,6 +235,8 @@ class _Pass:
 
     def _show_runs(self, executions: Iterable[Execution]) -> dict[str, set[str]]:
         """Write the runs of executions; the chunks of those that ended, shown by others so far."""
+        if not self.mirror.shows_runs:
+            return {}
         executions, touched = list(executions), {}
         self.runs.show(executions)
         still = {Execution(*each) for each in self.cursor.open}
@@ -301,10 +319,11 @@ class _Pass:
     def _follow_page(self) -> bool:
         """Compare what one page of both logs names; whether there are more pages."""
         cursor = self.cursor
+        page = min(PAGE_CHANGES, 5 * self.mirror.batch)
         touched: dict[str, set[str]] = {}
         blamed: dict[tuple[str, str], str] = {}
         try:
-            changes, log = events_after(self.store, cursor.log, PAGE_CHANGES)
+            changes, log = events_after(self.store, cursor.log, page)
         except LostCursor:
             changes, log = [], end_of_log(self.store)
             self._doubt_all()
@@ -317,7 +336,7 @@ class _Pass:
                 if change.status_after == FAILED and change.who:
                     blamed[change.datasetid, change.dataid] = change.who
         news = self.mirror.news(
-            cursor.events, map(self.translator.asset_key, self.catalog.domains), PAGE_CHANGES
+            cursor.events, map(self.translator.asset_key, self.catalog.domains), page
         )
         self._add(touched, news.touched)
         for backfill_id in list(cursor.backfills):
@@ -334,7 +353,7 @@ class _Pass:
         self.runs.remove_so_far(executions, self.left)
         self.left.clear()
         cursor.log, cursor.events = log, news.cursor
-        return len(changes) == PAGE_CHANGES or news.more
+        return len(changes) == page or news.more
 
     def _verify(self) -> bool:
         """Compare as a whole what has to be; whether that is finished."""
@@ -370,6 +389,8 @@ class _Pass:
             self._tell_checks(datasetid, facts(self.store, datasetid, failed))
         stale = any(square.repair == "plan" and square.shown.state == FAILED for square in found)
         cleared = [square for square in found if square.repair == "clear"]
+        if cleared and not self.mirror.shows_runs:
+            return self._wipe(datasetid, cleared)
         for some in _pieces(cleared):
             self.mirror.clear(
                 key, [self.translator.partition_key(square.dataid) for square in some]
@@ -385,9 +406,19 @@ class _Pass:
                 self.cursor.backfills.append(square.run_id)
         return True
 
+    def _wipe(self, datasetid: str, wrong: list[WrongSquare]) -> bool:
+        """Wipe a dataset's asset, and show it anew, if that is wanted; else count what is wrong."""
+        if not self.wipe:
+            self.stuck += len(wrong)
+            return True
+        self.mirror.instance.wipe_assets([self.translator.asset_key(datasetid)])
+        self.wrote["cleared"] += len(wrong)
+        return self._sync(datasetid, None, {})
+
     def _make(self, datasetid: str, found: list[WrongSquare], whole: bool) -> bool:
         """Show READY chunks as materialized; whether there was time for all."""
-        for some in _pieces([square for square in found if square.repair == "make"]):
+        wrong = [square for square in found if square.repair == "make"]
+        for some in _pieces(wrong, self.mirror.batch):
             if whole and self._is_late():
                 return False
             chunks = {square.dataid: square.truth for square in some}
@@ -412,7 +443,7 @@ class _Pass:
         for dataid, record in records.items():
             part = self.translator.partition_key(dataid)
             answers = recorded_evaluations(record.get("checks"), record.get("validated"), key, part)
-            report_evaluations(self.mirror.instance, answers)
+            self.mirror.report_checks(answers)
 
     def _runs_of(
         self, datasetid: str, squares: list[WrongSquare], whole: bool
@@ -440,7 +471,7 @@ class _Pass:
                 plans.setdefault((square.run_id, square.execution), []).append(square)
         for (run_id, execution), squares in plans.items():
             self.runs.show_for(execution, run_id)
-            for some in _pieces(squares):
+            for some in _pieces(squares, self.mirror.batch):
                 if whole and self._is_late():
                     return False
                 parts = [self.translator.partition_key(square.dataid) for square in some]
@@ -466,7 +497,7 @@ class _Pass:
             line = " ".join(each.description or "" for each in found)
             # Of an asset that was materialized since, Dagster calls a check not evaluated.
             if told.get(jobid) != line or not self.made.isdisjoint(mine):
-                report_evaluations(self.mirror.instance, found)
+                self.mirror.report_checks(found)
                 told[jobid] = line
 
     def _is_late(self) -> bool:

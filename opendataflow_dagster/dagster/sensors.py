@@ -16,6 +16,7 @@ from ..store.history import unread
 from ..store.store import Store
 from ..util.text import count_of, first_of, printable
 from .events import OutsideOptions
+from .internals import degraded
 from .launch import DATABASE_WAIT_SECONDS, unreadable
 from .registration import LocationRegistration
 from .resources import DataflowResource
@@ -38,6 +39,9 @@ LAUNCHED_STATUSES = (
 
 MAX_NAMED_JOBS = 3
 """Jobs that a tick's line names for each status."""
+
+WIPE_HINT = "`odf drift --repair` wipes their assets, and shows anew what is READY"
+"""What to do about squares that this Dagster can't take back one by one."""
 
 RUNS_PER_QUERY = 500
 """Runs that one query asks for."""
@@ -86,8 +90,8 @@ def reconcile_sensor(
     )
     def sensor(context: dg.SensorEvaluationContext) -> dg.SkipReason:
         # Here, since runs load the location too, and have no use for Dagster's storage in SQL.
-        from .grid import Mirror
         from .outside import OutsideRuns
+        from .public_grid import open_mirror
         from .reconcile import reconcile
 
         store = None
@@ -95,7 +99,7 @@ def reconcile_sensor(
             store = dataflow.patient_store(DATABASE_WAIT_SECONDS)
             lacking = registration.bring_up(dataflow, store) if registration else ""
             settled = settle(store, context.instance)
-            mirror = Mirror(context.instance)
+            mirror = open_mirror(context.instance)
             done = reconcile(
                 store,
                 mirror,
@@ -109,7 +113,7 @@ def reconcile_sensor(
             return dg.SkipReason(_unreadable(store, error))
         context.update_cursor(done.cursor)
         _log_settled(context, settled)
-        lines = [lacking, _summary(done, settled), unread(store)]
+        lines = [lacking, _summary(done, settled), unread(store), degraded()]
         return dg.SkipReason(" ".join(filter(None, lines)))
 
     return sensor
@@ -146,9 +150,13 @@ def _summary(done: "Reconciled", settled: Sequence[Recovered]) -> str:
         parts.append(f"{count_of(len(settled), 'chunk')} settled")
     if done.runs and not parts:
         parts.append(f"{count_of(done.runs, 'run')} of what was executed outside put right")
-    if not (parts or done.more):
+    if not (parts or done.more or done.stuck):
         return "The grid agrees with the tables."
-    return ", ".join([*parts, "the next tick goes on" if done.more else "grid agrees"]) + "."
+    if done.stuck:
+        parts.append(f"{count_of(done.stuck, 'square')} can't be taken back ({WIPE_HINT})")
+    if done.more or not done.stuck:
+        parts.append("the next tick goes on" if done.more else "grid agrees")
+    return ", ".join(parts) + "."
 
 
 def _mirrored(done: "Reconciled") -> list[str]:

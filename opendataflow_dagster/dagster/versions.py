@@ -230,10 +230,10 @@ class ChunkEvents:
         """The event of a dataset's chunk that this run has just produced."""
         inputs = produced.chunk.inputs.values() if produced.chunk else None
         consumed = None if inputs is None else {each.datasetid: each.generation for each in inputs}
-        node = self._node(fact.datasetid)
-        sources = self._sources(produced.claim.jobid, fact.dataid, consumed, node.parent_keys)
+        spec = self._spec(fact.datasetid)
+        sources = self._sources(produced.claim.jobid, fact.dataid, consumed, spec)
         return produced_event(
-            produced, fact, key, self.translator, self.log, sources, node.code_version
+            produced, fact, key, self.translator, self.log, sources, spec.code_version
         )
 
     def skipped(
@@ -243,16 +243,16 @@ class ChunkEvents:
         for row in rows:
             datasetid, maker, _, generation, record = read_output(row)
             consumed = recorded_inputs(record) if maker == jobid else None
-            node = self._node(datasetid)
-            sources = self._sources(jobid, dataid, consumed, node.parent_keys)
-            code = node.code_version and self._code(node.key, key, generation, node.code_version)
+            spec = self._spec(datasetid)
+            sources = self._sources(jobid, dataid, consumed, spec)
+            code = spec.code_version and self._code(spec.key, key, generation, spec.code_version)
             yield skipped_event(row, dataid, key, self.translator, self.log, sources, code, stale)
 
     def _sources(
-        self, jobid: str, dataid: str, consumed: Generations | None, drawn: Iterable[dg.AssetKey]
+        self, jobid: str, dataid: str, consumed: Generations | None, spec: dg.AssetSpec
     ) -> list[EventSource]:
         """The inputs that Dagster draws, as a chunk has consumed them."""
-        drawn = set(drawn)
+        drawn = {dep.asset_key for dep in spec.deps}
         reads = [
             datasetid
             for datasetid in self.store.plan(jobid).reads
@@ -271,9 +271,9 @@ class ChunkEvents:
                 return (event.tags or {}).get(CODE_TAG, version)
         return version
 
-    def _node(self, datasetid: str) -> Any:
-        """The asset of a dataset in the run's job, as Dagster's own steps look it up."""
-        return self.context.job_def.asset_layer.get(self.translator.asset_key(datasetid))
+    def _spec(self, datasetid: str) -> dg.AssetSpec:
+        """The asset of a dataset that this step makes."""
+        return self.context.assets_def.get_asset_spec(self.translator.asset_key(datasetid))
 
 
 def observation(event: dg.AssetMaterialization) -> dg.AssetObservation:

@@ -939,7 +939,7 @@ def test_a_person_who_terminates_a_run_holds_what_it_has_claimed(
 def test_what_a_function_returns_is_published_as_the_chunk(
     dataflow: DataflowResource, store: Store, run: Callable[..., Ran], tmp_path: Path
 ) -> None:
-    import pandas
+    pandas = pytest.importorskip("pandas")
 
     add_dataset(store, "bobout", hostname=str(tmp_path / "out"), format="csv")
     for key in keys(2):

