@@ -90,9 +90,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     turns = {path: turn for turn, path in enumerate(files)}
     items.sort(key=lambda item: turns[item.path])
     if "dagster" in sys.modules:
-        from tests.support.fast_dagster import keep_revisions
+        from tests.support.fast_dagster import keep_what_instances_need
 
-        keep_revisions()
+        keep_what_instances_need()
 
 
 def _needs_servers(item: pytest.Item) -> bool:

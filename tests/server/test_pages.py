@@ -29,7 +29,7 @@ def test_schemathesis_finds_no_server_error(sqlite_url: str, tmp_path: Path, kno
             "--checks",
             CHECKS,
             "--max-examples",
-            "150",
+            "50",
             "--seed",
             "7",
             "--warnings",

@@ -240,9 +240,11 @@ class Dagster:
         if server == "code_server":
             where = "-f" if isinstance(self.location, Path) else "-m"
             socket = self.folder / "grpc"
-            forking = [sys.executable, "-m", "tests.support.fast_dagster"]
             return [
-                *(forking if self.forking else [BIN / "dagster"]),
+                sys.executable,
+                "-m",
+                "tests.support.fast_dagster",
+                "forking" if self.forking else "spawning",
                 "api",
                 "grpc",
                 where,

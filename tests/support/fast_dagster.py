@@ -1,9 +1,9 @@
 """Dagster's programs for tests, which can't wait, and which start and ask them many hundred times.
 
-Usage: python -m tests.support.fast_dagster daemon|api …, with the arguments of `dagster-daemon` and
-`dagster api`. The daemon's loops turn every second: it looks at backfills every 30 s and at sensors
-every 5 s otherwise, and no setting changes that. The code server forks the processes of runs from
-one that has imported Dagster, instead of starting each anew.
+Usage: python -m tests.support.fast_dagster daemon|forking|spawning …, with the arguments of
+`dagster-daemon` or `dagster`. The daemon's loops turn every second: it looks at backfills every
+30 s and at sensors every 5 s otherwise, and no setting changes that. A forking code server forks
+the processes of runs from one that has imported Dagster, instead of starting each anew.
 """
 
 import multiprocessing
@@ -11,22 +11,25 @@ import sys
 from functools import cache
 from typing import Any
 
+import alembic.command
+import dagster._core.storage.sql
+import dagster_postgres.utils
+import sqlalchemy
 from alembic.config import Config
 from alembic.script import ScriptDirectory
 
 SECONDS = 1.0
 
 
-def keep_revisions() -> None:
-    """Read the revisions of Dagster's tables once in a process, not for each instance.
+def keep_what_instances_need() -> None:
+    """Let the instances of this process share connections, and what is read of Dagster's tables.
 
-    Each tick of a sensor makes an instance, which spends most of its time on reading these files.
+    Each tick of a sensor makes an instance: it would read a hundred files of revisions, or connect
+    to PostgreSQL thirty times, which takes ten times as long as all else.
     """
-    import alembic.command
-    import dagster._core.storage.sql
-
     for module in (alembic.command, dagster._core.storage.sql):
-        module.ScriptDirectory = _KeptScripts  # type: ignore[attr-defined]
+        module.ScriptDirectory = _KeptScripts  # type: ignore[attr-defined,misc]
+    dagster_postgres.utils.create_engine = _create_engine
 
 
 class _KeptScripts:
@@ -40,6 +43,17 @@ def _scripts(ini: str, location: str) -> ScriptDirectory:
     config = Config(ini)
     config.set_main_option("script_location", location)
     return ScriptDirectory.from_config(config)
+
+
+def _create_engine(url: str, *, poolclass: Any = None, **more: Any) -> sqlalchemy.Engine:
+    if poolclass is not sqlalchemy.NullPool:
+        return sqlalchemy.create_engine(url, poolclass=poolclass, **more)
+    return _engine(url, **more)
+
+
+@cache
+def _engine(url: str, **more: Any) -> sqlalchemy.Engine:
+    return sqlalchemy.create_engine(url, pool_pre_ping=True, max_overflow=-1, **more)
 
 
 def run_daemon() -> None:
@@ -66,12 +80,14 @@ def run_daemon() -> None:
     main()
 
 
-def run_code_server() -> None:
+def run_code_server(*, forking: bool) -> None:
     import dagster._grpc.server
     from dagster._cli import main
 
-    multiprocessing.set_forkserver_preload(["dagster._cli", "dagster_postgres", __spec__.name])
-    dagster._grpc.server.multiprocessing = _Forking()  # type: ignore[attr-defined]
+    if forking:
+        ours = "opendataflow_dagster.dagster.build"
+        multiprocessing.set_forkserver_preload(["dagster._cli", ours, __spec__.name])
+        dagster._grpc.server.multiprocessing = _Forking()  # type: ignore[attr-defined]
     main()
 
 
@@ -86,11 +102,8 @@ class _Forking:
 
 
 if __name__ == "__main__":
-    keep_revisions()
-    if sys.argv[1] == "daemon":
-        del sys.argv[1]
-        run_daemon()
-    else:
-        run_code_server()
+    keep_what_instances_need()
+    program = sys.argv.pop(1)
+    run_daemon() if program == "daemon" else run_code_server(forking=program == "forking")
 elif "multiprocessing.forkserver" in " ".join(sys.orig_argv):
-    keep_revisions()
+    keep_what_instances_need()

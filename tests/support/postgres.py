@@ -130,9 +130,15 @@ class Server:
         return self._bin
 
     def _execute(self, statement: LiteralString, *databases: str) -> None:
-        self.start()
-        with psycopg.connect(self.url(), autocommit=True) as connection:
+        with self._connect() as connection:
             connection.execute(sql.SQL(statement).format(*map(sql.Identifier, databases)))
+
+    def _connect(self) -> psycopg.Connection[Any]:
+        try:
+            return psycopg.connect(self.url(), autocommit=True)
+        except psycopg.OperationalError:  # a test has stopped it; to ask before is a process each
+            self.start()
+            return psycopg.connect(self.url(), autocommit=True)
 
     def _run(self, command: str, *arguments: object) -> None:
         done = self._call(command, *arguments)
