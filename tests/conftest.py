@@ -75,6 +75,13 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
     return [f"files shuffled: make test SHUFFLE={seed}"] if seed else []
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Don't import files of which `make test-fast` runs no test."""
+    if "not servers" not in config.getoption("markexpr") or collection_path.suffix != ".py":
+        return None
+    return _folder(collection_path) == "e2e" or _mentions_spark(collection_path) or None
+
+
 @pytest.hookimpl(tryfirst=True)  # before `-m` chooses by the marks
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Mark what needs servers, and start with the folders of long files, or shuffle the files.
