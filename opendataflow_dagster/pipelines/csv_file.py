@@ -456,12 +456,10 @@ def _file_beside(path: str, pieces: Iterable[bytes]) -> Iterator[Callable[[], No
     try:
         with open(aside, "xb") as file:
             with suppress(FileNotFoundError):
-                refused_if_unwritable = os.stat(path)
-                os.fchmod(file.fileno(), refused_if_unwritable.st_mode & 0o7777)
+                before = os.stat(path)
+                os.fchmod(file.fileno(), before.st_mode & 0o7777)
                 with suppress(OSError):  # only root gives files away
-                    os.fchown(
-                        file.fileno(), refused_if_unwritable.st_uid, refused_if_unwritable.st_gid
-                    )
+                    os.fchown(file.fileno(), before.st_uid, before.st_gid)
             file.writelines(pieces)
             file.flush()
             os.fsync(file.fileno())

@@ -41,7 +41,7 @@ from .evidence import Evidence, IncompleteObservation, evidence_of_frame, observ
 from .jdbc import StagedJdbcRows
 from .object_store import StagedRemote, read_version
 from .postgres_write import StagedRows
-from .progress import PROGRESS_SECONDS, SparkProgress, interrupting, working_on
+from .progress import SparkProgress, interrupting, working_on
 from .schema import literal, quoted
 from .session import in_a_line
 from .types import arrow_of, refuse_sqlite_losses
@@ -356,7 +356,7 @@ def publish_frame(
         with failing():
             spark = df.sparkSession
             with working_on([chunk.claim]):
-                with interrupting(spark), SparkProgress(spark, say, every=PROGRESS_SECONDS):
+                with interrupting(spark), SparkProgress(spark, say):
                     staged = stage(spark, store, chunk, place, df, (), format)
                 try:
                     return result_of(staged, staged.show(lambda: store.confirm(chunk.claim)))

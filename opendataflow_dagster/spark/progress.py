@@ -37,8 +37,8 @@ class StageProgress(NamedTuple):
 class SparkProgress:
     """While its block runs, tell how far the Spark jobs of this thread are.
 
-    `say` is given a line when a block takes longer than `every` seconds; `live` is given each
-    second's state, for a terminal. Neither can make the work fail.
+    `say` is given a line when a block takes longer than `every` seconds; it can't make the work
+    fail.
     """
 
     def __init__(
@@ -46,10 +46,9 @@ class SparkProgress:
         session: "SparkSession",
         say: Callable[[str], object],
         *,
-        every: float = 10.0,
-        live: Callable[[StageProgress], object] | None = None,
+        every: float = PROGRESS_SECONDS,
     ) -> None:
-        self._session, self._say, self._every, self._live = session, say, every, live
+        self._session, self._say, self._every = session, say, every
         self._over = threading.Event()
         self._state: StageProgress | None = None
         self._close: Callable[[], object] = lambda: None
@@ -91,12 +90,8 @@ class SparkProgress:
         start = time.monotonic()
         gap, due, said = self._every, start + self._every, None
         with suppress(Exception):
-            while not self._over.wait(min(1.0, self._every) if self._live else due - _now()):
+            while not self._over.wait(due - _now()):
                 state = self._look()
-                if state and self._live and not self._over.is_set():
-                    self._live(state)
-                if _now() < due:
-                    continue
                 if state and state != said and not self._over.is_set():
                     self._say(f"{state}, after {_now() - start:.0f} s")
                     said, gap = state, min(gap * 2, MAX_GAP_FACTOR * self._every)
@@ -347,7 +342,7 @@ class Watch:
         def say(line: str) -> None:
             self._say(f"{which}: {line}")
 
-        with interrupting(spark) as stop, SparkProgress(spark, say, every=PROGRESS_SECONDS):
+        with interrupting(spark) as stop, SparkProgress(spark, say):
             self._blocks[stop] = over
             try:
                 yield

@@ -78,12 +78,6 @@ select 1 from pending
 where jobid = :jobid and (cast(:only as text) is null or dataid = :only)
 union all select 1 from fill where jobid = :jobid limit 1;
 
--- name: adopt
--- The live claims of an owner: what a worker took just before it lost its connection.
-select c.dataid, c.generation, c.attempts, coalesce(p.lease_seconds, :lease), p.time_limit
-from claim c left join jobpolicy p on p.jobid = c.jobid
-where c.jobid = :jobid and c.owner = :owner;
-
 -- name: lock_dial
 -- Take turns with the other claimers of a job whose concurrency is limited.
 select concurrency from jobpolicy where jobid = :jobid for update;
@@ -208,11 +202,6 @@ settled as (
     returning s.status
 )
 select s.status, v.again, v.delay from settled s cross join verdict v;
-
--- name: outcome
--- How the outputs of one generation stand: what a worker asks that lost its connection while settling.
-select distinct status from datastatus
-where jobid = :jobid and dataid = :dataid and locktype = 'OUT' and generation = :generation;
 
 -- name: heartbeat
 -- Renew the leases of claims that are still their owner's.

@@ -45,15 +45,6 @@ select 1 from datastatus
 where dataid = :dataid and datasetid = any(array(select json_array_elements_text(cast(:datasetids as json))))
 limit 1;
 
--- name: jobs
--- The jobs that take items or have taken some, in as many steps as there are jobs.
-with recursive seen(jobid) as (
-    select min(jobid) from streamitem
-    union all
-    select (select min(i.jobid) from streamitem i where i.jobid > seen.jobid) from seen where seen.jobid is not null
-)
-select jobid from seen where jobid is not null union select jobid from streamtoken order by jobid;
-
 -- name: waiting
 -- How many items of a job wait to be claimed, and for how many seconds the oldest does.
 select count(*), extract(epoch from clock_timestamp() - min(i.received))

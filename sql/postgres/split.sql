@@ -1,10 +1,3 @@
--- name: ranges
--- The chunks that a table has been split into, and whether anybody made each, or is to make it.
-select r.dataid, r.lower_bound, r.upper_bound, r.modulus,
-       exists (
-           select 1 from datastatus s where s.dataid = r.dataid and s.datasetid = r.datasetid and s.locktype = 'OUT')
-from chunkrange r where r.datasetid = :datasetid;
-
 -- name: mark
 -- Which transaction registered chunks of a table last, or changed what is told of it.
 select coalesce(string_agg(cast(xmin as text), ' '), '') from dataset where datasetid = :datasetid;

@@ -57,3 +57,14 @@ select datasetid, how from changed_input where jobid = :jobid and dataid = :data
 select c.jobid, c.dataid, c.generation, c.owner, c.losses + 1, coalesce(p.max_losses, :max_losses)
 from claim c left join jobpolicy p on p.jobid = c.jobid
 where c.jobid = :jobid and c.dataid = :dataid and c.generation = :generation and c.owner = :owner;
+
+-- name: outcome
+-- How the outputs of one generation stand: what a worker asks that lost its connection while settling.
+select distinct status from datastatus
+where jobid = :jobid and dataid = :dataid and locktype = 'OUT' and generation = :generation;
+
+-- name: adopt
+-- The live claims of an owner: what a worker took just before it lost its connection.
+select c.dataid, c.generation, c.attempts, coalesce(p.lease_seconds, :lease), p.time_limit
+from claim c left join jobpolicy p on p.jobid = c.jobid
+where c.jobid = :jobid and c.owner = :owner;

@@ -39,3 +39,12 @@ where c.jobid = :jobid and c.owner is null and c.losses > 0
 -- name: running
 -- How many chunks of a job are in somebody's hands.
 select count(*) from claim where jobid = :jobid and owner is not null;
+
+-- name: jobs
+-- The jobs that take items or have taken some, in as many steps as there are jobs.
+with recursive seen(jobid) as (
+    select min(jobid) from streamitem
+    union all
+    select (select min(i.jobid) from streamitem i where i.jobid > seen.jobid) from seen where seen.jobid is not null
+)
+select jobid from seen where jobid is not null union select jobid from streamtoken order by jobid;

@@ -66,12 +66,6 @@ on conflict (datasetid, jobid, dataid) do update
         where r.jobid = :jobid and r.dataid = :dataid and r.datasetid = :datasetid and r.itemtype = 'OUT' and r.own
           and r.effect in ('free', 'again'));
 
--- name: adopt
--- The live claims of an owner.
-select c.dataid, c.generation, c.attempts, coalesce(p.lease_seconds, :lease), p.time_limit
-from claim c left join jobpolicy p on p.jobid = c.jobid
-where c.jobid = :jobid and c.owner = :owner;
-
 -- name: rejudge
 -- Judge again the first pending chunks of a job, whose rows didn't bear them out.
 insert into judge (jobid, dataid)
@@ -125,11 +119,6 @@ where c.jobid = :jobid and c.dataid = :dataid and c.generation = :generation and
 update claim set owner = null, lease_end = null, heartbeat = null, interruptions = 0,
     retry_at = case when :delay > 0 then strftime('%Y-%m-%d %H:%M:%f', 'now', :delay || ' seconds') end
 where jobid = :jobid and dataid = :dataid and generation = :generation;
-
--- name: outcome
--- How the outputs of one generation stand.
-select distinct status from datastatus
-where jobid = :jobid and dataid = :dataid and locktype = 'OUT' and generation = :generation;
 
 -- name: heartbeat
 -- Renew the lease of a claim that is still its owner's.

@@ -41,15 +41,6 @@ from json_each(:dataids) as asked cross join streamitem i on i.jobid = :jobid an
 -- Whether any of some datasets has a chunk already.
 select 1 from datastatus where dataid = :dataid and datasetid in (select value from json_each(:datasetids)) limit 1;
 
--- name: jobs
--- The jobs that take items or have taken some, in as many steps as there are jobs.
-with recursive seen(jobid) as (
-    select min(jobid) from streamitem
-    union all
-    select (select min(i.jobid) from streamitem i where i.jobid > seen.jobid) from seen where seen.jobid is not null
-)
-select jobid from seen where jobid is not null union select jobid from streamtoken order by jobid;
-
 -- name: waiting
 -- How many items of a job wait to be claimed, and for how many seconds the oldest does.
 select count(*), (julianday('now') - julianday(min(i.received))) * 86400.0
