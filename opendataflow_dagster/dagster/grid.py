@@ -45,6 +45,7 @@ from .public_grid import (
     STEP_KEY,
     News,
     PublicMirror,
+    RunAndJob,
     Square,
     in_batches,
     is_ours,
@@ -108,8 +109,7 @@ class Mirror(PublicMirror):
     def make(
         self,
         materializations: Sequence[dg.AssetMaterialization],
-        run_id: str = "",
-        job_name: str = "",
+        by: Mapping[str, RunAndJob] = {},
         *,
         observed: bool = True,
     ) -> None:
@@ -118,9 +118,11 @@ class Mirror(PublicMirror):
             if observed:
                 seen = [AssetObservationData(observation(event)) for event in some]
                 self._write([_runless(_OBSERVED, data) for data in seen])
-            run = run_id or NO_RUN, job_name or NO_RUN
-            made = [StepMaterializationData(each) for each in some]
-            self._write([_entry(*run, _MATERIALIZED, data) for data in made])
+            runs = [by.get(event.partition or "", (NO_RUN, NO_RUN)) for event in some]
+            made = [StepMaterializationData(event) for event in some]
+            self._write(
+                [_entry(*run, _MATERIALIZED, data) for run, data in zip(runs, made, strict=True)]
+            )
 
     def report_checks(self, evaluations: Iterable[dg.AssetCheckEvaluation]) -> None:
         """The same, as about the newest materialization of the chunk, or the asset.
@@ -168,14 +170,12 @@ class Mirror(PublicMirror):
             found |= {part: number for part, version, number in rows if versions[part] == version}
         return found
 
-    def plan(self, key: dg.AssetKey, partitions: Sequence[str], run_id: str, job_name: str) -> None:
-        for some in in_batches(partitions):
+    def plan(self, key: dg.AssetKey, by: Mapping[str, RunAndJob]) -> None:
+        for some in in_batches(list(by)):
             self._write(
                 [
-                    _entry(
-                        run_id, job_name, _PLANNED, AssetMaterializationPlannedData(key, partition)
-                    )
-                    for partition in some
+                    _entry(*by[part], _PLANNED, AssetMaterializationPlannedData(key, part))
+                    for part in some
                 ]
             )
 
@@ -302,10 +302,9 @@ class Mirror(PublicMirror):
                 touched.setdefault(key, set()).add(partition)
         # A run's end turns what it had planned and not materialized red or missing, without any
         # event of those partitions.
-        for run_id in ended:
-            for key, partition in self.planned_by(run_id):
-                if key in ours:
-                    touched.setdefault(key, set()).add(partition)
+        for key, partition in self.planned_by(*ended):
+            if key in ours:
+                touched.setdefault(key, set()).add(partition)
         return News(touched, _settled_cursor(settled, rows), len(rows) == limit)
 
     def newest(self) -> int:
@@ -372,19 +371,22 @@ class Mirror(PublicMirror):
     def planned_by_backfill(self, backfill_id: str) -> dict[str, set[str]]:
         found: dict[str, set[str]] = {}
         filters = dg.RunsFilter(tags={BACKFILL_TAG: backfill_id})
-        for record in self.instance.get_run_records(filters):
-            for key, partition in self.planned_by(record.dagster_run.run_id):
-                found.setdefault(key, set()).add(partition)
+        records = self.instance.get_run_records(filters)
+        for key, partition in self.planned_by(*(each.dagster_run.run_id for each in records)):
+            found.setdefault(key, set()).add(partition)
         return found
 
-    def planned_by(self, run_id: str) -> list[tuple[str, str]]:
-        query = sql.select(_EVENTS.asset_key, _EVENTS.partition).where(
-            _EVENTS.run_id == run_id,
-            _EVENTS.dagster_event_type == _PLANNED,
-            _EVENTS.partition.is_not(None),
-        )
-        with self.events.index_connection() as db:
-            return [(row[0], row[1]) for row in db.execute(query)]
+    def planned_by(self, *run_ids: str) -> list[tuple[str, str]]:
+        found = []
+        for some in in_batches(run_ids):
+            query = sql.select(_EVENTS.asset_key, _EVENTS.partition).where(
+                _EVENTS.run_id.in_(some),
+                _EVENTS.dagster_event_type == _PLANNED,
+                _EVENTS.partition.is_not(None),
+            )
+            with self.events.index_connection() as db:
+                found += [(row[0], row[1]) for row in db.execute(query)]
+        return found
 
     def _squares(self, key: dg.AssetKey, partitions: Sequence[str] | None) -> dict[str, Square]:
         events = self._newest_events(key.to_string(), partitions)
@@ -500,9 +502,14 @@ class Mirror(PublicMirror):
         storage.store_asset_event_tags(entries, ids)
         storage.store_asset_event(entries[-1], ids[-1])
         # On SQLite a run's page reads a file of its own.
-        if entries[0].run_id and isinstance(storage, SqliteEventLogStorage):
-            with storage.run_connection(entries[0].run_id) as db:
-                db.execute(storage.prepare_insert_event_batch(entries))
+        if isinstance(storage, SqliteEventLogStorage):
+            by_run: dict[str, list[dg.EventLogEntry]] = {}
+            for entry in entries:
+                by_run.setdefault(entry.run_id, []).append(entry)
+            by_run.pop(NO_RUN, None)
+            for run_id, own in by_run.items():
+                with storage.run_connection(run_id) as db:
+                    db.execute(storage.prepare_insert_event_batch(own))
 
 
 def _settled_cursor(after: int, rows: Sequence[Any]) -> int:

@@ -99,11 +99,11 @@ USES = (
     Use(
         GRID,
         "dagster._core.storage.runs.schema:RunsTable",
-        has="c.id c.run_id c.status c.run_body c.start_time c.end_time",
+        has="c.id c.run_id c.pipeline_name c.snapshot_id c.status c.run_body c.start_time "
+        "c.end_time",
     ),
-    Use(GRID, "dagster._core.storage.runs.schema:RunTagsTable", has="c.run_id c.key"),
+    Use(GRID, "dagster._core.storage.runs.schema:RunTagsTable", has="c.run_id c.key c.value"),
     Use(GRID, f"{_RUN_STORAGE}.connect", "self"),
-    Use(GRID, f"{_RUN_STORAGE}.add_run", "self, dagster_run"),
     Use(GRID, "dagster._serdes:serialize_value", "val"),
     Use(GRID, "dagster._serdes:deserialize_value", "val, as_type"),
     Use(BATCHES, f"{_EVENT_STORAGE}.prepare_insert_event_batch", "self, events"),

@@ -11,7 +11,7 @@ import logging
 import re
 import time
 import uuid
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -26,7 +26,7 @@ from .events import OutsideOptions
 from .public_grid import FINISHED_STATUSES, PublicMirror, is_ours, our_run
 
 if TYPE_CHECKING:
-    from .run_storage import RunStorage
+    from .run_storage import RunStorage, ShownRun
 
 OUTSIDE_TAG = "opendataflow/outside"
 """The tag of all runs that show what was executed outside, by which a list is filtered."""
@@ -146,36 +146,40 @@ class OutsideRuns:
 
     # --- what is written ---
 
-    def show(self, executions: Iterable[Execution]) -> set[str]:
-        """Write the runs of executions as they are to be; those that have ended by that."""
+    def show(self, executions: Iterable[Execution]) -> None:
+        """Write the runs of executions as they are to be."""
         if not self.mirror.shows_runs:
-            return set()
+            return
         wanted = {each: self.wanted(each) for each in executions}
         ids = {each.run_id for each in wanted.values()}
         reals = {name.removeprefix(DAGSTER_RUN) for name, _ in wanted if _is_dagsters(name)}
-        there, ended = self.mirror.statuses(ids | reals), set()
+        there = self.mirror.statuses(ids | reals)
+        written = []
         for execution, each in wanted.items():
             state = there.get(each.run_id)
             is_dagsters_own = execution.name.removeprefix(DAGSTER_RUN) in there
-            if each.status is None or (is_dagsters_own and state is None):
-                continue
-            self._write(execution, each, state)
-            if each.status in FINISHED_STATUSES and state == _STATUS.MANAGED:
-                ended.add(each.run_id)
-        return ended
+            if each.status is not None and (state is not None or not is_dagsters_own):
+                written.append((execution, each, state))
+        self._write(written)
 
-    def show_for(self, execution: Execution, run_id: str) -> None:
-        """Make sure that a run is there, and right, by which squares are to be shown."""
-        if run_id in self._shown or not is_ours(run_id) or not self.mirror.shows_runs:
+    def show_for(self, executions: Mapping[str, Execution]) -> None:
+        """Make sure that runs are there, and right, by which squares are to be shown."""
+        if not self.mirror.shows_runs:
             return
-        wanted = self.wanted(execution)
-        if run_id != wanted.run_id:
-            failed = [each for each in wanted.outcomes if each.status not in (READY, RUNNING, None)]
-            wanted = Wanted(run_id, _STATUS.FAILURE, failed)
-        state = self.mirror.statuses({run_id}).get(run_id)
-        if state != wanted.status:
-            self._write(execution, wanted, state)
-        self._shown.add(run_id)
+        unsure = {run_id for run_id in executions if is_ours(run_id)} - self._shown
+        there = self.mirror.statuses(unsure)
+        written = []
+        for run_id in unsure:
+            wanted, state = self.wanted(executions[run_id]), there.get(run_id)
+            if run_id != wanted.run_id:
+                failed = [
+                    each for each in wanted.outcomes if each.status not in (READY, RUNNING, None)
+                ]
+                wanted = Wanted(run_id, _STATUS.FAILURE, failed)
+            if state != wanted.status:
+                written.append((executions[run_id], wanted, state))
+        self._write(written)
+        self._shown |= unsure
 
     def remove_so_far(self, executions: Iterable[Execution], left: Iterable[str]) -> None:
         """Remove the runs of failures so far by which nothing is shown any more.
@@ -252,30 +256,43 @@ class OutsideRuns:
                 return True
         return False
 
-    def _write(
-        self, execution: Execution, wanted: Wanted, state: dg.DagsterRunStatus | None
-    ) -> None:
-        _, status, found = wanted
-        assert status is not None
-        times = [each.at for each in found] or [time.time()]
+    def _write(self, runs: list[tuple[Execution, Wanted, dg.DagsterRunStatus | None]]) -> None:
+        """Write runs as they are to be, which have a status so far, or aren't there."""
+        if not runs:
+            return
+        shown = [self._shown_run(execution, wanted) for execution, wanted, _ in runs]
+        self.storage.put(shown)
+        for (execution, wanted, state), each in zip(runs, shown, strict=True):
+            if state != wanted.status:
+                self.written += 1
+                self._alert(wanted, each)
+            self._shown.add(wanted.run_id)
+            if wanted.status == _STATUS.SUCCESS:  # nothing more is asked of its chunks: free them
+                self._wanted[execution] = wanted._replace(outcomes=[])
+
+    def _shown_run(self, execution: Execution, wanted: Wanted) -> "ShownRun":
+        from .run_storage import ShownRun
+
+        began = min((each.began for each in wanted.outcomes), default=time.time())
         # A run that has failed and took no time would be told as one that failed to start.
-        ended = max(*times, min(times) + 0.001) if status in FINISHED_STATUSES else None
-        run, began = self._run(execution, wanted), min(times)
-        self.storage.put(run, began, ended, is_new=state is None)
-        lines = list(self._lines(execution, wanted, began))
-        self.storage.tell(run, lines, began, ended, _error(run.job_name, wanted))
-        if state != status:
-            self.written += 1
-            has_failed = any(each.status == FAILED for each in found)
-            is_alert = self.options.alerts and status == _STATUS.FAILURE and has_failed
-            if is_alert and not internals.flaws(internals.ALERTS):
-                self.storage.alert(run, time.time(), _counts(found), _error(run.job_name, wanted))
-        self._shown.add(wanted.run_id)
-        if status == _STATUS.SUCCESS:  # nothing more is asked of its chunks, which may be many
-            self._wanted[execution] = wanted._replace(outcomes=[])
+        ended = max([began + 0.001, *(each.at for each in wanted.outcomes)])
+        return ShownRun(
+            self._run(execution, wanted),
+            began,
+            ended if wanted.status in FINISHED_STATUSES else None,
+            list(self._lines(execution, wanted, began)),
+            _error(execution.jobid, wanted),
+        )
+
+    def _alert(self, wanted: Wanted, shown: "ShownRun") -> None:
+        """Tell run failure sensors of a run in which chunks have failed, if that is wanted."""
+        is_failed = wanted.status == _STATUS.FAILURE
+        is_failed = is_failed and any(each.status == FAILED for each in wanted.outcomes)
+        if self.options.alerts and is_failed and not internals.flaws(internals.ALERTS):
+            self.storage.alert(shown.run, time.time(), _counts(wanted.outcomes), shown.error)
 
     def _run(self, execution: Execution, wanted: Wanted) -> dg.DagsterRun:
-        job, plan = self.storage.snapshots()
+        job, plan = self.storage.snapshots
         who = next((each.who for each in wanted.outcomes if each.who), "")
         worker = _WORKER.fullmatch(execution.name)
         kind = "process" if worker else execution.name.partition(":")[0]

@@ -34,6 +34,9 @@ PARTITIONS_ONE_BY_ONE = 50
 PARTITIONS_PER_STATEMENT = 1000
 """Partitions to a statement: SQLite takes 32,766 parameters, an event has seven."""
 
+RunAndJob = tuple[str, str]
+"""The number of a run, and the name of its job."""
+
 _STATES = {"MATERIALIZED": READY, "IN_PROGRESS": RUNNING, "FAILED": FAILED}
 _OURS = uuid.uuid5(uuid.NAMESPACE_DNS, "opendataflow")
 
@@ -114,17 +117,15 @@ class PublicMirror:
     def make(
         self,
         materializations: Sequence[dg.AssetMaterialization],
-        run_id: str = "",
-        job_name: str = "",
+        by: Mapping[str, RunAndJob] = {},
         *,
         observed: bool = True,
     ) -> None:
-        """Show partitions of one asset as materialized: by a run of ours, or by none.
+        """Show partitions of one asset as materialized: by runs of ours, or by none.
 
         Args:
             materializations: What is logged.
-            run_id: The run of ours.
-            job_name: Its job.
+            by: The run of ours that a partition is shown by, where there is one.
             observed: Log them as observed first, for what Dagster makes of an asset that it
                 doesn't make: it looks at nothing else there to tell what is stale.
         """
@@ -146,8 +147,8 @@ class PublicMirror:
         """The newest materialization of each partition that has the data version given."""
         return RunLog(self.instance, list(versions)).numbers(key, versions)
 
-    def plan(self, key: dg.AssetKey, partitions: Sequence[str], run_id: str, job_name: str) -> None:
-        """Show partitions as the status of a run says."""
+    def plan(self, key: dg.AssetKey, by: Mapping[str, RunAndJob]) -> None:
+        """Show each partition as the status of its run says."""
         raise NotImplementedError("Dagster's public API shows no plans.")
 
     def clear(self, key: dg.AssetKey, partitions: Sequence[str]) -> None:
@@ -233,8 +234,8 @@ class PublicMirror:
             if status not in FINISHED_STATUSES
         }
 
-    def planned_by(self, run_id: str) -> list[tuple[str, str]]:
-        """The partitions that a run had planned, with the asset key as stored."""
+    def planned_by(self, *run_ids: str) -> list[tuple[str, str]]:
+        """The partitions that runs had planned, with the asset key as stored."""
         return []
 
     def backfill_of(self, run_id: str) -> str | None:

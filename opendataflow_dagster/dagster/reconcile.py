@@ -26,7 +26,7 @@ from ..store.store import Store
 from .checks import recorded_evaluations
 from .differences import WrongSquare, differences
 from .outside import OutsideRuns
-from .public_grid import PublicMirror, is_ours
+from .public_grid import PublicMirror, RunAndJob, is_ours
 from .stale_check import stale_evaluations
 from .translator import DataflowTranslator
 from .versions import Lineage
@@ -43,7 +43,7 @@ MadeHere = Mapping[dg.AssetKey, str | None]
 CLEANING_SECONDS = 3600.0
 """Seconds between two removals of runs that are kept no longer."""
 
-PIECE_RUNS = 20
+PIECE_RUNS = 200
 """Runs that are written between two looks at the clock."""
 
 
@@ -230,32 +230,29 @@ class _Pass:
             if there.get(run_id) != dg.DagsterRunStatus.MANAGED
         ]
         self._show_runs(wrong)
-        for execution in wrong:
-            self._sync_chunks(self._planned_by(self.runs.run_id(execution)))
+        self._sync_chunks(self._planned_by(map(self.runs.run_id, wrong)))
 
     def _show_runs(self, executions: Iterable[Execution]) -> dict[str, set[str]]:
         """Write the runs of executions; the chunks of those that ended, shown by others so far."""
         if not self.mirror.shows_runs:
             return {}
-        executions, touched = list(executions), {}
+        executions = list(executions)
         self.runs.show(executions)
         still = {Execution(*each) for each in self.cursor.open}
+        over = []
         for execution in executions:
             if self.runs.wanted(execution).status == dg.DagsterRunStatus.MANAGED:
                 still.add(execution)
             else:
                 still.discard(execution)
-                for datasetid, dataids in self._planned_by(
-                    self.runs.run_id(execution, "so far")
-                ).items():
-                    touched.setdefault(datasetid, set()).update(dataids)
+                over.append(self.runs.run_id(execution, "so far"))
         self.cursor.open = [list(each) for each in sorted(still)]
-        return touched
+        return self._planned_by(over)
 
-    def _planned_by(self, run_id: str) -> dict[str, set[str]]:
-        """The chunks that a run had planned, by dataset."""
+    def _planned_by(self, run_ids: Iterable[str]) -> dict[str, set[str]]:
+        """The chunks that runs had planned, by dataset."""
         found: dict[str, set[str]] = {}
-        for key, part in self.mirror.planned_by(run_id):
+        for key, part in self.mirror.planned_by(*run_ids):
             self._add(found, {key: [part]})
         return found
 
@@ -424,13 +421,9 @@ class _Pass:
             chunks = {square.dataid: square.truth for square in some}
             key, here = self.translator.asset_key(datasetid), self.made_here
             by = self._runs_of(datasetid, some, whole)
-            by_run: dict[tuple[str, str], list[dg.AssetMaterialization]] = {}
             records = facts(self.store, datasetid, chunks)
-            for event in self.lineage.events(datasetid, chunks, (here or {}).get(key), records):
-                dataid = self.translator.dataid(event.partition or "")
-                by_run.setdefault(by.get(dataid, ("", "")), []).append(event)
-            for (run_id, jobid), events in by_run.items():
-                self.mirror.make(events, run_id, jobid, observed=here is None or key not in here)
+            events = self.lineage.events(datasetid, chunks, (here or {}).get(key), records)
+            self.mirror.make(events, by, observed=here is None or key not in here)
             self._tell_checks(datasetid, records)
             self.wrote["made"] += len(some)
             self.made.add(datasetid)
@@ -447,10 +440,11 @@ class _Pass:
 
     def _runs_of(
         self, datasetid: str, squares: list[WrongSquare], whole: bool
-    ) -> dict[str, tuple[str, str]]:
-        """By which run of ours, and of which job, READY chunks are shown; others by none."""
+    ) -> dict[str, RunAndJob]:
+        """By which run of ours READY chunks are shown, by partition; others by none."""
         found = origins(self.store, datasetid, {each.dataid: each.truth for each in squares})
-        by: dict[str, tuple[str, str]] = {}
+        by: dict[str, RunAndJob] = {}
+        executions: dict[str, Execution] = {}
         for square in squares:
             origin = found.get(square.dataid)
             execution = origin.execution if origin and origin.execution.name != EARLIER else None
@@ -458,26 +452,27 @@ class _Pass:
                 continue
             if not self.runs.is_dagsters(execution):
                 run_id = self.runs.run_id(execution)
-                self.runs.show_for(execution, run_id)
-                by[square.dataid] = run_id, execution.jobid
+                executions[run_id] = execution
+                by[self.translator.partition_key(square.dataid)] = run_id, execution.jobid
+        self.runs.show_for(executions)
         return by
 
     def _plan(self, key: dg.AssetKey, found: list[WrongSquare], whole: bool) -> bool:
         """Show chunks as in progress or failed, by run; whether there was time for all."""
         self.left |= {each.shown.run_id for each in found if is_ours(each.shown.run_id)}
-        plans: dict[tuple[str, Execution], list[WrongSquare]] = {}
-        for square in found:
-            if square.repair == "plan" and square.execution:
-                plans.setdefault((square.run_id, square.execution), []).append(square)
-        for (run_id, execution), squares in plans.items():
-            self.runs.show_for(execution, run_id)
-            for some in _pieces(squares, self.mirror.batch):
-                if whole and self._is_late():
-                    return False
-                parts = [self.translator.partition_key(square.dataid) for square in some]
-                self.mirror.plan(key, parts, run_id, execution.jobid)
-                self.wrote["planned"] += len(some)
-                self.chunks.update((square.truth.status, execution.jobid) for square in some)
+        planned = [square for square in found if square.repair == "plan" and square.execution]
+        for some in _pieces(planned, self.mirror.batch):
+            if whole and self._is_late():
+                return False
+            runs = {each.run_id: each.execution for each in some if each.execution}
+            self.runs.show_for(runs)
+            by = {
+                self.translator.partition_key(each.dataid): (each.run_id, runs[each.run_id].jobid)
+                for each in some
+            }
+            self.mirror.plan(key, by)
+            self.wrote["planned"] += len(some)
+            self.chunks.update((each.truth.status, runs[each.run_id].jobid) for each in some)
         return True
 
     def _from_above(self, datasets: Iterable[str]) -> list[str]:

@@ -382,7 +382,10 @@ class ExecutionOutcome(NamedTuple):
     dataid: str
     status: str | None
     generation: int | None
+    began: float
+    """When the execution changed it first, in seconds since 1970."""
     at: float
+    """When it changed it last."""
     who: str
     why: str
     acted: bool
@@ -414,8 +417,9 @@ def outcomes(store: Store, execution: Execution) -> list[ExecutionOutcome]:
         acted = (
             status not in (None, PENDING) or before == RUNNING or bool(earlier and earlier.acted)
         )
+        began = earlier.began if earlier else float(at)
         found[datasetid, dataid] = ExecutionOutcome(
-            datasetid, dataid, status, generation, float(at), who or "", why or "", acted
+            datasetid, dataid, status, generation, began, float(at), who or "", why or "", acted
         )
     return list(found.values())
 

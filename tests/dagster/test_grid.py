@@ -30,7 +30,7 @@ def show(mirror: Mirror, status: str, *partitions: str) -> str:
         unfinished = status == RUNNING
         state = dg.DagsterRunStatus.MANAGED if unfinished else dg.DagsterRunStatus.FAILURE
         mirror.instance.add_run(dg.DagsterRun("job", run_id, status=state))
-    mirror.plan(KEY, partitions, run_id, "job")
+    mirror.plan(KEY, dict.fromkeys(partitions, (run_id, "job")))
     return run_id
 
 

@@ -113,8 +113,7 @@ def test_nothing_hangs_on_the_runs_of_the_first_versions(grid: Grid) -> None:
         grid.instance.delete_run(run.run_id)
     for run_id, status in zip(FIRST_RUNS, statuses, strict=True):
         grid.instance.add_run(dg.DagsterRun("elsewhere", run_id, status=status))
-    grid.mirror.plan(COPIES, ["1"], FIRST_RUNS[1], "elsewhere")
-    grid.mirror.plan(COPIES, ["2"], FIRST_RUNS[0], "elsewhere")
+    grid.mirror.plan(COPIES, {"1": (FIRST_RUNS[1], "elsewhere"), "2": (FIRST_RUNS[0], "elsewhere")})
     grid.tick()
     assert grid.squares("copies") == {"1": FAILED, "2": RUNNING}
     assert not any(map(grid.instance.has_run, FIRST_RUNS))
