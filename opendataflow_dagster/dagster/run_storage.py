@@ -18,7 +18,7 @@ from dagster._serdes import deserialize_value, serialize_value
 from sqlalchemy.dialects import postgresql, sqlite
 
 from . import internals
-from .grid import NO_RUN, Mirror
+from .grid import NO_RUN, Mirror, insert_events
 from .public_grid import FINISHED_STATUSES, STEP_KEY, in_batches
 
 _EVENTS = SqlEventLogStorageTable.c
@@ -132,7 +132,7 @@ class RunStorage:
             with log or events.index_transaction() as db:
                 db.execute(SqlEventLogStorageTable.delete().where(old))
                 for batch in () if one_by_one else in_batches(entries):
-                    db.execute(events.prepare_insert_event_batch(batch))
+                    insert_events(db, batch)
             if one_by_one:
                 events.store_event_batch(entries)
 
