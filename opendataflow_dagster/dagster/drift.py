@@ -1,6 +1,6 @@
 """Where the tables, Dagster's grid and the data disagree, and how that is put right."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import dagster as dg
 
@@ -14,6 +14,7 @@ from .differences import NO_ROW, differences
 from .public_grid import PublicMirror, open_mirror
 from .reconcile import Reconciled, reconcile
 from .translator import DataflowTranslator
+from .window import GridWindow
 
 REPAIR_COMMAND = "odf drift --repair"
 
@@ -37,16 +38,16 @@ def drift(
     if datasetid is not None and datasetid not in catalog.datasets:
         raise unknown_dataset(store, datasetid)
     mirror.learn_partitions(translator, catalog.domains)
+    window = GridWindow(store, mirror, translator, catalog)
     found: list[Drift] = []
     for name in [datasetid] if datasetid is not None else list(catalog.domains):
-        found += _of_grid(store, mirror, translator, name, catalog.domains[name], some.get(name))
+        found += _of_grid(window, name, some.get(name))
         found += drift_of_data(store, catalog, name, some)
     if datasetid is None:
-        for domain in sorted(set(catalog.domains.values())):
-            members = [member for member, name in catalog.domains.items() if name == domain]
+        for domain, members in sorted(window.members.items()):
             if not some.keys().isdisjoint(members):  # only all chunks tell which keys have none
                 continue
-            found += _of_keys(store, mirror, translator, domain, members)
+            found += _of_keys(window, domain)
     return found
 
 
@@ -72,16 +73,12 @@ def repair(
     return total
 
 
-def _of_grid(
-    store: Store,
-    mirror: PublicMirror,
-    translator: DataflowTranslator,
-    datasetid: str,
-    domain: str,
-    some: Sequence[str] | None,
-) -> list[Drift]:
+def _of_grid(window: GridWindow, datasetid: str, some: Sequence[str] | None) -> list[Drift]:
     """The squares of a dataset that aren't what the tables say, as stored or as the UI has them."""
-    wrong = differences(store, mirror, translator, datasetid, some)
+    compared = window.shown(datasetid)
+    if some is not None:
+        compared = some if compared is None else set(compared).intersection(some)
+    wrong = differences(window.store, window.mirror, window.translator, datasetid, compared)
     found = []
     for square in wrong:
         status, state = square.truth.status, square.shown.state
@@ -91,24 +88,18 @@ def _of_grid(
         found.append(Drift(datasetid, square.dataid, *words, "", command))
     if some is None:
         known = {square.dataid for square in wrong}
-        found += _outdated_cache(store, mirror, translator, datasetid, domain, known)
+        found += _outdated_cache(window, datasetid, known)
     return found
 
 
-def _outdated_cache(
-    store: Store,
-    mirror: PublicMirror,
-    translator: DataflowTranslator,
-    datasetid: str,
-    domain: str,
-    known: set[str],
-) -> Iterator[Drift]:
+def _outdated_cache(window: GridWindow, datasetid: str, known: set[str]) -> Iterator[Drift]:
     """The squares that are stored right, and that the UI draws otherwise."""
+    mirror, translator, domain = window.mirror, window.translator, window.domains[datasetid]
     key = translator.asset_key(datasetid)
     stored = mirror.shown(key)
     drawn = mirror.grid(key, translator.partitions_def(domain))
     keys = set(mirror.keys(translator.partitions_name(domain)))
-    there = truths(store, datasetid)
+    there = truths(window.store, datasetid)
     for part in sorted(stored.keys() | drawn.keys()):
         dataid = translator.dataid(part)
         state = stored[part].state if part in stored else ""
@@ -118,29 +109,24 @@ def _outdated_cache(
             yield Drift(datasetid, dataid, shown_word(status), text, "", REPAIR_COMMAND)
 
 
-def _of_keys(
-    store: Store,
-    mirror: PublicMirror,
-    translator: DataflowTranslator,
-    domain: str,
-    datasets: Iterable[str],
-) -> list[Drift]:
+def _of_keys(window: GridWindow, domain: str) -> list[Drift]:
     """The partition keys of a domain that are missing, or that no chunk has."""
-    name = translator.partitions_name(domain)
-    wanted = {
+    translator = window.translator
+    there = {
         translator.partition_key(dataid): (dataid, datasetid, truth)
-        for datasetid in datasets
-        for dataid, truth in truths(store, datasetid).items()
+        for datasetid in window.members[domain]
+        for dataid, truth in truths(window.store, datasetid).items()
     }
-    existing = set(mirror.keys(name))
+    within = window.within(domain, {dataid for dataid, _, _ in there.values()})
+    existing = set(window.mirror.keys(translator.partitions_name(domain)))
     found = [
         Drift(datasetid, dataid, shown_word(truth.status), "no partition key", "", REPAIR_COMMAND)
-        for key, (dataid, datasetid, truth) in wanted.items()
-        if key not in existing
+        for key, (dataid, datasetid, truth) in there.items()
+        if key not in existing and dataid in within
     ]
     found += [
         Drift(domain, translator.dataid(key), "no chunk", "a partition key", "", REPAIR_COMMAND)
-        for key in existing - wanted.keys()
+        for key in existing - there.keys()
     ]
     return sorted(found, key=lambda row: (natural_key(row.dataid), row.dataid))
 

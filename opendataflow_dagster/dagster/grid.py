@@ -29,7 +29,7 @@ from dagster._core.storage.event_log.schema import (
 )
 from dagster._core.storage.event_log.sql_event_log import SqlEventLogStorage
 from dagster._core.storage.event_log.sqlite.sqlite_event_log import SqliteEventLogStorage
-from dagster._core.storage.runs.schema import RunsTable
+from dagster._core.storage.runs.schema import BulkActionsTable, RunsTable
 from dagster._core.storage.runs.sql_run_storage import SqlRunStorage
 from dagster._serdes import serialize_value
 from sqlalchemy.dialects import postgresql, sqlite
@@ -360,6 +360,11 @@ class Mirror(PublicMirror):
             return False
         backfill = self.instance.get_backfill(backfill_id)
         return backfill is not None and backfill.status.name in OPEN_BACKFILLS
+
+    def has_open_backfills(self) -> bool:
+        query = sql.select(sql.literal(1)).where(BulkActionsTable.c.status.in_(OPEN_BACKFILLS))
+        with self.runs.connect() as db:
+            return db.execute(query.limit(1)).first() is not None
 
     def planned_by_backfill(self, backfill_id: str) -> dict[str, set[str]]:
         found: dict[str, set[str]] = {}

@@ -103,6 +103,7 @@ USES = (
         has="c.id c.run_id c.pipeline_name c.snapshot_id c.status c.run_body c.start_time "
         "c.end_time",
     ),
+    Use(GRID, "dagster._core.storage.runs.schema:BulkActionsTable", has="c.status"),
     Use(GRID, "dagster._core.storage.runs.schema:RunTagsTable", has="c.run_id c.key c.value"),
     Use(GRID, f"{_RUN_STORAGE}.connect", "self"),
     Use(GRID, "dagster._serdes:serialize_value", "val"),

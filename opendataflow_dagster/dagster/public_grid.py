@@ -245,6 +245,10 @@ class PublicMirror:
     def is_open(self, backfill_id: str) -> bool:
         return False
 
+    def has_open_backfills(self) -> bool:
+        """Whether Dagster is at work on any backfill."""
+        return False
+
     def planned_by_backfill(self, backfill_id: str) -> dict[str, set[str]]:
         """The partitions that the runs of a backfill had planned, by asset key as stored."""
         return {}

@@ -30,6 +30,7 @@ from .public_grid import PublicMirror, RunAndJob, is_ours
 from .stale_check import stale_evaluations
 from .translator import DataflowTranslator
 from .versions import Lineage
+from .window import GridWindow
 
 PAGE_CHANGES = 5000
 """Changes that are taken in at once: a page is always finished, whatever the time."""
@@ -145,6 +146,7 @@ class _Pass:
         self.members: dict[str, list[str]] = {}
         for datasetid, domain in sorted(self.catalog.domains.items()):
             self.members.setdefault(domain, []).append(datasetid)
+        self.window = GridWindow(store, mirror, translator, self.catalog)
         self.cursor = _read_cursor(cursor)
         self.full, self.wipe, self.runs = full, wipe, runs
         self.stuck = 0
@@ -370,10 +372,11 @@ class _Pass:
         """Make the squares of a dataset right (all: None); whether there was time for all."""
         self.compared.add(datasetid)
         self.runs.forget(())
-        found = differences(
-            self.store, self.mirror, self.translator, datasetid, dataids, blamed, self.runs
-        )
         key, whole = self.translator.asset_key(datasetid), dataids is None
+        some = self.window.shown(datasetid) if dataids is None else dataids
+        found = differences(
+            self.store, self.mirror, self.translator, datasetid, some, blamed, self.runs
+        )
         if not (self._make(datasetid, found, whole) and self._plan(key, found, whole)):
             return False
         failed = {
@@ -499,8 +502,11 @@ class _Pass:
         """Whether the time is up; a pass that wrote nothing yet goes on, else it'd get nowhere."""
         return time.monotonic() > self.until and any(self.wrote.values())
 
-    def _sync_keys(self, touched: Mapping[str, Iterable[str]]) -> None:
-        """Give every touched chunk that a domain has a partition key, and take the others' away."""
+    def _sync_keys(self, touched: dict[str, set[str]]) -> None:
+        """Give every touched chunk that a domain has a partition key, and take the others' away.
+
+        What the window leaves out is touched no more.
+        """
         by_domain: dict[str, set[str]] = {}
         for datasetid, dataids in touched.items():
             if datasetid in self.catalog.domains:
@@ -509,22 +515,22 @@ class _Pass:
             name, there = self.translator.partitions_name(domain), set()
             for some in _pieces(sorted(dataids)):
                 there |= known(self.store, self.members[domain], some)
-            keys = {self.translator.partition_key(dataid): dataid for dataid in dataids}
+            outside = self.window.left_out(domain, there)
+            self.window.forget(touched, domain, outside)
+            keys = {self.translator.partition_key(each): each for each in dataids - outside}
             existing = self.mirror.existing(name, list(keys))
-            self._change_keys(
-                domain,
-                {key for key, dataid in keys.items() if dataid in there} - existing,
-                {key for key, dataid in keys.items() if dataid not in there} & existing,
-            )
+            new = {key for key, dataid in keys.items() if dataid in there} - existing
+            gone = {key for key, dataid in keys.items() if dataid not in there} & existing
+            self._change_keys(domain, new, gone)
+            if new and self.translator.window is not None:
+                self._change_keys(domain, set(), self.window.left_behind(domain))
+                self.window.bring_back(touched, domain, (keys[key] for key in new))
 
     def _sync_domain(self, domain: str) -> None:
         """The same for all chunks of a domain."""
-        name, wanted = self.translator.partitions_name(domain), set()
-        for datasetid in self.members[domain]:
-            wanted |= {
-                self.translator.partition_key(dataid) for dataid in truths(self.store, datasetid)
-            }
-        existing = set(self.mirror.keys(name))
+        there = set(chain(*(truths(self.store, each) for each in self.members[domain])))
+        wanted = set(map(self.translator.partition_key, self.window.within(domain, there)))
+        existing = set(self.mirror.keys(self.translator.partitions_name(domain)))
         self._change_keys(domain, wanted - existing, existing - wanted)
 
     def _change_keys(self, domain: str, new: set[str], gone: set[str]) -> None:
@@ -548,7 +554,7 @@ class _Pass:
         self.wrote["keys"] += len(new) + len(gone)
 
     def _in_use(self, domain: str, keys: set[str]) -> set[str]:
-        """Keys of chunks that the tables don't know, but a run that is at work was launched for."""
+        """Keys that aren't to be there, but that a run that is at work was launched for."""
         used: set[str] = set()
         for datasetid in self.members[domain]:
             shown = self.mirror.shown(self.translator.asset_key(datasetid), sorted(keys))

@@ -54,6 +54,10 @@ class DataflowTranslator:
     `partition_key`. Ordinary ids stay as they are.
     """
 
+    window: int | None = None
+    """How many of a domain's newest chunks the grid shows, beside all that aren't READY; None: it
+    shows all."""
+
     def asset_key(self, datasetid: str) -> dg.AssetKey:
         """The asset that a dataset is."""
         return dg.AssetKey([escaped_key(datasetid)])
@@ -116,6 +120,13 @@ class DataflowTranslator:
         }
         return {name: value for name, value in known.items() if value is not None}
 
+    def _window_entry(self) -> dict[str, str]:
+        """What the pages of assets say of the window."""
+        if self.window is None:
+            return {}
+        line = f"The newest {self.window:,} chunks, and all that aren't READY, have a partition."
+        return {"opendataflow/window": f"{line} `odf resubmit JOB DATAID` brings others back."}
+
     def pool(self, jobid: str) -> str | None:
         """The pool whose slots a job's runs take; the job's own dial is `odf policy`."""
         return None
@@ -142,7 +153,7 @@ class DataflowTranslator:
                 for source, maker in sorted(sources.items())
             ],
             description=self.description(dataset, jobid),
-            metadata=self.metadata(dataset, jobid),
+            metadata={**self._window_entry(), **self.metadata(dataset, jobid)},
             skippable=jobid is not None,
             group_name=self.group_name(catalog, datasetid),
             owners=self.owners(dataset),

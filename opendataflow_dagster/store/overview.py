@@ -298,6 +298,15 @@ def truths(store: Store, datasetid: str, dataids: Iterable[str] | None = None) -
     return found
 
 
+def undone(store: Store, datasets: Collection[str], dataids: Iterable[str]) -> set[str]:
+    """Those of some chunks that aren't READY in one of some datasets, or can be claimed for one."""
+    names, wanted, found = json.dumps(list(datasets)), sorted(dataids), set[str]()
+    for start in range(0, len(wanted), PAGE_CHUNKS):
+        some = json.dumps(wanted[start : start + PAGE_CHUNKS])
+        found |= {row[0] for row in store.db.run("truth.undone", datasetids=names, dataids=some)}
+    return found
+
+
 def pages(store: Store, datasetid: str) -> Iterator[list[str]]:
     """All chunks of a dataset, some at a time, so that memory doesn't grow with them."""
     after = ""

@@ -7,6 +7,20 @@ from json_array_elements_text(cast(:dataids as json)) as k(dataid)
         select * from datastatus d
         where d.dataid = k.dataid and d.datasetid = :datasetid and d.locktype = 'OUT' offset 0) as s;
 
+-- name: undone
+-- Which of some chunks aren't READY in one of some datasets, or wait for a job that writes one.
+select k.dataid
+from json_array_elements_text(cast(:dataids as json)) as k(dataid)
+where exists (
+        select 1 from datastatus d
+        where d.dataid = k.dataid and d.locktype = 'OUT' and d.status is distinct from 'READY'
+          and d.datasetid = any(array(select json_array_elements_text(cast(:datasetids as json)))))
+   or exists (
+        select 1 from pending p
+        where p.dataid = k.dataid and p.jobid = any(array(
+            select o.jobid from job o where o.itemtype = 'OUT'
+              and o.datasetid = any(array(select json_array_elements_text(cast(:datasetids as json)))))));
+
 -- name: known
 -- Which of some chunks any of some datasets has.
 select k.dataid

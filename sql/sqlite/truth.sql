@@ -4,6 +4,19 @@ select s.dataid, s.jobid, s.status, s.generation
 from json_each(:dataids) k cross join datastatus s on s.dataid = k.value
 where s.datasetid = :datasetid and s.locktype = 'OUT';
 
+-- name: undone
+-- Which of some chunks aren't READY in one of some datasets, or wait for a job that writes one.
+select k.value from json_each(:dataids) k
+where exists (
+        select 1 from datastatus d
+        where d.dataid = k.value and d.locktype = 'OUT' and d.status is not 'READY'
+          and d.datasetid in (select value from json_each(:datasetids)))
+   or exists (
+        select 1 from pending p
+        where p.dataid = k.value and p.jobid in (
+            select o.jobid from job o where o.itemtype = 'OUT'
+              and o.datasetid in (select value from json_each(:datasetids))));
+
 -- name: known
 -- Which of some chunks any of some datasets has.
 select k.value from json_each(:dataids) k
