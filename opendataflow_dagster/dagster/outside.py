@@ -34,6 +34,9 @@ OUTSIDE_TAG = "opendataflow/outside"
 EXECUTION_TAG = ".dagster/opendataflow_execution"
 """The tag that names the execution; lists of runs don't show tags of this beginning."""
 
+KIND_TAG = "opendataflow/kind"
+"""The tag that tells a process from a transaction, and from items."""
+
 BESIDE_TAG = "opendataflow/failures_so_far_of"
 """The tag of a run for what has failed in another that is still at work."""
 
@@ -297,7 +300,9 @@ class OutsideRuns:
         worker = _WORKER.fullmatch(execution.name)
         kind = "process" if worker else execution.name.partition(":")[0]
         tags = {
-            OUTSIDE_TAG: kind if kind in ("process", "items", EARLIER) else "transaction",
+            # Always the same, since a list of runs is filtered by a tag and its value.
+            OUTSIDE_TAG: "true",
+            KIND_TAG: kind if kind in ("process", "items", EARLIER) else "transaction",
             "opendataflow/job": execution.jobid,
             EXECUTION_TAG: execution.name,
             # This tag is shown as who launched the run.

@@ -7,7 +7,7 @@ import pytest
 from dagster._core.storage.dagster_run import DagsterRunStatus
 
 from opendataflow_dagster.dagster.events import OutsideOptions
-from opendataflow_dagster.dagster.outside import FIRST_RUNS, OUTSIDE_TAG, OutsideRuns
+from opendataflow_dagster.dagster.outside import FIRST_RUNS, KIND_TAG, OUTSIDE_TAG, OutsideRuns
 from opendataflow_dagster.dagster.sensors import settle
 from opendataflow_dagster.model import FAILED, READY, RUNNING, Fact, new_owner
 from opendataflow_dagster.store import operations
@@ -31,7 +31,7 @@ def test_a_process_is_one_run_from_its_first_chunk_to_its_last(grid: Grid) -> No
     grid.tick()
     [run] = of_job(grid, "copy")
     assert run.status == DagsterRunStatus.MANAGED
-    assert run.tags[OUTSIDE_TAG] == "process"
+    assert (run.tags[OUTSIDE_TAG], run.tags[KIND_TAG]) == ("true", "process")
     assert run.tags["dagster/max_retries"] == "0"
     assert run.tags["opendataflow/host"] in one.owner
     grid.store.fail(one, "no rows")
