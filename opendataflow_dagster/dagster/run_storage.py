@@ -119,7 +119,6 @@ class RunStorage:
     def _tell(self, shown: Sequence[ShownRun]) -> None:
         """Write the logs of runs anew, each in one transaction: it is the same however often."""
         events, kind = self.mirror.events, _EVENTS.dagster_event_type
-        one_by_one = internals.flaws(internals.BATCHES)
         on_sqlite = isinstance(events, SqliteEventLogStorage)  # each log is a file of its own
         for some in [[each] for each in shown] if on_sqlite else [shown]:
             entries = [entry for each in some for entry in _log(each)]
@@ -131,10 +130,8 @@ class RunStorage:
             log = events.run_connection(some[0].run.run_id) if on_sqlite else None
             with log or events.index_transaction() as db:
                 db.execute(SqlEventLogStorageTable.delete().where(old))
-                for batch in () if one_by_one else in_batches(entries):
+                for batch in in_batches(entries):
                     insert_events(db, batch)
-            if one_by_one:
-                events.store_event_batch(entries)
 
     def alert(self, run: dg.DagsterRun, at: float, message: str, error: str) -> None:
         """Tell Dagster's run failure sensors."""

@@ -7,6 +7,8 @@ from contextlib import suppress
 
 import dagster as dg
 import pytest
+import sqlalchemy
+from sqlalchemy.engine import Engine
 
 from opendataflow_dagster.dagster.drift import drift, repair
 from opendataflow_dagster.dagster.grid import Mirror
@@ -18,6 +20,11 @@ from opendataflow_dagster.store.items import Accepted, Post, accept
 from opendataflow_dagster.store.store import Store
 from tests.support.dagster_instances import NAMES, Grid
 from tests.support.store_fixtures import register, sql, take
+
+
+class Killed(BaseException):
+    """What ends a tick as a kill would."""
+
 
 WEEK = [f"2026-11-{day:02d}" for day in range(2, 9)]
 
@@ -398,6 +405,28 @@ def test_after_500_changes_from_all_sides_one_tick_agrees(grid: Grid, seed: int)
                 [some], instance=instance, partition_key=chance.choice(keys), raise_on_error=False
             )
 
+    def die() -> None:
+        """A process is killed at work, and its leases end."""
+        store.claim(chance.choice(jobs), owner=new_owner(), k=2, lease=-1)
+        store.recover()
+
+    def killed_tick() -> None:
+        """A tick that is killed before a statement that writes."""
+        left = chance.randrange(1, 40)
+
+        def count(_db: object, _cursor: object, statement: str, *_: object) -> None:
+            nonlocal left
+            left -= statement.lstrip().split()[0].upper() in ("INSERT", "UPDATE", "DELETE")
+            if left < 0:
+                raise Killed
+
+        sqlalchemy.event.listen(Engine, "before_cursor_execute", count)
+        try:
+            with suppress(Killed):
+                grid.tick()
+        finally:
+            sqlalchemy.event.remove(Engine, "before_cursor_execute", count)
+
     def settle(fail: bool) -> None:
         if held:
             claim = held.pop(chance.randrange(len(held)))
@@ -448,8 +477,11 @@ def test_after_500_changes_from_all_sides_one_tick_agrees(grid: Grid, seed: int)
         lambda: run(fail=True),
         lambda: run(fail=False),
         lambda: grid.tick(seconds=0.0),
+        die,
+        killed_tick,
+        instance.wipe,
     ]
-    weights = [4] * 15 + [0.3, 2, 2, 2, 0.3, 0.5, 0.5, 0.5, 1]
+    weights = [4] * 15 + [0.3, 2, 2, 2, 0.3, 0.5, 0.5, 0.5, 1, 2, 1, 0.1]
     for _ in range(500):
         chance.choices(changes, weights)[0]()
     while grid.tick().more:

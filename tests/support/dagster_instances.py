@@ -12,7 +12,7 @@ from opendataflow_dagster.dagster.grid import Mirror
 from opendataflow_dagster.dagster.outside import BESIDE_TAG, EXECUTION_TAG, OUTSIDE_TAG
 from opendataflow_dagster.dagster.reconcile import Reconciled, reconcile
 from opendataflow_dagster.dagster.translator import DataflowTranslator
-from opendataflow_dagster.model import RUNNING
+from opendataflow_dagster.model import PENDING, READY, RUNNING, read_status
 from opendataflow_dagster.store import open_store, registry
 from opendataflow_dagster.store.history import Event, events_after
 from opendataflow_dagster.store.store import Store
@@ -101,6 +101,7 @@ class Grid:
     def runs_agree(self) -> None:
         """Every execution that the change log tells has one run, with its end and its reasons."""
         expected: dict[tuple[str, str], dict[tuple[str, str], Event]] = {}
+        times: dict[tuple[str, str], list[float]] = {}
         acted: set[tuple[str, str]] = set()
         for event in sorted(
             events_after(self.store, None, 1_000_000)[0], key=lambda each: each.seq
@@ -109,6 +110,8 @@ class Grid:
                 continue
             execution = event.execution, event.jobid
             expected.setdefault(execution, {})[event.datasetid, event.dataid] = event
+            assert event.at is not None
+            times.setdefault(execution, []).append(event.at.timestamp())
             if event.status_before == RUNNING or event.status_after not in (None, "PENDING"):
                 acted.add(execution)
         ends = {
@@ -121,11 +124,18 @@ class Grid:
         assert len(found) == len(runs), "no execution has two runs"
         assert {execution: run.status for execution, run in found.items()} == ends
         for execution, run in found.items():
-            if run.status == dg.DagsterRunStatus.FAILURE:
-                log = "\n".join(each.user_message for each in self.instance.all_logs(run.run_id))
-                for event in expected[execution].values():
-                    if event.status_after == "FAILED":
-                        assert f"{event.dataid}: FAILED, {event.why}" in log
+            record = self.instance.get_run_record_by_id(run.run_id)
+            assert record is not None
+            assert record.start_time == pytest.approx(min(times[execution]), abs=0.01)
+            is_over = run.status != dg.DagsterRunStatus.MANAGED
+            ended = pytest.approx(max(times[execution]), abs=0.01) if is_over else None
+            assert record.end_time == ended
+            log = "\n".join(each.user_message for each in self.instance.all_logs(run.run_id))
+            for event in expected[execution].values():
+                status = event.status_after and read_status(event.status_after)
+                if status not in (None, READY, PENDING):
+                    why = f", {event.why}" if event.why else ""
+                    assert f"{event.datasetid} {event.dataid}: {status}{why}" in log
         left = {run.run_id for run in self.instance.get_runs(dg.RunsFilter())}
         for run in self.instance.get_runs(dg.RunsFilter()):
             if beside := run.tags.get(BESIDE_TAG):
