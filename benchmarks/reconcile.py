@@ -2,8 +2,9 @@
 
 On PostgreSQL for the tables and for Dagster's storage (or both on SQLite): 10,000 new
 READY chunks through ticks as the sensor makes them; a tick with nothing new in front of 100,000
-chunks; ticks with 1,000 to 8,000 changes in front of them. In the same run, Dagster's own public
-way of reporting a materialization, one by one. Exit code 0 if every target is met.
+chunks; ticks with 1,000 to 8,000 changes in front of them; the first ticks over 20,000 chunks of
+100 datasets, in a window. In the same run, Dagster's own public way of reporting a
+materialization, one by one. Exit code 0 if every target is met.
 """
 
 import os
@@ -12,6 +13,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import pairwise
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -39,6 +41,9 @@ from tests.support.postgres import Server  # noqa: E402
 NAMES = DataflowTranslator()
 PORTION = 10_000
 EXECUTIONS = 100
+DATASETS, WIDE_CHUNKS, WIDE_WINDOW = 100, 20_000, 500
+"""A domain with many datasets, and how many chunks of it the grid shows."""
+
 SCALES = {FULL: 1, QUICK: 10, SLICE: 10, TINY: 1000}
 """By how much everything is smaller."""
 
@@ -50,17 +55,22 @@ telemetry: {{enabled: false}}
 """
 
 
+class Windowed(DataflowTranslator):
+    window = WIDE_WINDOW
+
+
 class Ticker:
     """The sensor's ticks, with the cursor that it would keep."""
 
-    def __init__(self, store: Store, mirror: Mirror) -> None:
-        self.store, self.mirror = store, mirror
+    def __init__(self, store: Store, mirror: Mirror, names: DataflowTranslator = NAMES) -> None:
+        self.store, self.mirror, self.names = store, mirror, names
         self.cursor: str | None = None
         self.written = 0
 
     def tick(self) -> tuple[float, bool]:
+        """How long a tick took, and whether it left something to do."""
         start = time.perf_counter()
-        done = reconcile(self.store, self.mirror, NAMES, self.cursor)
+        done = reconcile(self.store, self.mirror, self.names, self.cursor)
         self.cursor, self.written = done.cursor, done.writes
         return time.perf_counter() - start, done.more
 
@@ -74,12 +84,15 @@ class Ticker:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    given = options(__doc__, arguments, database=("postgres", "sqlite"))
+    given = options(__doc__, arguments, database=("postgres", "sqlite"), part=("changes", "wide"))
     report = Report("reconcile", given, ("PostgreSQL", "dagster"))
     with places(given.database == "sqlite") as (url, settings), tempfile.TemporaryDirectory() as at:
         Path(at, "dagster.yaml").write_text(settings)
         with dg.DagsterInstance.from_config(at) as instance:
-            measure(url, instance, SCALES[given.scale], report)
+            if given.part != "wide":
+                measure(url, instance, SCALES[given.scale], report)
+            if given.part != "changes":
+                wide(url, instance, SCALES[given.scale], report)
     return report.verdict()
 
 
@@ -110,7 +123,9 @@ def measure(url: str, instance: dg.DagsterInstance, scale: int, report: Report) 
     chunks, each = [str(number) for number in range(new)], max(1, new // EXECUTIONS)
     for start in range(0, new, each):  # each by a transaction, and so a run, of its own
         ready(store, "orders", chunks[start : start + each])
+    began = time.process_time()
     ticks = ticker.until_done()
+    cpu = time.process_time() - began
     report.require(
         f"{new:,} new READY chunks of {EXECUTIONS} runs mirrored, all ticks",
         [sum(ticks)],
@@ -119,6 +134,7 @@ def measure(url: str, instance: dg.DagsterInstance, scale: int, report: Report) 
     )
     report.require("the longest of these ticks", [max(ticks)], most=20.0, unit=" s")
     disagree(store, mirror)
+    per_run = cost_of_runs(store, ticker, sum(ticks), new)
 
     one_by_one = public_way(instance, 300 // min(scale, 30))
     report.compare(
@@ -133,6 +149,9 @@ def measure(url: str, instance: dg.DagsterInstance, scale: int, report: Report) 
             ["reconcile", f"{sum(ticks) / new * 1000:.2f}"],
             ["report_runless_asset_event, one by one", f"{one_by_one * 1000:.2f}"],
         ],
+    )
+    report.say(
+        f"CPU of the sensor for these {new:,} chunks: {cpu:.2f} s. Each run adds {per_run:.1f} ms."
     )
 
     progress("100,000 chunks")
@@ -173,6 +192,44 @@ def measure(url: str, instance: dg.DagsterInstance, scale: int, report: Report) 
         f"First filling of {9 * new:,} chunks: {spread(filling, ' s')} per tick, "
         f"{sum(filling):.1f} s in all"
     )
+    store.close()
+
+
+def cost_of_runs(store: Store, ticker: Ticker, seconds: float, chunks: int) -> float:
+    """Milliseconds for a run by itself: of as many runs as that has chunks for, of one chunk each.
+
+    Args:
+        seconds: How long so many chunks of few runs took.
+        chunks: So many.
+    """
+    runs = max(1, chunks // 10)
+    for number in range(runs):
+        ready(store, "copies", [f"alone {number}"])
+    alone = sum(ticker.until_done())
+    # a chunks + b runs = seconds; a + b = alone / runs
+    return (alone / runs - seconds / chunks) / (1 - EXECUTIONS / chunks) * 1000
+
+
+def wide(url: str, instance: dg.DagsterInstance, scale: int, report: Report) -> None:
+    """Many chunks of many datasets that share partitions, in a window."""
+    store, mirror = open_store(url), Mirror(instance)
+    store.init()
+    names = [f"wide{number:03d}" for number in range(max(2, DATASETS // scale))]
+    for name in names:
+        add_dataset(store, name)
+    for source, output in pairwise(names):
+        add_job(store, f"to {output}", [source], [output])
+    chunks = [str(number) for number in range(WIDE_CHUNKS // scale)]
+    for name in reversed(names):  # so that no job could claim a chunk in between
+        progress(f"{len(chunks):,} chunks of {name}")
+        ready(store, name, chunks)
+    ticker = Ticker(store, mirror, Windowed())
+    first = ticker.until_done()
+    told = f"{len(chunks):,} chunks × {len(names)} datasets, window of {WIDE_WINDOW}"
+    report.require(f"{told}: first ticks, all", [sum(first)], most=60.0, unit=" s")
+    ready(store, names[0], ["new"])
+    later = [*ticker.until_done(), *ticker.until_done()]
+    report.require(f"{told}: the longest tick", [max(first + later)], most=20.0, unit=" s")
     store.close()
 
 
