@@ -143,10 +143,8 @@ class _Pass:
             translator.asset_key(datasetid).to_string(): datasetid
             for datasetid in sorted(self.catalog.domains)
         }
-        self.members: dict[str, list[str]] = {}
-        for datasetid, domain in sorted(self.catalog.domains.items()):
-            self.members.setdefault(domain, []).append(datasetid)
         self.window = GridWindow(store, mirror, translator, self.catalog)
+        self.members = self.window.members
         self.cursor = _read_cursor(cursor)
         self.full, self.wipe, self.runs = full, wipe, runs
         self.stuck = 0
@@ -463,19 +461,19 @@ class _Pass:
     def _plan(self, key: dg.AssetKey, found: list[WrongSquare], whole: bool) -> bool:
         """Show chunks as in progress or failed, by run; whether there was time for all."""
         self.left |= {each.shown.run_id for each in found if is_ours(each.shown.run_id)}
-        planned = [square for square in found if square.repair == "plan" and square.execution]
+        planned = [(each, each.execution) for each in found if each.repair == "plan"]
+        planned = [(square, execution) for square, execution in planned if execution]
         for some in _pieces(planned, self.mirror.batch):
             if whole and self._is_late():
                 return False
-            runs = {each.run_id: each.execution for each in some if each.execution}
-            self.runs.show_for(runs)
+            self.runs.show_for({square.run_id: execution for square, execution in some})
             by = {
-                self.translator.partition_key(each.dataid): (each.run_id, runs[each.run_id].jobid)
-                for each in some
+                self.translator.partition_key(square.dataid): (square.run_id, execution.jobid)
+                for square, execution in some
             }
             self.mirror.plan(key, by)
             self.wrote["planned"] += len(some)
-            self.chunks.update((each.truth.status, runs[each.run_id].jobid) for each in some)
+            self.chunks.update((square.truth.status, each.jobid) for square, each in some)
         return True
 
     def _from_above(self, datasets: Iterable[str]) -> list[str]:

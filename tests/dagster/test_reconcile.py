@@ -7,7 +7,7 @@ from contextlib import suppress
 
 import dagster as dg
 import pytest
-import sqlalchemy
+from sqlalchemy import event
 from sqlalchemy.engine import Engine
 
 from opendataflow_dagster.dagster.drift import drift, repair
@@ -420,12 +420,12 @@ def test_after_500_changes_from_all_sides_one_tick_agrees(grid: Grid, seed: int)
             if left < 0:
                 raise Killed
 
-        sqlalchemy.event.listen(Engine, "before_cursor_execute", count)
+        event.listen(Engine, "before_cursor_execute", count)
         try:
             with suppress(Killed):
                 grid.tick()
         finally:
-            sqlalchemy.event.remove(Engine, "before_cursor_execute", count)
+            event.remove(Engine, "before_cursor_execute", count)
 
     def settle(fail: bool) -> None:
         if held:
