@@ -65,7 +65,7 @@ def test_the_picture_of_the_statuses_has_every_transition_and_no_other() -> None
 
 def test_every_command_that_the_documents_name_exists() -> None:
     later = {"serve", "pipeline"}
-    for page in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]:
+    for page in [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]:
         for pair in EXPLAINED.findall(page.read_text()):
             name = pair[0] or pair[1]
             is_option = name.startswith("--")
@@ -91,7 +91,7 @@ def test_links_of_the_readme_lead_somewhere() -> None:
 
 
 def test_who_posts_to_a_server_that_was_just_started_waits_for_it() -> None:
-    for page in [ROOT / "README.md", *(ROOT / "docs").glob("*.md"), *ROOT.glob("examples/*/*.md")]:
+    for page in [ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), *ROOT.glob("examples/*/*.md")]:
         for block in re.findall(FENCED, page.read_text()):
             _, served, then = block.partition("odf serve")
             if served and "&" in then.splitlines()[0] and "curl" in then:
