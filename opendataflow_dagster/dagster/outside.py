@@ -81,6 +81,8 @@ class OutsideRuns:
         self.options = options or OutsideOptions()
         self._wanted: dict[Execution, Wanted] = {}
         self._shown: set[str] = set()
+        self._failed: dict[str, ShownRun] = {}
+        """What was stored of runs that failed."""
         self._real: dict[str, dg.DagsterRunStatus | None] = {}
         self._kept: set[Execution] | None = None
         self.written = 0
@@ -184,6 +186,16 @@ class OutsideRuns:
         self._write(written)
         self._shown |= unsure
 
+    def tell_failures_last(self) -> None:
+        """Write why runs of this pass failed after their chunks: a page shows its last lines."""
+        if self._failed:
+            there = self.mirror.statuses(set(self._failed))
+            self.storage.put(
+                shown
+                for run_id, shown in self._failed.items()
+                if there.get(run_id) == _STATUS.FAILURE  # neither removed since nor at work again
+            )
+
     def remove_so_far(self, executions: Iterable[Execution], left: Iterable[str]) -> None:
         """Remove the runs of failures so far by which nothing is shown any more.
 
@@ -265,6 +277,9 @@ class OutsideRuns:
             return
         shown = [self._shown_run(execution, wanted) for execution, wanted, _ in runs]
         self.storage.put(shown)
+        self._failed |= {
+            each.run.run_id: each for each in shown if each.run.status == _STATUS.FAILURE
+        }
         for (execution, wanted, state), each in zip(runs, shown, strict=True):
             if state != wanted.status:
                 self.written += 1

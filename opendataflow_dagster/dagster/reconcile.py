@@ -164,6 +164,7 @@ class _Pass:
         self._find_whole(before)
         self._look_after_open()
         finished = self._follow() and self._verify() and self._restore_runs()
+        self.runs.tell_failures_last()
         if self.made_here:
             self._tell_stale()
         if finished and time.time() > cursor.cleaned + CLEANING_SECONDS:

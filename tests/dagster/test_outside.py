@@ -54,6 +54,8 @@ def test_a_process_is_one_run_from_its_first_chunk_to_its_last(grid: Grid) -> No
         for event in grid.instance.all_logs(run.run_id, of_type=dg.DagsterEventType.STEP_FAILURE)
         if event.dagster_event
     ]
+    last = grid.instance.all_logs(run.run_id)[-1]
+    assert last.dagster_event_type == dg.DagsterEventType.STEP_FAILURE, "its page shows the end"
     assert failure.splitlines()[-2:] == [
         "To know more: odf why copy 1",
         "To make them again: odf resubmit copy 1",
