@@ -10,17 +10,17 @@ from typing import Any, NamedTuple, TypedDict, Unpack
 
 import dagster as dg
 
-from ..errors import DataflowError, NoDatabase, WrongUse
+from ..errors import WrongUse
 from ..flow.catalog import catalog_of
 from ..flow.file import FILE
 from ..flow.flow import CARRIED, Flow
 from ..store.catalog import Catalog
-from ..util.text import did_you_mean, first_line, typed
+from ..util.text import did_you_mean, typed
 from .assets import DECLARED
 from .checks import ChunkCheck
 from .events import OutsideOptions
 from .io_manager import DataflowIOManager
-from .job_assets import JobOptions
+from .job_assets import JobOptions, readable_catalog
 from .launch import catch_up_sensor, today_schedules
 from .operator_jobs import operator_jobs
 from .pipeline_assets import ProjectFolder, Projects, tables_of
@@ -256,30 +256,15 @@ def _from_tables(
     if dataflow is None:
         make = catalog is None
         dataflow = tables_of(folders[0], make=make) if folders else DataflowResource()
-    known = catalog or _read_catalog(dataflow)
+    known = catalog or readable_catalog(dataflow)
     if code is not None:
         known = known.joined(catalog_of(code.flow))
     pipelines = Projects(folders) if folders else None
     if pipelines is not None:
         known = pipelines.known_to(known)
-        if catalog is None:
+        if catalog is None and not known.unread:
             pipelines.register(dataflow)
     return _Source(dataflow, known, code, pipelines)
-
-
-def _read_catalog(dataflow: DataflowResource) -> Catalog:
-    try:
-        return dataflow.catalog()
-    except DataflowError:
-        raise
-    except Exception as error:
-        store = dataflow.patient_store(0.0)
-        if not store.db.trouble(error):
-            raise
-        raise NoDatabase(
-            f"What is registered in {store.db.where} can't be read, and no earlier answer was "
-            f"kept: {first_line(error)}. Run: odf doctor"
-        ) from None
 
 
 def _resources(
@@ -339,7 +324,11 @@ class _Launch:
             self.source.dataflow,
             translator=self.runners.translator,
             registration=LocationRegistration(
-                flow, command, self.options.get("apply"), self.runners.left_out
+                flow,
+                command,
+                self.options.get("apply"),
+                self.runners.left_out,
+                self.runners.catalog.unread,
             ),
             outside=self.options.get("outside"),
         )

@@ -21,6 +21,9 @@ from .pipeline_assets import Projects, tables_of
 from .resources import DataflowResource
 from .translator import DataflowTranslator
 
+DEV_VARIABLE = "DAGSTER_IS_DEV_CLI"
+"""Set where `dg dev` or `dagster dev` loads a location, and so writes its state by itself."""
+
 _log = logging.getLogger("opendataflow_dagster")
 
 SCAFFOLD = """\
@@ -357,9 +360,12 @@ class OpenDataFlowComponent(dg.StateBackedComponent, dg.Model, dg.Resolvable):
                 projects.register(dataflow)
             text = dataflow.catalog().to_json()
         except NoDatabase as error:
-            if not state_path.exists():
+            if state_path.exists():
+                _log.warning("What was registered before is shown: %s.", first_line(error))
+            elif os.environ.get(DEV_VARIABLE):  # without a state, the location loads with a warning
+                state_path.write_text("", encoding="utf-8")
+            else:
                 raise
-            _log.warning("What was registered before is shown: %s.", first_line(error))
             return
         state_path.write_text(text, encoding="utf-8")
 

@@ -8,13 +8,13 @@ from typing import Any, NamedTuple, TypedDict, Unpack
 
 import dagster as dg
 
-from ..errors import WrongUse
+from ..errors import NoDatabase, WrongUse
 from ..flow.catalog import catalog_of
 from ..flow.flow import Flow
 from ..model import Plan
 from ..runner.produce import Maker
 from ..store.catalog import Catalog
-from ..util.text import did_you_mean, printable, typed
+from ..util.text import did_you_mean, first_line, printable, typed
 from . import internals
 from .checks import ChunkCheck, bind_checks
 from .parameters import SIGNATURE, as_keywords
@@ -54,7 +54,23 @@ def catalog_in(source: Source) -> Catalog:
     """What is registered in the tables, or what a flow declares."""
     if isinstance(source, Catalog):
         return source
-    return catalog_of(source) if isinstance(source, Flow) else source.catalog()
+    return catalog_of(source) if isinstance(source, Flow) else readable_catalog(source)
+
+
+def readable_catalog(dataflow: DataflowResource) -> Catalog:
+    """What is registered; nothing, and why, where the tables can't be read and never could be.
+
+    A code location is loaded all the same: it may have more than what these tables know.
+    """
+    try:
+        return dataflow.catalog()
+    except Exception as error:
+        store = dataflow.patient_store(0.0)
+        if not (isinstance(error, NoDatabase) or store.db.trouble(error)):
+            raise
+        unread = f"what is registered in {store.db.where} can't be read: {first_line(error)}"
+    _log.warning("%s. The assets of its datasets and jobs are left out until then.", unread)
+    return Catalog({}, {}, {}, {}, unread=unread)
 
 
 def dataflow_specs(
@@ -322,6 +338,8 @@ def why_unregistered(catalog: Catalog, jobid: str) -> str:
     plan = catalog.jobs.get(jobid)
     if plan is not None and not plan.flaw:
         return ""
+    if plan is None and catalog.unread:
+        return f"Job {jobid!r} can't be an asset: {catalog.unread}"
     flaw = plan.flaw if plan else f"Job {jobid!r} isn't registered"
     like = "" if plan else did_you_mean(jobid, catalog.jobs)
     return f"{flaw}, so it can't be an asset{like or '.'} {what_registers(catalog, jobid)}"

@@ -36,6 +36,8 @@ class LocationRegistration(NamedTuple):
     """Whether a tick adds what the tables lack of the flow; None: to the embedded SQLite."""
     left_out: Mapping[str, str] = {}
     """Job → the line of why it was left out when the location was loaded."""
+    unread: str = ""
+    """Why nothing was known of the tables when the location was loaded."""
 
     def bring_up(self, dataflow: DataflowResource, store: Store) -> str:
         """Add what the tables lack, or say so in a line; nothing if they lack nothing.
@@ -78,6 +80,8 @@ class LocationRegistration(NamedTuple):
 
     def _left_out(self, store: Store) -> str:
         """A line for the jobs that were left out, if any."""
+        if self.unread:
+            return f"When this code location was loaded, {self.unread}. Reload it."
         if not self.left_out:
             return ""
         there = {jobid for jobid, plan in read_jobs(store).items() if not plan.flaw}

@@ -288,7 +288,7 @@ class JobRunners:
         flaw = why_unregistered(self.catalog, jobid)
         if not flaw:
             return True
-        if jobid not in self.catalog.jobs:
+        if jobid not in self.catalog.jobs and not self.catalog.unread:
             known = sorted(self.catalog.jobs)
             more = f" and {len(known) - MAX_NAMED_JOBS} more" if len(known) > MAX_NAMED_JOBS else ""
             names = ", ".join(map(printable, known[:MAX_NAMED_JOBS])) + more if known else "none"

@@ -37,6 +37,8 @@ class Catalog(NamedTuple):
     """The command that registers all this, if it comes from a flow instead of the tables."""
     runs_in: Mapping[str, str] = {}
     """Job → who starts it by itself, where a flow says so."""
+    unread: str = ""
+    """Why nothing is known of the tables, if they couldn't be read."""
 
     @classmethod
     def of(

@@ -19,7 +19,7 @@ from opendataflow_dagster import (
     dataflow_check,
 )
 from opendataflow_dagster.dagster.stale_check import STALE_CHECK
-from opendataflow_dagster.errors import DataflowError, NoDatabase, WrongUse
+from opendataflow_dagster.errors import DataflowError, WrongUse
 from tests.support.dagster_instances import shown_assets as shown
 from tests.support.dagster_instances import tick_of_reconcile as ticked
 from tests.support.postgres import Server
@@ -387,9 +387,25 @@ def test_with_the_database_away_the_pages_open_with_what_was_there(
         assert "can't be read" in caplog.text
 
         unseen = DataflowResource(url=server.url(), schema_="never_seen")
-        with pytest.raises(NoDatabase, match=r"Cannot connect .* `odf doctor`"):
-            build_definitions(unseen)
+        defs = build_definitions(
+            unseen, assets=[dg.AssetSpec("plain")], functions={"loadbob": make}
+        )
+        assert set(shown(defs)) == {"plain"}
+        assert "Job 'loadbob' can't be an asset: what is registered in" in caplog.text
         dataflow.patient_store(0.0).close()
+
+
+def test_tables_that_cant_be_read_cost_their_own_assets_and_a_line(tmp_path: Path) -> None:
+    dataflow = DataflowResource(url=f"sqlite:///{tmp_path}/later.db")
+    defs = build_definitions(dataflow, assets=[dg.AssetSpec("plain")], scripts={"loadbob": "true"})
+    assert set(shown(defs)) == {"plain"}
+    with dg.DagsterInstance.ephemeral() as instance:
+        assert "There is no database at" in ticked(defs, instance)
+        dataflow.store.init()
+        assert "When this code location was loaded, what is registered in" in ticked(defs, instance)
+        assert "Reload it." in ticked(defs, instance)
+    dataflow.store.close()
+    dataflow.patient_store(0.0).close()
 
 
 # --- this repository's own location -------------------------------------------------------------
