@@ -215,9 +215,21 @@ def _carried(definitions: Any) -> Any:
     """The flow that Dagster's definitions were built from, also if others are merged with them."""
     from ..flow.flow import CARRIED
 
-    sensors = getattr(definitions, "sensors", None) or ()
-    found = (getattr(item, CARRIED, None) for item in (definitions, *sensors))
-    return next(filter(None, found), None)
+    if (found := getattr(definitions, CARRIED, None)) is not None or not hasattr(
+        definitions, "metadata"
+    ):
+        return found
+    from ..dagster.location import flows_in
+    from ..errors import FlowError
+
+    flows = flows_in(definitions)
+    if len(flows) > 1:
+        names = ", ".join(repr(flow.name) for flow in flows)
+        raise FlowError(
+            f"These definitions are merged from several flows: {names}. Name the definitions, or "
+            "the file, of one of them."
+        )
+    return next(iter(flows), None)
 
 
 def _open(ctx: click.Context, flow: "Flow", target: str | None) -> tuple["Store", bool]:

@@ -19,20 +19,22 @@ from ..util.text import did_you_mean, typed
 from .assets import DECLARED
 from .checks import ChunkCheck
 from .events import OutsideOptions
-from .io_manager import DataflowIOManager
 from .job_assets import JobOptions, readable_catalog
-from .launch import catch_up_sensor, today_schedules
+from .launch import CATCH_UP_SECONDS, CatchUp, today_schedules
+from .location import LocationPart, SharedTables
 from .operator_jobs import operator_jobs
 from .pipeline_assets import ProjectFolder, Projects, tables_of
 from .registration import LocationRegistration
 from .resources import PYSPARK_KEY, RESOURCE_KEY, DataflowResource
 from .runners import JobRunners, Path, Script
-from .sensors import reconcile_sensor, settlement_sensor
 from .step import DEFAULT_BATCH_CHUNKS
 from .translator import DataflowTranslator
 
 IO_MANAGER_KEY = "dataflow_io_manager"
 """The key of the IO manager, so that a project's own stays what it is."""
+
+ALL = "*"
+"""All datasets that no job here writes, where `elsewhere` names it."""
 
 OWN_JOBS = (None, "dagster")
 """The values of `runs_in` of jobs that the catch-up sensor launches."""
@@ -72,6 +74,7 @@ def build_definitions(
     options: Mapping[str, JobOptions] = MappingProxyType({}),
     checks: Iterable[ChunkCheck] = (),
     jobs: Iterable[str] | None = None,
+    elsewhere: Iterable[str] = (),
     projects: Iterable[ProjectFolder] = (),
     catalog: Catalog | None = None,
     translator: DataflowTranslator | None = None,
@@ -97,6 +100,8 @@ def build_definitions(
             `{"report": {"pool": "few", "retry_policy": dg.RetryPolicy()}}`, see `JobOptions`.
         checks: Checks of the datasets that functions and scripts write.
         jobs: Show only the datasets of these jobs.
+        elsewhere: Jobs that another call in this code location runs, and datasets that it shows:
+            they are its assets. `["*"]` are all datasets that no job here writes.
         projects: Folders with a project.yml, whose pipelines are jobs and assets, see
             `pipeline_assets`. With them, the steps of a run share one process and its session of
             Spark, unless `executor` says otherwise.
@@ -109,7 +114,8 @@ def build_definitions(
     Example:
         defs = build_definitions(flow="flow.yml")
     """
-    given, chosen = list(assets), None if jobs is None else set(jobs)
+    given, others = list(assets), set(elsewhere)
+    chosen = None if jobs is None else set(jobs)
     code = _code(flow, given, caller=sys._getframe(1).f_code.co_filename)
     source = _source(code, flow, dataflow, catalog, list(projects))
     runners = JobRunners(
@@ -122,10 +128,9 @@ def build_definitions(
     )
     source.add_to(runners, chosen, given, functions or {}, scripts)
     definitions = dg.Definitions(
-        assets=[*runners.assets, *runners.external(chosen)],
-        resources=_resources(source.dataflow, runners.translator, io_manager, pyspark),
+        assets=[*runners.assets, *(() if ALL in others else runners.external(chosen, others))],
         executor=executor or (dg.in_process_executor if source.pipelines else None),
-        **_Launch(source, runners, launch).definitions(),
+        **_Launch(source, runners, launch).definitions(io_manager, pyspark),
     )
     if code is not None:
         setattr(definitions, CARRIED, code.flow)  # for `odf apply --file`
@@ -267,17 +272,6 @@ def _from_tables(
     return _Source(dataflow, known, code, pipelines)
 
 
-def _resources(
-    dataflow: DataflowResource, translator: DataflowTranslator, io_manager: Any, pyspark: Any
-) -> dict[str, Any]:
-    return {
-        RESOURCE_KEY: dataflow,
-        IO_MANAGER_KEY: io_manager
-        or DataflowIOManager(dataflow=dataflow, translator=translator, pyspark=pyspark),
-        **({PYSPARK_KEY: pyspark} if pyspark is not None else {}),
-    }
-
-
 class _Launch:
     """What watches a code location's jobs, and launches runs of them."""
 
@@ -292,48 +286,48 @@ class _Launch:
         self.batch = options.get("batch", DEFAULT_BATCH_CHUNKS)
         self._is_automatic = options.get("automatic", False)
 
-    def definitions(self) -> dict[str, Any]:
-        """The sensors, schedules and jobs that are wanted."""
+    def definitions(self, io_manager: Any, pyspark: Any) -> dict[str, Any]:
+        """The resources, and the sensors, schedules and jobs that are wanted."""
         wanted, operators = self.options.get, operator_jobs(self.runners.translator)
+        shared = SharedTables.of(self.source.dataflow)
+        metadata = shared.add(self._part(), self.source.code.flow.name if self.source.code else "")
+        sensors = shared.sensors(automatic=self._is_automatic)
         return {
-            "sensors": self._sensors() if wanted("sensors", True) else [],
+            "resources": {
+                RESOURCE_KEY: shared.dataflow,
+                IO_MANAGER_KEY: io_manager or shared.io_manager(pyspark),
+                **({PYSPARK_KEY: pyspark} if pyspark is not None else {}),
+            },
+            "sensors": sensors if wanted("sensors", True) else [],
             "schedules": self._schedules() if wanted("schedules", True) else [],
             "jobs": operators if wanted("operators", True) else [],
+            "metadata": metadata,
         }
 
-    def _sensors(self) -> list[dg.SensorDefinition]:
-        """The sensors that follow the tables are on at once; the one that launches runs waits."""
-        status, dataflow = dg.DefaultSensorStatus, self.source.dataflow
-        return [
-            self._reconcile_sensor(),
-            settlement_sensor(dataflow),
-            catch_up_sensor(
-                dataflow,
-                self._own_targets(),
-                translator=self.runners.translator,
-                runs_per_job=self.options.get("runs_per_job", 1),
-                batch=self.batch,
-                default_status=status.RUNNING if self._is_automatic else status.STOPPED,
-                projects=self.source.pipelines,
-            ),
-        ]
-
-    def _reconcile_sensor(self) -> dg.SensorDefinition:
+    def _part(self) -> LocationPart:
+        """What this call adds to its code location."""
         flow, command = self.source.code or (None, "")
-        sensor = reconcile_sensor(
-            self.source.dataflow,
-            translator=self.runners.translator,
-            registration=LocationRegistration(
+        return LocationPart(
+            self.runners.translator,
+            self.runners.catalog,
+            LocationRegistration(
                 flow,
                 command,
                 self.options.get("apply"),
                 self.runners.left_out,
                 self.runners.catalog.unread,
             ),
-            outside=self.options.get("outside"),
+            self.options.get("outside"),
+            CatchUp(
+                self.source.dataflow,
+                self._own_targets(),
+                self.runners.translator,
+                self.options.get("runs_per_job", 1),
+                self.batch,
+                CATCH_UP_SECONDS,
+                self.source.pipelines,
+            ),
         )
-        setattr(sensor, CARRIED, flow)  # merged definitions have it, too
-        return sensor
 
     def _schedules(self) -> list[dg.ScheduleDefinition]:
         status = dg.DefaultScheduleStatus

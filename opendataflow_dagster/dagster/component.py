@@ -3,7 +3,9 @@
 import importlib
 import logging
 import os
-from collections.abc import Callable, Mapping
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from itertools import takewhile
 from pathlib import Path
 from typing import Annotated, Any, Literal, cast
 
@@ -12,14 +14,20 @@ from dagster.components import DefsStateConfig, DefsStateConfigArgs, ResolvedDef
 
 from ..config.settings import redact
 from ..errors import NoDatabase, WrongUse
+from ..flow.flow import Flow
+from ..pipelines.project import find_project, read_project
 from ..store.catalog import Catalog, CatalogDataset
 from ..util.system import module_of_file
 from ..util.text import first_line
-from .build import build_definitions
+from .build import ALL, build_definitions
 from .job_assets import JobOptions
+from .location import SharedTables
 from .pipeline_assets import Projects, tables_of
 from .resources import DataflowResource
 from .translator import DataflowTranslator
+
+# Components of the same tables have the same state on purpose: what is registered there.
+warnings.filterwarnings("ignore", "Multiple components have the same defs state key: OpenDataFlow")
 
 DEV_VARIABLE = "DAGSTER_IS_DEV_CLI"
 """Set where `dg dev` or `dagster dev` loads a location, and so writes its state by itself."""
@@ -123,7 +131,7 @@ class StepOptions(dg.Model):
 
     pool: str | None = None
     op_tags: dict[str, Any] | None = None
-    code_version: str | None = None
+    code_version: str | int | float | None = None
     group_name: str | None = None
     description: str | None = None
     kinds: list[str] | None = None
@@ -139,7 +147,7 @@ def _job_options(context: dg.ResolutionContext, model: Any) -> JobOptions:
     fields = dict(context.resolve_value(model.model_dump(exclude_none=True)))
     if "kinds" in fields:
         fields["kinds"] = set(fields["kinds"])
-    if "code_version" in fields:  # a template that renders 3 gives a number
+    if "code_version" in fields:  # YAML takes 3 for a number
         fields["code_version"] = str(fields["code_version"])
     if retries := fields.get("retry_policy"):
         words = {"backoff": dg.Backoff, "jitter": dg.Jitter}
@@ -317,6 +325,7 @@ class OpenDataFlowComponent(dg.StateBackedComponent, dg.Model, dg.Resolvable):
     ] = None
     spark: dict[str, Any] | None = None
     jobs: list[str] | None = None
+    elsewhere: list[str] | None = None
     translation: Annotated[
         Callable[..., Any] | None,
         dg.Resolver(
@@ -340,6 +349,8 @@ class OpenDataFlowComponent(dg.StateBackedComponent, dg.Model, dg.Resolvable):
         where = "/".join((redact(self.url or "") or self.config or "here").split("/")[-2:])
         if self.schema_name:
             where += f"#{self.schema_name}"
+        if self.flow is not None:  # which needs no state, and mustn't overwrite the tables'
+            where += ", flow"
         return DefsStateConfig.from_args(
             self.defs_state, default_key=f"OpenDataFlowComponent[{where}]"
         )
@@ -373,6 +384,8 @@ class OpenDataFlowComponent(dg.StateBackedComponent, dg.Model, dg.Resolvable):
         self, context: dg.ComponentLoadContext, state_path: Path | None
     ) -> dg.Definitions:
         """Build from the flow, or from the state; where none was ever written, from the tables."""
+        same = self._same_tables(context)
+        is_first = next(iter(same), self) is self
         state = (
             None if self.flow is not None or state_path is None else state_path.read_text("utf-8")
         )
@@ -385,16 +398,62 @@ class OpenDataFlowComponent(dg.StateBackedComponent, dg.Model, dg.Resolvable):
             functions=self.functions,
             options=self.options or {},
             jobs=self.jobs,
+            elsewhere=self._elsewhere(same),
             projects=self._projects,
             pyspark=self._pyspark(),
             translator=YamlTranslator(self.translation) if self.translation else None,
-            sensors=self.sensors,
+            sensors=is_first and any(each.sensors for each in same),
             schedules=self.schedules,
-            operators=self.operators,
-            automatic=self.automatic,
+            operators=is_first and any(each.operators for each in same),
+            automatic=any(each.automatic for each in same),
             runs_per_job=self.runs_per_job,
             batch=self.batch,
         )
+
+    def _same_tables(self, context: dg.ComponentLoadContext) -> "list[OpenDataFlowComponent]":
+        """The components of the project, which are on the same tables, this one among them.
+
+        Dagster copies the sensors of each component, so that two copies would bear one name: the
+        first component has them for all.
+        """
+        found = context.component_tree.get_all_components(OpenDataFlowComponent)
+        if len({id(SharedTables.of(each._dataflow())) for each in [self, *found]}) > 1:
+            raise WrongUse(
+                "Components of this project name different tables, by url, schema_name, user, "
+                "config or timezone. A code location has one database: put the others into a "
+                "location of their own."
+            )
+        return found
+
+    def _elsewhere(self, same: "Sequence[OpenDataFlowComponent]") -> set[str]:
+        """What is shown elsewhere: as this file says, what others make, and what an earlier has."""
+        others = [other for other in same if other is not self]
+        found = {name for other in others for name in other._makes()} | {*(self.elsewhere or ())}
+        for earlier in takewhile(lambda other: other is not self, same):
+            found |= earlier._shows()
+        return found
+
+    def _shows(self) -> set[str]:
+        """The datasets of other makers that this component shows."""
+        if self.flow is None:
+            return {ALL}
+        flow = Flow.load(self.flow)
+        links = {name for job in flow.jobs for name in (*job.inputs, *job.outputs)}
+        return links | {dataset.datasetid for dataset in flow.datasets}
+
+    def _makes(self) -> set[str]:
+        """The jobs that this component runs, and the datasets that its flow's jobs write."""
+        made = {*(self.functions or ())}
+        if isinstance(self.scripts, str):
+            made |= {os.path.splitext(name)[0] for name in os.listdir(self.scripts)}
+        else:
+            made |= {*(self.scripts or ())}
+        if self.flow is not None:
+            for job in Flow.load(self.flow).jobs:
+                if job.run or job.python or job.spark or job.pipeline:
+                    made |= {job.jobid, *job.outputs}
+        projects = [read_project(find_project(folder)) for folder in self._projects]
+        return made | {pipeline.slug for project in projects for pipeline in project.pipelines}
 
     def _pyspark(self) -> Any:
         if not self.spark:

@@ -3,7 +3,7 @@
 import logging
 import os
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import dagster as dg
@@ -36,6 +36,9 @@ JOB_TAG, OFFER_TAG = f"{CATCH_UP_TAG}-job", "opendataflow/offer"
 
 DATABASE_WAIT_SECONDS = 5.0
 """Seconds that a tick waits for a database that went away."""
+
+CATCH_UP_SECONDS = 10
+"""Seconds between two looks at what can be claimed."""
 
 MAX_WAIT_SECONDS = 3600.0
 """Seconds at most between two runs that change nothing."""
@@ -224,7 +227,7 @@ def catch_up_sensor(
     name: str = "opendataflow_catch_up",
     runs_per_job: int = 1,
     batch: int = 500,
-    minimum_interval_seconds: int = 10,
+    minimum_interval_seconds: int = CATCH_UP_SECONDS,
     default_status: dg.DefaultSensorStatus = dg.DefaultSensorStatus.STOPPED,
     projects: Projects | None = None,
 ) -> dg.SensorDefinition:
@@ -237,24 +240,53 @@ def catch_up_sensor(
     A run of a pipeline of `projects` makes one chunk. Of pipelines that wait for no other, a chunk
     is begun whenever one is due by `every_minutes`.
     """
-    tick = _Tick(
+    tick = CatchUp(
         dataflow, jobs, translator, runs_per_job, batch, minimum_interval_seconds, projects
     )
 
+    return catch_up_of(
+        lambda _: [tick],
+        selection(jobs.values()),
+        name=name,
+        minimum_interval_seconds=minimum_interval_seconds,
+        default_status=default_status,
+    )
+
+
+def catch_up_of(
+    ticks: Callable[[dg.RepositoryDefinition | None], "list[CatchUp]"],
+    selected: dg.AssetSelection,
+    *,
+    name: str = "opendataflow_catch_up",
+    minimum_interval_seconds: int = CATCH_UP_SECONDS,
+    default_status: dg.DefaultSensorStatus = dg.DefaultSensorStatus.STOPPED,
+) -> dg.SensorDefinition:
+    """The sensor that launches runs of some of the assets, by the parts of its code location."""
+
     @dg.sensor(
         name=name,
-        asset_selection=selection(jobs.values()),
+        asset_selection=selected,
         minimum_interval_seconds=minimum_interval_seconds,
         default_status=default_status,
         description="Launches runs of the jobs that may claim chunks, within their dials.",
     )
     def catch_up(context: dg.SensorEvaluationContext) -> dg.SensorResult | dg.SkipReason:
-        return tick.evaluate(context)
+        results = [tick.evaluate(context) for tick in ticks(context.repository_def)]
+        requests = [
+            request
+            for result in results
+            if isinstance(result, dg.SensorResult)
+            for request in result.run_requests or ()
+        ]
+        if requests:
+            return dg.SensorResult(run_requests=requests)
+        reasons = [result.skip_message for result in results if isinstance(result, dg.SkipReason)]
+        return dg.SkipReason(" ".join(filter(None, reasons)))
 
     return catch_up
 
 
-class _Tick(NamedTuple):
+class CatchUp(NamedTuple):
     """What each evaluation of the catch-up sensor does: read what can be claimed, request runs."""
 
     dataflow: DataflowResource

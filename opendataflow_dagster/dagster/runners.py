@@ -246,11 +246,18 @@ class JobRunners:
             f"runs{like or '.'}"
         )
 
-    def external(self, chosen: set[str] | None) -> list[dg.AssetSpec]:
-        """The assets of all other datasets, or of those that the chosen jobs read or write."""
+    def external(
+        self, chosen: set[str] | None, elsewhere: Collection[str] = ()
+    ) -> list[dg.AssetSpec]:
+        """The assets of all other datasets, or of those that the chosen jobs read or write.
+
+        Datasets that are made elsewhere in the location, or by jobs that run there, are left out.
+        """
         here = {key for definition in self.assets for key in _keys(definition)}
         produced = {datasetid for key, datasetid in self._keys.items() if key in here}
-        specs = external_assets(self.catalog, produced, self.translator)
+        plans = self.catalog.jobs
+        produced |= {out for name in elsewhere if name in plans for out in plans[name].outputs}
+        specs = external_assets(self.catalog, produced | set(elsewhere), self.translator)
         if chosen is None:
             return specs
         plans = [

@@ -3,9 +3,9 @@
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import dagster as dg
 
@@ -52,6 +52,14 @@ _renewal_ends: dict[str, float] = {}
 _lock = threading.Lock()
 
 
+class Mirrored(NamedTuple):
+    """What the reconcile sensor goes by, of all that a code location has of some tables."""
+
+    translator: DataflowTranslator
+    registrations: Sequence[LocationRegistration] = ()
+    outside: OutsideOptions | None = None
+
+
 def reconcile_sensor(
     dataflow: DataflowResource | None = None,
     *,
@@ -62,6 +70,7 @@ def reconcile_sensor(
     default_status: dg.DefaultSensorStatus = dg.DefaultSensorStatus.RUNNING,
     registration: LocationRegistration | None = None,
     outside: OutsideOptions | None = None,
+    mirrored: Callable[[dg.RepositoryDefinition | None], Mirrored] | None = None,
 ) -> dg.SensorDefinition:
     """Mirror what changed in the tables, settle what dead runs left, recover lost claims.
 
@@ -77,9 +86,12 @@ def reconcile_sensor(
         default_status: Whether it is on from the start.
         registration: What the code location needs in the tables: what they lack is added, or told.
         outside: What becomes of the runs that show what was executed outside Dagster.
+        mirrored: Tells translator, registration and outside by the code location instead.
     """
     dataflow = dataflow or DataflowResource()
-    translator = translator or DataflowTranslator()
+    alone = Mirrored(
+        translator or DataflowTranslator(), [registration] if registration else [], outside
+    )
 
     @dg.sensor(
         name=name,
@@ -97,23 +109,24 @@ def reconcile_sensor(
         store = None
         try:
             store = dataflow.patient_store(DATABASE_WAIT_SECONDS)
-            lacking = registration.bring_up(dataflow, store) if registration else ""
+            here = mirrored(context.repository_def) if mirrored else alone
+            lacking = [part.bring_up(dataflow, store) for part in here.registrations]
             settled = settle(store, context.instance)
             mirror = open_mirror(context.instance)
             done = reconcile(
                 store,
                 mirror,
-                translator,
+                here.translator,
                 context.cursor,
                 seconds=seconds,
                 made_here=_made_here(context.repository_def),
-                runs=OutsideRuns(store, mirror, options=outside),
+                runs=OutsideRuns(store, mirror, options=here.outside),
             )
         except Exception as error:
             return dg.SkipReason(_unreadable(store, error))
         context.update_cursor(done.cursor)
         _log_settled(context, settled)
-        lines = [lacking, _summary(done, settled), unread(store), degraded()]
+        lines = [*lacking, _summary(done, settled), unread(store), degraded()]
         return dg.SkipReason(" ".join(filter(None, lines)))
 
     return sensor

@@ -17,8 +17,10 @@ from opendataflow_dagster import DataflowResource, OpenDataFlowComponent
 from opendataflow_dagster.dagster.component import Scaffolder
 from opendataflow_dagster.errors import NoDatabase
 from opendataflow_dagster.store.registry import add_dataset
+from tests.support.dagster_instances import tick_of_reconcile as ticked
 from tests.support.store_fixtures import register
 
+SENSORS = ["opendataflow_catch_up", "opendataflow_reconcile", "opendataflow_settle"]
 TYPE = "opendataflow_dagster.OpenDataFlowComponent"
 Load = Callable[..., dg.Definitions]
 
@@ -29,6 +31,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::dagster.BetaWarning"),
     pytest.mark.filterwarnings("ignore::dagster.PreviewWarning"),
     pytest.mark.filterwarnings("ignore:`parse_obj_as` is deprecated"),
+    pytest.mark.filterwarnings("ignore:Multiple components have the same defs state key"),
 ]
 
 
@@ -246,6 +249,55 @@ def test_switches_are_those_of_build_definitions(dataflow: DataflowResource, loa
     [schedule] = load(**given, automatic=True).schedules or ()
     assert schedule.default_status.name == "RUNNING"  # type: ignore[union-attr]
     assert set(specs(load(jobs=["daily"]))) == {"made_daily"}
+
+
+@pytest.mark.parametrize("first", ["bob", "zoe"])
+@pytest.mark.parametrize("with_flow", [False, True])
+def test_components_of_the_same_tables_are_one_location(
+    dataflow: DataflowResource, project: Path, first: str, with_flow: bool
+) -> None:
+    register(dataflow.store, "report", ["bobout"], ["reported"])
+    register(dataflow.store, "sums", ["bobout"], ["summed"])
+    bob, other = project.parent / first, project.parent / "sums"
+    project.rename(bob)
+    other.mkdir()
+    (other / "flow.yml").write_text(
+        "flow: sums\ndatasets: {bobout: {domain: bobin}}\n"
+        "jobs: {sums: {in: [bobout], out: [summed], run: 'true'}}\n"
+    )
+    own = {"flow": "./flow.yml", "elsewhere": ["bobout"]} if with_flow else {}
+    for folder, attributes in (
+        (bob, {"scripts": {"loadbob": "true", "report": "true"}}),
+        (other, own or {"scripts": {"sums": "true"}}),
+    ):
+        text = {"type": TYPE, "attributes": {"url": "{{ env.BOB_URL }}", **attributes}}
+        (folder / "defs.yaml").write_text(yaml.safe_dump(text))
+
+    defs = dg.ComponentTree.for_project(bob.parents[2]).build_defs()
+
+    graph = defs.resolve_asset_graph()
+    made = {key.to_user_string() for key in graph.materializable_asset_keys}
+    assert made == {"bobout", "reported", "summed"}
+    assert {key.to_user_string() for key in graph.external_asset_keys} == {"bobin"}
+    names = [sensor.name for sensor in defs.get_repository_def().sensor_defs]
+    assert sorted(names) == SENSORS
+    if with_flow:
+        with dg.DagsterInstance.ephemeral() as instance:
+            assert "The tables aren't as flow 'sums' says" in ticked(defs, instance)
+
+
+def test_components_of_different_tables_are_refused_in_a_line(
+    dataflow: DataflowResource, load: Load, project: Path
+) -> None:
+    (project.parent / "other").mkdir()
+    (project.parent / "other" / "defs.yaml").write_text(
+        yaml.safe_dump({"type": TYPE, "attributes": {"url": "sqlite:///other.db"}})
+    )
+    with pytest.raises(Exception, match="Error while") as raised:
+        load()
+    assert "A code location has one database: put the others" in "".join(
+        format_exception(raised.value)
+    )
 
 
 # --- the state ----------------------------------------------------------------------------------
