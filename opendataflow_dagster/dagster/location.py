@@ -117,6 +117,9 @@ class LocationTranslator(DataflowTranslator):
 
     def __init__(self, parts: Mapping[str, LocationPart]) -> None:
         self._parts = parts
+        windows = [part.translator.window for part in parts.values()]
+        sizes = [size for size in windows if size is not None]
+        self.window = max(sizes) if sizes and len(sizes) == len(windows) else None
 
     @property
     def _last(self) -> DataflowTranslator:
