@@ -104,7 +104,7 @@ create index if not exists dataevent_by_chunk on dataevent (dataid, datasetid);
 create index if not exists dataevent_of_failures on dataevent (jobid, dataid) where status_after = 'FAILED';
 create index if not exists dataevent_by_execution on dataevent (execution, jobid) where execution is not null;
 
--- What each transformation of a pipeline's run did, told for people: nothing is decided by it.
+-- What each transformation of a pipeline's run did, for people: nothing is decided by it.
 create table if not exists pipelinestep (
     jobid text not null, dataid text not null, generation bigint not null, step integer not null,
     transformation text not null, status text not null, started timestamptz, ended timestamptz, rows bigint,
