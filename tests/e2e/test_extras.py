@@ -14,8 +14,10 @@ from opendataflow_dagster.model import PENDING, RESUBMIT
 from opendataflow_dagster.pipelines.project import open_project, project_settings, read_project
 from opendataflow_dagster.pipelines.run import run_pipeline
 from tests.support.store_fixtures import sql
+from tests.support.transcripts import differences
 
-DECLARED = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
+ROOT = Path(__file__).parents[2]
+DECLARED = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
 WITHOUT = """
 import sys
@@ -199,6 +201,12 @@ AFTER = {
     "dagster-spark": [CHUNK + "python asset.py && odf status b | grep READY"],
 }
 """Extra → what it is called after."""
+PLAYED = {
+    "": ["README.md", "docs/tutorials/first_night.md", "docs/tutorials/from_java.md"],
+    "dagster": ["docs/tutorials/existing_dagster.md"],
+    "spark": ["docs/tutorials/spark_cluster.md"],
+}
+"""Extra → the pages that say to install it, and then what to type."""
 
 
 @pytest.mark.soak
@@ -223,3 +231,9 @@ def test_each_extra_does_what_it_is_called_after(wheel: Path, tmp_path: Path, ex
         )
         assert done.returncode == 0, done.stdout + done.stderr
         assert "Traceback" not in done.stdout + done.stderr
+    for page in PLAYED.get(extra, ()):
+        folder = tmp_path / Path(page).stem
+        folder.mkdir()
+        if extra == "dagster":  # as its page says
+            subprocess.run([binaries / "pip", "install", "--quiet", "pytest"], check=True)
+        assert not differences(ROOT / page, folder, binaries)

@@ -26,10 +26,16 @@ PASSING = (
 """What is another one each time, or depends on the machine."""
 
 
-def play(page: Path, folder: Path) -> str:
-    """Run the commands of a page in a folder; the page with what they have printed."""
+PROGRAMS = Path(sys.executable).parent
+
+
+def play(page: Path, folder: Path, programs: Path = PROGRAMS) -> str:
+    """Run the commands of a page in a folder; the page with what they have printed.
+
+    `programs` is the folder of `odf` and Python: that of this environment, or of another one.
+    """
     environment = os.environ | {
-        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+        "PATH": f"{programs}{os.pathsep}{os.environ['PATH']}",
         "PWD_FILE": str(folder / ".where"),
         "COLUMNS": "100",
     }
@@ -60,9 +66,10 @@ def play(page: Path, folder: Path) -> str:
     return BLOCK.sub(played, page.read_text(encoding="utf-8"))
 
 
-def differences(page: Path, folder: Path) -> str:
+def differences(page: Path, folder: Path, programs: Path = PROGRAMS) -> str:
     """What the commands of a page print now, where that isn't what the page says."""
-    said, now = page.read_text(encoding="utf-8").splitlines(), play(page, folder).splitlines()
+    said = page.read_text(encoding="utf-8").splitlines()
+    now = play(page, folder, programs).splitlines()
     same = [_steady(line) for line in said] == [_steady(line) for line in now]
     return "" if same else "\n".join(difflib.unified_diff(said, now, "page", "played", lineterm=""))
 
