@@ -480,6 +480,9 @@ DAGSTER_RUN = "dagster:"
 WORK_VARIABLE = "DATAFLOW_WORK"
 """Set in programs that `odf work` starts: what they claim is in its hands."""
 
+WORK_EVENTS_VARIABLE = "DATAFLOW_WORK_EVENTS"
+"""The file in which a program that runs all chunks of a job tells `odf work` of each."""
+
 WORK_OWNER = " of odf work"
 """What the names of workers end in who work for `odf work`."""
 

@@ -2,19 +2,28 @@
 
 import json
 import os
+import signal
 import sys
 import threading
 import time
 from collections.abc import Sequence
 from contextlib import closing, suppress
 from datetime import UTC, datetime
-from typing import Any, Protocol, Self, TextIO
+from tempfile import NamedTemporaryFile
+from typing import IO, Any, Protocol, Self, TextIO
 
 import click
 
 from ..errors import DataflowError
 from ..flow.flow import FILE, Flow, Job
-from ..model import WORK_VARIABLE, Say
+from ..model import (
+    GIVEN_BACK,
+    READY,
+    WORK_EVENTS_VARIABLE,
+    WORK_VARIABLE,
+    ChunkOutcome,
+    Say,
+)
 from ..runner.catch_up import (
     HELD_BACK_CODE,
     ChunksFailed,
@@ -249,8 +258,8 @@ def _put_back(before: TextIO, number: int) -> None:
 FILE_CHECK_SECONDS = 2.0
 """Seconds after which the flow is looked at: it may have changed."""
 
-HEED_SECONDS = 0.5
-"""Seconds in which a program that runs chunks by itself is told of a stop."""
+HEED_SECONDS = 0.2
+"""Seconds between two looks at what a program that runs all chunks of a job has reported."""
 
 PROGRAM_GRACE_SECONDS = 30.0
 """Seconds that it has to give back what it has claimed."""
@@ -410,10 +419,10 @@ def _claimer(runner: Runner) -> JobStep:
         taken = runner.claim(owner, runner.at_once())
         if not taken:
             return False
-        claimed([claim.dataid for claim in taken[0]])
+        claimed([claim.dataid for claim in taken[0]], time.monotonic())
         with closing(runner.run(*taken, scripts, stdin_null=True)) as results:
             for claim, result in results:
-                ended(claim.dataid, result)
+                ended(claim.dataid, result, time.monotonic())
         return True
 
     return step
@@ -423,28 +432,59 @@ def _program(words: list[str]) -> JobStep:
     """Runs a program that claims by itself until nothing is left.
 
     Functions run apart from the scripts' supervisor: they may end their process, or fill it with
-    Java, and the next start finds them as they are then.
+    Java, and the next start finds them as they are then. The program appends to a file what it has
+    claimed, and what became of it.
     """
 
     def step(owner: str, scripts: Scripts, claimed: TellClaimed, ended: TellEnded) -> bool:
-        with Scripts() as own:  # it is told to stop by TERM, which interrupts what it does
+        with Scripts() as own, NamedTemporaryFile(prefix="odf-work-") as file:
+            events = _ProgramEvents(file, claimed, ended)
+
+            def beat() -> bool:
+                events.read()
+                if scripts.why_no_more() and not events.is_draining:
+                    events.is_draining = True
+                    own.drain(signal.SIGTERM)  # the first TERM; the second comes with False
+                return scripts.why_stopping() is None
+
             result = own.run(
                 words,
-                dict(os.environ),
-                beat=lambda: scripts.why_no_more() is None,
+                {**os.environ, WORK_EVENTS_VARIABLE: file.name},
+                beat=beat,
                 beat_every=HEED_SECONDS,
                 grace=PROGRAM_GRACE_SECONDS,
                 stdin_null=True,
             )
+            events.read()
         if scripts.why_no_more() is None and result.code not in (0, HELD_BACK_CODE):
             program = f"`{typed('odf', *words[3:])}`"
             told = f"{program} ended with {result.reason or result.code}: see what it printed."
-            if result.code == 1:
+            if result.code == 1 and events.has_failures:
                 raise ChunksFailed(told)
             raise DataflowError(told)
         return True
 
     return step
+
+
+class _ProgramEvents:
+    """The file in which a program tells of its chunks, read as it grows."""
+
+    def __init__(self, file: IO[bytes], claimed: TellClaimed, ended: TellEnded) -> None:
+        self._file, self._claimed, self._ended = file, claimed, ended
+        self._rest = b""
+        self.is_draining = self.has_failures = False
+
+    def read(self) -> None:
+        """Pass on what the program has reported since the last look."""
+        *lines, self._rest = (self._rest + self._file.read()).split(b"\n")
+        for event in map(json.loads, lines):
+            if "claimed" in event:
+                self._claimed(event["claimed"], event["at"])
+                continue
+            result = ChunkOutcome(*event["result"])
+            self.has_failures |= result.status not in (READY, GIVEN_BACK) and not result.interrupted
+            self._ended(event["ended"], result, event["at"])
 
 
 def _stamp() -> tuple[int, int, int] | None:

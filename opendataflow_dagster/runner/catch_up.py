@@ -3,7 +3,7 @@
 import threading
 import time
 from collections.abc import Callable, Generator, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -57,16 +57,18 @@ def catch_up(
     *,
     workers: int,
     progress: Tell | None,
+    events: str | None = None,
 ) -> Outcome:
     """Claim and run until nothing is left or a signal comes; failures don't stop the others.
 
     It waits for chunks of other workers and for retries. It waits for the end of a pause, or of a
-    concurrency of 0, only if the runner `waits`.
+    concurrency of 0, only if the runner `waits`. To the file `events` it appends a line of JSON for
+    each claim and for each chunk that ended.
     """
     runner.environment()  # what forbids to claim is said once, not by each worker
-    crew = _Crew(runner, scripts, workers, progress)
+    crew = _Crew(runner, scripts, workers, progress, events)
     crew.work()
-    if not (crew.done or crew.failed or crew.lost or crew.held or scripts.stopping):
+    if not (crew.done or crew.failed or crew.lost or crew.held or scripts.why_no_more()):
         runner.tell_nothing()
         return Outcome(stop_code(scripts))
     runner.tell(crew.summary())
@@ -119,9 +121,11 @@ class _Crew(WorkerThreads):
         scripts: Scripts,
         workers: int,
         progress: Tell | None,
+        events: str | None,
     ) -> None:
         super().__init__(runner.store)
         self.runner, self.scripts, self.workers, self.progress = runner, scripts, workers, progress
+        self._events = events
         self.done = 0
         self.lost = self.interrupted = 0
         self.failed: set[str] = set()
@@ -177,10 +181,11 @@ class _Crew(WorkerThreads):
     def _work(self) -> None:
         owner = new_owner()
         self._owners.append(owner)
-        while not self._over and self.scripts.stopping is None:
+        while not self._over and self.scripts.why_no_more() is None:
             ended = self._ended
             taken = self.runner.claim(owner, self.runner.at_once())
             if taken:
+                self._report(claimed=[claim.dataid for claim in taken[0]])
                 results = self.runner.run(*taken, self.scripts, stdin_null=self.workers > 1)
                 with closing(results):  # what wasn't begun is given back
                     for claim, result in results:
@@ -190,7 +195,18 @@ class _Crew(WorkerThreads):
             elif not self._wait(ended, self.store.next_change(self.runner.jobid)):
                 return
 
+    def _report(self, **event: object) -> None:
+        """Append a line to the file of events, if there is one: in one write, whole or not."""
+        if self._events is None:
+            return
+        import json
+
+        line = json.dumps({"at": time.monotonic(), **event}) + "\n"
+        with suppress(OSError), open(self._events, "ab", buffering=0) as file:  # a full disk
+            file.write(line.encode())
+
     def _count(self, dataid: str, result: ChunkOutcome) -> None:
+        self._report(ended=dataid, result=result)
         if result.status == GIVEN_BACK:
             return
         with self._changed:
@@ -222,7 +238,7 @@ class _Crew(WorkerThreads):
                 patience = min(patience, max(retry_in, SIGNAL_CHECK_SECONDS / 4))
             now = time.monotonic()
             until, rest_at = now + patience, now + IDLE_CONNECTION_SECONDS
-            while not self._over and self.scripts.stopping is None and ended == self._ended:
+            while not (self._over or self.scripts.why_no_more()) and ended == self._ended:
                 now = time.monotonic()
                 if now >= until:
                     break
@@ -285,15 +301,15 @@ TODAY_SECONDS = 60.0
 """Seconds after which a job that reads `today` is tried, though nothing says that it may run."""
 
 
-TellClaimed = Callable[[Sequence[str]], object]
-"""What is told which chunks were claimed."""
+TellClaimed = Callable[[Sequence[str], float], object]
+"""Hears which chunks were claimed, and when by `time.monotonic()`."""
 
-TellEnded = Callable[[str, ChunkOutcome], object]
-"""What is told how a chunk ended."""
+TellEnded = Callable[[str, ChunkOutcome, float], object]
+"""Hears how a chunk ended, and when by `time.monotonic()`."""
 
 
 class ChunksFailed(DataflowError):
-    """Chunks of a program that runs all of a job have failed, and others may have been made."""
+    """A program that runs all chunks of a job has ended, and some of them have failed."""
 
 
 class JobStep(Protocol):

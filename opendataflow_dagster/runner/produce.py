@@ -453,7 +453,7 @@ class MakerRunner(Runner, Generic[M]):
                 yield from self._make(claims, environment, pulse)
                 return
             with WaitingClaims(
-                self.store, claims, stopping=scripts.why_stopping, say=self.tell
+                self.store, claims, stopping=scripts.why_no_more, say=self.tell
             ) as waiting:
                 while claim := waiting.next():
                     yield from self._make([claim], self.environment(), pulse)

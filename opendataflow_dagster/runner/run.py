@@ -11,6 +11,7 @@ from ..model import (
     LOST,
     READY,
     RESUBMIT,
+    WORK_EVENTS_VARIABLE,
     ChunkOutcome,
     Claim,
     Fact,
@@ -301,11 +302,15 @@ def run_job(
 def run_chunks(
     runner: Runner, *, all_chunks: bool = False, workers: int = 1, progress: Tell | None = None
 ) -> Outcome:
-    """Let a runner work on the next chunk, or with `all_chunks` until nothing is left."""
-    with Scripts() as scripts:
-        runner.store.db.say, runner.store.db.ending = runner.tell, scripts.why_stopping
+    """Let a runner work on the next chunk, or with `all_chunks` until nothing is left.
+
+    Started by `odf work`, it tells that of each chunk, and the first signal lets it drain.
+    """
+    events = os.environ.pop(WORK_EVENTS_VARIABLE, None)  # what we start is no part of `odf work`
+    with Scripts(drains=events is not None) as scripts:
+        runner.store.db.say, runner.store.db.ending = runner.tell, scripts.why_no_more
         try:
-            return _run_chunks(runner, scripts, all_chunks, workers, progress)
+            return _run_chunks(runner, scripts, all_chunks, workers, progress, events)
         except NoDatabase:
             if scripts.stopping is None:
                 raise
@@ -319,12 +324,17 @@ def run_chunks(
 
 
 def _run_chunks(
-    runner: Runner, scripts: Scripts, all_chunks: bool, workers: int, progress: Tell | None
+    runner: Runner,
+    scripts: Scripts,
+    all_chunks: bool,
+    workers: int,
+    progress: Tell | None,
+    events: str | None,
 ) -> Outcome:
     if all_chunks or workers > 1:
         from .catch_up import catch_up  # imported late: most cron lines run one chunk
 
-        return catch_up(runner, scripts, workers=workers, progress=progress)
+        return catch_up(runner, scripts, workers=workers, progress=progress, events=events)
     taken = runner.claim(new_owner())
     if taken is None:
         runner.tell_nothing()

@@ -77,6 +77,10 @@ class Script:
         if not send(-self.pid, number):
             self.sent = before
 
+    def send_leader(self, number: int) -> None:
+        """Signal the script alone, not what it has started: it decides what becomes of that."""
+        send(self.pid, number)
+
     def end(self, grace: float) -> None:
         """End the script, whatever it takes."""
         self.deaf = True
@@ -390,6 +394,11 @@ class Scripts:
         until = time.monotonic() + SAME_STOP_SECONDS
         while self.why_no_more() is None and time.monotonic() < until:
             time.sleep(0.01)
+
+    def drain(self, number: int) -> None:
+        """Pass a signal on to programs that drain: they end when what they run has ended."""
+        for script in list(self._running.values()):
+            script.send_leader(number)
 
     def stop(self, number: int) -> None:
         """Stop the scripts at once, as by a signal after the draining."""

@@ -432,8 +432,6 @@ class Workshop(WorkerThreads):
 
     def _count_program(self, job: JobState, error: ChunksFailed) -> None:
         with self._changed:
-            self._ended += 1
-            job.failed += 1
             job.rest_after_failures()
         self.listener.event("message", job=job.job.jobid, text=str(error))
 
@@ -483,18 +481,18 @@ class Workshop(WorkerThreads):
             with self._changed:
                 job.step = step
 
-        def claimed(dataids: Sequence[str]) -> None:
+        def claimed(dataids: Sequence[str], at: float) -> None:
             with self._changed:
                 job.offered = max(0, job.offered - (len(dataids) - 1))
-                job.running |= dict.fromkeys(dataids, time.monotonic())
+                job.running |= dict.fromkeys(dataids, at)
             self.listener.event("claimed", job=job.job.jobid, dataids=list(dataids))
 
-        def ended(dataid: str, result: ChunkOutcome) -> None:
-            self._count(job, dataid, result)
+        def ended(dataid: str, result: ChunkOutcome, at: float) -> None:
+            self._count(job, dataid, result, at)
 
         return step(owner, self.scripts, claimed, ended)
 
-    def _count(self, job: JobState, dataid: str, result: ChunkOutcome) -> None:
+    def _count(self, job: JobState, dataid: str, result: ChunkOutcome, at: float) -> None:
         with self._changed:
             since = job.running.pop(dataid, None)
             if result.status == GIVEN_BACK:
@@ -514,7 +512,7 @@ class Workshop(WorkerThreads):
                 job.trouble, job.rest_until = result.reason, time.monotonic() + REST_SECONDS
         if has_idle:
             self._ask_for_look()
-        told = {"seconds": round(time.monotonic() - since, 3)} if since else {}
+        told = {"seconds": round(at - since, 3)} if since else {}
         told |= {"why": result.reason} if result.reason else {}
         told |= {"retry_in": result.retry_in} if result.retry_in is not None else {}
         status = "LOST" if result.status == LOST else str(result.status)

@@ -309,6 +309,10 @@ def test_a_function_runs_in_a_process_of_its_own(url: str, store: Store, write_f
         assert host.ended() == 1
         assert host.events("message", job="function")
         made = [line for line in host.errors.splitlines() if line.startswith("made ")]
+        done = len(host.events("ended", status="READY"))
+        assert host.events("finished", done=done)
+        assert host.events("ended", job="function", dataid="1", status="READY")
+        assert host.events("ended", job="function", dataid="2", why="ValueError: no luck")
     assert [line.split()[1] for line in made] == ["1", "2"]
     assert str(host.process.pid) not in made[0]
     assert status(store, "h", "1", "function") == "READY"
@@ -316,6 +320,35 @@ def test_a_function_runs_in_a_process_of_its_own(url: str, store: Store, write_f
     owners = sql(store, "select distinct who from dataevent where datasetid = 'h'")
     assert owners
     assert all(owner.endswith(" of odf work") for (owner,) in owners)
+
+
+@pytest.mark.parametrize("signals", [1, 2])
+def test_a_function_ends_its_chunk_on_the_first_signal_and_gives_it_back_on_the_second(
+    url: str, store: Store, write_flow: Write, signals: int
+) -> None:
+    Path("jobs.py").write_text(
+        "import time\nfrom pathlib import Path\n\n\ndef make(chunk):\n"
+        "    Path('begun').touch()\n    until = time.monotonic() + 20\n"
+        "    while not Path('finish').exists() and time.monotonic() < until:\n"
+        "        time.sleep(0.02)\n"
+    )
+    write_flow(FLOW + "  function: {in: raw, out: h, python: 'jobs.py:make', runs_in: work}\n")
+    for dataid in "12":
+        put(store, "raw", dataid)
+    with WorkHost(url, "--workers", "4") as host:
+        host.wait_for("claimed", job="function")
+        wait_until(Path("begun").exists)
+        host.signal(signal.SIGTERM)
+        host.wait_for("draining")
+        time.sleep(1)
+        assert status(store, "h", "1", "function") == "RUNNING"
+        if signals == 1:
+            Path("finish").touch()
+        else:
+            host.signal(signal.SIGTERM)
+        assert host.ended() == (0 if signals == 1 else 143)
+    assert status(store, "h", "1", "function") == ("READY" if signals == 1 else "RESUBMIT")
+    assert status(store, "h", "2", "function") is None
 
 
 @pytest.mark.usefixtures("write_flow")
