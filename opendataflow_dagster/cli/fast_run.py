@@ -1,12 +1,15 @@
 """`odf run` without click: what a cron line runs a thousand times a day starts in milliseconds.
 
 It imports neither click nor rich, and parses its few options itself. Whatever it doesn't understand
-goes to click, which knows the same options: a new one belongs here and in cli/run.py.
+goes to click, which knows the same options: a new one belongs here and in cli/run.py. The progress
+of `--all` is drawn by hand: click and rich take longer to load than many a job to run.
 """
 
 import gc
 import os
 import sys
+import threading
+import time
 from collections.abc import Callable, Sequence
 from signal import SIGINT
 from typing import Any, NamedTuple, TextIO
@@ -21,7 +24,6 @@ from ..util.text import first_line, printable, typed
 TYPE_CHECKING = False  # type checkers take it for true; a cron line doesn't pay for `typing`
 if TYPE_CHECKING:
     from ..chunk import Checked, Chunk
-    from .progress import RunProgress
 
 EXIT_IDLE = 3
 """The exit code of `--strict` if there was nothing to do.
@@ -30,6 +32,14 @@ The others: 0 for success, 2 for wrong use, 1 or the error's own for what was re
 a script its own, or 128+n if signal n ended it.
 """
 
+
+REDRAW_SECONDS = 0.1
+
+RECOUNT_SECONDS = 5.0
+"""Seconds between two queries of what is left."""
+
+ROUTINE = ("Launching ", "is complete. Updating status", "rows updated to READY for ")
+"""Messages of each chunk that the progress replaces."""
 
 EXCERPT_LETTERS = 300
 """Letters of a long message that are printed from its beginning, and from its end."""
@@ -150,7 +160,7 @@ def names_job(line: RunLine) -> bool:
 
 def told_alive(store: Store, *claim: Any) -> int:
     """Say whether a claim holds, and return the exit code."""
-    from ..runner.external import is_alive
+    from ..runner.run import is_alive
 
     try:
         if is_alive(store, *claim):
@@ -174,11 +184,72 @@ def refuse_own_options(line: RunLine) -> None:
             )
 
 
-def narration(store: Store, jobid: str, many: bool) -> tuple["RunProgress | None", Say]:
+class RunProgress:
+    """Draws done, failed, left and the rate; the threads of a run share it."""
+
+    def __init__(self, stream: TextIO, store: Store, jobid: str) -> None:
+        self._stream, self._store, self._jobid = stream, store, jobid
+        self._started = time.monotonic()
+        self._drawn = self._counted = 0.0
+        self._left = 0
+        self._ended = 0
+        self._line = ""
+        self._lock = threading.Lock()
+
+    def __call__(self, done: int, failed: int) -> None:
+        with self._lock:
+            now = time.monotonic()
+            if now - self._drawn < REDRAW_SECONDS:
+                return
+            self._drawn = now
+            if now - self._counted > RECOUNT_SECONDS:
+                self._counted = now
+                self._count(done + failed)
+            left = max(0, self._left - (done + failed - self._ended))
+            rate = (done + failed) / (now - self._started)
+            line = f"done {done}, failed {failed}, left {left}, {rate:.1f} per second"
+            self._line = line[: self._width() - 1]
+            self._show(self._line)
+
+    def say(self, line: str) -> None:
+        """Print a line above the progress, unless the progress tells the same."""
+        if any(phrase in line for phrase in ROUTINE):
+            return
+        with self._lock:
+            self._show(f"{line}\n{self._line}")
+
+    def _count(self, ended: int) -> None:
+        try:
+            from ..store.claims import chunks_left
+
+            self._left = chunks_left(self._store, self._jobid)
+            self._ended = ended
+        except Exception:  # the run itself waits for the database; its picture doesn't
+            return
+
+    def end(self) -> None:
+        """Leave the terminal with the cursor at the start of a line."""
+        with self._lock:
+            self._show("")
+
+    def _width(self) -> int:
+        """The terminal's width: a line that folds couldn't be drawn over."""
+        try:
+            return os.get_terminal_size(self._stream.fileno()).columns or 80
+        except (OSError, ValueError):
+            return 80
+
+    def _show(self, text: str) -> None:
+        try:
+            self._stream.write(f"\r\x1b[K{text}")
+            self._stream.flush()
+        except (OSError, ValueError):
+            return
+
+
+def narration(store: Store, jobid: str, many: bool) -> tuple[RunProgress | None, Say]:
     """What prints the messages of a run; on a terminal, with a line of progress below them."""
     if many and sys.stderr is not None and sys.stderr.isatty() and os.environ.get("TERM") != "dumb":
-        from .progress import RunProgress
-
         progress = RunProgress(sys.stderr, store, jobid)
         return progress, progress.say
     return None, narrator(sys.stderr)

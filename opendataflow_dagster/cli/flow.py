@@ -10,8 +10,7 @@ import click
 from ..errors import DataflowError, NoDatabase
 from ..explain.self_check import Check
 from ..util.text import printable, typed
-from .output import count_of, json_text, store_of
-from .progress import fill_queues
+from .output import count_of, fill_queues, json_text, store_of
 
 if TYPE_CHECKING:
     from ..flow.flow import Flow
@@ -169,7 +168,7 @@ def export(ctx: click.Context, name: str | None) -> None:
     Passwords stay encrypted. What pipelines and other flows have registered is left out, and named
     in comments. What runs a job isn't known to the tables: add it.
     """
-    from ..flow.export import export_flow
+    from ..flow.apply import export_flow
 
     found = export_flow(store_of(ctx), name)
     click.echo(found.text, nl=False)

@@ -140,7 +140,7 @@ def run_utility(words: list[str]) -> int:
         )
         return 0
     if name in ("forcejob", "ForceJob") and len(rest) == 1:
-        from ..runner.external import start
+        from ..runner.run import start
         from .output import json_text
 
         def force(store: "Store") -> int:

@@ -1,13 +1,14 @@
-"""How a listing is shown: a table for people, objects for programs."""
+"""How a listing is shown: a table for people, objects for programs; and a line of progress."""
 
 import json
 import os
 import sys
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from itertools import chain, islice
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 import click
 
@@ -24,6 +25,11 @@ if TYPE_CHECKING:
 
 TABLE_COLUMNS = 100_000
 """Columns for a table that isn't cut: a terminal folds a long line, but an id cut off is lost."""
+
+REDRAW_SECONDS = 0.1
+
+REPRINT_SECONDS = 10.0
+"""Seconds between two lines of progress where there is no terminal."""
 
 SCREEN_ROWS = 1000
 """Rows that a listing shows by default."""
@@ -260,3 +266,39 @@ def _columns(rows: Sequence[dict[str, Any]], rest: Iterable[dict[str, Any]] = ()
 
 def _cell(value: Any) -> str:
     return "" if value is None else printable(str(value))
+
+
+class StatusLine:
+    """Shows the latest message on one line of a terminal; elsewhere, prints one now and then."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream, self._terminal = stream, stream.isatty()
+        self._due = time.monotonic() + (0.0 if self._terminal else REPRINT_SECONDS)
+
+    def __call__(self, line: str) -> None:
+        if time.monotonic() >= self._due:
+            self._due = time.monotonic() + (REDRAW_SECONDS if self._terminal else REPRINT_SECONDS)
+            self._stream.write(
+                f"\r\x1b[K{printable(line)[:119]}" if self._terminal else f"{line}\n"
+            )
+            self._stream.flush()
+
+    def end(self) -> None:
+        """Leave the terminal with the cursor at the start of an empty line."""
+        if self._terminal:
+            self._stream.write("\r\x1b[K")
+            self._stream.flush()
+
+
+def fill_queues(store: Store, jobid: str | None = None) -> None:
+    """Judge what jobs may claim and show how far it is; if it can't end now, workers go on."""
+    line = StatusLine(sys.stderr)
+    try:
+        queued = store.fill(jobid, narrate=line)
+    finally:
+        line.end()
+    if queued:
+        sys.stderr.write(
+            f"The queue of {', '.join(queued)} isn't complete yet: open transactions are waited "
+            "for, which `odf doctor` lists. Idle workers and `odf recover` go on with it.\n"
+        )

@@ -19,6 +19,7 @@ from ..util.text import typed
 from .output import (
     as_json,
     count_of,
+    fill_queues,
     knowing_pipelines,
     pipeline_here,
     show,
@@ -26,7 +27,6 @@ from .output import (
     shown_rows,
     store_of,
 )
-from .progress import fill_queues
 
 if TYPE_CHECKING:
     from ..store.split import Series

@@ -156,7 +156,7 @@ def force(
 @click.pass_context
 def start(ctx: click.Context, job: str, lease: float, secrets: bool, strict: bool) -> None:
     """Claim the next chunk of JOB for a program that settles it by `odf end`; print its context."""
-    from ..runner.external import start as claim
+    from ..runner.run import start as claim
 
     store = store_of(ctx)
     started = claim(store, job, lease=lease, secrets=secrets)
@@ -202,6 +202,6 @@ def end(ctx: click.Context, job: str, dataid: str, status: str, generation: int 
 
     RESUBMIT gives it back; it also sends back a chunk that isn't claimed, like `odf resubmit`.
     """
-    from ..runner.external import end as settle
+    from ..runner.run import end as settle
 
     click.echo(settle(store_of(ctx), job, dataid, status, generation=generation), err=True)

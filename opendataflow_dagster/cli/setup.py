@@ -21,8 +21,7 @@ from ..flow.flow import FILE, Flow
 from ..store import open_from
 from ..util.text import printable, typed
 from ..util.times import zone_called
-from .output import as_json, count_of, show, store_of
-from .progress import fill_queues
+from .output import as_json, count_of, fill_queues, show, store_of
 
 
 @click.command(epilog="Example: odf init --plan > upgrade.sql")

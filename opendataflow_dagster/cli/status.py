@@ -492,7 +492,7 @@ def _compare(
 ) -> Iterable[Drift]:
     from ..dagster.drift import drift
     from ..dagster.internals import degraded
-    from ..dagster.public_grid import open_mirror
+    from ..dagster.reconcile import open_mirror
 
     if lost := degraded():
         click.echo(lost, err=True)
@@ -500,7 +500,7 @@ def _compare(
 
 
 def _repair(store: Store, instance: Any, names: "DataflowTranslator | None") -> None:
-    from ..dagster.drift import repair
+    from ..dagster.reconcile import repair
 
     done = repair(store, instance, names)
     click.echo(

@@ -12,7 +12,7 @@ import dagster as dg
 from ..chunk import ERROR
 from ..errors import SessionError, WrongUse
 from ..flow.flow import Dataset, Flow, Job
-from ..runner.answer import AnswerFiles
+from ..runner.environment import AnswerFiles
 from ..runner.produce import Chunk, ChunkFailed, Maker, Result
 from ..runner.script import CannotStart, CodeVersion, Scripts, check, code_of_function
 from ..spark.expectations import rules_of

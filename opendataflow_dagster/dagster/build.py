@@ -24,8 +24,7 @@ from .launch import CATCH_UP_SECONDS, CatchUp, today_schedules
 from .location import LocationPart, SharedTables
 from .operator_jobs import operator_jobs
 from .pipeline_assets import ProjectFolder, Projects, tables_of
-from .registration import LocationRegistration
-from .resources import PYSPARK_KEY, RESOURCE_KEY, DataflowResource
+from .resources import PYSPARK_KEY, RESOURCE_KEY, DataflowResource, LocationRegistration
 from .runners import JobRunners, Path, Script
 from .step import DEFAULT_BATCH_CHUNKS
 from .translator import DataflowTranslator

@@ -1,22 +1,267 @@
-"""Where the tables, Dagster's grid and the data disagree, and how that is put right."""
+"""What the grid is to show, and where the tables, Dagster's grid and the data disagree.
 
-from collections.abc import Iterator, Mapping, Sequence
+Dagster draws all partition keys of an asset. With a window, only the newest chunks of each domain
+have one, and all in which something is left to do. The events of the others are kept: a chunk that
+is resubmitted has a key again, and its square.
+"""
 
-import dagster as dg
+import heapq
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from itertools import chain
+from typing import NamedTuple
 
 from ..model import FAILED, PENDING, READY, RUNNING, natural_key
 from ..storage.presence import Drift, drift_of_data, shown_word
 from ..store.catalog import Catalog, read_catalog
 from ..store.operations import unknown_dataset
-from ..store.overview import truths
+from ..store.overview import EARLIER, Execution, Truth, holders, known, origins, truths, undone
 from ..store.store import Store
-from .differences import NO_ROW, differences
-from .public_grid import PublicMirror, open_mirror
-from .reconcile import Reconciled, reconcile
+from .outside import OutsideRuns
+from .public_grid import PublicMirror, Square, is_ours
 from .translator import DataflowTranslator
-from .window import GridWindow
 
 REPAIR_COMMAND = "odf drift --repair"
+
+PIECE_PARTITIONS = 1000
+"""Partitions that are looked at between two looks at the clock."""
+
+NO_ROW = Truth(PENDING, "", None)
+"""What the tables say of a chunk that they don't know."""
+
+
+class WrongSquare(NamedTuple):
+    """A partition whose square isn't what the tables say, and how to put it right."""
+
+    datasetid: str
+    dataid: str
+    truth: Truth
+    shown: Square
+    repair: str  # "make", "plan", "clear" or "wait"
+    run_id: str = ""
+    execution: Execution | None = None
+
+
+def differences(
+    store: Store,
+    mirror: PublicMirror,
+    translator: DataflowTranslator,
+    datasetid: str,
+    dataids: Iterable[str] | None = None,
+    blamed: Mapping[tuple[str, str], str] | None = None,
+    runs: OutsideRuns | None = None,
+) -> list[WrongSquare]:
+    """The chunks of a dataset (or some of them) whose squares aren't what the tables say.
+
+    `blamed` tells who made chunks FAILED: when that is the run that Dagster shows as in progress
+    there, the run is through with the chunk.
+    """
+    wanted = None if dataids is None else sorted(set(dataids))
+    there, runs = truths(store, datasetid, wanted), runs or OutsideRuns(store, mirror)
+    undone = {
+        dataid: truth for dataid, truth in there.items() if truth.status not in (READY, PENDING)
+    }
+    found_origins = origins(store, datasetid, undone) if undone else {}
+    parts = {translator.partition_key(dataid): dataid for dataid in wanted or there}
+    shown = mirror.shown(translator.asset_key(datasetid), None if wanted is None else list(parts))
+    found, waiting = [], {}
+    for part in dict.fromkeys([*parts, *shown]):
+        dataid = parts.get(part) or translator.dataid(part)
+        truth, square = there.get(dataid, NO_ROW), shown.get(part, Square())
+        blame = (blamed or {}).get((datasetid, dataid), "")
+        run_id, execution = "", None
+        if dataid in undone:
+            origin = found_origins.get(dataid)
+            execution = origin.execution if origin else Execution(EARLIER, truth.jobid)
+            run_id = runs.of_chunk(execution, truth.status)
+        repair = _repair(truth, square, blame, run_id)
+        if repair == "plan" and not mirror.shows_runs:  # a square can only be taken back, if at all
+            is_over = square.state == READY and truth.status != RUNNING
+            repair = "clear" if is_over else ""
+        if repair == "clear" and square.state == FAILED and not is_ours(square.run_id):
+            # An open backfill still counts this failure: with the square cleared, it would take the
+            # partition for one that never ran. The square is cleared when the backfill ends.
+            if square.run_id not in waiting:
+                waiting[square.run_id] = mirror.backfill_of(square.run_id)
+            if waiting[square.run_id]:
+                repair, run_id = "wait", waiting[square.run_id] or ""
+        if repair:
+            found.append(WrongSquare(datasetid, dataid, truth, square, repair, run_id, execution))
+    found.sort(key=lambda square: (natural_key(square.dataid), square.dataid))
+    return _with_holders(store, mirror, found)
+
+
+def _repair(truth: Truth, shown: Square, blame: str, run_id: str) -> str:
+    """What has to be done about one square, which `run_id` is to show, or nothing."""
+    if shown.live:  # it will tell itself how it ended, unless it's through with this chunk already
+        return "plan" if truth.status == FAILED and shown.run_id in blame else ""
+    if truth.status == READY:
+        same = shown.state == READY and shown.version == truth.version
+        return "" if same else "make"
+    if truth.status == PENDING:
+        return "clear" if shown.state else ""
+    state = RUNNING if truth.status == RUNNING else FAILED
+    same = shown.state == state and (shown.run_id == run_id or not is_ours(shown.run_id))
+    return "" if same else "plan"
+
+
+def _with_holders(
+    store: Store, mirror: PublicMirror, found: list[WrongSquare]
+) -> list[WrongSquare]:
+    """Name the Dagster run that holds a chunk, so that its square leads there."""
+    running = {
+        square.dataid: square.truth
+        for square in found
+        if square.repair == "plan" and square.truth.status == RUNNING
+    }
+    if not running:
+        return found
+    held = holders(store, running)
+    live = mirror.unfinished(set(held.values()))
+    return [
+        square._replace(run_id=held[square.dataid])
+        if square.dataid in running and held.get(square.dataid) in live
+        else square
+        for square in found
+    ]
+
+
+class GridWindow:
+    """Which chunks of the domains of a catalog the grid shows: all, without a window."""
+
+    def __init__(
+        self, store: Store, mirror: PublicMirror, translator: DataflowTranslator, catalog: Catalog
+    ) -> None:
+        self.store, self.mirror, self.translator = store, mirror, translator
+        self.domains = catalog.domains
+        self.members: dict[str, list[str]] = {}
+        for datasetid, domain in sorted(catalog.domains.items()):
+            self.members.setdefault(domain, []).append(datasetid)
+
+    def within(self, domain: str, dataids: set[str]) -> set[str]:
+        """Those of all chunks of a domain that are to be shown."""
+        size = self.translator.window
+        if size is None or len(dataids) <= size:
+            return dataids
+        newest = set(heapq.nlargest(size, dataids, key=_order))
+        older = dataids - newest
+        kept = older & self._with_key(domain, older) if self.mirror.has_open_backfills() else set()
+        return newest | kept | undone(self.store, self.members[domain], older)
+
+    def left_out(self, domain: str, dataids: Collection[str]) -> set[str]:
+        """Those of some chunks that stay without a partition key."""
+        size, name = self.translator.window, self.translator.partitions_name(domain)
+        keys = self.mirror.last_keys(name, size) if size else []
+        if not size or len(keys) < size:
+            return set()
+        first = _order(self.translator.dataid(keys[0]))
+        older = {dataid for dataid in dataids if _order(dataid) < first}
+        older -= self._with_key(domain, older)
+        return older - undone(self.store, self.members[domain], older)
+
+    def left_behind(self, domain: str) -> set[str]:
+        """The partition keys that newer ones have pushed out."""
+        size, name = self.translator.window, self.translator.partitions_name(domain)
+        keys = self.mirror.keys(name) if size else []
+        if not size or len(keys) <= size or self.mirror.has_open_backfills():
+            return set()
+        older = {self.translator.dataid(key) for key in keys[:-size]}
+        older -= undone(self.store, self.members[domain], older)
+        return {self.translator.partition_key(dataid) for dataid in older}
+
+    def shown(self, datasetid: str) -> list[str] | None:
+        """The chunks of a dataset that have a partition key; None: all have."""
+        if self.translator.window is None:
+            return None
+        name = self.translator.partitions_name(self.domains[datasetid])
+        return [self.translator.dataid(key) for key in self.mirror.keys(name)]
+
+    def forget(self, touched: Mapping[str, set[str]], domain: str, dataids: Iterable[str]) -> None:
+        """Take chunks that aren't shown off those that are to be compared."""
+        for datasetid in self.members[domain]:
+            if datasetid in touched:
+                touched[datasetid].difference_update(dataids)
+
+    def bring_back(self, touched: dict[str, set[str]], domain: str, dataids: Iterable[str]) -> None:
+        """Add chunks to those to be compared, in all datasets: they may have been outside."""
+        found = set(dataids)
+        for datasetid in self.members[domain]:
+            touched.setdefault(datasetid, set()).update(found)
+
+    def give_keys(self, touched: dict[str, set[str]]) -> int:
+        """Give every touched chunk that a domain has a partition key, and take the others' away.
+
+        What the window leaves out is touched no more. Returns how many keys were changed.
+        """
+        changed, by_domain = 0, dict[str, set[str]]()
+        for datasetid, dataids in touched.items():
+            if datasetid in self.domains:
+                by_domain.setdefault(self.domains[datasetid], set()).update(dataids)
+        for domain, dataids in by_domain.items():
+            there: set[str] = set()
+            for some in in_pieces(sorted(dataids)):
+                there |= known(self.store, self.members[domain], some)
+            outside = self.left_out(domain, there)
+            self.forget(touched, domain, outside)
+            keys = {self.translator.partition_key(dataid): dataid for dataid in dataids - outside}
+            existing = self.mirror.existing(self.translator.partitions_name(domain), list(keys))
+            new = {key for key, dataid in keys.items() if dataid in there} - existing
+            gone = {key for key, dataid in keys.items() if dataid not in there} & existing
+            changed += self._change_keys(domain, new, gone)
+            if new and self.translator.window is not None:
+                changed += self._change_keys(domain, set(), self.left_behind(domain))
+                self.bring_back(touched, domain, (keys[key] for key in new))
+        return changed
+
+    def give_all_keys(self, domain: str) -> int:
+        """The same for all chunks of a domain."""
+        there = set(chain(*(truths(self.store, datasetid) for datasetid in self.members[domain])))
+        wanted = set(map(self.translator.partition_key, self.within(domain, there)))
+        existing = set(self.mirror.keys(self.translator.partitions_name(domain)))
+        return self._change_keys(domain, wanted - existing, existing - wanted)
+
+    def _change_keys(self, domain: str, new: set[str], gone: set[str]) -> int:
+        """Add partition keys where they belong in the natural order of chunks, and drop others."""
+        name = self.translator.partitions_name(domain)
+        if gone:
+            gone -= self._in_use(domain, gone)
+        if not (new or gone):
+            return 0
+        # Dagster shows keys in the order in which they were added: those that come after the first
+        # new one are added again behind it.
+        tail: list[str] = []
+        if new:
+            first = min(map(self._order, new))
+            tail = self._after(self.mirror.last_keys(name, PIECE_PARTITIONS), first)
+            if len(tail) == PIECE_PARTITIONS:
+                tail = self._after(self.mirror.keys(name), first)
+        self.mirror.replace_keys(
+            name, [*tail, *(gone - set(tail))], sorted({*tail, *new} - gone, key=self._order)
+        )
+        for datasetid in self.members[domain] if tail or gone else ():
+            self.mirror.forget_cache(self.translator.asset_key(datasetid))
+        return len(new) + len(gone)
+
+    def _in_use(self, domain: str, keys: set[str]) -> set[str]:
+        """Keys that aren't to be there, but that a run that is at work was launched for."""
+        used: set[str] = set()
+        for datasetid in self.members[domain]:
+            shown = self.mirror.shown(self.translator.asset_key(datasetid), sorted(keys))
+            used |= {part for part, square in shown.items() if square.live}
+        return used
+
+    def _after(self, keys: list[str], first: tuple[str, str]) -> list[str]:
+        for position, key in enumerate(keys):
+            if self._order(key) > first:
+                return keys[position:]
+        return []
+
+    def _order(self, key: str) -> tuple[str, str]:
+        return _order(self.translator.dataid(key))
+
+    def _with_key(self, domain: str, dataids: Iterable[str]) -> set[str]:
+        keys = {self.translator.partition_key(dataid): dataid for dataid in dataids}
+        name = self.translator.partitions_name(domain)
+        return {keys[key] for key in self.mirror.existing(name, list(keys))}
 
 
 def drift(
@@ -49,28 +294,6 @@ def drift(
                 continue
             found += _of_keys(window, domain)
     return found
-
-
-def repair(
-    store: Store, instance: dg.DagsterInstance, translator: DataflowTranslator | None = None
-) -> Reconciled:
-    """Compare everything and put Dagster's side right; the tables and the data stay as they are."""
-    translator, mirror = translator or DataflowTranslator(), open_mirror(instance)
-    done = reconcile(store, mirror, translator, full=True, wipe=True)
-    total = done
-    while done.more:
-        done = reconcile(store, mirror, translator, done.cursor, wipe=True)
-        total = Reconciled(
-            done.cursor,
-            total.made + done.made,
-            total.planned + done.planned,
-            total.cleared + done.cleared,
-            total.keys + done.keys,
-            total.runs + done.runs,
-        )
-    for datasetid in read_catalog(store).domains:
-        mirror.forget_cache(translator.asset_key(datasetid))
-    return total
 
 
 def _of_grid(window: GridWindow, datasetid: str, some: Sequence[str] | None) -> list[Drift]:
@@ -133,3 +356,12 @@ def _of_keys(window: GridWindow, domain: str) -> list[Drift]:
 
 def _same(status: str, state: str) -> bool:
     return status == state or (state == FAILED and status not in (READY, RUNNING, PENDING))
+
+
+def _order(dataid: str) -> tuple[str, str]:
+    return natural_key(dataid), dataid
+
+
+def in_pieces(items: list, size: int = PIECE_PARTITIONS) -> Iterable[list]:
+    """Pieces of a list, each so small that the clock can be looked at between two."""
+    return (items[start : start + size] for start in range(0, len(items), size))

@@ -18,11 +18,10 @@ from ..util.text import did_you_mean, first_line, printable, typed
 from . import internals
 from .checks import ChunkCheck, bind_checks
 from .parameters import SIGNATURE, as_keywords
-from .registration import refuse_unapplied
-from .resources import RESOURCE_KEY, DataflowResource
-from .stale_check import stale_check
+from .resources import RESOURCE_KEY, DataflowResource, refuse_unapplied
 from .step import Body, Event, run_chunks
 from .translator import DataflowTranslator
+from .versions import stale_check
 
 _log = logging.getLogger("opendataflow_dagster")
 

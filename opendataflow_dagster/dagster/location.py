@@ -18,8 +18,7 @@ from ..store.catalog import Catalog
 from .events import OutsideOptions
 from .io_manager import DataflowIOManager
 from .launch import CatchUp, catch_up_of
-from .registration import LocationRegistration
-from .resources import DataflowResource
+from .resources import DataflowResource, LocationRegistration
 from .sensors import Mirrored, reconcile_sensor, settlement_sensor
 from .translator import DataflowTranslator
 

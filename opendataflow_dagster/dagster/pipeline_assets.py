@@ -30,8 +30,8 @@ from ..util.text import first_line, printable
 from .job_assets import described, silent_outputs
 from .pipeline_steps import CLAIM, OVER, StepFlow, begin, publish, tell_stale, transform
 from .resources import PYSPARK_KEY, RESOURCE_KEY, DataflowResource
-from .stale_check import STALE_CHECK, stale_check
 from .translator import DataflowTranslator
+from .versions import STALE_CHECK, stale_check
 
 _log = logging.getLogger("opendataflow_dagster")
 

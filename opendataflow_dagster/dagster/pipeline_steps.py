@@ -41,7 +41,6 @@ from ..store.items import live_generations, next_runs, offer_run
 from ..store.store import Store
 from ..util.text import printable, typed
 from .resources import PYSPARK_KEY, RESOURCE_KEY
-from .stale_check import stale_evaluations
 from .step import (
     DIAL_POLL_SECONDS,
     Claimer,
@@ -51,7 +50,7 @@ from .step import (
     requested_partitions,
 )
 from .translator import DataflowTranslator
-from .versions import ChunkEvents
+from .versions import ChunkEvents, stale_evaluations
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 import dagster as dg
 
 from ..model import FAILED, READY, RUNNING
-from . import internals
 from .events import GENERATION_ENTRY, VERSION_TAG
 from .translator import DataflowTranslator
 from .versions import RunLog, observation
@@ -280,15 +279,6 @@ class PublicMirror:
                 wanted = states if partitions is None else partitions
                 return {part: states[part] for part in wanted if part in states}
         return {}
-
-
-def open_mirror(instance: dg.DagsterInstance) -> PublicMirror:
-    """The mirror of an instance: by all that Dagster has, or by its public API if that changed."""
-    if internals.flaws(internals.GRID):
-        return PublicMirror(instance)
-    from .grid import Mirror
-
-    return Mirror(instance)
 
 
 def in_batches(items: Sequence[Any] | None) -> Iterator[Any]:

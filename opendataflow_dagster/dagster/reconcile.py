@@ -17,26 +17,22 @@ from typing import Any, NamedTuple
 
 import dagster as dg
 
-from ..model import FAILED, READY, natural_key
+from ..model import FAILED, READY
 from ..store.catalog import Catalog, depths, read_catalog
 from ..store.history import LostCursor, end_of_log, events_after
 from ..store.item_folding import fold_marks
-from ..store.overview import EARLIER, Execution, facts, known, origins, truths
+from ..store.overview import EARLIER, Execution, facts, origins
 from ..store.store import Store
+from . import internals
 from .checks import recorded_evaluations
-from .differences import WrongSquare, differences
+from .drift import GridWindow, WrongSquare, differences, in_pieces
 from .outside import OutsideRuns
 from .public_grid import PublicMirror, RunAndJob, is_ours
-from .stale_check import stale_evaluations
 from .translator import DataflowTranslator
-from .versions import Lineage
-from .window import GridWindow
+from .versions import Lineage, stale_evaluations
 
 PAGE_CHANGES = 5000
 """Changes that are taken in at once: a page is always finished, whatever the time."""
-
-PIECE_PARTITIONS = 1000
-"""Partitions that are looked at between two looks at the clock."""
 
 MadeHere = Mapping[dg.AssetKey, str | None]
 """The code version of each asset that a code location makes, where it has one."""
@@ -110,6 +106,37 @@ def reconcile(
     """
     runs = runs or OutsideRuns(store, mirror)
     return _Pass(store, mirror, translator, cursor, seconds, full, wipe, made_here, runs).run()
+
+
+def repair(
+    store: Store, instance: dg.DagsterInstance, translator: DataflowTranslator | None = None
+) -> Reconciled:
+    """Compare everything and put Dagster's side right; the tables and the data stay as they are."""
+    translator, mirror = translator or DataflowTranslator(), open_mirror(instance)
+    done = reconcile(store, mirror, translator, full=True, wipe=True)
+    total = done
+    while done.more:
+        done = reconcile(store, mirror, translator, done.cursor, wipe=True)
+        total = Reconciled(
+            done.cursor,
+            total.made + done.made,
+            total.planned + done.planned,
+            total.cleared + done.cleared,
+            total.keys + done.keys,
+            total.runs + done.runs,
+        )
+    for datasetid in read_catalog(store).domains:
+        mirror.forget_cache(translator.asset_key(datasetid))
+    return total
+
+
+def open_mirror(instance: dg.DagsterInstance) -> PublicMirror:
+    """The mirror of an instance: by all that Dagster has, or by its public API if that changed."""
+    if internals.flaws(internals.GRID):
+        return PublicMirror(instance)
+    from .grid import Mirror
+
+    return Mirror(instance)
 
 
 class _Pass:
@@ -267,7 +294,7 @@ class _Pass:
         if not self.cursor.lost_runs:
             return True
         self.runs.remove_first()
-        for some in _pieces(self.runs.missing(), PIECE_RUNS):
+        for some in in_pieces(self.runs.missing(), PIECE_RUNS):
             if self._is_late() or (self.runs.written and time.monotonic() > self.until):
                 return False
             self._show_runs(some)
@@ -344,7 +371,7 @@ class _Pass:
         self.runs.forget(executions)
         for datasetid, dataids in self._show_runs(executions).items():
             touched.setdefault(datasetid, set()).update(dataids)
-        self._sync_keys(touched)
+        self.wrote["keys"] += self.window.give_keys(touched)
         for datasetid in self._from_above(touched):
             if datasetid in self.catalog.domains:
                 self._sync(datasetid, touched[datasetid], blamed)
@@ -357,7 +384,7 @@ class _Pass:
         """Compare as a whole what has to be; whether that is finished."""
         cursor = self.cursor
         for domain in list(cursor.domains):
-            self._sync_domain(domain)
+            self.wrote["keys"] += self.window.give_all_keys(domain)
             cursor.domains.remove(domain)
         for datasetid in self._from_above(cursor.datasets):
             if datasetid in self.catalog.domains and not self._sync(datasetid, None, {}):
@@ -390,7 +417,7 @@ class _Pass:
         cleared = [square for square in found if square.repair == "clear"]
         if cleared and not self.mirror.shows_runs:
             return self._wipe(datasetid, cleared)
-        for some in _pieces(cleared):
+        for some in in_pieces(cleared):
             self.mirror.clear(
                 key, [self.translator.partition_key(square.dataid) for square in some]
             )
@@ -417,7 +444,7 @@ class _Pass:
     def _make(self, datasetid: str, found: list[WrongSquare], whole: bool) -> bool:
         """Show READY chunks as materialized; whether there was time for all."""
         wrong = [square for square in found if square.repair == "make"]
-        for some in _pieces(wrong, self.mirror.batch):
+        for some in in_pieces(wrong, self.mirror.batch):
             if whole and self._is_late():
                 return False
             chunks = {square.dataid: square.truth for square in some}
@@ -464,7 +491,7 @@ class _Pass:
         self.left |= {each.shown.run_id for each in found if is_ours(each.shown.run_id)}
         planned = [(each, each.execution) for each in found if each.repair == "plan"]
         planned = [(square, execution) for square, execution in planned if execution]
-        for some in _pieces(planned, self.mirror.batch):
+        for some in in_pieces(planned, self.mirror.batch):
             if whole and self._is_late():
                 return False
             self.runs.show_for({square.run_id: execution for square, execution in some})
@@ -501,75 +528,6 @@ class _Pass:
         """Whether the time is up; a pass that wrote nothing yet goes on, else it'd get nowhere."""
         return time.monotonic() > self.until and any(self.wrote.values())
 
-    def _sync_keys(self, touched: dict[str, set[str]]) -> None:
-        """Give every touched chunk that a domain has a partition key, and take the others' away.
-
-        What the window leaves out is touched no more.
-        """
-        by_domain: dict[str, set[str]] = {}
-        for datasetid, dataids in touched.items():
-            if datasetid in self.catalog.domains:
-                by_domain.setdefault(self.catalog.domains[datasetid], set()).update(dataids)
-        for domain, dataids in by_domain.items():
-            name, there = self.translator.partitions_name(domain), set()
-            for some in _pieces(sorted(dataids)):
-                there |= known(self.store, self.members[domain], some)
-            outside = self.window.left_out(domain, there)
-            self.window.forget(touched, domain, outside)
-            keys = {self.translator.partition_key(each): each for each in dataids - outside}
-            existing = self.mirror.existing(name, list(keys))
-            new = {key for key, dataid in keys.items() if dataid in there} - existing
-            gone = {key for key, dataid in keys.items() if dataid not in there} & existing
-            self._change_keys(domain, new, gone)
-            if new and self.translator.window is not None:
-                self._change_keys(domain, set(), self.window.left_behind(domain))
-                self.window.bring_back(touched, domain, (keys[key] for key in new))
-
-    def _sync_domain(self, domain: str) -> None:
-        """The same for all chunks of a domain."""
-        there = set(chain(*(truths(self.store, each) for each in self.members[domain])))
-        wanted = set(map(self.translator.partition_key, self.window.within(domain, there)))
-        existing = set(self.mirror.keys(self.translator.partitions_name(domain)))
-        self._change_keys(domain, wanted - existing, existing - wanted)
-
-    def _change_keys(self, domain: str, new: set[str], gone: set[str]) -> None:
-        """Add partition keys where they belong in the natural order of chunks, and drop others."""
-        name = self.translator.partitions_name(domain)
-        if gone:
-            gone -= self._in_use(domain, gone)
-        if not (new or gone):
-            return
-        tail: list[str] = []
-        if new:
-            first = min(map(self._order, new))
-            tail = self._after(self.mirror.last_keys(name, PIECE_PARTITIONS), first)
-            if len(tail) == PIECE_PARTITIONS:
-                tail = self._after(self.mirror.keys(name), first)
-        self.mirror.replace_keys(
-            name, [*tail, *(gone - set(tail))], sorted({*tail, *new} - gone, key=self._order)
-        )
-        for datasetid in self.members[domain] if tail or gone else ():
-            self.mirror.forget_cache(self.translator.asset_key(datasetid))
-        self.wrote["keys"] += len(new) + len(gone)
-
-    def _in_use(self, domain: str, keys: set[str]) -> set[str]:
-        """Keys that aren't to be there, but that a run that is at work was launched for."""
-        used: set[str] = set()
-        for datasetid in self.members[domain]:
-            shown = self.mirror.shown(self.translator.asset_key(datasetid), sorted(keys))
-            used |= {part for part, square in shown.items() if square.live}
-        return used
-
-    def _after(self, keys: list[str], first: tuple[str, str]) -> list[str]:
-        for position, key in enumerate(keys):
-            if self._order(key) > first:
-                return keys[position:]
-        return []
-
-    def _order(self, key: str) -> tuple[str, str]:
-        dataid = self.translator.dataid(key)
-        return natural_key(dataid), dataid
-
     def _add(self, touched: dict[str, set[str]], found: Mapping[str, Iterable[str]]) -> None:
         """Add partitions by asset key, as Dagster has them, to chunks by dataset."""
         for key, parts in found.items():
@@ -593,7 +551,3 @@ def _read_cursor(cursor: str | None) -> Cursor:
 
 def _without_repeats(*lists: Iterable[str]) -> list[str]:
     return list(dict.fromkeys(chain(*lists)))
-
-
-def _pieces(items: list, size: int = PIECE_PARTITIONS) -> Iterable[list]:
-    return (items[start : start + size] for start in range(0, len(items), size))

@@ -18,8 +18,7 @@ from ..util.text import count_of, first_of, printable
 from .events import OutsideOptions
 from .internals import degraded
 from .launch import DATABASE_WAIT_SECONDS, unreadable
-from .registration import LocationRegistration
-from .resources import DataflowResource
+from .resources import DataflowResource, LocationRegistration
 from .step import CATCH_UP_TAG, LEASE_RENEWAL_SECONDS, terminated
 from .translator import DataflowTranslator
 
@@ -103,8 +102,7 @@ def reconcile_sensor(
     def sensor(context: dg.SensorEvaluationContext) -> dg.SkipReason:
         # Here, since runs load the location too, and have no use for Dagster's storage in SQL.
         from .outside import OutsideRuns
-        from .public_grid import open_mirror
-        from .reconcile import reconcile
+        from .reconcile import open_mirror, reconcile
 
         store = None
         try:

@@ -36,9 +36,8 @@ from .checks import ChunkCheck, evaluation
 from .events import RESUBMIT_TAG
 from .resources import DataflowResource
 from .retries import StepRetries, retry_clause
-from .stale_check import stale_evaluations
 from .translator import DataflowTranslator
-from .versions import ChunkEvents, Context
+from .versions import ChunkEvents, Context, stale_evaluations
 
 CATCH_UP_TAG = "opendataflow/catch-up"
 """The tag of a run that claims whatever the tables offer."""

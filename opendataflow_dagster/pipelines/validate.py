@@ -246,7 +246,7 @@ MAX_DIFFERENCES = 20
 """Differences that are kept of one transformation."""
 
 
-class Verdict(NamedTuple):
+class ValidationResult(NamedTuple):
     """How one transformation did; without a name, what is wrong with the whole pipeline."""
 
     pipeline: str
@@ -274,7 +274,7 @@ def validate(
     config: str | None = None,
     *,
     say: Say = lambda line: None,
-) -> Iterator[Verdict]:
+) -> Iterator[ValidationResult]:
     """Validate the project's pipelines, or one of them, as they are declared.
 
     Sources that are no files are looked for in the tables that are configured.
@@ -383,12 +383,12 @@ def names_of(pipeline: Pipeline) -> list[str | None]:
     return [*([None] if pipeline.trouble else []), *dict.fromkeys(pipeline.transformations)]
 
 
-def validate_one(project: Project, pipeline: Pipeline, name: str | None) -> Verdict:
+def validate_one(project: Project, pipeline: Pipeline, name: str | None) -> ValidationResult:
     """Run one transformation on its expected inputs, and judge what it returns."""
     if name is None:
-        return Verdict(pipeline.slug, None, "project.yml", message=pipeline.trouble or "")
+        return ValidationResult(pipeline.slug, None, "project.yml", message=pipeline.trouble or "")
     file = project.transformation_file(pipeline.slug, name).relative_to(project.root)
-    verdict = Verdict(pipeline.slug, name, str(file))
+    verdict = ValidationResult(pipeline.slug, name, str(file))
     start, printed = time.perf_counter(), ""
     try:
         native = supported_engine(project, pipeline.slug, name) != PANDAS
@@ -499,14 +499,14 @@ MAX_PRINTED_CHARACTERS = 2000
 """Letters that are shown of what a failed transformation printed; JSON and XML have all."""
 
 
-def line_of(verdict: Verdict) -> str:
+def line_of(verdict: ValidationResult) -> str:
     """`ok` or `FAILED`, the name, and what is wrong."""
     if verdict.passed:
         return f"ok      {verdict.name}"
     return f"FAILED  {verdict.name}: {verdict.message}"
 
 
-def details_of(verdict: Verdict) -> Iterator[str]:
+def details_of(verdict: ValidationResult) -> Iterator[str]:
     """What there is to say of a failure beyond its line."""
     if len(verdict.differences) > 1:
         yield from (str(difference) for difference in verdict.differences)
@@ -518,7 +518,7 @@ def details_of(verdict: Verdict) -> Iterator[str]:
         yield from ((["…"] if cut else []) + printed[-MAX_PRINTED_CHARACTERS:].splitlines())
 
 
-def summary_of(verdicts: Sequence[Verdict]) -> str:
+def summary_of(verdicts: Sequence[ValidationResult]) -> str:
     """`3 transformations in 2 pipelines: all pass.`"""
     failed = sum(not verdict.passed for verdict in verdicts)
     of = len({verdict.pipeline for verdict in verdicts})
@@ -527,7 +527,7 @@ def summary_of(verdicts: Sequence[Verdict]) -> str:
     return f"{what}: {_count(failed, 'failure') if failed else 'all pass'}."
 
 
-def object_of(verdict: Verdict) -> dict[str, Any]:
+def object_of(verdict: ValidationResult) -> dict[str, Any]:
     """A verdict for JSON."""
     return {
         "pipeline": verdict.pipeline,
@@ -542,7 +542,7 @@ def object_of(verdict: Verdict) -> dict[str, Any]:
     }
 
 
-def write_junit(verdicts: Sequence[Verdict], file: Path) -> None:
+def write_junit(verdicts: Sequence[ValidationResult], file: Path) -> None:
     """Write JUnit's XML: a suite for each pipeline."""
     root = xml.Element("testsuites", _totals(verdicts))
     for pipeline in dict.fromkeys(verdict.pipeline for verdict in verdicts):
@@ -553,7 +553,7 @@ def write_junit(verdicts: Sequence[Verdict], file: Path) -> None:
     xml.ElementTree(root).write(file, encoding="utf-8", xml_declaration=True)
 
 
-def _case(suite: xml.Element, verdict: Verdict) -> None:
+def _case(suite: xml.Element, verdict: ValidationResult) -> None:
     attributes = {
         "classname": verdict.pipeline,
         "name": verdict.transformation or "project.yml",
@@ -571,7 +571,7 @@ def _case(suite: xml.Element, verdict: Verdict) -> None:
         xml.SubElement(case, "system-out").text = _legal(verdict.printed)
 
 
-def _totals(verdicts: Sequence[Verdict]) -> dict[str, str]:
+def _totals(verdicts: Sequence[ValidationResult]) -> dict[str, str]:
     return {
         "tests": str(len(verdicts)),
         "failures": str(sum(not verdict.passed for verdict in verdicts)),

@@ -37,7 +37,7 @@ from ..store.store import Store, stale_claim
 from ..util.text import first_line, printable
 from .environment import JobEnvironment
 from .heartbeat import Pulse, WaitingClaims
-from .run import COMPLETE, FAILED, INTERRUPTED, LOST, ChunkOutcome, Runner
+from .run import HAS_FAILED, IS_COMPLETE, LOST, WAS_INTERRUPTED, ChunkOutcome, Runner
 from .script import Scripts, code_of_function
 
 Compute = Callable[[Chunk], Result | Mapping[str, Result | None] | None]
@@ -497,8 +497,8 @@ class MakerRunner(Runner, Generic[M]):
         trace: list[str] = []
         if produced.error and status != READY and not produced.interrupted:
             trace = "".join(traceback.format_exception(produced.error)).splitlines()
-        how = COMPLETE if status == READY else INTERRUPTED if produced.interrupted else FAILED
-        self._tell_end(how, reason, trace)
+        failed = WAS_INTERRUPTED if produced.interrupted else HAS_FAILED
+        self._tell_end(IS_COMPLETE if status == READY else failed, reason, trace)
         for checked in produced.checks:
             if not checked.passed and checked.severity == WARN:
                 self.tell(f"Warning: {checked.name}: {printable(checked.message)}")

@@ -17,8 +17,7 @@ from opendataflow_dagster.cli import java_compat
 from opendataflow_dagster.config.credentials import PROPERTIES, decrypt, password_of
 from opendataflow_dagster.errors import Refused, WrongUse
 from opendataflow_dagster.model import FAILED, READY, RESUBMIT, RUNNING
-from opendataflow_dagster.runner.external import end, start
-from opendataflow_dagster.runner.run import run_job
+from opendataflow_dagster.runner.run import end, run_job, start
 from opendataflow_dagster.store import csv_dump, open_store
 from opendataflow_dagster.store.store import Store
 from tests.support.store_fixtures import everything, put, register, sql, status

@@ -15,7 +15,7 @@ from shlex import quote
 
 import pytest
 
-from opendataflow_dagster.cli.progress import RunProgress
+from opendataflow_dagster.cli.fast_run import RunProgress
 from opendataflow_dagster.store.store import Store
 from opendataflow_dagster.util.text import typed
 from tests.support.store_fixtures import check, put, register, status

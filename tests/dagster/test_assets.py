@@ -27,8 +27,8 @@ from opendataflow_dagster import (
     script_assets,
 )
 from opendataflow_dagster.dagster.events import recorded_event
-from opendataflow_dagster.dagster.stale_check import STALE_CHECK
 from opendataflow_dagster.dagster.translator import DataflowTranslator
+from opendataflow_dagster.dagster.versions import STALE_CHECK
 from opendataflow_dagster.errors import WrongUse
 from opendataflow_dagster.store.operations import release
 from opendataflow_dagster.store.overview import facts, truths

@@ -18,7 +18,7 @@ from opendataflow_dagster import (
     dataflow_assets,
     dataflow_check,
 )
-from opendataflow_dagster.dagster.stale_check import STALE_CHECK
+from opendataflow_dagster.dagster.versions import STALE_CHECK
 from opendataflow_dagster.errors import DataflowError, WrongUse
 from tests.support.dagster_instances import shown_assets as shown
 from tests.support.dagster_instances import tick_of_reconcile as ticked

@@ -24,7 +24,7 @@ from opendataflow_dagster import (
     dataflow_check,
 )
 from opendataflow_dagster.cli.app import app
-from opendataflow_dagster.dagster.stale_check import STALE_CHECK
+from opendataflow_dagster.dagster.versions import STALE_CHECK
 from opendataflow_dagster.errors import FlowError, WrongUse
 from opendataflow_dagster.flow.apply import apply_flow
 from opendataflow_dagster.flow.plan import plan_flow

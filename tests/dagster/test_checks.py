@@ -10,7 +10,7 @@ from opendataflow_dagster import Checked, Chunk, DataflowResource, Result, dataf
 from opendataflow_dagster.chunk import Place
 from opendataflow_dagster.dagster.assets import dataflow_assets
 from opendataflow_dagster.dagster.checks import ChunkCheck
-from opendataflow_dagster.dagster.stale_check import STALE_CHECK
+from opendataflow_dagster.dagster.versions import STALE_CHECK
 from opendataflow_dagster.errors import WrongUse
 from opendataflow_dagster.store.store import Store
 from tests.support.store_fixtures import policy, put, register, sql, status, take

@@ -10,7 +10,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 from opendataflow_dagster.cli.app import app
-from opendataflow_dagster.dagster.drift import drift, repair
+from opendataflow_dagster.dagster.drift import drift
+from opendataflow_dagster.dagster.reconcile import repair
 from opendataflow_dagster.model import FAILED, READY, Fact, new_owner
 from opendataflow_dagster.storage import presence
 from opendataflow_dagster.storage.presence import Drift, drift_of_data

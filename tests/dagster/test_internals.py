@@ -23,11 +23,11 @@ from dagster._core.storage.runs.sql_run_storage import SqlRunStorage
 from opendataflow_dagster import DataflowResource, build_definitions, dataflow_assets
 from opendataflow_dagster.cli.app import app
 from opendataflow_dagster.dagster import internals
-from opendataflow_dagster.dagster.drift import drift, repair
+from opendataflow_dagster.dagster.drift import drift
 from opendataflow_dagster.dagster.events import GENERATION_ENTRY, VERSION_TAG, OutsideOptions
 from opendataflow_dagster.dagster.outside import OUTSIDE_TAG, OutsideRuns
-from opendataflow_dagster.dagster.public_grid import PublicMirror, open_mirror
-from opendataflow_dagster.dagster.reconcile import Reconciled, reconcile
+from opendataflow_dagster.dagster.public_grid import PublicMirror
+from opendataflow_dagster.dagster.reconcile import Reconciled, open_mirror, reconcile, repair
 from opendataflow_dagster.model import FAILED, READY, RUNNING, new_owner
 from opendataflow_dagster.store import operations
 from tests.support.dagster_instances import NAMES, Grid, tick_of_reconcile

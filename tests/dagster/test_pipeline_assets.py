@@ -21,7 +21,7 @@ from opendataflow_dagster import (
 )
 from opendataflow_dagster.dagster import resources
 from opendataflow_dagster.dagster.pipeline_assets import tables_of
-from opendataflow_dagster.dagster.stale_check import STALE_CHECK
+from opendataflow_dagster.dagster.versions import STALE_CHECK
 from opendataflow_dagster.pipelines.task import processes
 from opendataflow_dagster.store.history import steps
 from opendataflow_dagster.store.items import Post, accept, new_run

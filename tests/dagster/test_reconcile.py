@@ -10,9 +10,9 @@ import pytest
 from sqlalchemy import event
 from sqlalchemy.engine import Engine
 
-from opendataflow_dagster.dagster.drift import drift, repair
+from opendataflow_dagster.dagster.drift import drift
 from opendataflow_dagster.dagster.grid import Mirror
-from opendataflow_dagster.dagster.reconcile import reconcile
+from opendataflow_dagster.dagster.reconcile import reconcile, repair
 from opendataflow_dagster.model import FAILED, READY, RUNNING, new_owner
 from opendataflow_dagster.store import operations, registry
 from opendataflow_dagster.store.item_folding import fold_items

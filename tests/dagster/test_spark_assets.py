@@ -28,8 +28,8 @@ from opendataflow_dagster import (
     spark_job,
 )
 from opendataflow_dagster.dagster.events import recorded_event
-from opendataflow_dagster.dagster.stale_check import STALE_CHECK, stale_check
 from opendataflow_dagster.dagster.translator import DataflowTranslator
+from opendataflow_dagster.dagster.versions import STALE_CHECK, stale_check
 from opendataflow_dagster.errors import WrongUse
 from opendataflow_dagster.spark import progress
 from opendataflow_dagster.spark.schema import columns_of

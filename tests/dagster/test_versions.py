@@ -11,7 +11,7 @@ from dagster._core.loader import LoadingContextForTest
 
 from opendataflow_dagster import Chunk, DataflowResource, Result, build_definitions
 from opendataflow_dagster.dagster.reconcile import reconcile
-from opendataflow_dagster.dagster.stale_check import STALE_CHECK
+from opendataflow_dagster.dagster.versions import STALE_CHECK
 from opendataflow_dagster.explain.explain import staleness
 from opendataflow_dagster.model import READY, Fact, new_owner
 from opendataflow_dagster.store import operations, registry

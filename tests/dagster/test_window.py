@@ -5,8 +5,8 @@ from contextlib import suppress
 
 from dagster._core.execution.backfill import BulkActionStatus, PartitionBackfill
 
-from opendataflow_dagster.dagster.drift import drift, repair
-from opendataflow_dagster.dagster.reconcile import Reconciled, reconcile
+from opendataflow_dagster.dagster.drift import drift
+from opendataflow_dagster.dagster.reconcile import Reconciled, reconcile, repair
 from opendataflow_dagster.dagster.translator import DataflowTranslator
 from opendataflow_dagster.model import FAILED, READY, new_owner
 from opendataflow_dagster.store import operations

@@ -10,9 +10,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from opendataflow_dagster import Dataset, Flow, Job
-from opendataflow_dagster.flow.apply import apply_flow
+from opendataflow_dagster.flow.apply import apply_flow, export_flow
 from opendataflow_dagster.flow.catalog import catalog_of
-from opendataflow_dagster.flow.export import export_flow
 from opendataflow_dagster.flow.flow import escape
 from opendataflow_dagster.flow.plan import plan_flow
 from opendataflow_dagster.model import Plan

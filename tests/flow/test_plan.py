@@ -20,8 +20,7 @@ from opendataflow_dagster import Dataset, Flow, Job
 from opendataflow_dagster.cli.app import app
 from opendataflow_dagster.config.credentials import password_of
 from opendataflow_dagster.errors import CredentialError, FlowError, Refused, WrongUse
-from opendataflow_dagster.flow.apply import apply_flow
-from opendataflow_dagster.flow.export import export_flow
+from opendataflow_dagster.flow.apply import apply_flow, export_flow
 from opendataflow_dagster.flow.plan import FlowPlan, effects_of, plan_flow
 from opendataflow_dagster.model import DIALS
 from opendataflow_dagster.store import open_store, registry

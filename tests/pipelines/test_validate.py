@@ -23,7 +23,13 @@ from click.testing import CliRunner, Result
 from opendataflow_dagster.cli.app import app
 from opendataflow_dagster.pipelines.project import ProjectError, find_project, read_project
 from opendataflow_dagster.pipelines.transformation import load
-from opendataflow_dagster.pipelines.validate import Verdict, differences, equal, identical, validate
+from opendataflow_dagster.pipelines.validate import (
+    ValidationResult,
+    differences,
+    equal,
+    identical,
+    validate,
+)
 from opendataflow_dagster.store import open_store, registry
 
 EXPECTS = 'expected_inputs = [{"a": 1}]\nexpected_output = [{"a": 1, "b": 2}]\n'
@@ -52,12 +58,12 @@ def odf(*words: str | Path) -> Result:
     return CliRunner().invoke(app, [str(word) for word in words], prog_name="odf")
 
 
-def verdict(root: Path) -> Verdict:
+def verdict(root: Path) -> ValidationResult:
     [only] = validate(read_project(root))
     return only
 
 
-def run_on(body: str, root: Path) -> Verdict:
+def run_on(body: str, root: Path) -> ValidationResult:
     (root / "pipelines" / "p" / "t.py").write_text(body)
     return verdict(root)
 

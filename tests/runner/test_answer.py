@@ -12,9 +12,8 @@ import pytest
 
 from opendataflow_dagster.errors import WrongUse
 from opendataflow_dagster.model import FAILED, READY, RESUBMIT
-from opendataflow_dagster.runner.answer import FOLDER_PREFIX
-from opendataflow_dagster.runner.external import is_alive
-from opendataflow_dagster.runner.run import Outcome, run_job
+from opendataflow_dagster.runner.environment import FOLDER_PREFIX
+from opendataflow_dagster.runner.run import Outcome, is_alive, run_job
 from opendataflow_dagster.runner.script import CodeVersion, git_commit
 from opendataflow_dagster.store.history import history
 from opendataflow_dagster.store.store import Store

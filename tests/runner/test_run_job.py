@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 
 from opendataflow_dagster.errors import DataflowError, Refused, StaleClaim, WrongUse
-from opendataflow_dagster.runner.external import end, start
-from opendataflow_dagster.runner.run import Outcome, force_job, run_job
+from opendataflow_dagster.runner.run import Outcome, end, force_job, run_job, start
 from opendataflow_dagster.store.claims import force
 from opendataflow_dagster.store.store import Store
 from tests.support.store_fixtures import (
