@@ -1,5 +1,7 @@
-"""The commands of the README and of the tutorials print what their pages say."""
+"""The commands of the README, tutorials and how-to pages print what their pages say."""
 
+import re
+import runpy
 from pathlib import Path
 
 import pytest
@@ -7,11 +9,34 @@ import pytest
 from tests.support.transcripts import differences
 
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs" / "tutorials").glob("*.md"))]
+HOWTO = sorted((ROOT / "docs" / "howto").glob("*.md"))
+INSTALL = ROOT / "docs" / "howto" / "install.md"
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs" / "tutorials").glob("*.md")), *HOWTO]
+UPDATE = "to update: python -m tests.support.transcripts"
+BLOCK = re.compile(r'^ *```(\w*)(?: title="(.+)")?\n(.*?)^ *```$', re.MULTILINE | re.DOTALL)
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+@pytest.mark.parametrize("page", [page for page in PAGES if page != INSTALL], ids=lambda p: p.stem)
 def test_the_commands_of_a_page_print_what_it_says(page: Path, tmp_path: Path) -> None:
     changed = differences(page, tmp_path)
-    assert not changed, f"{changed}\n\nto update: python -m tests.support.transcripts {page}"
+    assert not changed, f"{changed}\n\n{UPDATE} {page}"
+
+
+@pytest.mark.timeout(300)
+def test_the_wheel_is_installed_as_the_page_says(wheel: Path, tmp_path: Path) -> None:
+    changed = differences(INSTALL, tmp_path, instead={"opendataflow-dagster": str(wheel)})
+    assert not changed, changed
+
+
+@pytest.mark.parametrize("page", HOWTO, ids=lambda page: page.stem)
+def test_what_is_not_played_is_copied_from_a_file_that_is_run(page: Path) -> None:
+    for language, source, text in BLOCK.findall(page.read_text()):
+        if language != "console":
+            assert source, f"a block of {page.name} is neither played nor has it a title: {text}"
+            assert text in (ROOT / source).read_text(), f"{page.name} and {source} differ: {text}"
+
+
+def test_the_table_of_extras_has_all_of_them() -> None:
+    rows = re.findall(r"^\| (?:`([\w-]+)`|none) \| ", INSTALL.read_text(), re.MULTILINE)
+    assert rows == runpy.run_path(str(ROOT / "docs" / "extras.py"))["extras"]()

