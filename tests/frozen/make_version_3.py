@@ -120,7 +120,7 @@ def main() -> None:
             java.close()
             # In another server this one's transactions would be of the future.
             person.execute("update dataevent set xid = '3'")
-        line = [str(server._bin / "pg_dump"), "--schema=dataflow", "--inserts", "--no-owner", url]
+        line = [str(server.bin / "pg_dump"), "--schema=dataflow", "--inserts", "--no-owner", url]
         dump = subprocess.run(line, capture_output=True, text=True, check=True).stdout
         kept = [row for row in dump.splitlines() if not row.startswith(("\\", "--")) and row]
         (HERE / "version_3.postgres.sql").write_text("\n".join(kept) + "\n")

@@ -54,7 +54,7 @@ def store(postgres_url: str) -> Iterator[Store]:
 def psql(server: Server, url: str, *names: str, schema: str = "dataflow") -> None:
     given = dict(zip(("owner", "worker", "reader"), names, strict=True))
     told = [f"--set={name}={value}" for name, value in (given | {"schema": schema}).items()]
-    program = server._bin / "psql"
+    program = server.bin / "psql"
     line = [
         program,
         "--no-psqlrc",

@@ -362,7 +362,7 @@ def test_psql_makes_of_the_printed_plan_what_init_makes(
     plan, dumps = tmp_path / "upgrade.sql", []
 
     def call(program: str, *words: str) -> str:
-        line = [str(postgres_server._bin / program), *words]
+        line = [str(postgres_server.bin / program), *words]
         done = subprocess.run(line, capture_output=True, text=True, timeout=60)
         assert done.returncode == 0, done.stderr
         assert not re.sub(r".*NOTICE: .*skipping\n", "", done.stderr)
