@@ -131,6 +131,11 @@ USES = (
         "AssetCheckEvaluationTargetMaterializationData",
         "storage_id=, run_id=, timestamp=",
     ),
+    Use(
+        CHECKS,
+        "dagster:DagsterInstance.get_latest_asset_check_evaluation_record",
+        "self, asset_check_key",
+    ),
     Use(CHECKS, "dagster_shared.record:replace", "obj, target_materialization_data="),
     Use(ALERTS, "dagster_shared.error:SerializableErrorInfo", "message, stack, cls_name"),
     Use(ALERTS, "dagster._core.events:JobFailureData", "error, failure_reason"),

@@ -142,6 +142,10 @@ class PublicMirror:
         for evaluation in evaluations:
             self.instance.report_runless_asset_event(evaluation)
 
+    def is_evaluated(self, evaluation: dg.AssetCheckEvaluation) -> bool:
+        """Whether Dagster takes a check's last answer for one about the asset's newest chunk."""
+        return True
+
     def numbers(self, key: dg.AssetKey, versions: Mapping[str, str]) -> dict[str, int]:
         """The newest materialization of each partition that has the data version given."""
         return RunLog(self.instance, list(versions)).numbers(key, versions)

@@ -520,7 +520,8 @@ class _Pass:
             found = list(stale_evaluations(self.store, jobid, self.translator))
             line = " ".join(each.description or "" for each in found)
             # Of an asset that was materialized since, Dagster calls a check not evaluated.
-            if told.get(jobid) != line or not self.made.isdisjoint(mine):
+            is_current = self.made.isdisjoint(mine) and all(map(self.mirror.is_evaluated, found))
+            if told.get(jobid) != line or not is_current:
                 self.mirror.report_checks(found)
                 told[jobid] = line
 
