@@ -40,9 +40,6 @@ none other newer."""
 RESUBMIT_TAG = "opendataflow/resubmit"
 """The tag of a run that produces again what is READY or has failed."""
 
-SHOWN_WHEN_UNKNOWN = ("rows", "location")
-"""Entries that a materialization has also when their value is unknown."""
-
 MAX_VALUE_CHARACTERS = 500
 """Length to which a value is cut that Dagster can't take as it is."""
 
@@ -279,12 +276,9 @@ def _materialization(
 ) -> dg.AssetMaterialization:
     asset = translator.asset_key(evidence.datasetid)
     links = _upstream(evidence, partition, translator)
+    # What isn't known is left out: a page would say "null".
     ours = prefixed(
-        {
-            name: value
-            for name, value in {**entries, **links}.items()
-            if value is not None or name in SHOWN_WHEN_UNKNOWN
-        }
+        {name: value for name, value in {**entries, **links}.items() if value is not None}
     )
     if evidence.rows is not None:
         ours["dagster/row_count"] = evidence.rows
