@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import dagster as dg
 from pydantic import Field
@@ -21,12 +21,22 @@ from .translator import DataflowTranslator
 MAX_LISTED_CHUNKS = 100
 """Chunks that a run's page lists; the history has all."""
 
+MAX_LOGGED_CHUNKS = 20
+"""Chunks that a line of its log lists, which is read without a click."""
+
 MOVE = ("job", "dataset", "chunk", "from", "to")
 
 _JOB = "The job's name, as in `odf status`."
 _CHUNKS = "Partitions of the job, as the grid shows them."
 _REASON = "Why, for the history."
 _DRY_RUN = "Only list what would change."
+
+
+class Rows(NamedTuple):
+    """What changed, as a page lists it."""
+
+    rows: Sequence[tuple]
+    heads: Sequence[str] = MOVE
 
 
 class ResubmitConfig(dg.Config):
@@ -174,8 +184,13 @@ def _job(name: str, description: str, config: type[dg.Config], work: Work) -> dg
         dataflow = getattr(context.resources, RESOURCE_KEY)
         with _in_one_line():
             shown = work(dataflow.store, config, _who(context))
-        context.add_output_metadata(shown)
-        context.log.info(" · ".join(f"{key}: {value}" for key, value in _brief(shown).items()))
+        context.add_output_metadata(
+            {
+                key: _table(value) if isinstance(value, Rows) else value
+                for key, value in shown.items()
+            }
+        )
+        context.log.info(_lines(shown))
 
     compute.__annotations__["config"] = config
     op = dg.op(
@@ -223,9 +238,9 @@ def _move(work: Callable[[Store, Any, str], Moved]) -> Work:
         if moved.same:
             shown["needed nothing"] = len(moved.same)
         if rows:
-            shown["would change" if config.dry_run else "changed"] = _table(rows)
+            shown["would change" if config.dry_run else "changed"] = Rows(rows)
         if left:
-            shown["left alone"] = _table(left)
+            shown["left alone"] = Rows(left)
         return shown
 
     return done
@@ -266,23 +281,38 @@ def _recover(store: Store, config: RecoverConfig, who: str) -> Mapping[str, Any]
             (move.jobid, move.dataid, move.status_after or "", why) for move in abandoned.moves
         ]
     heads = ("job", "chunk", "status", "why")
-    return {"dry run": config.dry_run, "chunks": len(rows), "settled": _table(rows, heads)}
+    return {"dry run": config.dry_run, "chunks": len(rows), "settled": Rows(rows, heads)}
 
 
-def _table(rows: Sequence[tuple], heads: Sequence[str] = MOVE) -> dg.MarkdownMetadataValue:
+def _table(listed: Rows) -> dg.MarkdownMetadataValue:
     """Rows as a table of Markdown, of which a page can show many."""
-    lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
-    for row in rows[:MAX_LISTED_CHUNKS]:
-        cells = (printable(str(cell or "")).replace("|", "\\|") for cell in row)
+    lines = [f"| {' | '.join(listed.heads)} |", "|---" * len(listed.heads) + "|"]
+    for row in listed.rows[:MAX_LISTED_CHUNKS]:
+        cells = (cell.replace("|", "\\|") for cell in _cells(row))
         lines.append(f"| {' | '.join(cells)} |")
-    if len(rows) > MAX_LISTED_CHUNKS:
-        lines.append(f"\nand {len(rows) - MAX_LISTED_CHUNKS:,} more")
-    return dg.MetadataValue.md("\n".join(lines))
+    return dg.MetadataValue.md("\n".join([*lines, *_more(listed, MAX_LISTED_CHUNKS)]))
 
 
-def _brief(shown: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        key: value
-        for key, value in shown.items()
-        if not isinstance(value, dg.MarkdownMetadataValue)
-    }
+def _lines(shown: Mapping[str, Any]) -> str:
+    """The same as text: what is no list in a line, then the lists."""
+    brief = {key: value for key, value in shown.items() if not isinstance(value, Rows)}
+    is_plan = brief.pop("dry run", False)
+    told = ["dry run, nothing is changed"] * is_plan
+    lines = [" · ".join([*told, *(f"{key}: {value}" for key, value in brief.items())])]
+    for key, listed in shown.items():
+        if isinstance(listed, Rows) and listed.rows:
+            lines += ["", f"{key} ({', '.join(listed.heads)}):"]
+            lines += [
+                "  ".join(filter(None, _cells(row))) for row in listed.rows[:MAX_LOGGED_CHUNKS]
+            ]
+            lines += _more(listed, MAX_LOGGED_CHUNKS)
+    return "\n".join(lines)
+
+
+def _cells(row: tuple) -> list[str]:
+    return [printable(str(cell or "")) for cell in row]
+
+
+def _more(listed: Rows, most: int) -> list[str]:
+    left = len(listed.rows) - most
+    return ["", f"and {left:,} more"] if left > 0 else []

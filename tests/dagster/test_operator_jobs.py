@@ -43,11 +43,16 @@ def launch(store: Store, name: str, url: str, *, ok: bool = True, **config: Any)
     return {key: value.value for key, value in found.items()}, done.run_id
 
 
-def test_a_dry_run_lists_and_a_run_moves_and_signs(store: Store, url: str) -> None:
+def test_a_dry_run_lists_and_a_run_moves_and_signs(
+    store: Store, url: str, capfd: pytest.CaptureFixture[str]
+) -> None:
     asked = {"job": "load", "chunks": ["1"], "downstream": True}
     shown, _ = launch(store, "resubmit", url, **asked, dry_run=True)
     assert (shown["dry run"], shown["chunks"]) == (True, 2)
     assert "| load | sales | 1 | READY | RESUBMIT |\n| sum | sums | 1 |" in shown["would change"]
+    log = capfd.readouterr().err
+    assert "dry run, nothing is changed · chunks: 2" in log
+    assert "load  sales  1  READY  RESUBMIT\nsum  sums  1  READY  RESUBMIT" in log
     assert status(store, "sales", "1", "load") == "READY"
 
     shown, run_id = launch(store, "resubmit", url, **asked, reason="the source was wrong")
