@@ -7,7 +7,7 @@ STAMP := .venv/.installed
 ARCHIVE := .venv/spark-classes.jsa
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-fast check ui soak compat bench docs diagrams clean
+.PHONY: help install demo test test-fast check ui soak compat bench docs diagrams pictures clean
 
 help: ## List these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "%-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -74,6 +74,10 @@ docs: install ## Write the pages that are made from the code, and build the site
 
 diagrams: install ## Draw the diagrams of the documents again: needs Chromium and a network
 	PYTHONPATH=. $(BIN)/python docs/diagrams.py
+
+pictures: install ## Take the pictures of Dagster and of the terminal again: needs Chromium; look at each
+	$(BIN)/python docs/terminal.py
+	$(BIN)/python -m pytest -m pictures tests/e2e/test_pictures.py
 
 clean: ## Remove what make and the tools made; .dataflow/ stays, it is data
 	rm -rf .venv build dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache

@@ -108,3 +108,19 @@ def test_the_documents_keep_to_the_usual_words() -> None:
     for page in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")]:
         found = banned.findall(page.read_text())
         assert not found, f"{page.name}: {', '.join(sorted(set(found)))}"
+
+
+def test_the_tests_that_the_documents_name_exist() -> None:
+    """Of a row of a table, the last file that was named is meant."""
+    named = set()
+    for page in (ROOT / "docs").rglob("*.md"):
+        for row in page.read_text().splitlines():
+            file = ""
+            for found, test in re.findall(r"`(?:(test_\w+)\.py::)?(test_\w+)`", row):
+                file = found or file
+                named.add((file, test))
+    assert len(named) >= 10
+
+    paths = {path.stem: path.read_text() for path in (ROOT / "tests").rglob("test_*.py")}
+    missing = {(file, test) for file, test in named if f"def {test}(" not in paths.get(file, "")}
+    assert not missing
