@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack, closing, suppress
+from functools import lru_cache
 from tempfile import TemporaryDirectory
 from types import MappingProxyType
 from typing import Any, NamedTuple, Self
@@ -24,7 +25,8 @@ from ..config.settings import BUILT_IN, FOLDER, Settings, load_settings, make_fo
 from ..errors import DataflowError, NoDatabase
 from ..flow.apply import apply_flow
 from ..flow.catalog import catalog_of
-from ..flow.flow import Flow
+from ..flow.flow import FILE, Flow, refuse_without_flow, settings_of
+from ..flow.flow import VARIABLE as TARGET_VARIABLE
 from ..flow.plan import ADD, FlowPlan, plan_flow
 from ..model import Plan
 from ..store import open_from, operations, registry
@@ -68,8 +70,8 @@ hand_on_by_multiprocessing()
 class DataflowResource(dg.ConfigurableResource):
     """The tables of OpenDataFlow.
 
-    What isn't set is what `odf` would use here: of the environment, of `dataflow.properties`, or
-    else SQLite in `./.dataflow/`.
+    What isn't set is what `odf` would use here: the target of `./flow.yml` that DATAFLOW_TARGET
+    names, the environment, `dataflow.properties`, or else SQLite in `./.dataflow/`.
     """
 
     url: str | None = None
@@ -121,6 +123,8 @@ class DataflowResource(dg.ConfigurableResource):
             "DATAFLOW_TIMEZONE": self.timezone,
         }
         given = {name: value for name, field in fields.items() if (value := _value(field))}
+        if os.environ.get(TARGET_VARIABLE) and not (given or _value(self.config)):
+            return _settings_of_target()
         return load_settings(_value(self.config), {**os.environ, **given})
 
     @property
@@ -241,6 +245,17 @@ class DataflowResource(dg.ConfigurableResource):
 def _value(field: str | None) -> str | None:
     """A field's value, also before Dagster has resolved what it says of the environment."""
     return field.get_value() if isinstance(field, dg.EnvVar) else field
+
+
+def _settings_of_target() -> Settings:
+    refuse_without_flow(os.environ[TARGET_VARIABLE])
+    return settings_of(_load_flow(os.stat(FILE).st_mtime_ns))
+
+
+@lru_cache(maxsize=1)
+def _load_flow(changed_at: int) -> Flow:
+    """The flow of this folder, read again when its file has changed."""
+    return Flow.load(FILE)
 
 
 def _read(store: Store) -> Catalog:

@@ -525,15 +525,20 @@ def enter_target(
     """
     target = target or environ[VARIABLE]
     _refuse_both(target, config)
+    refuse_without_flow(target)
+    named = _variables(Flow.load(FILE), target, environ)
+    for name in (VARIABLE, PROPERTIES, *(f"{_OWN}{key.upper()}" for key in KEYS)):
+        environ.pop(name, None)
+    environ.update(named)
+
+
+def refuse_without_flow(target: str) -> None:
+    """Refuse a target where no flow.yml says which tables it has."""
     if not os.path.isfile(FILE):
         raise FlowError(
             f"There is no {FILE} in this folder, so nothing says which tables the target "
             f"{target!r} has. Go to the folder of the flow, or unset {VARIABLE}."
         )
-    named = _variables(Flow.load(FILE), target, environ)
-    for name in (VARIABLE, PROPERTIES, *(f"{_OWN}{key.upper()}" for key in KEYS)):
-        environ.pop(name, None)
-    environ.update(named)
 
 
 def _variables(flow: Flow, target: str, environ: Mapping[str, str]) -> dict[str, str]:
@@ -566,4 +571,4 @@ def _absolute(url: str, folder: str) -> str:
     path = url.removeprefix("sqlite:///")
     if path == url:
         return url
-    return "sqlite:///" + os.path.join(folder, os.path.expanduser(path))
+    return "sqlite:///" + os.path.abspath(os.path.join(folder, os.path.expanduser(path)))

@@ -578,3 +578,22 @@ def test_the_tutorial_makes_a_green_square(
     assert made.read_text() == "total,42\n"
     monkeypatch.delitem(sys.modules, "definitions")
     DataflowResource().store.close()
+
+
+def test_the_tables_of_a_target_are_used_in_dagster_too(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with (folder / "flow.yml").open("a") as file:
+        file.write("targets: {dev: {url: 'sqlite:///dev.db'}}\n")
+    monkeypatch.setenv("DATAFLOW_TARGET", "dev")
+    monkeypatch.setenv("DATAFLOW_URL", NOWHERE)
+    assert DataflowResource().settings.url == f"sqlite:///{folder}/dev.db"
+    assert DataflowResource(url=NOWHERE).settings.url == NOWHERE
+    with (folder / "flow.yml").open("a") as file:
+        file.write("# changed\n")
+    monkeypatch.setenv("DATAFLOW_TARGET", "dve")
+    with pytest.raises(FlowError, match=r"no target 'dve'\. Did you mean 'dev'"):
+        _ = DataflowResource().settings
+    (folder / "flow.yml").unlink()
+    with pytest.raises(FlowError, match=r"There is no flow\.yml in this folder"):
+        _ = DataflowResource().settings
